@@ -101,8 +101,8 @@ def test_the_path_of_hta(bar, large, definition):
 
 def test_a_replay(bar, large):
     replay = Replay(analyse(large, Window(annotation="")))
-    weight = replay.edited([Edit(action="scale", what="compute", value=0.5)])
-    nodes = len(replay.found.graph.event)
+    weight = replay.edited([Edit(action="scale", target="compute", value=0.5)])
+    nodes = len(replay.critical.graph.event)
     column = np.random.default_rng(0).integers(0, 1 << 40, nodes)
     bar(
         "what_if_replay",

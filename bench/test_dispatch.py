@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import Recipe, alias_table, folded_zipf, traffic
+from fastcomm.dispatch import Recipe, traffic
+from fastcomm.dispatch.sampler import alias_table, folded_zipf
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.traffic import assigned_stages, pad
 from fastcomm.dispatch.workload import Workload

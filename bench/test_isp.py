@@ -11,7 +11,7 @@ from fastcomm.compat import isp as original
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.hardware import load
 from fastcomm.isp import MicroBatchRule, Question
-from fastcomm.isp.presets import of_size
+from fastcomm.isp.presets import internlm
 from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 
@@ -25,7 +25,7 @@ COMMAND = (
 
 def asked(least, algos=("isp", "msp", "fsp", "mtp"), world=1024):
     return Question(
-        model=of_size(7),
+        model=internlm(7),
         world_sizes=(world,),
         seq_len=4096,
         batch=MicroBatchRule(least=least, most=4 << 20),

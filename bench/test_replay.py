@@ -7,7 +7,7 @@ import orjson
 
 from fastcomm.readers.dpro import json_files
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.stragglers import Some, each_rank, operations
+from fastcomm.stragglers import SubsetScenario, operations, rank_scenarios
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels import grouping, replay
@@ -191,10 +191,10 @@ def test_straggler_ranks(bar, tmp_path):
     """A job of 64 data ranks, each alone as measured; a sixteenth of that one by one."""
     table, _ = write_table(TableJob(dp=64), tmp_path)
     model = JobModel.of(operations.read(table))
-    few = [Some(way="alone", kind="dp_rank", keys=(d,)) for d in range(4)]
+    few = [SubsetScenario(way="alone", kind="dp_rank", keys=(d,)) for d in range(4)]
     bar(
         "straggler_ranks",
-        lambda: [each(model) for each in each_rank(64)],
+        lambda: [each(model) for each in rank_scenarios(64)],
         lambda: [each(model) for each in few],
         count=64,
         yardstick_count=4,

@@ -14,9 +14,9 @@ import numpy as np
 
 from fastcomm.hardware import Cluster, load
 from fastcomm.isp import MicroBatchRule, Question
-from fastcomm.isp.block import Block
+from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.model import Experts, Model
-from fastcomm.isp.presets import PRESETS, of_size
+from fastcomm.isp.presets import PRESETS, internlm
 from fastcomm.isp.price import evaluate
 
 PAGE = Path(__file__).with_name("isp-accuracy.md")
@@ -57,17 +57,17 @@ def priced(row: dict[str, str], cluster: Cluster) -> dict[str, float]:
     world, tp, pp = (int(row[name]) for name in ("gpus", "tp", "pp"))
     dp = world // tp // pp
     zero = dp if row["zero1"] == "-1" else int(row["zero1"])
-    block = Block.one(
+    block = StrategyGrid.one(
         world=world,
         algo="msp",
         pp=pp,
         sp=tp,
         bsz=int(row["micro_bsz"]),
         num=int(row["micro_num"]),
-        ck=int(row["ckpt"]),
+        recompute=int(row["ckpt"]),
         shards=(zero,) * 3 if row["fsdp"] == "1" else (1, 1, zero),
     )
-    return evaluate(block, _asked(of_size(float(row["model"][:-1])), row), cluster)
+    return evaluate(block, _asked(internlm(float(row["model"][:-1])), row), cluster)
 
 
 def _asked(model: Model, row: dict[str, str]) -> Question:
@@ -107,7 +107,9 @@ def vtrain(folder: Path, intra: int, p2p: str = "scatter") -> list[tuple[float, 
             p2p=p2p,
         )
         num = batch // dp // bsz
-        block = Block.one(world=world, algo="mtp", pp=pp, sp=tp, bsz=bsz, num=num, ck=1)
+        block = StrategyGrid.one(
+            world=world, algo="mtp", pp=pp, sp=tp, bsz=bsz, num=num, recompute=1
+        )
         mine = evaluate(block, asked, cluster)["total_latency"] * 1e3
         found.append((float(row[11]), mine))
     return found
@@ -125,13 +127,13 @@ def mfu(
 ) -> float:
     """MFU of the 7B model on A800."""
     asked = Question(
-        model=of_size(7),
+        model=internlm(7),
         world_sizes=(world,),
         seq_len=seq_len,
         batch=ANY,
         overlap_grad=overlap_grad,
     )
-    block = Block.one(
+    block = StrategyGrid.one(
         world=world, algo=algo, sp=sp, bsz=pair[0], num=pair[1], shards=(1, 1, states)
     )
     return evaluate(block, asked, load("a800"))["mfu"]
@@ -207,7 +209,7 @@ MIXTURES = (
 def mixture(row: Mixture, dispatch: str = "nodes", *, hidden: bool = False) -> float:
     """Tokens a GPU and second that the search predicts, in bf16; `hidden`: all-to-alls are."""
     dp = row.world // row.tp // row.pp
-    block = Block.one(
+    block = StrategyGrid.one(
         world=row.world,
         algo="msp",
         pp=row.pp,

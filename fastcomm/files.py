@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -263,10 +262,12 @@ def toml(path: Path) -> dict[str, Any]:
     return parsed_toml(text(path), str(path))
 
 
-def parsed_toml(words: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text."""
+def parsed_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the tables of a TOML text; raise ConfigError, which names `where`, if invalid."""
+    from tomllib import loads
+
     try:
-        return tomllib.loads(words)
+        return loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from error
 

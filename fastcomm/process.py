@@ -8,11 +8,9 @@ process ends, even if interrupted.
 
 import atexit
 import os
-import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -191,6 +189,9 @@ def temporary_folder() -> Iterator[Path]:
 
 def make_folder() -> Path:
     """Make a temporary directory for `remove_folder`. Raises `OSError`."""
+    import secrets  # with hashes, a sixth of the start of every command
+    import tempfile
+
     path = Path(tempfile.gettempdir()) / f"fastcomm-{secrets.token_hex(8)}"
     # Noted first: a signal may come as soon as it exists.
     _folders[path] = os.getpid()

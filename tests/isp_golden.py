@@ -19,7 +19,7 @@ _NAME = re.compile(r"s(2[45])_(\w+)_wdp([01])_(\d+)B_w(\d+)_s(\d+)")
 
 def ask(size, world, seq_len, tokens=4 << 20):
     return Question(
-        model=presets.of_size(size),
+        model=presets.internlm(size),
         world_sizes=(world,),
         seq_len=seq_len,
         batch=MicroBatchRule(least=tokens, most=tokens),

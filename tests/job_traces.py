@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.result import compute
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.play import steps
 from fastcomm.trace import schema
@@ -78,7 +78,7 @@ def trace(job, rank, ahead=0):
 def measured(traces, **words):
     """The metrics of some traces."""
     partials = [Partial.of(each) for each in traces]
-    return answer(merge(partials), byte_kind="payload", link=None, **words)
+    return compute(merge(partials), byte_kind="payload", link=None, **words)
 
 
 def job_partials(job):

@@ -175,7 +175,9 @@ def test_groups_of_one_number_are_an_error_and_ranks_agree_on_numbers(tmp_path):
         Written(path=tmp_path, nodes=0, groups={7: ranks}, replayed={})
         for ranks in ((0, 1), (2, 3))
     ]
-    with pytest.raises(FastcommError, match=r"groups \(0, 1\) and \(2, 3\) have one number, 7"):
+    with pytest.raises(
+        FastcommError, match=r"groups \(0, 1\) and \(2, 3\) have the same number, 7"
+    ):
         write_groups(parts, tmp_path, "trace")
     assert group_number([0, 2]) == group_number((0, 2)) != group_number((0, 3))
     assert 0 < group_number(range(4096)) < 1 << 31

@@ -199,7 +199,7 @@ def test_a_log_of_a_cut_file_keeps_the_base_time(tmp_path):
 
 
 def test_lists_in_arguments_behind_a_broken_event_are_no_second_document(tmp_path):
-    broken = '{"ph": "X", "name": "broken", "ts": 1, "dur": }'
-    nested = '{"ph": "X", "name": "nested", "ts": 1, "dur": 2, "args": {"": [[], [{}]]}}'
+    broken = '{"ph": "X", "cat": "kernel", "name": "kernel", "ts": 1, "dur": }'
+    nested = broken.replace('"dur": ', '"pid": 0, "tid": 7, "dur": 2, "args": {"": [[], [{}]]}')
     text = trace(broken, nested, head="[", tail="]")
     assert len(found(scan(tmp_path, text))[0]) == 1

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_clocks import least_spread, pair_offsets
 
-from fastcomm.exchange.clocks import ENDS, ClockOffset, by_rank, clock_offsets, ends, offsets_of
+from fastcomm.exchange.clocks import (
+    ENDS,
+    ClockOffset,
+    clock_offsets,
+    ends,
+    offset_by_row,
+    offsets_of_matches,
+)
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.synthetic import Job, write
@@ -59,9 +66,9 @@ def test_offsets_are_exact_where_ends_coincide(job):
 def test_of_many_that_are_matched_a_few_are_enough(count, seed):
     numbers, ahead = np.random.default_rng(seed), {0: 0, 1: 10**9, 2: -7}
     instance, rank = np.repeat(np.arange(count), 3), np.tile(np.arange(3), count)
-    stop = numbers.integers(0, 10**12, count)[instance] + by_rank(rank, ahead)
+    stop = numbers.integers(0, 10**12, count)[instance] + offset_by_row(rank, ahead)
     rows = numbers.permutation(len(rank))
-    found = offsets_of(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
+    found = offsets_of_matches(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
     assert {each.rank: each.offset_ns for each in found} == ahead
     per_group = [-(-count // 2), count // 2]
     used = sum(-(-size // -(-size // 32)) for size in per_group if size)
@@ -70,8 +77,8 @@ def test_of_many_that_are_matched_a_few_are_enough(count, seed):
 
 
 def test_nothing_is_known_of_the_clock_of_a_rank_that_meets_nobody():
-    assert by_rank(np.array([3, 4, 3]), {3: 5}).tolist() == [5, 0, 5]
-    assert offsets_of(*np.zeros((4, 0), np.int64)) == ()
+    assert offset_by_row(np.array([3, 4, 3]), {3: 5}).tolist() == [5, 0, 5]
+    assert offsets_of_matches(*np.zeros((4, 0), np.int64)) == ()
 
 
 @given(jobs(jitter=1_000_000))

@@ -112,5 +112,5 @@ def test_no_critical_path_is_suggested_where_compute_is_not_known(tmp_path):
         Suggestions(metrics=found, arguments=["x"]).next(finding).line
         == "fastcomm critical-path x"
     )
-    unknown = replace(found, lacks={"compute": found.ranks})
+    unknown = replace(found, missing={"compute": found.ranks})
     assert Suggestions(metrics=unknown, arguments=["x"]).next(finding) is None

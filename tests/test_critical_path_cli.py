@@ -113,7 +113,7 @@ def test_files(trace, tmp_path):
         (["--instance", 0], "instance counts the events of annotation"),
         (["--annotation", "x", "--instance", "a"], "--instance: found 'a', wanted a number"),
         (["--annotation", "nothing"], "no event's name contains 'nothing'"),
-        (["--step", 7], "no iteration 7; it has 0-1"),
+        (["--step", 7], "no iteration 7; the trace has 0-1"),
         (["--rank", 3], "no trace of rank 3"),
         (["--annotation", "Step", "--instance", "2:5"], "no instance 2 of 'Step'"),
     ],

@@ -40,11 +40,11 @@ def test_the_steps_of_a_path_tile_the_span(folder, document):
     assert (graph.weight == graph.time[graph.target] - graph.time[graph.source]).all()
     assert set(range(1, len(graph.event))) == set(graph.target.tolist())
     if len(graph.event):
-        assert found.found.nodes[0] == 0
-        assert found.found.nodes[-1] == len(graph.event) - 1
+        assert found.valid_path.nodes[0] == 0
+        assert found.valid_path.nodes[-1] == len(graph.event) - 1
         assert sum(found.summary_ns().values()) == graph.time[-1] - graph.time[0]
         assert found.length_ns == found.wall_ns
-    for edge, slack in zip(found.found.edges.tolist(), found.slack.tolist(), strict=True):
+    for edge, slack in zip(found.valid_path.edges.tolist(), found.slack.tolist(), strict=True):
         rivals = np.flatnonzero(graph.target == graph.target[edge])
         times = sorted(graph.time[graph.source[rivals]].tolist())
         assert graph.time[graph.source[edge]] == times[-1]

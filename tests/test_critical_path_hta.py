@@ -62,7 +62,7 @@ def test_graph_and_path_are_those_of_the_reference(case):
         clipped, case["data_load_events"] or (), zero_launches=case["zero_weight_launch_edges"]
     )
     path = longest_path(graph, searched(graph.weight))
-    assert graph.used == case["nodes_in_graph"]
+    assert graph.connected_nodes == case["nodes_in_graph"]
     found = lines(trace, linked, clipped, graph, path)
     assert {key: golden.digest(text) for key, text in found.items()} == case["sha256"]
 

@@ -224,8 +224,8 @@ def test_slack_is_what_the_longest_chain_behind_a_node_leaves(rows):
     end = int(path.graph.time.max())
     for node, ns in enumerate(found.across.slack.tolist()):
         assert ns == end - chain(graph, node) - int(path.graph.time[node])
-    assert found.across.slack.min() == 0 <= found.across.slack[path.found.nodes].max()
-    assert (found.across.slack[path.found.nodes] == 0).all()
+    assert found.across.slack.min() == 0 <= found.across.slack[path.valid_path.nodes].max()
+    assert (found.across.slack[path.valid_path.nodes] == 0).all()
     by_rank = found.by_rank().to_pylist()
     assert min(row["slack_ns"] for row in by_rank) == 0
 
@@ -283,7 +283,10 @@ def test_a_receive_before_its_send_is_a_violation():
     clock.rows[1][-1].stop = 40
     found = found_of(clock.rows)
     assert found.across.violations == 1
-    assert "1 ends are before the last arrival, clocks aligned" in found.about.notes
+    assert (
+        "1 collective events end before the last arrival, although clocks are aligned"
+        in found.about.notes
+    )
 
 
 def test_a_message_that_the_other_side_lacks_is_not_joined_and_shifts_no_other():

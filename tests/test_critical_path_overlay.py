@@ -96,7 +96,9 @@ def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
         ADD, 0, found, tmp_path, False, edge_types_to_viz=["kernel_launch_delay"]
     )
     assert flows(loaded(one)).total() == 1
-    with pytest.raises(FastcommError, match="no edges of type 'nothing'; there are operator"):
+    with pytest.raises(
+        FastcommError, match="unknown type of edges 'nothing': expected one of operator"
+    ):
         hta.overlay_critical_path_analysis(
             ADD, 0, found, tmp_path, edge_types_to_viz=["nothing"]
         )
@@ -137,9 +139,9 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
         (text[: text.rindex(b"]")], "traceEvents does not end"),
         (text[: text.rindex(b"]")] + b" 7", "traceEvents does not end"),
         (text[: text.rindex(b"]")] + b', {"ph": "i"', "traceEvents does not end"),
-        (text[: text.rindex(b'"b"')], "no whole events"),
-        (text[:20], "no JSON trace whose events are where they were read"),
-        (b" " + text, "no JSON trace whose events are where they were read"),
+        (text[: text.rindex(b'"b"')], "no complete events"),
+        (text[:20], "the events are not at the positions at which they were read"),
+        (b" " + text, "the events are not at the positions at which they were read"),
     ):
         path.write_bytes(broken)
         with pytest.raises(FastcommError, match=said):
@@ -225,10 +227,10 @@ def test_an_edited_graph_has_another_path(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda archive: archive.writestr("../../evil", "x"), "wanted only"),
-        (lambda archive: archive.writestr("/etc/passwd", "x"), "wanted only"),
-        (lambda archive: archive.writestr("nodes.parquet", "x"), "wanted only"),
-        (lambda archive: archive.writestr("graph.pickle", b"\x80\x04."), "wanted only"),
+        (lambda archive: archive.writestr("../../evil", "x"), "expected only"),
+        (lambda archive: archive.writestr("/etc/passwd", "x"), "expected only"),
+        (lambda archive: archive.writestr("nodes.parquet", "x"), "expected only"),
+        (lambda archive: archive.writestr("graph.pickle", b"\x80\x04."), "expected only"),
     ],
 )
 @real
@@ -253,18 +255,18 @@ def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path)
     encrypted = whole[: last + 8] + b"\1" + whole[last + 9 :]
     for damaged, said in ((longer, "ends early"), (encrypted, "encrypted")):
         path.write_bytes(damaged)
-        with pytest.raises(FastcommError, match=f"no saved critical path: .*{said}"):
+        with pytest.raises(FastcommError, match=f"not a saved critical path: .*{said}"):
             hta.restore_cpgraph(path)
 
 
 @pytest.mark.parametrize(
     ("name", "column", "value", "said"),
     [
-        ("edges", "source", 1 << 30, "a source is not within"),
-        ("edges", "source", 3, "edges are not in order, or lead back"),
-        ("edges", "kind", 100, "a kind is not within"),
-        ("nodes", "event", -1, "a event is not within"),
-        ("path", "edge", 1 << 20, "the path names edges that are not there"),
+        ("edges", "source", 1 << 30, "invalid source"),
+        ("edges", "source", 3, "edges are not in order, or lead backward"),
+        ("edges", "kind", 100, "invalid kind"),
+        ("nodes", "event", -1, "invalid event"),
+        ("path", "edge", 1 << 20, "the path has edges that do not exist"),
     ],
 )
 def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, said):
@@ -298,7 +300,7 @@ def test_a_bomb_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("manifest", "said"),
-    [("{}", "no version 1"), ("[", "no saved critical path"), ("7", "version")],
+    [("{}", "does not have version 1"), ("[", "not a saved critical path"), ("7", "version")],
 )
 def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     path = tmp_path / "graph.zip"
@@ -307,7 +309,7 @@ def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     with pytest.raises(FastcommError, match=said):
         hta.restore_cpgraph(path)
     path.write_bytes(b"PK")
-    with pytest.raises(FastcommError, match="no saved critical path"):
+    with pytest.raises(FastcommError, match="not a saved critical path"):
         hta.restore_cpgraph(path)
 
 
@@ -316,5 +318,5 @@ def test_a_graph_by_rules_that_are_not_known_is_refused(tmp_path):
     trace = read_whole(k.write(tmp_path / "rank0.json", events))
     path = hta.find_path(trace, Window(annotation="")).save(str(tmp_path / "graph"))
     assert hta.restore_cpgraph(path).about.rules is hta.RULES
-    with pytest.raises(FastcommError, match="rules 'hta', wanted corrected"):
+    with pytest.raises(FastcommError, match="unknown rules 'hta': expected corrected"):
         load(path)

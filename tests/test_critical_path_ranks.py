@@ -103,8 +103,8 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     replay = Replay(found)
     assert replay.run([]).replay_error_ns == 0
-    assert replay.span([Edit(action="scale", what="name:gemm", value=0.5)]) == 75 * US
-    assert replay.span([Edit(action="scale", what="comm", value=0)]) == 115 * US
+    assert replay.span([Edit(action="scale", target="name:gemm", value=0.5)]) == 75 * US
+    assert replay.span([Edit(action="scale", target="comm", value=0)]) == 115 * US
 
 
 def test_clocks_are_aligned_first(tmp_path):
@@ -145,12 +145,17 @@ def test_an_end_before_the_last_arrival_is_a_violation(tmp_path):
             ]
     found = path_of(opened(tmp_path, *ranks), WHOLE)
     assert found.across.violations == 1
-    assert "1 ends are before the last arrival, clocks aligned" in found.about.notes
+    assert (
+        "1 collective events end before the last arrival, although clocks are aligned"
+        in found.about.notes
+    )
     assert found.length_ns == found.wall_ns
 
 
 def test_what_does_not_match_is_not_joined(tmp_path):
-    with pytest.raises(JoinError, match="no communication of one group is on two of these"):
+    with pytest.raises(
+        JoinError, match="no two of these ranks have communication of one group"
+    ):
         path_of(opened(tmp_path, rank_events(60), rank_events(80, nelems=7)), WHOLE)
 
 
@@ -234,7 +239,11 @@ def answer(folder, *words):
 @pytest.mark.parametrize(
     ("ranks", "window", "why"),
     [
-        ([rank_events(60), rank_events(80, nelems=7)], "", "no communication of one group"),
+        (
+            [rank_events(60), rank_events(80, nelems=7)],
+            "",
+            "no two of these ranks have communication",
+        ),
         ([rank_events(60), rank_events(100, ahead=3000)], "", "(clocks disagree: most"),
         ([[*rank_events(60), k.mark("step", 0, 150)], rank_events(100)], "step", "rank1.json"),
     ],

@@ -90,7 +90,7 @@ def test_an_operator_waits_for_the_last_writers_of_what_it_reads(tmp_path, new, 
     earlier = [row["earlier_ns"] / US for row in rows]
     # The view reads the first product; what follows reads the view's change of it.
     assert earlier == [0, 10, 20, 22, 0, 20, 0]
-    assert (found.known, found.asked, found.traced) == (7, 7, 7)
+    assert (found.matched, found.in_window, found.traced) == (7, 7, 7)
     assert found.span_ns == 60 * US
     # mm, add_, mm, mm: a view writes nothing.
     assert found.bound_ns == (10 + 8 + 10 + 5) * US
@@ -190,7 +190,7 @@ def test_what_does_not_join_is_an_error(tmp_path):
 def test_real_execution_traces_join(real, trace, beside, by, share):
     found = answer(real(trace), real(beside))
     assert by in found.joined_by
-    assert found.known / found.traced > share
+    assert found.matched / found.traced > share
     assert 0 < found.bound_ns < found.span_ns
     assert found.operators.num_rows > 150
 

@@ -113,7 +113,9 @@ def test_a_jobs_own_routing_is_simulated(tmp_path):
     shape = "--num-nodes 2 --gpus-per-node 2 --experts-per-gpu 2"
     found = json.loads(said(f"simulate {path} {shape} --strategy fast --json"))
     assert found["workload"]["sampler"] == "table"
-    assert "wanted 0 to 1" in said(f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1)
+    assert "GPU 3 is not in 0 to 1" in said(
+        f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1
+    )
 
 
 def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
@@ -142,14 +144,14 @@ def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, that of the workload is 2"),
+        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, but the workload has 2"),
         (CLUSTER.replace("= 2", "= true2"), "cluster.toml: "),
-        (CLUSTER.replace("= 2", "= 0"), "gpus_per_node: found 0"),
+        (CLUSTER.replace("= 2", "= 0"), "invalid gpus_per_node 0"),
         (CLUSTER.replace("bw_node", "nic"), "unknown key 'nic'"),
-        (CLUSTER.replace("bw_node", "# "), "no key bw_node"),
+        (CLUSTER.replace("bw_node", "# "), "missing key bw_node"),
         (CLUSTER.replace('"50GB/s"', "50"), "bw_node: bandwidth '50': no unit"),
         (CLUSTER.replace("50GB/s", "much"), "bandwidth 'much'"),
-        (None, "neither a file nor one of"),
+        (None, "no such file, and not one of"),
     ],
 )
 def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message):
@@ -164,21 +166,21 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("simulate {made} --num-nodes 3", "num_nodes is 2, and 3 was asked for"),
-        ("simulate {made} --strategy magic", "strategy: found magic"),
+        ("simulate {made} --num-nodes 3", "num_nodes is 2, but the option says 3"),
+        ("simulate {made} --strategy magic", "unknown strategy magic"),
         ("simulate {made} --bw-inter slow", "bandwidth 'slow'"),
         ("simulate {made} --bw-inter 50", "bw_inter: bandwidth '50': no unit"),
-        ("generate --topk 65 -o {made}/x", "topk: found 65"),
-        ("generate --zipf-alpha 1 -o {made}/x", "zipf_alpha: found 1.0"),
+        ("generate --topk 65 -o {made}/x", "invalid topk 65"),
+        ("generate --zipf-alpha 1 -o {made}/x", "invalid zipf_alpha 1.0"),
         ("generate --compat seed --hot-ranks 0:2 -o {made}/x", "no hot ranks"),
         ("generate --hot-ranks 99:2 -o {made}/x", "--hot-ranks: found '99:2'"),
         ("generate --hot-ranks 0:-2 -o {made}/x", "a number from 0 to 1000000"),
         ("generate --popularity {made}/iter_0_requests.parquet -o {made}/x", "wanted text"),
-        ("compare {made} --law gate", "sampler is zipf, and gate was asked for"),
-        ("compare {made} --compat seed", "sampler is zipf, and seed was asked for"),
+        ("compare {made} --law gate", "sampler is zipf, but the option says gate"),
+        ("compare {made} --compat seed", "sampler is zipf, but the option says seed"),
         ("generate --compat seed --law gate -o {made}/x", "leave law out"),
-        ("place {made} --replicas 1.1", "replicas: found 9"),
-        ("sweep --over color=1", "--over: found 'color=1'"),
+        ("place {made} --replicas 1.1", "invalid replicas 9"),
+        ("sweep --over color=1", "invalid --over 'color=1'"),
     ],
 )
 def test_a_users_mistake_is_one_line(made, arguments, message):

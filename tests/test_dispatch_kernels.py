@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import Recipe, layers_of_seed, schedules, traffic
+from fastcomm.dispatch import Recipe, schedules, traffic
+from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch

@@ -7,7 +7,8 @@ import pytest
 from conftest import SHARED
 
 from fastcomm.compat import dispatch as original
-from fastcomm.dispatch import Recipe, layers_of_seed
+from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic
 
 pytestmark = pytest.mark.compiled

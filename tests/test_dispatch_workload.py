@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm import dispatch
-from fastcomm.dispatch import Recipe, workload
+from fastcomm.dispatch import Recipe, sampler, workload
 from fastcomm.errors import FastcommError
 from fastcomm.options import WorkloadOptions
 
@@ -57,23 +56,23 @@ def test_a_layer_of_few_or_no_tokens_is_stored(tmp_path, tokens):
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_any_number_of_threads_draws_the_same(law):
     recipe = Recipe.of(iter_num=1, seq_len=40_000, sampler=law, shuffle=True)
-    one, three = (next(dispatch.layers(recipe, threads=count)) for count in (1, 3))
+    one, three = (next(sampler.layers(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
 
 
 def test_iterations_layers_and_seeds_differ():
-    drawn = [tuple(map(tuple, expert)) for _, expert in dispatch.layers(small())]
-    drawn += [tuple(map(tuple, expert)) for _, expert in dispatch.layers(small(seed=1))]
+    drawn = [tuple(map(tuple, expert)) for _, expert in sampler.layers(small())]
+    drawn += [tuple(map(tuple, expert)) for _, expert in sampler.layers(small(seed=1))]
     assert len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.compiled
 def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_artefact():
-    law = dispatch.folded_zipf(1.2, 64)
+    law = sampler.folded_zipf(1.2, 64)
     assert law[[0, 1, 63]] == pytest.approx([0.1856, 0.0846, 0.0068], abs=5e-5)
-    assert dispatch.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx([0.8319, 0.1040], abs=5e-5)
+    assert sampler.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx([0.8319, 0.1040], abs=5e-5)
     recipe = Recipe.of(seq_len=200_000, iter_num=1)
-    _, expert = next(dispatch.layers(recipe))
+    _, expert = next(sampler.layers(recipe))
     shares = np.bincount(expert.ravel(), minlength=64) / expert.size
     wanted = [0.140, 0.075, 0.051, 0.039, 0.032, 0.0080]
     assert shares[[0, 1, 2, 3, 4, 63]] == pytest.approx(wanted, abs=1e-3)
@@ -83,14 +82,14 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
 def test_resampled_experts_follow_the_law_and_given_weights_too():
     weights = [5.0, 3, 1, 1, 0, 0, 0, 0]
     recipe = small(sampler="popularity", distinct="resample", seq_len=50_000, topk=1)
-    _, expert = next(dispatch.layers(recipe, popularity=weights))
+    _, expert = next(sampler.layers(recipe, popularity=weights))
     shares = np.bincount(expert.ravel(), minlength=8) / expert.size
     assert shares == pytest.approx(np.array(weights) / 10, abs=0.01)
 
 
 def test_an_alias_table_has_the_shares_of_its_law():
     law = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
-    threshold, alias = dispatch.alias_table(law, np.int16)
+    threshold, alias = sampler.alias_table(law, np.int16)
     keep = threshold.astype(float) / 2**32
     found = keep.copy()
     np.add.at(found, alias, 1 - keep)
@@ -99,15 +98,15 @@ def test_an_alias_table_has_the_shares_of_its_law():
 
 def test_sources_come_evenly_or_as_told():
     recipe = small(seq_len=5, batch_size=2)
-    assert dispatch.source_gpus(recipe).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
-    assert dispatch.source_gpus(recipe, [7, 0, 1, 2]).tolist() == [0] * 7 + [2, 3, 3]
-    with pytest.raises(FastcommError, match="wanted one for each of 4 GPUs, 10 tokens"):
-        dispatch.source_gpus(recipe, [1, 2, 3, 3])
+    assert sampler.source_gpus(recipe).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert sampler.source_gpus(recipe, [7, 0, 1, 2]).tolist() == [0] * 7 + [2, 3, 3]
+    with pytest.raises(FastcommError, match="expected 4 counts, one per GPU, of 10 tokens"):
+        sampler.source_gpus(recipe, [1, 2, 3, 3])
 
 
 def test_hot_ranks_send_mostly_away():
     recipe = small(gpus_per_node=4, seq_len=400, batch_size=4, sampler="bimodal", iter_num=1)
-    src, expert = next(dispatch.layers(recipe))
+    src, expert = next(sampler.layers(recipe))
     away = (expert // 8 != (src // 4)[:, None]).any(axis=1)
     hot = src % 4 < 2
     assert 0.8 < away[hot].mean() < 1.0
@@ -118,10 +117,19 @@ def test_hot_ranks_send_mostly_away():
     ("words", "message"),
     [
         ({"num_nodes": 0}, "num_nodes: found 0, wanted a number from 1 to 65536"),
-        ({"iter_num": 2000, "num_layers": 2000}, "4000000 layers; wanted at most 1048576"),
-        ({"topk": 9}, "topk: found 9, wanted at most the 8 experts"),
-        ({"zipf_alpha": 1.0}, "zipf_alpha: found 1.0, wanted more than 1"),
-        ({"zipf_alpha": 0.9, "sampler": "seed"}, "zipf_alpha: found 0.9, wanted more than 1"),
+        (
+            {"iter_num": 2000, "num_layers": 2000},
+            "4000000 layers, more than the maximum of 1048576",
+        ),
+        ({"topk": 9}, "invalid topk 9: a token needs distinct experts, and there are only 8"),
+        (
+            {"zipf_alpha": 1.0},
+            "invalid zipf_alpha 1.0: an unbounded Zipf law needs more than 1",
+        ),
+        (
+            {"zipf_alpha": 0.9, "sampler": "seed"},
+            "invalid zipf_alpha 0.9: an unbounded Zipf law needs more than 1",
+        ),
         ({"zipf_alpha": float("nan")}, "zipf_alpha: found nan"),
         ({"dtype": "int3"}, "dtype: found 'int3', wanted one of float16"),
         ({"sampler": "lottery"}, "sampler: found 'lottery'"),
@@ -134,31 +142,39 @@ def test_a_recipe_that_makes_no_sense_is_refused(words, message):
 
 
 def test_any_exponent_from_0_has_a_bounded_law():
-    law = dispatch.shares(small(sampler="bounded", zipf_alpha=0.0))
+    law = sampler.shares(small(sampler="bounded", zipf_alpha=0.0))
     assert law.tolist() == [1 / 8] * 8
 
 
 @pytest.mark.parametrize(
     ("words", "more", "message"),
     [
-        ({"zipf_alpha": 30.0, "distinct": "resample"}, {}, "resampling would not end"),
-        ({"sampler": "popularity"}, {}, "found none, wanted one number for each of 8"),
-        ({"sampler": "popularity"}, {"popularity": [1] * 7}, "found 7, wanted one number"),
-        ({"sampler": "popularity"}, {"popularity": [-1] * 8}, "wanted numbers from 0"),
-        ({"sampler": "bimodal", "topk": 5}, {}, "wanted at most 4"),
-        ({"sampler": "table"}, {}, "draws nothing"),
+        ({"zipf_alpha": 30.0, "distinct": "resample"}, {}, "distinct `resample` would not end"),
+        (
+            {"sampler": "popularity"},
+            {},
+            "popularity has no numbers: expected one for each of 8",
+        ),
+        (
+            {"sampler": "popularity"},
+            {"popularity": [1] * 7},
+            "popularity has 7 numbers: expected one",
+        ),
+        ({"sampler": "popularity"}, {"popularity": [-1] * 8}, "expected numbers from 0"),
+        ({"sampler": "bimodal", "topk": 5}, {}, "a token can reach only 4 experts"),
+        ({"sampler": "table"}, {}, "choose another to draw"),
     ],
 )
 def test_a_law_that_cannot_be_drawn_is_refused(words, more, message):
     with pytest.raises(FastcommError, match=message):
-        next(workload.drawn(small(**words), **more))
+        next(workload.draw(small(**words), **more))
 
 
 def test_a_shape_that_contradicts_the_file_is_an_error(tmp_path):
     workload.write(small(), tmp_path)
-    with pytest.raises(FastcommError, match="num_layers is 2, and 3 was asked for"):
+    with pytest.raises(FastcommError, match="num_layers is 2, but the option says 3"):
         workload.open_workload(tmp_path, WorkloadOptions(num_layers=3))
-    with pytest.raises(FastcommError, match="holds a workload already"):
+    with pytest.raises(FastcommError, match="already has a workload"):
         workload.write(small(), tmp_path)
 
 
@@ -167,15 +183,15 @@ def test_a_workload_with_a_lost_or_foreign_file_is_an_error(tmp_path):
     workload.write(small(seed=5), tmp_path / "b")
     second = tmp_path / "a" / "iter_1_requests.parquet"
     second.write_bytes((tmp_path / "b" / second.name).read_bytes())
-    with pytest.raises(FastcommError, match="another workload's than iter_0"):
+    with pytest.raises(FastcommError, match="belongs to another workload than iter_0"):
         workload.open_workload(tmp_path / "a")
     second.unlink()
-    with pytest.raises(FastcommError, match="found 1 iterations, wanted the 2"):
+    with pytest.raises(FastcommError, match="1 iterations, but its recipe has 2"):
         workload.open_workload(tmp_path / "a")
     (tmp_path / "a" / "iter_0_requests.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(FastcommError, match=r"iter_0_requests\.parquet"):
         workload.open_workload(tmp_path / "a")
-    with pytest.raises(FastcommError, match="found no workload"):
+    with pytest.raises(FastcommError, match="no workload; expected"):
         workload.open_workload(tmp_path / "nothing")
 
 
@@ -183,7 +199,9 @@ def test_a_file_with_other_rows_than_its_recipe_says_is_an_error(tmp_path):
     workload.write(small(), tmp_path)
     path = tmp_path / "iter_0_requests.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
-    with pytest.raises(FastcommError, match="found 59 rows of 2 experts, wanted 60 of 2"):
+    with pytest.raises(
+        FastcommError, match="59 rows of 2 experts, but its recipe has 60 rows of 2"
+    ):
         list(workload.open_workload(tmp_path).layers())
 
 
@@ -216,19 +234,19 @@ def test_experts_alone_lie_evenly_on_the_gpus(tmp_path):
     assert layer.src.tolist() == [0, 1, 2, 3]
     assert layer.expert.tolist() == [[0], [7], [3], [1]]
     np.save(tmp_path / "b.npy", np.array([0.5]))
-    with pytest.raises(FastcommError, match=r"b\.npy: .*found float64 \(1,\)"):
+    with pytest.raises(FastcommError, match=r"b\.npy: .*not float64 \(1,\)"):
         workload.open_workload(tmp_path / "b.npy", SHAPE)
 
 
 @pytest.mark.parametrize(
     ("src", "expert", "message"),
     [
-        ([0, 4], [[0], [1]], "row 1: found GPU 4, wanted 0 to 3"),
-        ([0, 1], [[0, 1], [8, 1]], "row 1: found expert 8, wanted 0 to 7"),
-        ([0, 1], [[0, 1], [2, -1]], "row 1: found expert -1, wanted 0 to 7"),
-        ([0], [[0], [1]], r"found sources \(1,\) and experts \(1, 2, 1\)"),
-        ([0, 1], [0, 1], "wanted"),
-        ([0.5, 1], [[0], [1]], "wanted whole numbers"),
+        ([0, 4], [[0], [1]], "row 1: GPU 4 is not in 0 to 3"),
+        ([0, 1], [[0, 1], [8, 1]], "row 1: expert 8 is not in 0 to 7"),
+        ([0, 1], [[0, 1], [2, -1]], "row 1: expert -1 is not in 0 to 7"),
+        ([0], [[0], [1]], r"sources \(1,\) and experts \(1, 2, 1\)"),
+        ([0, 1], [0, 1], "expected"),
+        ([0.5, 1], [[0], [1]], "expected whole numbers"),
     ],
 )
 def test_a_table_with_a_wrong_number_is_refused(tmp_path, src, expert, message):
@@ -246,17 +264,20 @@ def test_a_table_that_is_damaged_or_pickled_is_refused(tmp_path):
         with pytest.raises(FastcommError, match=rf"{name}\.npz: "):
             workload.open_workload(tmp_path / f"{name}.npz", SHAPE)
     path = npz(tmp_path / "d.npz", src_gpu=np.array([0]), target_experts=np.array([[1, 2]]))
-    with pytest.raises(FastcommError, match="topk is 2, and 3 was asked for"):
+    with pytest.raises(FastcommError, match="topk is 2, but the option says 3"):
         workload.open_workload(path, replace(SHAPE, topk=3))
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"src": [0]}, "found columns src, wanted"),
-        ({"src": ["a"], "expert": [[1]]}, "column src is string, wanted whole numbers"),
-        ({"src": [0], "expert": [1]}, "column expert is int64, wanted lists"),
-        ({"src": [0, 1], "expert": [[1], [1, 2]]}, "as many experts in every row"),
+        ({"src": [0]}, "it has columns src; expected"),
+        ({"src": ["a"], "expert": [[1]]}, "column src is string; expected whole numbers"),
+        ({"src": [0], "expert": [1]}, "column expert is int64; expected lists"),
+        (
+            {"src": [0, 1], "expert": [[1], [1, 2]]},
+            "expected the same number of experts in every row",
+        ),
         ({"src": [0, None], "expert": [[1], [1]]}, "column src"),
     ],
 )

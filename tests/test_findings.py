@@ -15,7 +15,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.suspects import Known, own_work
+from fastcomm.metrics.suspects import Measurements, own_work
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, pipeline, planted
 from fastcomm.synthetic.job import FAULTS
@@ -169,11 +169,13 @@ def test_a_demo_of_one_rank_has_no_fault(tmp_path):
 
 
 def test_a_fault_that_a_job_cannot_have_is_refused():
-    with pytest.raises(ConfigError, match="fault imbalanced_stage: wanted pp 2 or more"):
+    with pytest.raises(ConfigError, match="fault imbalanced_stage needs pp of 2 or more"):
         Job.of(2, fault="imbalanced_stage")
-    with pytest.raises(ConfigError, match="fault hot_expert: wanted 2 layers or more, found 1"):
+    with pytest.raises(ConfigError, match="fault hot_expert needs 2 layers or more, not 1"):
         Job.of(fault="hot_expert", layers=1)
-    with pytest.raises(ConfigError, match="fault 'rust': wanted one of slow_gpu, slow_link"):
+    with pytest.raises(
+        ConfigError, match="invalid fault 'rust': expected one of slow_gpu, slow_link"
+    ):
         Job.of(fault="rust")
 
 
@@ -207,13 +209,15 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None,
     }
     excess = excess | (idle or {})
     late = max(np.max(more) for more in excess.values()) * MS
-    return Known(
+    return Measurements(
         grid=HeatArrays(np.arange(RANKS), np.arange(steps), values),
         stage=stage or {},
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
         caused=caused or {},
-        caused_together=lambda ranks: {rank: (together or {}).get(rank, 0.0) for rank in ranks},
+        common_wait_caused=lambda ranks: {
+            rank: (together or {}).get(rank, 0.0) for rank in ranks
+        },
         longer=lambda _: None,
     )
 

@@ -60,12 +60,12 @@ def test_the_longest_path_is_that_of_networkx(edges):
 def test_the_topological_order_is_that_of_networkx(edges):
     networkx, expected = in_networkx(edges)
     found = made(edges)
-    order = graph.topological(found.source, found.target, found.out, NODES)
+    order = graph.topological(found.source, found.target, found.outgoing, NODES)
     if networkx.is_directed_acyclic_graph(expected):
         assert order.tolist() == list(networkx.topological_sort(expected))
         assert longest_path(found) is not None
     else:
-        assert len(order) < found.used == len(expected)
+        assert len(order) < found.connected_nodes == len(expected)
         assert longest_path(found) is None
 
 

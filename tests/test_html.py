@@ -16,7 +16,7 @@ from fastcomm.cli import main
 from fastcomm.errors import FastcommError, inert, shell_quoted
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.links import Link
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.result import compute
 from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
@@ -47,7 +47,7 @@ def parts(folder):
 
 @pytest.fixture(scope="module")
 def found(parts):
-    return answer(merge(parts), byte_kind="payload", link=LINK)
+    return compute(merge(parts), byte_kind="payload", link=LINK)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,14 @@ def of_lacking(parts, word):
     silent = [
         replace(
             part,
-            notes=tuple(replace(note, lacks=(word,)) for note in part.notes),
+            notes=tuple(replace(note, missing=(word,)) for note in part.notes),
             iterations=gaps.in_iterations(part.iterations, (word,)),
             events=gaps.in_events(part.events, (word,)),
             windows=gaps.in_windows(part.windows, (word,)),
         )
         for part in parts
     ]
-    return answer(merge(silent), byte_kind="payload", link=None)
+    return compute(merge(silent), byte_kind="payload", link=None)
 
 
 @pytest.mark.compiled
@@ -99,7 +99,7 @@ def test_the_next_command_of_every_finding_exists(page):
 @pytest.mark.compiled
 def test_the_same_run_gives_the_same_bytes(parts):
     pages = [
-        html(run_page.run_page(answer(merge(some), byte_kind="payload", link=LINK), ["x"]))
+        html(run_page.run_page(compute(merge(some), byte_kind="payload", link=LINK), ["x"]))
         for some in (parts, parts[::-1])
     ]
     assert pages[0] == pages[1]
@@ -158,7 +158,7 @@ def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
 
 @pytest.mark.compiled
 def test_without_a_link_utilisation_is_na_and_says_how_to_get_it(parts):
-    page = run_page.run_page(answer(merge(parts), byte_kind="bus", link=None), ["x"])
+    page = run_page.run_page(compute(merge(parts), byte_kind="bus", link=None), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert "--link-bandwidth" in {
         word for each in tree.all(data_why=...) for word in each.attrs["data-why"].split()
@@ -170,7 +170,7 @@ def test_hostile_names_are_only_text(parts):
     odd = [
         replace(part, groups=_renamed(part.groups), notes=_warned(part.notes)) for part in parts
     ]
-    found = answer(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
+    found = compute(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
     text = html(run_page.run_page(found, [ODD]))
     assert text.count("<script>") == 2
     tree = parsed(without_scripts(text))
@@ -204,7 +204,7 @@ def test_text_for_a_chart_has_no_tags():
 
 @pytest.mark.compiled
 def test_thousands_of_ranks_stay_a_small_page(parts):
-    found = answer(many_ranks(parts, 512), byte_kind="payload", link=LINK)
+    found = compute(many_ranks(parts, 512), byte_kind="payload", link=LINK)
     page = run_page.run_page(found, ["big"])
     text = without_scripts(html(page))
     assert len(text.encode()) < 600_000

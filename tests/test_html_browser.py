@@ -9,7 +9,7 @@ from html_page import many_ranks
 
 from fastcomm.errors import inert
 from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.result import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report.html import html, run_page
 from fastcomm.synthetic import Job, write
@@ -48,7 +48,7 @@ def small(parts, tmp_path_factory):
     odd = groups.set_column(place, "description", [[HOSTILE] * groups.num_rows])
     notes = tuple(replace(note, warnings=(HOSTILE,)) for note in parts[0].notes)
     changed = [replace(parts[0], groups=odd, notes=notes), *parts[1:]]
-    found = answer(merge(changed), byte_kind="payload", link=50e9)
+    found = compute(merge(changed), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "small.html"
     path.write_text(html(run_page.run_page(found, [HOSTILE])), "utf-8")
     return path
@@ -56,7 +56,7 @@ def small(parts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def big(parts, tmp_path_factory):
-    found = answer(many_ranks(parts, 512), byte_kind="payload", link=50e9)
+    found = compute(many_ranks(parts, 512), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "big.html"
     path.write_text(html(run_page.run_page(found, ["4096 ranks"])), "utf-8")
     return path

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
 from fastcomm.isp import MicroBatchRule, Question
-from fastcomm.isp.block import Block
+from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.communication import collective
 from fastcomm.isp.model import Experts, Latent, Model
-from fastcomm.isp.presets import of_size
+from fastcomm.isp.presets import internlm
 from fastcomm.isp.price import evaluate
 from fastcomm.isp.search import search
 from fastcomm.isp.space import divisors
@@ -66,7 +66,7 @@ def ours(model):
 
 
 def question(model=None, seq_len=4096, world=8, batch=ANY, **more):
-    model = of_size(7) if model is None else model
+    model = internlm(7) if model is None else model
     return Question(model=model, world_sizes=(world,), seq_len=seq_len, batch=batch, **more)
 
 
@@ -115,14 +115,14 @@ def cases(draw, sparse=False):
 
 def block_of(case):
     algo, world, _, pp, sp, bsz, num, ck, shards, ep, stages = case
-    return Block.one(
+    return StrategyGrid.one(
         world=world,
         algo=algo,
         pp=pp,
         sp=sp,
         bsz=bsz,
         num=num,
-        ck=ck,
+        recompute=ck,
         shards=shards,
         ep=ep,
         interleave=stages,
@@ -249,14 +249,16 @@ def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made)
 
 @given(st.sampled_from(ALGOS), st.integers(1, 4), st.sampled_from([1024, 32768]))
 def test_one_gpu_does_not_communicate(algo, bsz, seq_len):
-    found = evaluate(Block.one(world=1, algo=algo, bsz=bsz), question(seq_len=seq_len), A800)
+    found = evaluate(
+        StrategyGrid.one(world=1, algo=algo, bsz=bsz), question(seq_len=seq_len), A800
+    )
     names = ("wp_comm_cost", "sp_comm_cost", "grad_sync", "param_sync", "p2p", "bubble")
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
 
 
 def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
     times = {
-        evaluate(Block.one(world=8, algo=algo, num=2), question(), A800)["fwd_bwd_cost"]
+        evaluate(StrategyGrid.one(world=8, algo=algo, num=2), question(), A800)["fwd_bwd_cost"]
         for algo in ("isp", "msp", "fsp")
     }
     assert len(times) == 1
@@ -265,7 +267,7 @@ def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
 def test_without_a_start_mtp_communicates_as_long_as_msp():
     bare = replace(A800, alpha_intra=0.0, alpha_inter=0.0, alpha_rank=0.0)
     mtp, msp = (
-        evaluate(Block.one(world=64, algo=algo, sp=16), question(world=64), bare)[
+        evaluate(StrategyGrid.one(world=64, algo=algo, sp=16), question(world=64), bare)[
             "sp_comm_cost"
         ]
         for algo in ("mtp", "msp")
@@ -301,13 +303,13 @@ def test_cost_is_continuous_across_the_knots_of_a_curve(knot):
 
 
 def test_a_record_says_who_cannot_be_found():
-    with pytest.raises(ConfigError, match="nearest below is 32"):
+    with pytest.raises(ConfigError, match="nearest smaller degree is 32"):
         question(sp=(48,)).check()
-    with pytest.raises(ConfigError, match="the nearest are 4096 or 8192"):
+    with pytest.raises(ConfigError, match="try 4096 or 8192"):
         question(batch=MicroBatchRule(least=5000, most=5000)).check()
-    with pytest.raises(ConfigError, match="above the most"):
+    with pytest.raises(ConfigError, match="above the maximum"):
         question(batch=MicroBatchRule(least=2, most=1)).check()
     with pytest.raises(ConfigError, match="32 layers"):
         question(pp=(64,)).check()
-    with pytest.raises(ConfigError, match="known are isp"):
+    with pytest.raises(ConfigError, match=r"unknown algorithm .xsp.: expected isp"):
         question(algos=("xsp",)).check()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.hardware import load
-from fastcomm.hardware.calibration import Attended, Product, fit_attention, fit_products
-from fastcomm.isp.calibration import NAMES, attention, calibrated, product, timed
+from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
+from fastcomm.isp.calibration import NAMES, attention, calibrated, classify, gemm
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
 
 A800 = load("a800")
@@ -71,8 +71,8 @@ def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
     assert found.cluster.attention.forward(1, 32768, 4096) == pytest.approx(
         1.25 * A800.attention.forward(1, 32768, 4096), rel=0.01
     )
-    assert {line.what for line in found.compute} == {
-        *("products", "attention forward", "attention backward")
+    assert {line.kind for line in found.compute} == {
+        *("GEMM", "attention forward", "attention backward")
     }
     assert max(line.worst_error for line in found.compute) < 0.1
     assert sum(line.calls for line in found.compute) == len(SIZES) + 6
@@ -80,11 +80,13 @@ def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
 
 
 def test_a_slow_call_among_many_weighs_nothing():
-    work = [Product(1e12, 5e-3)] * 9 + [Product(1e12, 1.0)]
-    cluster, (line,) = fit_products(A800, work)
+    work = [TimedGemm(1e12, 5e-3)] * 9 + [TimedGemm(1e12, 1.0)]
+    cluster, (line,) = fit_gemm(A800, work)
     assert float(cluster.gemm.seconds(1e12)) == pytest.approx(5e-3)
     assert (line.calls, line.median_error) == (10, pytest.approx(0))
-    calls_ = [Attended(False, 1, 8192, 4096, 6e-3)] * 3 + [Attended(False, 1, 8192, 4096, 1.0)]
+    calls_ = [TimedAttention(False, 1, 8192, 4096, 6e-3)] * 3 + [
+        TimedAttention(False, 1, 8192, 4096, 1.0)
+    ]
     cluster, (line,) = fit_attention(A800, calls_)
     assert float(cluster.attention.forward(1, 8192, 4096)) == pytest.approx(6e-3)
     assert cluster.attention.rate[1] == A800.attention.rate[1]
@@ -92,7 +94,7 @@ def test_a_slow_call_among_many_weighs_nothing():
 
 @given(st.lists(st.tuples(st.floats(1e6, 1e14), st.floats(1e12, 1e15)), min_size=1, max_size=9))
 def test_more_work_never_takes_less_time_on_a_fitted_curve(made):
-    cluster, _ = fit_products(A800, [Product(flops, flops / rate) for flops, rate in made])
+    cluster, _ = fit_gemm(A800, [TimedGemm(flops, flops / rate) for flops, rate in made])
     assert list(cluster.gemm.flops) == sorted(set(cluster.gemm.flops))
     times = cluster.gemm.seconds(np.array(cluster.gemm.flops))
     assert np.all(np.diff(times) >= -1e-9 * times[1:])
@@ -110,7 +112,7 @@ def test_kernels_belong_to_the_innermost_operator_around_their_launch(tmp_path):
         ("aten::addmm", pytest.approx(6e-6)),
         ("aten::bmm", pytest.approx(5e-6)),
     ]
-    assert [work.flops for work in timed(found).products] == [2 * 4 * 2 * 8, 2 * 3 * 4 * 2 * 8]
+    assert [work.flops for work in classify(found).gemms] == [2 * 4 * 2 * 8, 2 * 3 * 4 * 2 * 8]
 
 
 def test_launches_on_threads_without_operators_are_looked_for_on_all(tmp_path):
@@ -133,22 +135,25 @@ SHAPE = (1, 64, 2, 8)
     ("call", "why"),
     [
         (call_of("aten::mm", [4, 2]), "no shapes"),
-        (call_of("aten::mm", [4, 2], [2, 8], kind="float"), "products of float"),
-        (call_of("aten::mm", [4, 2], [3, 8]), "shapes that are no product"),
-        (call_of("aten::mm", [0, 2], [2, 8]), "products of nothing"),
+        (call_of("aten::mm", [4, 2], [2, 8], kind="float"), "GEMM of float"),
+        (call_of("aten::mm", [4, 2], [3, 8]), "shapes that do not multiply"),
+        (call_of("aten::mm", [0, 2], [2, 8]), "empty GEMM"),
         (call_of(FLASH, SHAPE), "no shapes"),
         (call_of(FLASH, SHAPE, SHAPE, kind="float", values=CAUSAL), "attention of float"),
         (call_of(FLASH, (64, 2, 8), (64, 2, 8)), "attention of packed sequences"),
-        (call_of(FLASH, SHAPE, (1, 32, 2, 8), values=CAUSAL), "attention of two lengths"),
+        (
+            call_of(FLASH, SHAPE, (1, 32, 2, 8), values=CAUSAL),
+            "attention between sequences of different lengths",
+        ),
         (
             call_of(FLASH, SHAPE, SHAPE),
-            "attention that is not causal, or does not say so",
+            "attention that is not recorded as causal",
         ),
     ],
 )
 def test_calls_that_tell_nothing_are_left_out_and_say_why(call, why):
-    assert (product if call.name == "aten::mm" else attention)(call) == why
-    assert timed([call]).left_out == {why: 1}
+    assert (gemm if call.name == "aten::mm" else attention)(call) == why
+    assert classify([call]).left_out == {why: 1}
 
 
 def test_cudnn_has_its_heads_before_the_sequence():
@@ -160,7 +165,7 @@ def test_cudnn_has_its_heads_before_the_sequence():
             values=[""] * 6 + ["True"],
         )
     )
-    assert found == Attended(False, 1, 64, 16, 1e-3)
+    assert found == TimedAttention(False, 1, 64, 16, 1e-3)
 
 
 def test_the_command_prints_curves_and_a_note_falls_where_both_are_measured(tmp_path):
@@ -174,7 +179,7 @@ def test_the_command_prints_curves_and_a_note_falls_where_both_are_measured(tmp_
     assert "scaled by peak" not in done.output
     said = ["isp", *ASKED, "--calibrate", str(path), "--json"]
     found = json.loads(CliRunner().invoke(main, said).output)
-    assert {line["what"] for line in found["calibration_compute"]} >= {"products"}
+    assert {line["what"] for line in found["calibration_compute"]} >= {"GEMM"}
     assert any("no collective" in note for note in found["notes"])
 
 
@@ -182,7 +187,7 @@ def test_links_alone_keep_the_curves_and_say_so(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text("op,ngpu,bytes,lat_s\nall_gather,8,1e6,1e-4\nall_gather,8,1e9,1e-2\n")
     found = calibrated(path, A800)
-    assert "links only" in found.skipped[-1]
+    assert "only links were fitted" in found.skipped[-1]
     assert replace(found.cluster, fits={}) == A800
     reduce = text.all_reduce(0, 50, nelems=1 << 20)
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]
@@ -200,7 +205,7 @@ def test_links_alone_keep_the_curves_and_say_so(tmp_path):
 def test_products_beyond_the_peak_of_the_gpu_are_left_out(tmp_path):
     rows = [*products_of(1.0), *operator("aten::mm", 9e6, [[4096, 4096], [4096, 4096]], 1e-6)]
     found = calibrated(text.write(tmp_path / "rank0.json", rows), A800)
-    assert "1 calls left out: products beyond the peak of A800-80GB" in found.skipped
+    assert "1 calls left out: GEMM faster than the peak of A800-80GB" in found.skipped
     assert max(line.efficiency for line in found.compute) < 1.2
 
 
@@ -211,5 +216,5 @@ def test_products_alone_are_fitted_and_attention_keeps_its_curve(tmp_path):
     )
     found = calibrated(path, load("h100"))
     assert found.cluster.note
-    assert "not measured: attention keeps the cluster's curve" in found.skipped
-    assert "1 calls left out: products of float" in found.skipped
+    assert "attention not fully measured: the curve of the cluster is used" in found.skipped
+    assert "1 calls left out: GEMM of float" in found.skipped

@@ -16,9 +16,9 @@ from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.isp import MicroBatchRule
 from fastcomm.isp import search as isp_search
-from fastcomm.isp.block import Block
+from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.communication import by_node, collective
-from fastcomm.isp.layer import visited
+from fastcomm.isp.layer import visited_nodes
 from fastcomm.isp.model import Experts
 from fastcomm.isp.presets import PRESETS, load
 from fastcomm.isp.price import evaluate
@@ -132,14 +132,14 @@ def test_a_group_alone_limits_no_nodes_and_one_expert_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"decoder_sparse_step": 2}, "wanted experts in every layer but the first"),
-        ({"mlp_only_layers": [3]}, "wanted experts in every layer but the first"),
-        ({"num_experts_per_tok": 200}, "a token has 200 of 128 experts"),
+        ({"decoder_sparse_step": 2}, "only the first layers may have no experts"),
+        ({"mlp_only_layers": [3]}, "only the first layers may have no experts"),
+        ({"num_experts_per_tok": 200}, "top_k is 200, but there are 128 experts"),
         ({"num_experts_per_tok": None}, "top_k or num_experts_per_tok"),
-        ({"first_k_dense_replace": 48}, "none is left with them"),
-        ({"hidden_act": "gelu"}, "wanted swiglu with experts"),
-        ({"moe_intermediate_size": -1}, "wanted a whole number"),
-        ({"num_experts": "many"}, "wanted a whole number"),
+        ({"first_k_dense_replace": 48}, "at least one needs experts"),
+        ({"hidden_act": "gelu"}, "a model with experts needs swiglu"),
+        ({"moe_intermediate_size": -1}, "expected a whole number"),
+        ({"num_experts": "many"}, "expected a whole number"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_an_error(tmp_path, more, message):
@@ -153,11 +153,11 @@ def test_a_token_visits_as_many_nodes_as_the_definition_says():
     for number, top_k, limit, nodes in ((256, 8, 4, 8), (64, 2, 0, 4)):
         mine = Experts(number=number, top_k=top_k, ffn=1, node_limit=limit)
         wanted = oracle.away({"E": number, "top": top_k, "limit": limit}, nodes)
-        assert visited(mine, nodes) == pytest.approx(wanted)
+        assert visited_nodes(mine, nodes) == pytest.approx(wanted)
     # A draw of the second: two experts of 64 on four nodes of 16.
     draws = np.random.default_rng(1).permuted(np.tile(np.arange(64), (4000, 1)), axis=1)[:, :2]
     nodes_seen = np.array([len(set(each)) for each in draws // 16])
-    assert nodes_seen.mean() == pytest.approx(visited(mine, 4), rel=0.02)
+    assert nodes_seen.mean() == pytest.approx(visited_nodes(mine, 4), rel=0.02)
 
 
 @given(st.floats(1e5, 1e10), st.sampled_from([8, 16, 64]), st.floats(0.1, 1))
@@ -239,7 +239,9 @@ def test_parts_of_a_step_add_up_to_it(made):
 
 
 def test_one_gpu_with_experts_does_not_communicate():
-    found = evaluate(Block.one(world=1, algo="msp"), question(PRESETS["mixtral-8x7b"]), A800)
+    found = evaluate(
+        StrategyGrid.one(world=1, algo="msp"), question(PRESETS["mixtral-8x7b"]), A800
+    )
     names = ("wp_comm_cost", "sp_comm_cost", "ep_comm_cost", "grad_sync", "param_sync", "p2p")
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
 
@@ -255,9 +257,9 @@ def test_the_spread_is_searched_and_dense_records_have_it_too():
         isp_search.search_strategies(model="mixtral-8x7b", ep="4", **said).columns["ep"]
     ) == {4}
     assert set(isp_search.search_strategies(model="7B", **said).columns["ep"]) == {1}
-    with pytest.raises(ConfigError, match="no experts to spread"):
+    with pytest.raises(ConfigError, match="has no experts"):
         isp_search.search_strategies(model="7B", ep="2", **said)
-    with pytest.raises(ConfigError, match="nearest below is 4"):
+    with pytest.raises(ConfigError, match="nearest smaller degree is 4"):
         isp_search.search_strategies(model="mixtral-8x7b", ep="6", **said)
     with pytest.raises(ConfigError, match="imbalance"):
         isp_search.search_strategies(model="mixtral-8x7b", imbalance=0.5, **said)
@@ -307,9 +309,9 @@ def test_one_strategy_of_experts_is_explained():
     [
         (("--world-size", "12", "--pp", "8"), "pp 8 does not divide 12 (GPUs)"),
         (("--world-size", "8", "--pp", "8", "--interleave", "8"), "does not divide 4 (layers"),
-        (("--world-size", "8", "--interleave", "3"), "32 layers, which it has to divide"),
+        (("--world-size", "8", "--interleave", "3"), "it must divide the 32 layers"),
         (("--world-size", "8", "--pp", "8", "--sp", "2"), "sp 2 does not divide 1 (GPUs of a"),
-        (("--world-size", "32", "--pp", "8", "--micro-num", "4"), "--any-schedule would work"),
+        (("--world-size", "32", "--pp", "8", "--micro-num", "4"), "or --any-schedule"),
     ],
 )
 def test_degrees_that_divide_nothing_say_the_nearest(options, message):

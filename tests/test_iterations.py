@@ -76,7 +76,7 @@ def test_a_regex_that_matches_nothing_names_what_there_is(tmp_path):
 
 
 def test_a_broken_regex_is_said_to_be_one(tmp_path):
-    with pytest.raises(TraceFileError, match="no regular expression"):
+    with pytest.raises(TraceFileError, match="not a regular expression"):
         iterations(tmp_path, [*WORK, k.mark("a", 1, 4)], regex="(")
 
 

@@ -18,7 +18,6 @@ MODULES = {
 FOR_TYPES = [
     ("fastcomm.critical_path", "fastcomm.critical_path.what_if"),
     ("fastcomm.executors.dask_cluster", "fastcomm.executors.dask"),
-    ("fastcomm.metrics.headline", "fastcomm.metrics.result"),
 ]
 
 

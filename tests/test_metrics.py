@@ -15,7 +15,7 @@ from same import same
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
 from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.result import compute
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
@@ -123,12 +123,12 @@ def test_partials_merge_to_the_same_in_any_order(ranks, random):
             k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
         run = open_run(folder)
         partials = [Partial.of(run.read(rank)) for rank in run.ranks]
-    whole = answer(merge(partials), byte_kind="payload", link=1e9).to_dict()
+    whole = compute(merge(partials), byte_kind="payload", link=1e9).to_dict()
     random.shuffle(partials)
     stepwise = partials[0]
     for part in partials[1:]:
         stepwise = merge([stepwise, part])
-    assert answer(stepwise, byte_kind="payload", link=1e9).to_dict() == whole
+    assert compute(stepwise, byte_kind="payload", link=1e9).to_dict() == whole
 
 
 def measure(tmp_path, events, **words):

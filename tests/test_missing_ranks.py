@@ -107,7 +107,7 @@ def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes
     for rank in range(8):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
     error = invoke("metrics", tmp_path, *sizes, code=1).stderr
-    assert f"times dp = {product} is {product}; wanted the world's 8 ranks" in error
+    assert f"times dp = {product}, is {product}: expected the world size 8" in error
     for more in (["--dp", 8], ["--dp", 4, "--tp", 2], ["--tp", 2]):
         invoke("metrics", tmp_path, *more)
 

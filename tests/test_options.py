@@ -174,7 +174,8 @@ API = [
 def test_functions_check_the_ranges_of_options(inputs, call):
     run = open_run(inputs["run"])
     with pytest.raises(
-        ConfigError, match=r"found|wanted at most|no unit; wanted a number and a unit"
+        ConfigError,
+        match=r"found|invalid|more than the maximum|no unit; wanted a number and a unit",
     ):
         call(run)
 

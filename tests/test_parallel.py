@@ -179,41 +179,47 @@ def test_one_group_of_a_large_world_is_answered_at_once():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"world_size": 16, "tp": 3}, r"tp \* cp \* pp = 3 .* divisor of the world's 16 ranks"),
+        (
+            {"world_size": 16, "tp": 3},
+            r"cp \* pp = 3 .* does not divide the world size 16",
+        ),
         (
             {"world_size": 16, "tp": 2, "dp": 4},
-            r"times dp = 4 is 8; wanted the world's 16 ranks",
+            r"times dp = 4, is 8: expected the world size 16",
         ),
-        ({"tp": 2}, "no world size either"),
-        ({"world_size": 0}, "world's 0 ranks"),
+        ({"tp": 2}, "neither dp nor the world size"),
+        ({"world_size": 0}, "world size 0"),
         (
             {"world_size": 8, "ep": 3},
-            r"etp \* ep = 1 \* 3 = 3; wanted a divisor of the 8 ranks",
+            r"etp \* ep = 1 \* 3 = 3 does not divide the 8 ranks",
         ),
-        ({"world_size": 8, "tp": 2, "ep": 2, "etp": 8}, r"etp \* ep = 8 \* 2 = 16; wanted"),
-        ({"world_size": 8, "tp": 0}, "tp: found 0, wanted a whole number"),
-        ({"world_size": 8, "tp": True}, "tp: found True"),
-        ({"world_size": 8, "dp": -8}, "dp: found -8"),
+        (
+            {"world_size": 8, "tp": 2, "ep": 2, "etp": 8},
+            r"etp \* ep = 8 \* 2 = 16 does not divide",
+        ),
+        ({"world_size": 8, "tp": 0}, "invalid tp 0: expected an integer"),
+        ({"world_size": 8, "tp": True}, "invalid tp True"),
+        ({"world_size": 8, "dp": -8}, "invalid dp -8"),
         ({"world_size": 8, "order": "tp-dpp-pp"}, "unknown dimension 'dpp'.*did you mean"),
         ({"world_size": 8, "order": ""}, "unknown dimension ''"),
-        ({"world_size": 8, "order": "tp-dp-tp"}, "wanted tp once"),
-        ({"world_size": 8, "order": "dp_shard-dp-pp"}, "wanted dp_shard once"),
-        ({"world_size": 8, "pp": 2, "order": "tp-dp"}, "'tp-dp': wanted a place for pp"),
+        ({"world_size": 8, "order": "tp-dp-tp"}, "tp must occur only once"),
+        ({"world_size": 8, "order": "dp_shard-dp-pp"}, "dp_shard must occur only once"),
+        ({"world_size": 8, "pp": 2, "order": "tp-dp"}, "'tp-dp' does not have pp"),
         (
             {"world_size": 8, "dp_replicate": 3},
-            "dp_replicate: found 3, wanted a divisor of dp = 8",
+            "invalid dp_replicate 3: it does not divide dp = 8",
         ),
         (
             {"world_size": 8, "dp_replicate": 4, "ep": 4},
-            "divisor of the 2 replicas of an expert",
+            "does not divide the 2 replicas of an expert",
         ),
         (
             {"world_size": 8, "tp": 2, "pp": 2, "ep": 2, "etp": 2, "order": SWAPPED},
-            "wanted pp last",
+            "put pp last",
         ),
     ],
 )
-def test_a_contradiction_names_found_and_wanted(words, message):
+def test_a_contradiction_names_the_sizes(words, message):
     with pytest.raises(ConfigError, match=message):
         Grid.of(**words)
 
@@ -241,7 +247,7 @@ def test_a_world_of_nonsense_costs_nothing():
 
 @pytest.mark.parametrize("dimensions", ["xp", "tp+ep", "", "cp+edp"])
 def test_dimensions_that_do_not_cross_are_refused(dimensions):
-    with pytest.raises(ConfigError, match="wanted some of"):
+    with pytest.raises(ConfigError, match="expected some of"):
         list(Grid.of(8, tp=2, ep=2).groups(dimensions))
 
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_traces import job_partials
 
-from fastcomm.metrics import merge, pieces, put_away
+from fastcomm.metrics import merge, pieces, spill
 from fastcomm.metrics import pieces as metrics_pieces
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.result import compute
 from fastcomm.synthetic import Job
 
 STREAMS, SIZES, TIMES = (
@@ -52,7 +52,7 @@ def by_ranks(table, later, folder=None):
     parts = [table.filter(pa.array(chosen)) for chosen in (~first, first)]
     if folder is None:
         return [pieces.cut(part) for part in parts]
-    return [pieces.put_away(part, folder / str(n)) for n, part in enumerate(parts)]
+    return [pieces.spill(part, folder / str(n)) for n, part in enumerate(parts)]
 
 
 @given(
@@ -127,14 +127,14 @@ def partials():
 
 
 @pytest.mark.compiled
-def test_the_answer_is_the_same_however_ranks_are_put_away(partials, tmp_path, monkeypatch):
+def test_the_answer_is_the_same_however_ranks_are_spilled(partials, tmp_path, monkeypatch):
     here = told(merge(partials))
     monkeypatch.setattr(pieces, "_ROWS", 100)
     for number, batches in enumerate(
         ([[0, 5], [1, 2, 3, 4, 7], [6]], [[7], [0, 1, 2, 3, 4, 5, 6]])
     ):
         parts = [
-            put_away(merge([partials[rank] for rank in ranks]), tmp_path / f"{number}.{n}")
+            spill(merge([partials[rank] for rank in ranks]), tmp_path / f"{number}.{n}")
             for n, ranks in enumerate(batches)
         ]
         assert told(merge(parts)) == here
@@ -145,9 +145,9 @@ def test_the_answer_is_the_same_however_ranks_are_put_away(partials, tmp_path, m
 
 def told(partial):
     """All that is answered, with all tables."""
-    found = answer(partial, byte_kind="payload", link=50e9)
+    found = compute(partial, byte_kind="payload", link=50e9)
     tables = {name: table.to_pylist() for name, table in found.to_arrow().items()}
-    lean = answer(partial, byte_kind="payload", link=50e9, with_tables=False)
+    lean = compute(partial, byte_kind="payload", link=50e9, with_tables=False)
     assert lean.to_dict() == found.to_dict()
     assert set(tables) - set(lean.to_arrow()) == {"events", "windows", "windows_cdf"}
     return found.to_dict(), tables
@@ -170,7 +170,7 @@ def test_a_piece_without_events_is_a_piece(tmp_path):
     empty = pa.table(
         {"rank": pa.array([], "i8"), "group": pa.array([], "i8"), "op": pa.array([], "i1")}
     )
-    for piece in (pieces.cut(empty), pieces.put_away(empty, tmp_path / "empty")):
+    for piece in (pieces.cut(empty), pieces.spill(empty, tmp_path / "empty")):
         assert (sum(piece.rows), piece.ops) == (0, ())
         assert pieces.whole([piece], empty.column_names).equals(empty)
         assert replace(piece) == piece

@@ -223,8 +223,8 @@ def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "wanted"),
-        ('{"DELAY_ALL": 3}', "wanted delay and ratio"),
+        ("[]", "expected an object"),
+        ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
         ('{"DELAY_ALL": {"ratio": "x"}}', "found 'x', wanted a number"),
         ('{"DELAY_ALL": {"ratio": true}}', "found True"),
         ('{"DELAY_ALL": {"ratio": -1}}', "found -1, wanted a number from 0"),
@@ -239,7 +239,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
 
 def test_a_what_if_of_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
-    with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
+    with pytest.raises(ConfigError, match=r"'p->FW\.c' matches no operation"):
         predictions.durations(made, {"p->FW.c": DurationChange()})
 
 

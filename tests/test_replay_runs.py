@@ -256,7 +256,7 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     own = np.array([f"op{which}" in name.standard for name in made.names])
     own |= np.array([name.standard == f"FW.gemm{which}" for name in made.names])
     other = Replay(joined({rank: run.read(rank) for rank in run.ranks}, WHOLE))
-    edit = Edit(action="scale", what=f"name:^(gemm|aten::op){which}$", value=ratio)
+    edit = Edit(action="scale", target=f"name:^(gemm|aten::op){which}$", value=ratio)
     kernels = np.array([name.op_cat == "FW" for name in made.names])
     rows = kernels & (made.measured.avg > 0)
     names = other.events["name"].to_pylist()

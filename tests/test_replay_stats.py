@@ -134,7 +134,7 @@ def test_steps_by_every_rule_are_those_of_the_reference(vector):
 
 
 def test_an_unknown_step_rule_is_an_error_that_names_the_known():
-    with pytest.raises(ConfigError, match="wanted one of update, seed"):
+    with pytest.raises(ConfigError, match="expected one of update, seed"):
         with_steps(of_events([event("FW.a", 0)]), "mine")
 
 

@@ -171,7 +171,7 @@ def test_any_graph_replays_as_the_definition_says(data):
     inside = {(a, b) for members in groups for a in members for b in members}
     edges = [edge for edge in edges if edge not in inside]
     common = [data.draw(st.booleans()) for _ in groups]
-    making = operation_graph._Making(
+    builder = operation_graph._Builder(
         ops=tuple(
             operations.Op(optype="x", seq=i, stage=0, start=i, end=i, mc=0, gmc=0)
             for i in range(size)
@@ -184,7 +184,7 @@ def test_any_graph_replays_as_the_definition_says(data):
         groups=groups,
         common=common,
     )
-    made = operation_graph._finished(making)
+    made = operation_graph._finished(builder)
     values = st.lists(st.integers(0, 50), min_size=ranks * steps, max_size=ranks * steps)
     time = np.array([data.draw(values) for _ in range(size)], np.float64)
     delay = np.array([data.draw(values) for _ in range(size)], np.float64)
@@ -267,7 +267,7 @@ def test_steps_that_lack_an_operation_are_left_out_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop_columns(["stage"]), "no column stage"),
+        (lambda t: t.drop_columns(["stage"]), "missing column stage"),
         (lambda t: t.slice(0, 0), "no rows"),
         (lambda t: timed(t, "duration", "nan", 3, 7), r"column duration: 2 .*nan \(rows 3, 7,"),
         (
@@ -280,15 +280,15 @@ def test_steps_that_lack_an_operation_are_left_out_and_named(tmp_path):
             lambda t: timed(t, "start_ts", "nan", *range(9)),
             r"rows 0, 1, 2, 3, 4, \.\.\., from 0",
         ),
-        (lambda t: timed(t, "duration", 0, *range(len(t))), "are 0; wanted seconds"),
+        (lambda t: timed(t, "duration", 0, *range(len(t))), "are 0; expected seconds"),
         (lambda t: t.set_column(0, "dp_rank", pa.nulls(len(t), pa.int8())), "has nulls"),
-        (lambda t: renamed(t, "forward-send", "sideways-send"), "'sideways-send': wanted"),
-        (lambda t: renamed(t, "optimizer", "finish"), "no optimizer in the table"),
+        (lambda t: renamed(t, "forward-send", "sideways-send"), "'sideways-send': expected"),
+        (lambda t: renamed(t, "optimizer", "finish"), "no operation 'optimizer'"),
         (lambda t: without(t, lambda r: r["dp_rank"] == 0), "no data rank 0"),
         (lambda t: without(t, lambda r: r["dp_rank"] == 1 and r["seq_id"] == 1), "in no step"),
         (
             lambda t: without(t, lambda r: r["stage"] == 1 and "compute" in r["optype"]),
-            "stage 1: no forward-compute",
+            "stage 1 has no operation forward-compute",
         ),
         (
             lambda t: without(t, lambda r: r["optype"] == "forward-send" and r["seq_id"] == 1),
@@ -325,9 +325,9 @@ def test_a_table_that_is_none_and_bad_metas_are_errors(tmp_path):
     with pytest.raises(TraceFileError, match=r"t\.parquet"):
         operations.read(path)
     for text, message in (
-        ("dp_size: 0", "dp_size: found 0"),
+        ("dp_size: 0", "invalid dp_size 0"),
         ("[", "not YAML"),
-        ("3", "found 3"),
+        ("3", "expected lines such as dp_size: 4, got '3'"),
     ):
         (tmp_path / "m.yaml").write_text(text)
         with pytest.raises(FastcommError, match=message):
@@ -338,7 +338,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
     ops = tuple(
         operations.Op(optype="x", seq=i, stage=0, start=i, end=i, mc=0, gmc=0) for i in (0, 1)
     )
-    making = operation_graph._Making(
+    builder = operation_graph._Builder(
         ops=ops,
         use_dp=False,
         overlap=False,
@@ -347,7 +347,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
         edges={(0, 1): None, (1, 0): None},
     )
     with pytest.raises(FastcommError, match="x_0_0 waits for itself"):
-        operation_graph._finished(making)
+        operation_graph._finished(builder)
 
 
 @needed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.dpro import Event, frameworks, job, json_files, trial
-from fastcomm.readers.dpro.job import Parameter, ParameterDict, listed
+from fastcomm.readers.dpro.job import Parameter, ParameterDict, parse_parameters
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.replay.result import session
 
@@ -91,7 +91,7 @@ def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
     begin = [("a_fwd", 1, 0), ("b_fwd", 1, 0), ("b_fwd_backward", 1, 0), ("a_fwd", 1, 0)]
     for raw, dur, gap in [*begin, *drawn]:
         rows.append({"name": raw, "ph": "X", "ts": at, "dur": dur, "pid": 0, "tid": 0})
-        ops.append((raw, frameworks.standard(raw), at * 1000, (at + dur) * 1000))
+        ops.append((raw, frameworks.mxnet_name(raw), at * 1000, (at + dur) * 1000))
         at += dur + gap
     path = tmp_path_factory.mktemp("mxnet") / "temp.json"
     path.write_text(json.dumps(rows))
@@ -114,7 +114,7 @@ def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
     ],
 )
 def test_names_of_mxnet(raw, name):
-    assert frameworks.standard(raw) == name
+    assert frameworks.mxnet_name(raw) == name
 
 
 def test_tensors_of_mxnet_have_sizes_and_updates(tmp_path):
@@ -135,20 +135,22 @@ def test_tensors_are_updated_together_where_the_optimizer_says_so(tmp_path):
 
 def test_updates_of_the_specification():
     def updates(aggregate):
-        return frameworks.mxnet_parameters(listed("a;b;c"), aggregate).update_of
+        return frameworks.mxnet_parameters(parse_parameters("a;b;c"), aggregate).update_of
 
     assert updates(0) == {2: ("UPDATE_0",), 1: ("UPDATE_1",), 0: ("UPDATE_2",)}
     assert updates(2) == {2: ("UPDATE_0",), 1: ("UPDATE_0",), 0: ("UPDATE_1",)}
 
 
 def test_lists_of_gradients_in_all_their_forms():
-    assert [each.name for each in listed("a;b")] == ["a", "b"]
+    assert [each.name for each in parse_parameters("a;b")] == ["a", "b"]
     one = Parameter.of(0, ["w", "shape=(2, 3)", "dtype=float64"])
     assert (one.shape, one.size) == ((2, 3), 48)
     assert Parameter.of(0, "w;shape=();dtype=string").size == 1
     assert Parameter.of(0, "w;shape=(2,);dtype=complex64;odd=1").size is None
     assert Parameter.of(0, "w").size is None
-    known = ParameterDict(parameters=listed(["a;shape=(2,);dtype=int16", "b"]), update_of={})
+    known = ParameterDict(
+        parameters=parse_parameters(["a;shape=(2,);dtype=int16", "b"]), update_of={}
+    )
     assert (known.group_bytes((0, 0)), known.group_bytes((0, 1))) == (8, None)
 
 
@@ -169,7 +171,7 @@ def test_a_replay_of_mxnet_ends_with_its_updates_and_is_close(tmp_path):
         ({"temp.json": '{"traceEvents": 3}'}, "no traceEvents"),
         (
             {"temp.json": '[{"ph": "X", "ts": 1, "dur": 2}]'},
-            r"temp\.json: an event that is none",
+            r"temp\.json: invalid event",
         ),
         ({"temp.json": "[]"}, "no backward operation"),
         (
@@ -177,12 +179,12 @@ def test_a_replay_of_mxnet_ends_with_its_updates_and_is_close(tmp_path):
                 "temp.json": '[{"ph":"X","ts":1,"dur":1,"name":"fc1_fwd"},'
                 '{"ph":"X","ts":3,"dur":1,"name":"fc1_backward"}]'
             },
-            "ends with its first step.*profile two steps",
+            "has only one step.*Profile two steps",
         ),
         ({"metadata.json": '{"opt_aggregate_num": 0}'}, "no gradient_name_list"),
         (
             {"metadata.json": '{"opt_aggregate_num": "x", "gradient_name_list": ["a"]}'},
-            r"metadata\.json: an event that is none",
+            r"metadata\.json: invalid event",
         ),
         ({"symbol_debug_str.txt": None}, r"no dag\.gml and no symbol_debug_str\.txt"),
         ({"symbol_debug_str.txt": "what"}, "no forward operation with an edge"),
@@ -237,8 +239,8 @@ def test_pieces_join_within_a_step_alone():
     ]
 
 
-def test_updates_one_after_the_other_begin_when_the_one_before_has_ended():
-    found = job.one_after_the_other(
+def test_updates_sequential_updates_begin_when_the_one_before_has_ended():
+    found = job.sequential_updates(
         [event("UPDATE_.a", 0, 9), event("FW.x", 1, 2), event("UPDATE_.b", 2, 3)]
     )
     assert [(e.name, e.start, e.dur) for e in found] == [

@@ -141,7 +141,7 @@ def searched(seq_lens):
 def placed(rule):
     workload = fastcomm.Workload.of(RECIPE)
     terms = simulation.terms_of(RECIPE)
-    return placement.placing(workload, ["deepep"], terms, rule=rule, replicas=8)
+    return placement.simulate_placement(workload, ["deepep"], terms, rule=rule, replicas=8)
 
 
 RECIPE = fastcomm.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)

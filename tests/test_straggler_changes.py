@@ -54,7 +54,7 @@ def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "worst ranks (M_W): 107.6 %, rank 6" in done.stdout
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
-    assert "too little slowdown to ask who brings it" in none.stdout
+    assert "too little slowdown to attribute it" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
     assert "wanted slow-gpu or none" in refused.stderr
 
@@ -152,11 +152,11 @@ def test_changes_follow_each_other(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", 'wanted {"<key>'),
-        ('{"gc": 3}', "wanted delay and ratio"),
-        ('{"gc": {"ideal": 1}}', "wanted true or false"),
-        ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
+        ("[]", 'expected an object {"<key>'),
+        ('{"gc": 3}', "expected an object with delay and ratio"),
+        ('{"gc": {"ideal": 1}}', "expected true or false"),
         ('{"forward-send": {}}', "change 'forward-pp-comm', which is both"),
+        ('{"nothing": {}}', "invalid condition 'nothing': expected all, a type"),
         ('{"rank:77": {}}', "matches no operation"),
         ('{"op:": {}}', "op:NAME"),
     ],

@@ -15,7 +15,7 @@ from fastcomm.cli import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors import dask
 from fastcomm.options import StragglerOptions
-from fastcomm.stragglers import EachRank, Some, each_rank, operations
+from fastcomm.stragglers import RankScenarios, SubsetScenario, operations, rank_scenarios
 from fastcomm.stragglers import model as model_
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
@@ -118,10 +118,10 @@ def test_a_killed_worker_costs_no_answer_and_what_kills_all_is_an_error(engine, 
 
 
 def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
-    wanted = [Some(way="alone", kind="dp_rank", keys=(d,))(model) for d in range(5)]
-    assert [each.stop for each in each_rank(5)] == [2, 4, 5]
-    assert len(each_rank(1000)) == 16
-    for asked in (each_rank(5), [EachRank(first=0, stop=5)]):
+    wanted = [SubsetScenario(way="alone", kind="dp_rank", keys=(d,))(model) for d in range(5)]
+    assert [each.stop for each in rank_scenarios(5)] == [2, 4, 5]
+    assert len(rank_scenarios(1000)) == 16
+    for asked in (rank_scenarios(5), [RankScenarios(first=0, stop=5)]):
         got = [each(model) for each in asked]
         for name in ("whole", "optimizer"):
             rows = np.vstack([getattr(each, name) for each in got])
@@ -131,15 +131,15 @@ def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
 def test_the_only_rank_has_nobody_to_be_ideal(tmp_path):
     table, _ = write_table(TableJob(dp=1, pp=2, micro_batches=2, slow_dp=0), tmp_path)
     alone = JobModel.of(operations.read(table))
-    assert (each_rank(1)[0](alone).whole[0] == alone.replay(alone.measured).whole).all()
+    assert (rank_scenarios(1)[0](alone).whole[0] == alone.replay(alone.measured).whole).all()
 
 
 @pytest.mark.parametrize("width", [1, 10**9])
 @pytest.mark.parametrize("way", ["alone", "without", "launched"])
 def test_steps_a_few_at_a_time_are_all_of_them(model, monkeypatch, width, way):
-    scenario = Some(way=way, kind="stage", keys=(1,))
+    scenario = SubsetScenario(way=way, kind="stage", keys=(1,))
     usual = scenario(model)
-    monkeypatch.setattr(model_, "_AT_ONCE", width)
+    monkeypatch.setattr(model_, "_BATCH", width)
     again = scenario(model)
     assert np.array_equal(again.whole, usual.whole)
     assert np.array_equal(again.optimizer, usual.optimizer)

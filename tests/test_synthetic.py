@@ -42,12 +42,12 @@ def test_eight_ranks_have_every_kind_of_parallelism():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tp": 3, "dp": 1, "pp": 1}, "wanted tp \\* pp \\* dp"),
-        ({"tp": -2, "pp": -4, "dp": 1}, "wanted tp \\* pp \\* dp"),
-        ({"ep": 4}, "wanted a divisor of dp 2"),
-        ({"straggler": 8}, "no such rank"),
-        ({"steps": 0}, "steps 0: wanted 1 or more"),
-        ({"layer_ns": 10}, "layer_ns 10: wanted"),
+        ({"tp": 3, "dp": 1, "pp": 1}, "expected tp \\* pp \\* dp"),
+        ({"tp": -2, "pp": -4, "dp": 1}, "expected tp \\* pp \\* dp"),
+        ({"ep": 4}, "expected a divisor of dp 2"),
+        ({"straggler": 8}, "expected 0 to 7"),
+        ({"steps": 0}, "invalid steps 0: expected 1 or more"),
+        ({"layer_ns": 10}, "invalid layer_ns 10: expected"),
     ],
 )
 def test_a_job_that_cannot_be_says_why(changes, message):

@@ -9,7 +9,7 @@ from fastcomm.trace.schema import OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import (
     DESCRIPTIONS,
     MESH,
-    Behaviour,
+    Behavior,
     ProcessGroup,
     Tagged,
     TagRule,
@@ -18,7 +18,7 @@ from fastcomm.trace.tags import (
     tag_of_description,
 )
 
-QUIET = Behaviour()
+QUIET = Behavior()
 MEGATRON = {
     "TP": "TENSOR_MODEL_PARALLEL_GROUP EXPERT_TENSOR_PARALLEL_GROUP TP_BOOTSTRAP_GROUP_MPI",
     "DP": "DATA_PARALLEL_GROUP DATA_PARALLEL_GROUP_GLOO DATA_PARALLEL_GROUP_WITH_CP"
@@ -62,8 +62,8 @@ ROWS += [(f"mesh_{text}", tag) for tag, texts in MESHES.items() for text in text
 
 
 def tagged(group=None, counts=None, *, iterations=1, **rules):
-    behaviour = Behaviour(counts=counts or {}, iterations=iterations)
-    return tag_group(group or ProcessGroup(), behaviour, TagRules(**rules))
+    behavior = Behavior(counts=counts or {}, iterations=iterations)
+    return tag_group(group or ProcessGroup(), behavior, TagRules(**rules))
 
 
 @pytest.mark.parametrize(("description", "tag"), ROWS)
@@ -180,7 +180,7 @@ ALL = tuple(range(8))
         ({"tp": 4, "ep": 4}, ALL[:4], {"AllToAll": 99}, "EP", ("TP", "EP")),
     ],
 )
-def test_behaviour_breaks_a_tie_or_leaves_it_open(words, ranks, counts, tag, candidates):
+def test_behavior_breaks_a_tie_or_leaves_it_open(words, ranks, counts, tag, candidates):
     found = tagged(ProcessGroup(ranks=ranks), counts, grid=Grid.of(8, **words))
     source = "none" if tag == "OTHER" else "heuristic"
     assert found == Tagged(tag=tag, source=source, candidates=candidates)

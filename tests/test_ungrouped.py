@@ -14,8 +14,8 @@ from job_traces import measured, trace
 from ungrouped_events import MS, US, matched
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.metrics import Partial, matching, merge, put_away, ungrouped
-from fastcomm.metrics.result import answer
+from fastcomm.metrics import Partial, matching, merge, spill, ungrouped
+from fastcomm.metrics.result import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page
@@ -155,16 +155,16 @@ def test_where_no_trace_says_how_many_ranks_there_are_those_at_hand_are_all(tmp_
 def test_the_answer_is_the_same_however_many_are_compared_at_once(tmp_path, monkeypatch):
     job = MadeJob.of(ranks=8, tp=1, pp=1, ep=1, steps=2)
     parts = [Partial.of(stripped(trace(job, rank, 10**6 * rank))) for rank in range(8)]
-    here = answer(merge(parts), byte_kind="payload", link=None).to_dict()
+    here = compute(merge(parts), byte_kind="payload", link=None).to_dict()
     assert here["matching"]["share"] == 1.0
     monkeypatch.setattr(ungrouped, "_ROWS", 20)
     for n, batches in enumerate(([[0, 5], [1, 2, 3, 4, 7], [6]], [[7], [0, 1, 2, 3, 4, 5, 6]])):
         away = [
-            put_away(merge([parts[rank] for rank in batch]), tmp_path / f"{n}.{k}")
+            spill(merge([parts[rank] for rank in batch]), tmp_path / f"{n}.{k}")
             for k, batch in enumerate(batches)
         ]
         for order in (away, away[::-1], [*away[1:], *[parts[rank] for rank in batches[0]]]):
-            found = answer(merge(order), byte_kind="payload", link=None)
+            found = compute(merge(order), byte_kind="payload", link=None)
             assert found.to_dict() == here
 
 
@@ -259,7 +259,7 @@ def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
     across = SimpleNamespace(by_wait_caused=lambda _: ())
     lead = page._lead(SimpleNamespace(across=across), known, "no compute is recorded")
     assert "".join(lead) == (
-        "The compute of ranks is n/a, and step times alone do not tell who is slow."
+        "The compute of ranks is n/a, and step times do not show which rank is slow."
     )
     across.by_wait_caused = lambda _: (SimpleNamespace(rank=7),)
     lead = page._lead(SimpleNamespace(across=across), known, "")

@@ -43,7 +43,7 @@ def test_where_ranks_are_missing_nothing_is_matched():
     for events in (regular(), lossy):
         _, found = matched(events, world_size=8)
         assert (found.matched, found.missing, found.doubts) == (0, 4, ())
-    assert "4 ranks of the job are missing, and those at hand" in matching.note(found)
+    assert "4 ranks of the job are missing, and the ranks read" in matching.note(found)
     _, found = matched(regular(), world_size=5)
     assert "1 rank of the job is missing" in matching.note(found)
 

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 
 def scale(what, value):
-    return Edit(action="scale", what=what, value=value)
+    return Edit(action="scale", target=what, value=value)
 
 
 @given(documents(), st.lists(st.sampled_from([0, 0.5, 0.9]), min_size=2, max_size=2))
@@ -91,11 +91,11 @@ def test_a_replay_is_exact_and_what_gets_shorter_never_takes_longer(folder, docu
         (scale("compute", 0.5), 74),
         (scale("host", 0), 101),
         (scale("thread:1", 0), 101),
-        (Edit(action="set", what="name:gemm", value=100 * US), 163),
-        (Edit(action="remove", what="launches"), 95),
-        (Edit(action="remove", what="gaps"), 99),
-        (Edit(action="remove", what="host-gaps"), 103),
-        (Edit(action="fuse", what="compute", value=100 * US), 103),
+        (Edit(action="set", target="name:gemm", value=100 * US), 163),
+        (Edit(action="remove", target="launches"), 95),
+        (Edit(action="remove", target="gaps"), 99),
+        (Edit(action="remove", target="host-gaps"), 103),
+        (Edit(action="fuse", target="compute", value=100 * US), 103),
         (edits.speed("compute", "2"), 74),
         (edits.speed("comm", "2"), 89),
     ],
@@ -111,7 +111,7 @@ def test_edits_compose_in_order(step):
     replay = Replay(step)
     halves = [scale("comm", 0.5), scale("comm", 0.5)]
     assert replay.span(halves) == replay.span([scale("comm", 0.25)])
-    assert replay.span([*halves, Edit(action="set", what="comm", value=28 * US)]) == 103 * US
+    assert replay.span([*halves, Edit(action="set", target="comm", value=28 * US)]) == 103 * US
     assert (
         step.graph.weight
         == step.graph.time[step.graph.target] - step.graph.time[step.graph.source]
@@ -124,7 +124,7 @@ def test_short_neighbours_are_fused(tmp_path):
         *(k.kernel(f"k{n}", 10 * n + 5, 2, device=0, correlation=n + 1) for n in range(3)),
     ]
     found = found_in(k.write(tmp_path / "rank0.json", events))
-    answer = what_if(found, [Edit(action="fuse", what="compute", value=3 * US)])
+    answer = what_if(found, [Edit(action="fuse", target="compute", value=3 * US)])
     # What is left is the host: the gaps between its calls.
     assert answer.before_ns == 27 * US
     assert answer.after_ns == 19 * US
@@ -146,19 +146,19 @@ def test_a_sweep_has_a_row_a_value(step):
 def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     trace = reader.read(path, TraceOptions(whole=True))
-    with pytest.raises(FastcommError, match="found those of hta"):
+    with pytest.raises(FastcommError, match="of the corrected rules, not of hta"):
         Replay(hta.find_path(trace, Window(annotation="")))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "found 'nothing', wanted one of comm"),
-        ("comm:XX", "found 'XX', wanted one of DP"),
-        ("op:Foo", "found 'Foo', wanted one of AllReduce"),
-        ("name:(", "is no expression"),
-        ("stream:x", "found 'stream:x'"),
-        ("name:nobody", "'name:nobody' matches no event"),
+        ("nothing", "invalid condition 'nothing': expected comm"),
+        ("comm:XX", "invalid value 'XX': expected one of DP"),
+        ("op:Foo", "invalid value 'Foo': expected one of AllReduce"),
+        ("name:(", "invalid regular expression"),
+        ("stream:x", "invalid condition 'stream:x'"),
+        ("name:nobody", "'name:nobody' matches no event of the window"),
     ],
 )
 def test_a_selection_that_means_nothing_is_an_error(step, text, said):
@@ -191,18 +191,15 @@ def test_a_file_of_edits(tmp_path, step):
     ("text", "said"),
     [
         ("x", "edits.toml"),
-        ("[other]", r"found \['other'\], wanted tables"),
-        ("[[edit]]\nscale = 1", "wanted `what` it means"),
-        ("[[edit]]\nwhat = 'comm'\ncomm_speedup = 1", "wanted scale or set with `what`"),
-        ("[[edit]]\ncompute_speedup = 1\ncomm_speedup = 1", "wanted one action"),
-        (
-            "[[edit]]\ncompute_speedup = 0",
-            "times as fast: found 0.0, wanted a number",
-        ),
+        ("[other]", r"expected only tables .*, got .*other"),
+        ("[[edit]]\nscale = 1", "missing `what`, the events to change"),
+        ("[[edit]]\nwhat = 'comm'\ncomm_speedup = 1", "expected scale or set with `what`"),
+        ("[[edit]]\ncompute_speedup = 1\ncomm_speedup = 1", "expected exactly one action"),
+        ("[[edit]]\ncompute_speedup = 0", "speedup '0': found 0.0, wanted a number from 1e-06"),
         ("[[edit]]\ncompute_speedup = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
-        ("[[edit]]\nremove = 'all'", "found 'all', wanted one of launches"),
+        ("[[edit]]\nremove = 'all'", "invalid value 'all': expected one of launches"),
     ],
 )
 def test_a_damaged_file_of_edits(tmp_path, text, said):
@@ -214,7 +211,7 @@ def test_a_damaged_file_of_edits(tmp_path, text, said):
 
 @pytest.mark.parametrize("value", [1e18, 1e-7, -1, float("nan"), float("inf")])
 def test_a_factor_that_no_time_survives_is_refused(value):
-    with pytest.raises(ConfigError, match="wanted a number from 1e-06 to 1000000"):
+    with pytest.raises(ConfigError, match="expected a number from 1e-06 to 1000000"):
         scale("comm", value)
 
 
@@ -278,14 +275,20 @@ def test_the_command(tmp_path):
         (["--scale", "comm=1:0:1"], "has 0 values"),
         (["--scale", "comm=0:1:1e-9"], "wanted 1 to 10000"),
         (["--set", "comm=1"], "duration '1'"),
-        (["--scale", "comm=1e18"], "'1e18': wanted a number from 1e-06 to 1000000, or 0"),
+        (["--scale", "comm=1e18"], "'1e18': expected a number from 1e-06 to 1000000, or 0"),
         (["--scale", "comm=1e-7"], "factor '1e-7'"),
-        (["--scale", "comm=nan"], "factor 'nan': wanted a number from 1e-06 to 1000000, or 0"),
+        (
+            ["--scale", "comm=nan"],
+            "factor 'nan': expected a number from 1e-06 to 1000000, or 0",
+        ),
         (
             ["--compute-speedup", "inf"],
-            "factor 'inf': wanted a number from 1e-06 to 1000000, or 0",
+            "factor 'inf': expected a number from 1e-06 to 1000000, or 0",
         ),
-        (["--set", "comm=1e300s"], "duration '1e300s': wanted a number and a unit, as in 10us"),
+        (
+            ["--set", "comm=1e300s"],
+            "duration '1e300s': expected a number and a unit, as in 10us",
+        ),
         (["--fuse-below", "1e99s"], "as in 10us, at most 1000000s"),
         (["--scale", "comm=1:1e18:1e17"], "factor '1e18'"),
         (["--comm-speedup", "1e7"], "factor '1e7'"),

@@ -41,7 +41,7 @@ def trimmed(trace: Trace, found: CriticalPath) -> tuple[Trace, CriticalPath]:
     number[kept] = np.arange(len(kept), dtype=np.int32)
     small = _rows(trace, found, kept, number)
     path = CriticalPath(
-        graph.owned_by(number[graph.event], number[graph.owner]),
+        graph.with_events(number[graph.event], number[graph.owner]),
         TraceEvents(small),
         found.about,
         found.on_device,

@@ -10,10 +10,10 @@ from fastcomm.metrics import (
     Partial,
     RankNote,
     merge,
-    put_away,
+    spill,
     without_device_clock,
 )
-from fastcomm.metrics.result import Metrics, answer
+from fastcomm.metrics.result import Metrics, compute
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
@@ -69,7 +69,7 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
         ),
         merge=merge,
         finish=question.answer,
-        put_away=put_away,
+        put_away=spill,
         is_narrow=True,
         of_many=True,
     )
@@ -105,7 +105,7 @@ class _Question:
             raise FastcommError(
                 f"no iteration of the run has one of the numbers {sorted(self.only)}"
             )
-        return answer(
+        return compute(
             whole,
             byte_kind=self.byte_kind,
             link=self.link,

@@ -72,7 +72,7 @@ def _joined(parts: Parts) -> StepConstraints:
             traces=(trace,),
         )
     try:
-        many = joined(traces, found=paths)
+        many = joined(traces, paths=paths)
     except FastcommError as error:
         raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
     events = many.events

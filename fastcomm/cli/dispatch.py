@@ -112,7 +112,7 @@ def simulate(
 
     opened = open_workload(workload, request.shape)
     terms = request.terms(opened.recipe)
-    found = simulation.simulate(opened, names.split(","), terms, known=STRATEGIES)
+    found = simulation.simulate(opened, names.split(","), terms, available=STRATEGIES)
     request.give(found, report.show)
 
 
@@ -137,7 +137,7 @@ def compare(
     opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
     terms = request.terms(opened.recipe)
     found = simulation.simulate(
-        opened, tuple(STRATEGIES), terms, known=STRATEGIES, lenient=True
+        opened, tuple(STRATEGIES), terms, available=STRATEGIES, lenient=True
     )
     request.give(found, report.compare)
 
@@ -196,7 +196,7 @@ def place(
     loads = None
     if load is not None:
         loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
-    found = placement.placing(
+    found = placement.simulate_placement(
         opened,
         names.split(","),
         request.terms(opened.recipe),
@@ -234,7 +234,7 @@ def sweep(
     grid = dict(simulation.axis(text) for text in over)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
     found = simulation.sweep(
-        _recipe(shape), grid, names.split(","), request.terms, known=STRATEGIES
+        _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(found, report.sweep)
 

@@ -23,12 +23,12 @@ from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.dispatch.placement import Placing
+    from fastcomm.dispatch.placement import PlacementResult
     from fastcomm.dispatch.schedules import Terms
     from fastcomm.dispatch.simulation import DispatchSweep, Simulation
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", "Simulation", "Placing", "DispatchSweep")
+R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
 
 _SHAPE = {
     "num_nodes": "Number of nodes.",

@@ -160,11 +160,11 @@ def _scales(
         parts = value.split(":")
         many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
         if len(many) == 1:
-            found.append(edits.Edit(action="scale", what=what, value=many[0]))
+            found.append(edits.Edit(action="scale", target=what, value=many[0]))
             continue
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
             raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
-        sweeps.append((edits.Edit(action="scale", what=what), _steps(*many)))
+        sweeps.append((edits.Edit(action="scale", target=what), _steps(*many)))
     return found, sweeps
 
 
@@ -172,7 +172,7 @@ def _set(text: str) -> "Edit":
     from fastcomm.graph import edits
 
     what, value = _pair("--set", text)
-    return edits.Edit(action="set", what=what, value=edits.duration_ns(value))
+    return edits.Edit(action="set", target=what, value=edits.duration_ns(value))
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

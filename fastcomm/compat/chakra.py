@@ -21,7 +21,7 @@ from fastcomm_kernels.arrays import Ints
 
 PACKAGE = "ChakraProtoMsg"
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # of NodeType
-# CollectiveCommType by our names: those that ASTRA-sim simulates.
+# CollectiveCommType of the collectives that ASTRA-sim simulates, by fastcomm's names.
 COLLECTIVES = {
     "AllReduce": 0,
     "AllGather": 2,
@@ -30,7 +30,7 @@ COLLECTIVES = {
     "ReduceScatter": 7,
 }
 
-# Fields by message: name, number, type of descriptor.proto; a star: repeated.
+# Fields by message: name (with a star if repeated), number, type of descriptor.proto.
 _UINT64, _STRING, _MESSAGE, _INT32, _INT64, _BOOL, _ENUM = 4, 9, 11, 5, 3, 8, 14
 _FIELDS: dict[str, list[tuple[str, int, int]]] = {
     "AttributeProto": [
@@ -59,7 +59,7 @@ _NODE_TYPES = (
 
 
 class ChakraMessages(NamedTuple):
-    """The classes of the messages."""
+    """Classes of the protobuf messages."""
 
     Attribute: Any
     Metadata: Any
@@ -68,7 +68,7 @@ class ChakraMessages(NamedTuple):
 
 @cache
 def messages() -> ChakraMessages:
-    """The classes; FastcommError where the extra is missing."""
+    """Return the classes of the messages; raise FastcommError if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
@@ -86,19 +86,19 @@ def messages() -> ChakraMessages:
         for name, number, kind in fields:
             _describe(described.field.add(), name, number, kind)
         if message == "AttributeProto":
-            # A value is there even if it is false or 0: it is one of several.
+            # One of several values: with a oneof, false and 0 are written, too.
             described.oneof_decl.add(name="value")
             for field in described.field:
                 if field.name != "name":
                     field.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = message_factory.GetMessageClassesForFiles([file.name], pool)
-    return ChakraMessages(*(found[f"{PACKAGE}.{name}"] for name in _FIELDS))
+    classes = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return ChakraMessages(*(classes[f"{PACKAGE}.{name}"] for name in _FIELDS))
 
 
 def _describe(field: Any, name: str, number: int, kind: int) -> None:
-    """One field: optional, or repeated with a star; messages are attributes."""
+    """Describe one field, which is repeated if its name ends with a star."""
     field.name, field.number, field.type = name.removesuffix("*"), number, kind
     field.label = 3 if name.endswith("*") else 1
     if kind in (_MESSAGE, _ENUM):
@@ -107,23 +107,28 @@ def _describe(field: Any, name: str, number: int, kind: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Operations in the order of their start; times in ns since the first one's."""
+    """Work of a device and its dependencies, as operations sorted by start."""
 
+    # one value per operation; times in ns since the first start
     row: Ints  # of `trace.events`
     start: Ints
     stop: Ints
-    comm: Ints  # row of `trace.comm`; -1: no communication
-    first: Ints  # where in `before` an operation's own begin; one more than operations
-    before: Ints  # operations that have to end first
-    host_ns: Ints  # from the last of those, or the beginning, to the start
+    comm: Ints  # row of `trace.comm`, or -1
+    first: Ints  # position of its first predecessor in `before`; one more value for the end
+    host_ns: Ints  # time from the end of its last predecessor, or 0, to its start
+    # one value per dependency
+    before: Ints  # operation that has to end first
 
     def waits_for(self, operation: int) -> Ints:
-        """The operations that have to end before one starts."""
+        """Return the operations that have to end before `operation` starts."""
         return self.before[self.first[operation] : self.first[operation + 1]]
 
 
 def execution(trace: Trace) -> Execution:
-    """The device work of a rank and its order. `trace` is read whole."""
+    """Return the device work of a rank with its dependencies.
+
+    `trace` must have all events, as read with `OpenOptions(whole=True)`.
+    """
     events = trace.events
     start, stop = (events[name].to_numpy() for name in ("start", "stop"))
     window = TimeRange(start=int(start.min()), stop=int(stop.max()))
@@ -162,12 +167,12 @@ _SEVEN_BITS = 0x7F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What one rank became."""
+    """Summary of the execution trace that was written for one rank."""
 
     path: Path
     nodes: int
-    groups: Mapping[int, tuple[int, ...]]  # ranks by the number that nodes name
-    replayed: Mapping[str, int]  # communication that is replayed as measured, by the reason
+    groups: Mapping[int, tuple[int, ...]]  # ranks by number of the group
+    replayed: Mapping[str, int]  # number of events replayed as measured, by reason
 
 
 def file_name(prefix: str, rank: int) -> str:
@@ -176,24 +181,47 @@ def file_name(prefix: str, rank: int) -> str:
 
 
 def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
-    """Write `<prefix>.<rank>.et` of a trace that was read whole; errors of the system pass."""
+    """Write a rank as the execution trace ``<prefix>.<rank>.et``.
+
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    folder
+        Where the file is written.
+    prefix
+        Begin of its name.
+    world
+        Number of ranks of the run.
+
+    Raises
+    ------
+    FastcommError
+        If protobuf is not installed.
+    OSError
+        If the file cannot be written.
+
+    """
     path = folder / file_name(prefix, trace.meta.rank)
     rank = _ChakraRank(trace, execution(trace), world)
     with aside(path) as unfinished, unfinished.open("wb") as file:
         _append(file, messages().Metadata(version="0.0.4"))
         count = 0
-        for count, node in enumerate(rank.nodes(), 1):  # noqa: B007 - the last one counts
+        for count, node in enumerate(rank.nodes(), 1):  # noqa: B007 - the last value is used
             _append(file, node)
     return Written(path=path, nodes=count, groups=rank.groups, replayed=rank.replayed)
 
 
 def write_groups(written: Sequence[Written], folder: Path, prefix: str) -> Path:
-    """Write the groups of all ranks as ASTRA-sim's --comm-group-configuration takes them."""
+    """Write the groups of all ranks for ASTRA-sim's --comm-group-configuration.
+
+    Raises FastcommError if two groups have the same number.
+    """
     groups: dict[int, tuple[int, ...]] = {}
-    for number, ranks in ((n, ranks) for each in written for n, ranks in each.groups.items()):
+    for number, ranks in (pair for rank in written for pair in rank.groups.items()):
         if groups.setdefault(number, ranks) != ranks:
             raise FastcommError(
-                f"groups {groups[number]} and {ranks} have one number, {number}"
+                f"groups {groups[number]} and {ranks} have the same number, {number}"
             )
     path = folder / f"{prefix}.{GROUPS_FILE}"
     text = json.dumps({str(number): groups[number] for number in sorted(groups)})
@@ -203,12 +231,12 @@ def write_groups(written: Sequence[Written], folder: Path, prefix: str) -> Path:
 
 
 def group_number(ranks: Sequence[int]) -> int:
-    """The number of a group, the same on every rank without asking: a checksum of its ranks."""
+    """Return the number of a group: a checksum of its ranks, so that all ranks agree on it."""
     return zlib.crc32(" ".join(map(str, ranks)).encode()) & 0x7FFF_FFFF or 1
 
 
 def _append(file: BinaryIO, message: Any) -> None:
-    """A message behind its length, seven bits a byte, the low ones first."""
+    """Append the length of a message as a varint, and the message."""
     data = message.SerializeToString(deterministic=True)
     length, head = len(data), bytearray()
     while length > _SEVEN_BITS:
@@ -219,19 +247,22 @@ def _append(file: BinaryIO, message: Any) -> None:
 
 @dataclass(slots=True)
 class _ChakraRank:
-    """One rank on its way into nodes; ids begin with 0 and are in the order of the starts."""
+    """Converts the operations of one rank to nodes, whose ids count from 0."""
 
     trace: Trace
     work: Execution
     world: int
-    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    replayed: dict[str, int] = field(default_factory=dict)
-    last: list[list[int]] = field(default_factory=list)  # the nodes of each operation
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)  # ranks by number
+    replayed: dict[str, int] = field(default_factory=dict)  # see `Written`
+    last: list[list[int]] = field(default_factory=list)  # nodes of each operation
     sent: dict[tuple[int, int], int] = field(default_factory=dict)  # messages so far, by pair
-    count: int = 0
+    count: int = 0  # nodes so far
 
     def nodes(self) -> Iterator[Any]:
-        """A node an operation, or one a message; before it one for the host, if it waited."""
+        """Yield one node per operation, or several for one with several messages.
+
+        If the host delayed the operation, a node of the host comes before.
+        """
         names = self.trace.events["name"].take(self.work.row).to_pylist()
         comm = self.trace.comm.to_pylist()
         for place, name in enumerate(names):
@@ -253,8 +284,9 @@ class _ChakraRank:
             self.last.append(list(range(first, self.count)))
 
     def _node(self, name: str, kind: int, start: int, waits: Sequence[int], **more: Any) -> Any:
-        made = messages()
-        node = made.Node(
+        """Return the next node; keywords are attributes, except `stop` and `on_host`."""
+        classes = messages()
+        node = classes.Node(
             id=self.count,
             name=name,
             type=kind,
@@ -263,11 +295,12 @@ class _ChakraRank:
             duration_micros=_us(more.pop("stop", start)) - _us(start),
         )
         self.count += 1
-        node.attr.append(made.Attribute(name="is_cpu_op", bool_val=more.pop("on_host", False)))
+        is_cpu_op = more.pop("on_host", False)
+        node.attr.append(classes.Attribute(name="is_cpu_op", bool_val=is_cpu_op))
         for key, value in more.items():
             width = "string_val" if isinstance(value, str) else "int64_val"
             width = "int32_val" if key in ("comm_src", "comm_dst", "comm_tag") else width
-            node.attr.append(made.Attribute(name=key, **{width: value}))
+            node.attr.append(classes.Attribute(name=key, **{width: value}))
         return node
 
     def _compute(
@@ -278,19 +311,23 @@ class _ChakraRank:
     def _communication(
         self, event: Mapping[str, Any], name: str, start: int, stop: int, waits: Sequence[int]
     ) -> Iterator[Any]:
-        """What the simulator is to time; as measured where it could not, with the reason."""
+        """Yield the nodes of communication, for a simulator to time.
+
+        Communication that it cannot time becomes computation as measured, and its reason is
+        counted.
+        """
         op, size, partners = OPS[event["op"]], event["payload_bytes"], _messages(event)
         ranks = self._members(event["group"]) or ()
         if reason := _untimed(op, size, partners, ranks):
             self.replayed[reason] = self.replayed.get(reason, 0) + 1
             yield self._compute(name, start, stop, waits)
         elif op == "SendRecv":
-            each = size // max(map(len, partners))
+            bytes_each = size // max(map(len, partners))
             for sends, others in zip((True, False), partners, strict=True):
                 for other in others:
                     pair = (self.trace.meta.rank, other)
                     pair = pair if sends else pair[::-1]
-                    yield self._message(name, pair, each, (start, stop), waits)
+                    yield self._message(name, pair, bytes_each, (start, stop), waits)
         else:
             yield self._node(
                 name,
@@ -311,7 +348,7 @@ class _ChakraRank:
         time: tuple[int, int],
         waits: Sequence[int],
     ) -> Any:
-        """A message of a pair of ranks; its tag is its number among theirs."""
+        """Return the node of a message; its tag counts the messages of its pair of ranks."""
         tag = self.sent.get(pair, 0)
         self.sent[pair] = tag + 1
         kind = SEND if pair[0] == self.trace.meta.rank else RECEIVE
@@ -328,16 +365,16 @@ class _ChakraRank:
         )
 
     def _members(self, group: int | None) -> tuple[int, ...] | None:
-        """The ranks of a group; the whole world where only the size says so."""
+        """Return the ranks of a group, or None; a group as large as the world has all ranks."""
         if group is None:
             return None
-        said = self.trace.groups.slice(group, 1).to_pylist()[0]
-        if said["ranks"] is not None:
-            return tuple(said["ranks"])
-        return tuple(range(self.world)) if said["size"] == self.world else None
+        row = self.trace.groups.slice(group, 1).to_pylist()[0]
+        if row["ranks"] is not None:
+            return tuple(row["ranks"])
+        return tuple(range(self.world)) if row["size"] == self.world else None
 
     def _group(self, ranks: tuple[int, ...]) -> dict[str, str]:
-        """The attribute that names a group; the world needs no name."""
+        """Return the attribute that names a group, and record the group; none for the world."""
         if len(ranks) == self.world:
             return {}
         number = group_number(ranks)
@@ -346,23 +383,23 @@ class _ChakraRank:
 
 
 def _us(ns: int) -> int:
-    """Whole us: both ends of an interval are rounded, so that errors do not add up."""
+    """Round ns to us. Both ends of an interval are rounded, so that errors do not add up."""
     return (ns + _US // 2) // _US
 
 
 def _messages(event: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
-    """The ranks that an event sends to, and those that it receives from."""
+    """Return the ranks that an event sends to, and the ranks that it receives from."""
     return event.get("sends_to") or (), event.get("receives_from") or ()
 
 
 def _untimed(
     op: str, size: int | None, partners: tuple[Sequence[int], ...], ranks: Sequence[int]
 ) -> str | None:
-    """Why a simulator cannot time an event; None if it can."""
+    """Return why a simulator cannot time an event; None if it can."""
     if size is None:
         return "its size is unknown"
     if op == "SendRecv":
         return None if any(partners) else "the other rank of the message is unknown"
     if op not in COLLECTIVES:
-        return f"ASTRA-sim simulates no {op}"
+        return f"ASTRA-sim does not simulate {op}"
     return None if ranks else "the ranks of its group are unknown"

@@ -1,4 +1,4 @@
-"""The schedules of the original dispatch simulator, reproduced exactly, with its defects."""
+"""Reproduce the schedules of the original dispatch simulator exactly, with its defects."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -28,7 +28,10 @@ from fastcomm.units import parse_bandwidth
 
 
 def original_bandwidth(value: object, where: str = "") -> float:
-    """Return the bytes per second of a bandwidth; a number without a unit counts GiB/s."""
+    """Parse a bandwidth into bytes/s; a number without a unit counts GiB/s.
+
+    Raises ConfigError, which begins with `where`, for anything else.
+    """
     text = str(value).strip()
     is_bare = text[-1:].isdecimal() or text.endswith(".")
     return parse_bandwidth(f"{text}GiB/s" if is_bare else text, where)
@@ -36,11 +39,11 @@ def original_bandwidth(value: object, where: str = "") -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """A token and the bandwidths in the original's units; it knows no efficiencies."""
+    """Size of a token and bandwidths in the original's units, without efficiencies."""
 
-    token_kb: float
-    inter_kb_per_s: float
-    intra_kb_per_s: float
+    token_kb: float  # KiB
+    inter_kb_per_s: float  # between nodes
+    intra_kb_per_s: float  # inside a node
 
     @classmethod
     def of(cls, terms: Terms) -> Self:
@@ -52,52 +55,52 @@ class Links:
         )
 
     def inter_s(self, count: float) -> float:
-        """Return the time of `count` tokens on a NIC."""
+        """Return the time of `count` tokens on a NIC, in s."""
         return (count * self.token_kb) / self.inter_kb_per_s
 
     def intra_s(self, count: float) -> float:
-        """Return the time of `count` tokens inside a node."""
+        """Return the time of `count` tokens inside a node, in s."""
         return (count * self.token_kb) / self.intra_kb_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalDeepEP:
-    """The original's DeepEP on one layer: four counts a GPU, in tokens."""
+    """Result of the original's DeepEP for one layer."""
 
-    counts: Matrix  # GPU by (inter_tx, inter_rx, intra_tx, intra_rx)
+    counts: Matrix  # tokens, GPU x (inter_tx, inter_rx, intra_tx, intra_rx)
     inter_s: float
     intra_s: float
     inter_kb: float
 
     @property
     def total_s(self) -> float:
-        """Time of the slower kind of link: both work at the same time."""
+        """Time of the slower kind of link, as both kinds transfer at the same time."""
         return max(self.inter_s, self.intra_s)
 
     @property
     def max_inter(self) -> int:
-        """The largest count of a NIC."""
+        """Largest number of tokens that a NIC sends or receives."""
         return int(self.counts[:, :2].max(initial=0))
 
     @property
     def max_intra(self) -> int:
-        """The largest count inside a node."""
+        """Largest number of tokens that a GPU sends or receives inside its node."""
         return int(self.counts[:, 2:].max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalFast:
-    """The original's FAST on one layer, with its intermediate results."""
+    """Result of the original's FAST for one layer, with intermediate results in tokens."""
 
-    remote: Matrix
-    raw_send: Matrix
-    servers: Matrix
-    padded: Matrix
-    permutations: NDArray[np.int64]  # stage by node: where the node sends
-    weights: Matrix
-    remaining: Matrix  # padding left when the last stage with traffic is found
-    last: int
-    last_max: int
+    remote: Matrix  # traffic between nodes, GPU x GPU
+    raw_send: Matrix  # tokens that each GPU sends
+    servers: Matrix  # tokens per GPU between nodes, node x node
+    padded: Matrix  # `servers` with equal sums of rows and columns
+    permutations: NDArray[np.int64]  # destination, stage x node
+    weights: Matrix  # tokens of each stage
+    remaining: Matrix  # padding before the last stage with traffic, node x node
+    last: int  # last stage with traffic
+    last_max: int  # its largest cell without padding
     max_balance: int
     balance_s: float
     inter_s: float
@@ -106,17 +109,20 @@ class OriginalFast:
 
     @property
     def total_s(self) -> float:
-        """Sum of the three phases, added from the left."""
+        """Sum of the three phases, added in the order of the original."""
         return (self.balance_s + self.inter_s) + self.redist_s
 
     @property
     def max_load(self) -> int:
-        """The largest row or column sum of the server matrix."""
+        """Largest sum of a row or column of `servers`."""
         return largest_sum(self.servers)
 
 
 def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
-    """Run the original's DeepEP: it forwards every copy, two to one GPU as well."""
+    """Run the original's DeepEP on one layer.
+
+    It forwards every copy of a token, even several to the same GPU.
+    """
     counts = deepep_counts(traffic, traffic.copies)
     return OriginalDeepEP(
         counts=counts,
@@ -127,7 +133,11 @@ def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
 
 
 def fast(traffic: Traffic, links: Links) -> OriginalFast:
-    """Run the original's FAST: it floors each block, and half of the last stage moves on."""
+    """Run the original's FAST on one layer.
+
+    It rounds the traffic between two nodes down to whole tokens per GPU, and redistributes half
+    of the last stage. Raises NoAnswerError for layers on which the original fails.
+    """
     remote, width = np.where(traffic.own_node, 0, traffic.copies), traffic.width
     raw = traffic.copies.sum(axis=1)
     servers = sum_by_node(remote, width) // width
@@ -137,8 +147,8 @@ def fast(traffic: Traffic, links: Links) -> OriginalFast:
     permutations, weights = assigned_stages(padded)
     if not len(weights):
         raise NoAnswerError(
-            "fast-compat: no node sends another a whole token a GPU, and on such a layer the "
-            "original ends in an IndexError; `fast` has an answer"
+            "fast-compat: in this layer no node sends a whole token per GPU to another one, "
+            "and the original fails with an IndexError. Use `fast`"
         )
     last, last_max, remaining = _last_stage(permutations, weights, padded - servers)
     return OriginalFast(
@@ -162,7 +172,7 @@ def fast(traffic: Traffic, links: Links) -> OriginalFast:
 def _last_stage(
     permutations: NDArray[np.int64], weights: Matrix, padding: Matrix
 ) -> tuple[int, int, Matrix]:
-    """Return the last stage with more than padding, its largest cell, the padding left."""
+    """Return the last stage with more than padding, its largest cell, remaining padding."""
     remaining, rows = padding.copy(), np.arange(len(padding))
     last = 0
     for stage in range(len(weights) - 1, -1, -1):
@@ -170,39 +180,39 @@ def _last_stage(
             last = stage
             break
         remaining[rows, permutations[stage]] -= weights[stage]
-    real = weights[last] - remaining[rows, permutations[last]]
-    return last, max(0, int(real.max())), remaining
+    traffic = weights[last] - remaining[rows, permutations[last]]
+    return last, max(0, int(traffic.max())), remaining
 
 
 def _deepep_timing(traffic: Traffic, terms: Terms) -> Timing:
-    """Time a layer by the original's DeepEP."""
-    found = deepep(traffic, Links.of(terms))
+    """Simulate a layer with the original's DeepEP."""
+    result = deepep(traffic, Links.of(terms))
     unit = np.repeat([1 / terms.links.inter_bytes_per_s, 1 / terms.links.intra_bytes_per_s], 2)
     return Timing(
-        seconds=found.total_s,
-        phases={"inter": found.inter_s, "intra": found.intra_s},
-        inter_tokens=int(found.counts[:, 0].sum()),
-        loads=found.counts,
-        bottleneck=busiest(found.counts, found.counts * unit),
+        seconds=result.total_s,
+        phases={"inter": result.inter_s, "intra": result.intra_s},
+        inter_tokens=int(result.counts[:, 0].sum()),
+        loads=result.counts,
+        bottleneck=busiest(result.counts, result.counts * unit),
     )
 
 
 def _fast_timing(traffic: Traffic, terms: Terms) -> Timing:
-    """Time a layer by the original's FAST; NoAnswerError where it fails."""
-    found = fast(traffic, Links.of(terms))
-    ends = end_loads(found.remote, np.where(traffic.own_node, traffic.demand("copies"), 0))
+    """Simulate a layer with the original's FAST; raise NoAnswerError if it fails."""
+    result = fast(traffic, Links.of(terms))
+    ends = end_loads(result.remote, np.where(traffic.own_node, traffic.demand("copies"), 0))
     even = np.repeat(
-        np.stack([found.servers.sum(axis=1), found.servers.sum(axis=0)], 1), traffic.width, 0
+        np.stack([result.servers.sum(axis=1), result.servers.sum(axis=0)], 1), traffic.width, 0
     )
     loads = np.concatenate([even, ends[:, 2:]], axis=1)
     return Timing(
-        seconds=found.total_s,
+        seconds=result.total_s,
         phases={
-            "balance": found.balance_s,
-            "inter": found.inter_s,
-            "redist": found.redist_s,
+            "balance": result.balance_s,
+            "inter": result.inter_s,
+            "redist": result.redist_s,
         },
-        inter_tokens=int(found.remote.sum()),
+        inter_tokens=int(result.remote.sum()),
         loads=loads,
         bottleneck=busiest(loads[:, :2], loads[:, :2].astype(np.float64)),
     )

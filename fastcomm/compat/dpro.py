@@ -1,4 +1,4 @@
-"""dPRO's statistics, step times and replay of a trial, exactly."""
+"""Reproduce dPRO's statistics, step times and replay of a trial exactly."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,21 +19,21 @@ from fastcomm_kernels.arrays import Floats, Ints
 
 def category(standard: str) -> str:  # noqa: C901, PLR0911
     """Return the fine category of a standard name, by the first matching substring."""
-    if any(each in standard for each in SERVER):
+    if any(sub_op in standard for sub_op in SERVER):
         return "ServerOp"
-    for each in REQUESTS:
-        if each in standard:
-            return f"Comm.{each}"
+    for sub_op in REQUESTS:
+        if sub_op in standard:
+            return f"Comm.{sub_op}"
     if "Comm" in standard:
-        kinds = (each for each in ("SEND", "RECV") if each in standard)
+        kinds = (sub_op for sub_op in ("SEND", "RECV") if sub_op in standard)
         return f"Comm.{next(kinds, OTHER)}"
     if "BW" in standard and "FW" in standard:
         return "operator.FW+BW"
-    for each in ("BW", "FW", "COMM", "COMP"):
-        if each in standard:
-            return f"operator.{each}"
-    for word, fine in (("I/O", "I/O"), ("UPDATE_", "operator.UPDATE")):
-        if word in standard:
+    for op_cat in ("BW", "FW", "COMM", "COMP"):
+        if op_cat in standard:
+            return f"operator.{op_cat}"
+    for part, fine in (("I/O", "I/O"), ("UPDATE_", "operator.UPDATE")):
+        if part in standard:
             return fine
     if "OUTPUT" in standard:
         return "operator.OUTPUT"
@@ -41,10 +41,10 @@ def category(standard: str) -> str:  # noqa: C901, PLR0911
 
 
 def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statistics:
-    """Describe every long name.
+    """Measure the operations of a trace by long name.
 
-    With a topology RECV is clipped in all steps but the last, and has the mean and the variance
-    of those; all else is that of the trace as it is.
+    With a topology, mean and variance of RECV are those of all steps but the last, in which it
+    counts from the start of its SEND. All other values are those of the unchanged trace.
     """
     described = measures.describe(trace, category)
     if topology is None:
@@ -69,12 +69,12 @@ def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statist
 
 
 def operations(measured: Statistics) -> dict[str, dict[str, Any]]:
-    """Return the operations by long name, under dPRO's keys, in ms."""
+    """Return all operations by long name, as dicts with dPRO's keys, in ms."""
     return {name: operation(measured, k) for k, name in enumerate(measured.names)}
 
 
 def operation(measured: Statistics, k: int) -> dict[str, Any]:
-    """Return row `k` of an operation under dPRO's keys, in ms."""
+    """Return the operation of row `k` as a dict with dPRO's keys, in ms."""
     times = measured.times[measured.first[k] : measured.first[k + 1]]
     return {
         "avg": float(measured.avg[k]) / MS,
@@ -91,12 +91,18 @@ def operation(measured: Statistics, k: int) -> dict[str, Any]:
 
 
 def step_time(trace: UniformTrace) -> StepTime:
-    """Measure the steps that every rank has."""
+    """Measure the steps that all ranks have.
+
+    Raises FastcommError if no rank has an operator.
+    """
     return measures.step_time(trace, category, _rank_steps)
 
 
 def _rank_steps(operators: StepOperators) -> RankSteps:
-    """Measure steps to the end of what starts last; a first op counts with the step before."""
+    """Measure steps until the end of the operator that starts last.
+
+    The first operator of a step counts as part of the step before.
+    """
     bounds = operators.bounds
     step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     step[bounds[1:-1]] -= 1
@@ -107,7 +113,11 @@ def _rank_steps(operators: StepOperators) -> RankSteps:
 
 
 def _is_cut(categories: NDArray[np.str_], bounds: Ints) -> bool:
-    """Whether the last step is cut: a later one with no backward but its first op."""
+    """Return whether the last step is incomplete, as dPRO decides.
+
+    That is, it is not one of the first two steps, and has no backward operator except perhaps
+    its first operator.
+    """
     inner = np.ones(len(categories), bool)
     inner[bounds[:-1]] = False
     forward = inner & (categories == "operator.FW")
@@ -117,18 +127,18 @@ def _is_cut(categories: NDArray[np.str_], bounds: Ints) -> bool:
 
 
 def _edge_costs(replayed: Replayed) -> Floats:
-    """Return what each edge adds to a path: its node, and the gap to an operator or message."""
-    made = replayed.replayer
-    source, target, known = made.graph.source, made.graph.target, made.measured
-    is_operator, is_comm = made.operators, made.is_of("Comm")
+    """Return the length of each edge in ns: its source, and the gap to its target."""
+    replayer = replayed.replayer
+    source, target, measured = replayer.graph.source, replayer.graph.target, replayer.measured
+    is_operator, is_comm = replayer.operators, replayer.is_of("Comm")
     between = is_operator[source] & is_operator[target]
-    gap = np.where(between, known.gap[source], 0.0)
-    gap += np.where(is_operator[source] & is_comm[target], known.comm_gap[source], 0.0)
+    gap = np.where(between, measured.gap[source], 0.0)
+    gap += np.where(is_operator[source] & is_comm[target], measured.comm_gap[source], 0.0)
     return np.asarray(replayed.duration[source] + gap)
 
 
 def _step_ends(pid: Ints, schedule: DeviceSchedule, pids: int) -> Floats:
-    """Return the end of what ran last of each pid."""
+    """Return the end of the operation of each process that ran last, in ns."""
     ends = np.zeros(pids)
     ends[pid[schedule.order]] = schedule.end[schedule.order]
     return ends

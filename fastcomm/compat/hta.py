@@ -1,4 +1,4 @@
-"""The critical path as HolisticTraceAnalysis finds it, under HTA's own names.
+"""Reproduce the critical path of HolisticTraceAnalysis, with HTA's names.
 
 >>> from fastcomm.compat import hta
 >>> graph, success = hta.critical_path_analysis("traces/", 0, "ProfilerStep", 1)
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     import networkx
 
 _LOG = logging.getLogger("fastcomm")
-_SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
+_SEARCHED_FROM_NS = -1000  # weights up to this count as 0 in HTA's search
 _COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 
 
 def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+    """Return HTA's class of an edge's time; "" for kinds of edges without one."""
     if kind == "kernel_kernel":
         return "gpu_kernel_kernel_overhead"
     if kind == "launch":
@@ -64,7 +65,7 @@ def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) 
 def _search(
     graph: Graph, events: EventDescriptions, _: Flags
 ) -> tuple[LongestPath | None, None]:
-    """Search the longest path; None if the graph has a cycle, or a stream waits for itself."""
+    """Search for the longest path; None if there is a cycle, or a stream waits for itself."""
     searched = np.where(graph.weight <= _SEARCHED_FROM_NS, 0, graph.weight)
     return _longest(graph, events, searched), None
 
@@ -90,23 +91,23 @@ RULES = PathRules(
 
 
 class Edge(NamedTuple):
-    """An edge as HTA names its parts."""
+    """An edge with HTA's names of its parts."""
 
-    begin: int
-    end: int
+    begin: int  # node
+    end: int  # node
     type: str
-    weight: int
+    weight: int  # ns
 
 
 class CPGraph(CriticalPath):
     """A critical path with the methods of HTA's class of this name.
 
-    Events are given by their ids, their places in the file; weights are ns, where HTA has us.
+    The id of an event is its position in the file. Weights are ns, not us as in HTA.
     """
 
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
-        """Give a path these methods."""
+        """Convert a critical path."""
         return cls(
             path.graph,
             path.events,
@@ -118,38 +119,41 @@ class CPGraph(CriticalPath):
         )
 
     def critical_path(self, *, strict: bool = False) -> bool:
-        """Search the path again, after an edit; False where the graph has no valid one.
+        """Search for the path again, after an edit; return False if there is none.
 
-        A negative weight counts as 0 in the search. With `strict`, one of -1 us stays as it
-        is, and a lower one makes the graph invalid.
+        Weights of -1 us or less count as 0 in the search. With `strict`, a weight of -1 us is
+        used as it is, and a lower weight makes the graph invalid.
         """
         self._forget()
         if strict and self.about.rules.name == RULES.name:
             weight = self.graph.weight
-            refused = bool((weight < _SEARCHED_FROM_NS).any())
-            self.path = None if refused else _longest(self.graph, self.events, weight)
+            is_invalid = bool((weight < _SEARCHED_FROM_NS).any())
+            self.path = None if is_invalid else _longest(self.graph, self.events, weight)
         else:
             search = self.about.rules.search
             self.path, self.slack = search(self.graph, self.events, self.on_device)
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:
-        """Change the weight of an edge; the path stays until `critical_path` is called."""
+        """Set the weight of an edge, in ns; `critical_path` then searches for the path again.
+
+        Raises FastcommError if there is no such edge.
+        """
         at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
         if not len(at):
             raise FastcommError(f"the graph has no edge from node {source} to node {target}")
         changed = self.graph.weight.copy()
         changed[at] = weight
-        self.graph = self.graph.weighing(changed)
+        self.graph = self.graph.with_weights(changed)
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what was derived from the path and weights before."""
+        """Drop cached results that depend on the path and the weights."""
         for name in ("breakdown", "_bound_by"):
             self.__dict__.pop(name, None)
 
     def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
-        """These edges as HTA names their parts."""
+        """Return the edges with the given numbers in HTA's form."""
         graph = self.graph
         columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
         return [
@@ -159,25 +163,25 @@ class CPGraph(CriticalPath):
 
     @property
     def critical_path_nodes(self) -> list[int]:
-        """The nodes of the path, from first to last."""
+        """Nodes of the path, from first to last."""
         return [] if self.path is None else self.path.nodes.tolist()
 
     @property
     def critical_path_events_set(self) -> set[int]:
-        """The ids of the events on the path."""
+        """Ids of the events on the path."""
         return set(self.event_ids)
 
     @property
     def critical_path_edges_set(self) -> set[Edge]:
-        """The edges of the path."""
-        return set(self.edges(self.found.edges))
+        """Edges of the path."""
+        return set(self.edges(self.valid_path.edges))
 
     def get_critical_path_breakdown(self) -> pa.Table | None:
-        """Return `breakdown`, or None before there is a path."""
+        """Return `breakdown`, or None if there is no path."""
         return None if self.path is None else self.breakdown
 
     def get_nodes_for_event(self, event: int) -> tuple[int | None, int | None]:
-        """Return the nodes of the start and the end of an event."""
+        """Return the nodes of the start and the end of an event; None if it has no nodes."""
         nodes = np.flatnonzero(self.events.ids(self.graph.event) == event)
         if not len(nodes):
             return None, None
@@ -185,13 +189,13 @@ class CPGraph(CriticalPath):
         return start, end
 
     def get_events_for_edge(self, edge: Edge) -> tuple[int, int]:
-        """Return the ids of the events that an edge joins."""
+        """Return the ids of the events at the begin and the end of an edge."""
         ends = self.graph.event[[edge.begin, edge.end]]
         source, target = self.events.ids(ends).tolist()
         return source, target
 
     def get_event_attribution_for_edge(self, edge: Edge) -> int | None:
-        """Return the id of the event that an edge's time belongs to."""
+        """Return the id of the event that an edge's time belongs to, or None."""
         graph = self.graph
         at = np.flatnonzero((graph.source == edge.begin) & (graph.target == edge.end))
         owner = graph.owner[at[:1]]
@@ -204,11 +208,13 @@ class CPGraph(CriticalPath):
         return self.edges(owned[ids == event])
 
     def to_networkx(self) -> "networkx.DiGraph[int]":
-        """The graph for networkx, which has to be installed."""
+        """Return the graph for networkx; raise FastcommError if it is not installed."""
         try:
             import networkx
         except ImportError as error:
-            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
+            raise FastcommError(
+                'to_networkx needs networkx: pip install "fastcomm[graph]"'
+            ) from error
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         for edge in self.edges(np.arange(len(self.graph.source))):
             graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
@@ -217,14 +223,14 @@ class CPGraph(CriticalPath):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtaDrawing(Drawing):
-    """An overlay with times in whole microseconds."""
+    """An overlay with times in integer microseconds."""
 
     def inset_ns(self, on_device: Flags) -> Ints:
-        """Return how far before the end of its event an arrow touches it, by event."""
+        """Return for each event how many ns before its end an arrow begins."""
         return np.where(on_device, 1000, 0)
 
     def microseconds(self, ns: int) -> str:
-        """Write a time as JSON has it."""
+        """Return the JSON text of a time in us."""
         return str(ns // 1000)
 
 
@@ -238,15 +244,39 @@ def critical_path_analysis(
     zero_weight_launches: bool = False,
     include_last_profiler_step: bool = False,
 ) -> tuple[CPGraph, bool] | None:
-    """Find the critical path of a rank, and whether there is one.
+    """Find the critical path of a rank, as HTA's function of this name does.
 
-    The last profiled step is left out, unless `include_last_profiler_step`. `run` is a path,
-    or a run opened with `OpenOptions(whole=True)`. Returns None, and logs an error, where no
-    name contains the annotation or the instance is no instance; raises `FastcommError` where
-    the trace has fewer instances.
+    Parameters
+    ----------
+    run
+        A path, or a run opened with ``OpenOptions(whole=True)``.
+    rank
+        The rank.
+    annotation
+        Text that the names of the annotations contain.
+    instance_id
+        Number of the annotation, or the first and the last number.
+    data_load_events
+        Regular expressions of names of events that load data.
+    zero_weight_launches
+        Add an edge of weight 0 for each launch.
+    include_last_profiler_step
+        Keep the last profiled step.
+
+    Returns
+    -------
+    tuple or None
+        The path, and whether it is valid. None, with an error in the log, if no name contains
+        the annotation, or the instance is invalid.
+
+    Raises
+    ------
+    FastcommError
+        If the trace has fewer instances, or cannot be read.
+
     """
     try:
-        found = find_path(
+        path = find_path(
             _opened(run).read(rank),
             Window(
                 annotation=annotation,
@@ -261,7 +291,7 @@ def critical_path_analysis(
             raise
         _LOG.error("%s", error)
         return None
-    return found, found.path is not None
+    return path, path.path is not None
 
 
 def _opened(run: RunTraces | str | Path) -> RunTraces:
@@ -275,11 +305,29 @@ def find_path(
     zero_weight_launches: bool = False,
     keep_last: bool = False,
 ) -> CPGraph:
-    """Find the critical path of a window by HTA's rules; `path` is None where there is none.
+    """Find the critical path of a window by HTA's rules.
 
-    A step is the annotation ``ProfilerStep#N``. With `zero_weight_launches` each launch has an
-    edge of weight 0; with `keep_last` the last profiled step stays. Raises `WindowError` where
-    the trace has no such window.
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    window
+        The window; a step is the annotation ``ProfilerStep#N``.
+    zero_weight_launches
+        Add an edge of weight 0 for each launch.
+    keep_last
+        Keep the last profiled step.
+
+    Returns
+    -------
+    CPGraph
+        Its `path` is None if the graph has a cycle.
+
+    Raises
+    ------
+    WindowError
+        If the trace has no such window.
+
     """
     window = window or Window()
     linked = hta_graph.linked(trace, keep_last=keep_last)
@@ -308,35 +356,53 @@ def find_path(
     return CPGraph.search(graph, events, about, streams.to_numpy() != -1)
 
 
-def clip(found: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:
-    """The rows of a window; `WindowError` where there is no such window."""
-    rows = found.rows
+def clip(linked: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:
+    """Select the rows of a window.
+
+    Parameters
+    ----------
+    linked
+        The rank.
+    annotation
+        Name of the annotation, or a part of it; "" for the whole trace.
+    instance
+        Number of the annotation, or the first and the last number.
+    exact
+        Whether the annotation is a whole name.
+
+    Raises
+    ------
+    WindowError
+        If there is no such window.
+
+    """
+    rows = linked.rows
     window = TimeRange(start=0, stop=int(rows.stop.max(initial=0)))
     inside = np.ones(len(rows), np.bool_)
     if annotation:
-        marks = _marks(found, annotation, instances(instance), exact)
+        marks = _marks(linked, annotation, instances(instance), exact)
         window = TimeRange(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
         inside = (rows.start >= window.start) & (rows.start <= window.stop)
     host = inside & (rows.stream == -1) & (rows.stop > rows.start)
     reached = np.zeros(len(rows), np.bool_)
-    reached[found.partner[host & (found.partner >= 0)]] = True
-    kept = host | (reached & (rows.stream != -1)) | rows.named(("Stream Wait Event",))
-    return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
+    reached[linked.partner[host & (linked.partner >= 0)]] = True
+    selected = host | (reached & (rows.stream != -1)) | rows.named(("Stream Wait Event",))
+    return Clipped(linked=linked, rows=np.flatnonzero(selected), window=window)
 
 
-def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Ints:
-    """The rows from one instance of an annotation to another.
+def _marks(linked: Linked, annotation: str, numbers: tuple[int, int], exact: bool) -> Ints:
+    """Return the rows of an annotation, from a first to a last instance.
 
-    HTA numbers the rows that match as they lie in its table, not in order of time.
+    HTA numbers the matching rows in the order of its table, not by time.
     """
-    rows = found.rows
-    named = rows.named((annotation,)) if exact else rows.containing(annotation)
-    marks = np.flatnonzero(named)
+    rows = linked.rows
+    is_match = rows.named((annotation,)) if exact else rows.containing(annotation)
+    marks = np.flatnonzero(is_match)
     if not len(marks):
         raise WindowError.no_annotation(annotation)
-    behind = found.has_steps & ~found.linking[marks]
-    marks = marks[np.lexsort((rows.position[marks], behind))]
-    first, last = wanted
+    comes_later = linked.has_steps & ~linked.linking[marks]
+    marks = marks[np.lexsort((rows.position[marks], comes_later))]
+    first, last = numbers
     if first >= len(marks):
         raise WindowError.no_instance(annotation, first, len(marks))
     chosen: Ints = marks[first : last + 1]
@@ -352,9 +418,30 @@ def overlay_critical_path_analysis(
     show_all_edges: bool = False,
     edge_types_to_viz: Sequence[str] | None = None,
 ) -> str:
-    """Write the trace of a rank with the path in it, and return the path of that file.
+    """Write a copy of a rank's trace with the critical path drawn into it.
 
-    `run` is a path, or a run opened with `OpenOptions(whole=True)`.
+    Parameters
+    ----------
+    run
+        A path, or a run opened with ``OpenOptions(whole=True)``.
+    rank
+        The rank.
+    critical_path_graph
+        The critical path.
+    output_dir
+        Where the file is written.
+    only_show_critical_events
+        Leave out events that are not on the path.
+    show_all_edges
+        Draw all edges, not only those of the path.
+    edge_types_to_viz
+        Kinds of edges to draw.
+
+    Returns
+    -------
+    str
+        Path of the file.
+
     """
     trace = _opened(run).read(rank)
     target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
@@ -369,9 +456,9 @@ def overlay_critical_path_analysis(
 
 
 def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int = 0) -> CPGraph:
-    """Load the graph and path that `CriticalPath.save` wrote, by any rules.
+    """Load a critical path that `CriticalPath.save` wrote.
 
-    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError`
-    where the file is no saved path; nothing is unpacked outside of memory.
+    The file is unpacked in memory only. `t_full` and `rank` exist because HTA has them, and are
+    ignored. Raises FastcommError if the file is no saved path.
     """
     return CPGraph.of(saved.load(zip_filename, (CORRECTED, RULES)))

@@ -1,6 +1,6 @@
-"""A rank and the graph of its windows by the rules of HolisticTraceAnalysis.
+"""Build the graph of a window by the rules of HolisticTraceAnalysis.
 
-Rounding, links, trimming; then edge by edge, in HTA's order.
+`linked` rounds, links and trims the events of a rank; `build` adds the edges in HTA's order.
 """
 
 import re
@@ -24,25 +24,25 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
 _STEP = r"^ProfilerStep#(\d+)"
-# Processes of the rows by which the profiler describes itself: of category "Trace".
+# Processes of the events in which the profiler describes itself, of category "Trace".
 _SPANS = ("Spans", "Traces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linked:
-    """The rows of a rank, rounded and trimmed, and which launch belongs to which work."""
+    """The events of a rank, rounded and trimmed, with links between launches and work."""
 
     rows: EventRows
-    linking: Flags  # device work and waits, which calls are linked to
-    partner: Numbers  # row of the other side, or NONE
-    has_partner: Flags  # of a row behind the first of the file: 0 is taken for none
+    linking: Flags  # device work and waits, which calls link to
+    partner: Numbers  # row of the linked event, or NONE
+    has_partner: Flags  # False if the partner is the first event of the file, as in HTA
     origin: int  # ns of the time 0
-    has_steps: bool  # of several names: what is linked to then stands before all else
+    has_steps: bool  # several steps; HTA's table then begins with the `linking` rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clipped:
-    """The part of `Linked` that a window holds."""
+    """The events of a window."""
 
     linked: Linked
     rows: Ints  # of `linked`
@@ -50,7 +50,16 @@ class Clipped:
 
 
 def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
-    """Read a trace as HTA does; the last profiled step is left out unless `keep_last`."""
+    """Prepare the events of a rank as HTA does.
+
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    keep_last
+        Keep the last profiled step.
+
+    """
     rows = EventRows.whole(trace)
     spans = np.isin(np.array(trace.lanes["process"].to_pylist(), object), _SPANS)
     if spans.any():
@@ -83,9 +92,9 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
 
 
 def _rounded(rows: EventRows, trace: Trace) -> EventRows:
-    """The rows on the file's own clock, in whole microseconds if it has fractions.
+    """Return the rows on the clock of the file, in integer us if it has fractions.
 
-    The arithmetic is that of doubles: what a JSON parser makes of the text, rounded.
+    Times are rounded as float64, as HTA does after it has parsed the JSON text.
     """
     stop = rows.stop - trace.meta.base
     if not _is_fractional(rows.start, stop, trace):
@@ -99,10 +108,11 @@ def _rounded(rows: EventRows, trace: Trace) -> EventRows:
 
 
 def _is_fractional(start: Ints, stop: Ints, trace: Trace) -> bool:
-    """Whether a start is written with a decimal point: HTA then rounds all."""
+    """Return whether the file has a start with a decimal point; HTA then rounds all times."""
     if (start % 1000).any():
         return True
-    # Only then it makes a difference; that no kept start has a fraction does not settle it.
+    # A start with a decimal point may be of an event that was not read; this matters only for
+    # ends with fractions.
     return bool((stop % 1000).any()) and find(place(trace.meta.path), _FLOAT) is not None
 
 
@@ -110,13 +120,16 @@ _FLOAT = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
 
 
 def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Microseconds as the nearest double to their decimal text."""
-    whole, part = np.divmod(ns, 1000)
-    return whole.astype(np.float64) + part / 1000.0
+    """Return microseconds as float64, nearest to their decimal text."""
+    integer, fraction = np.divmod(ns, 1000)
+    return integer.astype(np.float64) + fraction / 1000.0
 
 
 def _partners(rows: EventRows, linking: Flags) -> Numbers:
-    """The row that each row is linked to; what has a correlation alone is linked to id 0."""
+    """Return the row that each row is linked to.
+
+    A row whose correlation is unique is linked to the first event of the file, as in HTA.
+    """
     (code,), count = codes(np.where(rows.correlation == -1, NULL, rows.correlation))
     partner = matching.partners(code, count, linking, rows.position)
     zero = np.flatnonzero(rows.position == 0)
@@ -126,24 +139,24 @@ def _partners(rows: EventRows, linking: Flags) -> Numbers:
 
 
 def _trimmed(whole: Linked) -> Linked:
-    """Without the last profiled step, and the work that it launched."""
+    """Drop the last profiled step, and the work that it launched."""
     rows = whole.rows
     marks = rows.matching(_STEP) & ~whole.linking
     if not marks.any():
         return whole
-    kept = ~whole.linking & (rows.start < rows.start[marks].max())
+    keep = ~whole.linking & (rows.start < rows.start[marks].max())
     (code,), count = codes(rows.correlation)
     launched = np.zeros(count + 1, np.bool_)
-    launched[code[kept]] = True
-    kept |= whole.linking & launched[code]
-    place = np.cumsum(kept, dtype=np.int32) - 1
-    partner = whole.partner[kept]
-    partner = np.where((partner >= 0) & kept[partner], place[partner], NONE).astype(np.int32)
+    launched[code[keep]] = True
+    keep |= whole.linking & launched[code]
+    place = np.cumsum(keep, dtype=np.int32) - 1
+    partner = whole.partner[keep]
+    partner = np.where((partner >= 0) & keep[partner], place[partner], NONE).astype(np.int32)
     return Linked(
-        rows=rows.take(kept),
-        linking=whole.linking[kept],
+        rows=rows.take(keep),
+        linking=whole.linking[keep],
         partner=partner,
-        has_partner=whole.has_partner[kept] & (partner >= 0),
+        has_partner=whole.has_partner[keep] & (partner >= 0),
         origin=whole.origin,
         has_steps=True,
     )
@@ -183,7 +196,18 @@ _ROLES = {
 def build(
     clipped: Clipped, data_load: Sequence[str] = (), *, zero_launches: bool = False
 ) -> Graph:
-    """The graph of a window. Its events are rows of the trace."""
+    """Build the graph of a window; its events are rows of the trace.
+
+    Parameters
+    ----------
+    clipped
+        The events of the window.
+    data_load
+        Texts in the names of events that load data.
+    zero_launches
+        Add an edge of weight 0 for each launch.
+
+    """
     linked = clipped.linked
     rows = linked.rows
     nodes = _nodes(clipped, data_load)
@@ -202,25 +226,25 @@ def build(
     count = kernels.stack_edges(starts, stops, packed, nodes, edges, count)
     count = kernels.device_edges(device, packed, nodes, edges, count)
     graph, number = Graph.of(nodes, edges, count), np.append(rows.row, NONE).astype(np.int32)
-    return graph.owned_by(number[graph.event], number[graph.owner])
+    return graph.with_events(number[graph.event], number[graph.owner])
 
 
 def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.HtaNodes:
-    """Two nodes of every operator, call, loading of data, and launched work."""
+    """Return the two nodes of each operator, call, data loader event and launched work."""
     linked = clipped.linked
     rows = linked.rows
-    has = rows.of_kind("cpu_op", "runtime")
+    is_node = rows.of_kind("cpu_op", "runtime")
     for text in data_load:
-        has |= rows.containing(text)
-    has |= (rows.stream != -1) & ((rows.correlation >= 0) | (linked.partner >= 0))
-    having = clipped.rows[has[clipped.rows]]
+        is_node |= rows.containing(text)
+    is_node |= (rows.stream != -1) & ((rows.correlation >= 0) | (linked.partner >= 0))
+    used = clipped.rows[is_node[clipped.rows]]
     return kernels.nodes_of(
-        having, _by_stop(rows.stop, rows.position, having), rows.start, rows.stop, rows.position
+        used, _by_stop(rows.stop, rows.position, used), rows.start, rows.stop, rows.position
     )
 
 
 def _by_stop(stop: Ints, tie: Ints, rows: Ints) -> Ints:
-    """The rows in order of (stop, tie)."""
+    """Sort rows by (stop, tie)."""
     order: Ints = rows[np.argsort(stop[rows], kind="stable")]
     graphs.settle(order, stop, tie)
     return order
@@ -228,14 +252,17 @@ def _by_stop(stop: Ints, tie: Ints, rows: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Rows by thread; -1 for rows of no host thread."""
+    """Number of the host thread of each row of a window; -1 for other rows."""
 
-    group: Numbers  # of each row of the window
-    count: int
+    group: Numbers
+    count: int  # threads
 
 
 def _threads(clipped: Clipped) -> _Groups:
-    """The host threads, in order of process and thread; backward may run on that of forward."""
+    """Number the host threads by process and thread.
+
+    If forward and backward have one thread each, backward counts as part of the forward thread.
+    """
     rows = clipped.linked.rows
     inside = np.zeros(len(rows), np.bool_)
     inside[clipped.rows] = True
@@ -244,13 +271,13 @@ def _threads(clipped: Clipped) -> _Groups:
     )
     lane = rows.lane[clipped.rows]
     in_window = np.flatnonzero(np.bincount(lane, minlength=len(pairs))).tolist()
-    asked = rows.of_kind("cpu_op", "annotation") & inside
-    words = [
-        {pairs[lane][1] for lane in set(rows.lane[asked & rows.containing(word)].tolist())}
-        for word in ("forward", "autograd")
+    is_named = rows.of_kind("cpu_op", "annotation") & inside
+    threads = [
+        {pairs[lane][1] for lane in set(rows.lane[is_named & rows.containing(text)].tolist())}
+        for text in ("forward", "autograd")
     ]
-    if all(len(threads) == 1 and threads != {"0"} for threads in words):
-        (forward,), (backward,) = words
+    if all(len(names) == 1 and names != {"0"} for names in threads):
+        (forward,), (backward,) = threads
         pairs = [(p, forward if t == backward else t) for p, t in pairs]
     order = sorted(
         {pairs[lane] for lane in in_window}, key=lambda pair: [*map(_sortable, pair)]
@@ -263,14 +290,14 @@ def _threads(clipped: Clipped) -> _Groups:
     return _Groups(np.where(is_device[group], np.int32(-1), group), len(order))
 
 
-def _sortable(word: str) -> tuple[bool, int, str]:
-    """Numbers before words."""
-    is_number = word.lstrip("-").isdecimal()
-    return not is_number, int(word) if is_number else 0, word
+def _sortable(label: str) -> tuple[bool, int, str]:
+    """Return a key that sorts numbers before texts."""
+    is_number = label.lstrip("-").isdecimal()
+    return not is_number, int(label) if is_number else 0, label
 
 
 def _stacks(clipped: Clipped) -> tuple[tuple[Numbers, Ints], tuple[Numbers, Ints]]:
-    """The rows of every host thread by start, the longer first, and by stop."""
+    """Index the rows of each host thread, by start (the longer first) and by stop."""
     rows, window = clipped.linked.rows, clipped.rows
     threads = _threads(clipped)
     group = np.full(len(rows), -1, np.int32)
@@ -284,7 +311,7 @@ def _stacks(clipped: Clipped) -> tuple[tuple[Numbers, Ints], tuple[Numbers, Ints
 
 
 def _device(clipped: Clipped) -> kernels.Device:
-    """The rows of the device pass, in its order, with what was launched and recorded before."""
+    """Return the device events in the order of HTA's device pass, with their launches."""
     linked = clipped.linked
     rows, window = linked.rows, clipped.rows
     is_sync = rows.kind == KIND["sync"]
@@ -307,24 +334,24 @@ def _device(clipped: Clipped) -> kernels.Device:
 
 
 def _stream_codes(stream: Ints, role: Numbers) -> Numbers:
-    """Streams by number, those with work first, as the work comes."""
+    """Number the streams: those with work first, in the order of their first work."""
     (_, code), _ = codes_in_order(stream[role == kernels.WORK], stream)
     return code
 
 
 def _launches(linked: Linked) -> Ints:
-    """Rows of the calls that HTA knows as launches, in order of time."""
-    found: Ints = np.flatnonzero(linked.has_partner & linked.rows.named(LAUNCHES))
-    return found
+    """Return the rows of calls that are launches in HTA, by start."""
+    rows: Ints = np.flatnonzero(linked.has_partner & linked.rows.named(LAUNCHES))
+    return rows
 
 
 def _queue(linked: Linked, launches: Ints) -> Numbers:
-    """The queue length at each launch and each start of its work."""
+    """Return the queue length of its stream at each launch and each start of work."""
     rows = linked.rows
     (code,), count = codes(rows.correlation)
-    known = np.zeros(count, np.bool_)
-    known[code[launches]] = True
-    works = np.flatnonzero((rows.stream != -1) & known[code])
+    is_launched = np.zeros(count, np.bool_)
+    is_launched[code[launches]] = True
+    works = np.flatnonzero((rows.stream != -1) & is_launched[code])
     stream = rows.stream.copy()
     stream[launches] = rows.stream[linked.partner[launches]]
     (numbers,), streams = codes(stream)
@@ -332,15 +359,15 @@ def _queue(linked: Linked, launches: Ints) -> Numbers:
 
 
 def _recorded(linked: Linked, launches: Ints) -> tuple[Numbers, Numbers]:
-    """The work behind which each waiting row's record comes; the work that a wait holds up.
+    """Return for each wait the work before its record, and the work that it delays.
 
-    Both are by row, NONE where there is none.
+    Both are by row, with NONE for rows without.
     """
     rows = linked.rows
-    nothing = np.full(len(rows), NONE, np.int32)
+    no_work = np.full(len(rows), NONE, np.int32)
     records = np.flatnonzero(rows.named(("cudaEventRecord",)))
     if not len(records):
-        return nothing, nothing
+        return no_work, no_work
     launches = launches[linked.has_partner[linked.partner[launches]]]
     work = linked.partner[launches]
     return (
@@ -350,7 +377,7 @@ def _recorded(linked: Linked, launches: Ints) -> tuple[Numbers, Numbers]:
 
 
 def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -> Numbers:
-    """For each row that waits for a record: the work launched last before that record."""
+    """Return for each row that waits for a record the last work launched before the record."""
     rows, process = linked.rows, _processes(linked)
     waits = np.flatnonzero(rows.wait_stream > -1)
     (of_wait, of_record, of_row), count = codes(
@@ -359,8 +386,8 @@ def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -
     target = np.full((count + 1, 2), NULL, np.int64)
     target[of_wait] = np.stack([process[waits], rows.wait_stream[waits]], axis=1)
     goal = target[of_record]
-    known = goal[:, 1] != NULL
-    records, goal, of_record = records[known], goal[known], of_record[known]
+    is_awaited = goal[:, 1] != NULL
+    records, goal, of_record = records[is_awaited], goal[is_awaited], of_record[is_awaited]
     lane, mark_lane, lanes = pair_codes(
         (process[work], rows.stream[work]), (goal[:, 0], goal[:, 1])
     )
@@ -371,7 +398,7 @@ def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -
 
 
 def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
-    """For each wait: the work of the next launch of its thread on the stream that waits."""
+    """Return for each wait the work of its thread's next launch on the stream that waits."""
     rows = linked.rows
     marks = np.flatnonzero(rows.named(("cudaStreamWaitEvent",)) & linked.has_partner)
     lane, mark_lane, lanes = pair_codes(
@@ -379,13 +406,13 @@ def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
         (rows.lane[marks], rows.stream[linked.partner[marks]]),
     )
     behind = matching.launches_behind((launches, lane), (marks, mark_lane), rows.start, lanes)
-    found = np.full(len(rows), NONE, np.int32)
-    found[marks] = np.where(behind >= 0, linked.partner[behind], NONE)
-    return found
+    work_behind = np.full(len(rows), NONE, np.int32)
+    work_behind[marks] = np.where(behind >= 0, linked.partner[behind], NONE)
+    return work_behind
 
 
 def _processes(linked: Linked) -> Ints:
-    """The process of each row, as a number."""
-    words = linked.rows.lanes["process"].combine_chunks().dictionary_encode()
-    found: Ints = words.indices.to_numpy().astype(np.int64)[linked.rows.lane]
-    return found
+    """Return the number of each row's process."""
+    encoded = linked.rows.lanes["process"].combine_chunks().dictionary_encode()
+    numbers: Ints = encoded.indices.to_numpy().astype(np.int64)[linked.rows.lane]
+    return numbers

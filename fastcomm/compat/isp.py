@@ -1,4 +1,7 @@
-"""The original strategy search: its formulas, candidates and order, reproduced exactly."""
+"""Reproduce the original strategy search exactly: its formulas, candidates and order.
+
+Candidates are priced block by block: arrays have micro-batches as rows, shards as columns.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -15,21 +18,26 @@ from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import ALGOS, Question
 from fastcomm.isp.calibration import Setting, setting
-from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]
 Costs = dict[str, Any]
 
-_INTRA = 150 * 2**30
-_NODE = 100 * 2**30
-_RANKS = 8
-_BUCKET = 2**29
+_INTRA = 150 * 2**30  # bytes/s inside a node
+_NODE = 100 * 2**30  # bytes/s of a node
+_RANKS = 8  # per node
+_BUCKET = 2**29  # elements of a gradient bucket
 _FACTOR = {"gather": 1.0, "reduce": 2.0}
 
 
-def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gather") -> Array:
-    """Return the seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
+def _collective_s(
+    volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gather"
+) -> Array:
+    """Return the seconds of a collective of `volume` bytes in a group of n ranks.
+
+    `stride` is the distance of its ranks; `kind` is gather, reduce or alltoall.
+    """
     n, stride = np.maximum(np.asarray(n, np.float64), 1), np.asarray(stride, np.float64)
     inside = (n <= _RANKS) & ((n - 1) * stride <= _RANKS - 1)
     slow = np.array([1, 1.1, 1.2, 1.3, 1.4, 1.5])[np.searchsorted([16, 32, 64, 256, 512], n)]
@@ -37,19 +45,22 @@ def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gath
     share = np.where(inside, 1, np.minimum(stride, _RANKS))
     if kind == "alltoall":
         beyond = 8 / n * (n - 8 / n)
-        moved = np.where(n <= _RANKS, (n - 1) / n, beyond)
+        portion = np.where(n <= _RANKS, (n - 1) / n, beyond)
     else:
-        moved = _FACTOR[kind] * (n - 1) / n
-    return np.asarray(np.where(n > 1, moved * volume * share / bandwidth, 0.0))
+        portion = _FACTOR[kind] * (n - 1) / n
+    return np.asarray(np.where(n > 1, portion * volume * share / bandwidth, 0.0))
 
 
 def memory(block: OriginalBlock, question: Question) -> Costs:
-    """Return the bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
+    """Return the bytes of a rank by category, with the original's names.
+
+    `total_mm_cost` is the peak. Values have the shape of the block, or broadcast to it.
+    """
     model, d, pp = question.model, question.dtype_size, block.pp
-    weights, states = _held(block, question)
+    weights, states = _elements(block, question)
     os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
-    kept = _activations(block, question)
-    activation = sum(kept.values(), np.float64(0))
+    activations = _activations(block, question)
+    activation = sum(activations.values(), np.float64(0))
     pool = 4.0 * d * (4 * model.hidden**2 + 3 * model.hidden * model.ffn)
     pool = pool if block.algo == "isp" else 0.0
     head = model.hidden // model.heads
@@ -66,12 +77,12 @@ def memory(block: OriginalBlock, question: Question) -> Costs:
         "rotary_emb_sincos_cache_mm": rotary,
         "pp_p2p_buffer": buffer,
         "activation": activation,
-        **kept,
+        **activations,
     }
 
 
-def _held(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
-    """Return the elements of weights and of optimizer states."""
+def _elements(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
+    """Return the numbers of elements of weights and of optimizer states on a rank."""
     model = question.model
     head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
     stage = model.layers // block.pp * model.layer_parameters
@@ -83,17 +94,18 @@ def _held(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
 
 
 def _activations(block: OriginalBlock, question: Question) -> Costs:
+    """Return the bytes of activations by category, with the original's names."""
     model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
     seq, h, layers, b, full = (
         *(question.seq_len, model.hidden, model.layers),
         *(block.bsz, block.ck > 0),
     )
     unit = (d // 2) * b * seq * h
-    kept = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
+    saved = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
     scores = 0 if question.flash else 5 * model.heads * seq / h / sp
     one = d * b * seq * h // sp
     return {
-        "blocks_activation": np.where(full, 0.0, layers * unit * (kept + scores)),
+        "blocks_activation": np.where(full, 0.0, layers * unit * (saved + scores)),
         "norm_activation": 4.0 * b * seq * h // sp,
         "head_input_activation": 0.0 * one if block.algo == "msp" else 1.0 * one,
         "head_output_activation": 1.0 * (d * b * seq * model.vocab // sp),
@@ -105,7 +117,7 @@ def _activations(block: OriginalBlock, question: Question) -> Costs:
 
 
 def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
-    """Return the seconds of a layer's attention by the closed form."""
+    """Return the seconds of a layer's attention by its formula, one value per row."""
     local = question.model.hidden // block.sp
     forward = cluster.attention.forward(block.bsz, question.seq_len, local)
     backward = cluster.attention.backward(block.bsz, question.seq_len, local)
@@ -115,11 +127,11 @@ def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster
 def measured_attention(
     block: OriginalBlock, question: Question, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Look up the seconds of a layer's attention, and which rows the table has."""
+    """Return the measured seconds of a layer's attention, and which rows the table has."""
     local = question.model.hidden // block.sp
     keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
-    found = [table.get(key, (np.nan, np.nan)) for key in keys]
-    forward, backward = np.array(found, np.float64).T[:, :, None]
+    seconds = [table.get(key, (np.nan, np.nan)) for key in keys]
+    forward, backward = np.array(seconds, np.float64).T[:, :, None]
     return np.asarray((1 + block.ck) * forward + backward), np.isfinite(forward)
 
 
@@ -130,12 +142,32 @@ def times(
     cluster: Cluster,
     comp_attn: Array,
 ) -> Costs:
-    """Return the seconds of a step and its parts, and tokens/s/GPU (`tgs`)."""
+    """Return the seconds of a step and its parts, and tokens/s/GPU, with the original's names.
+
+    Parameters
+    ----------
+    block
+        The candidates.
+    question
+        Model, batch and data type.
+    rules
+        Version of the original.
+    cluster
+        Its GEMM model.
+    comp_attn
+        Seconds of a layer's attention, one value per row.
+
+    Returns
+    -------
+    dict of ndarray
+        `tgs` is tokens/s/GPU, `g_bsz` the tokens of a batch; all others are seconds.
+
+    """
     pp, m, layers = block.pp, block.num, question.model.layers
     costs = _layer(block, question, cluster)
     layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
     one = (layers if pp == 1 else -(-layers // pp)) * layer
-    wdp, zp_cost = _synchronise(block, question, rules)
+    wdp, zp_cost = _synchronize(block, question, rules)
     piece = question.dtype_size * (question.seq_len // block.sp) * block.bsz
     p2p = _p2p(block, piece * float(question.model.hidden))
     p2p = p2p * (2 * np.minimum(pp, m) + m - 1)
@@ -157,7 +189,7 @@ def times(
 
 
 def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
-    """Return the GEMMs and communication of a layer, without attention."""
+    """Return the seconds of a layer's GEMMs and communication, without attention."""
     model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
     seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
     linear = sum(
@@ -166,12 +198,12 @@ def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
     )
     comp_wp = (3 + ck) * linear
     if block.algo == "isp":
-        comm_wp = 3 * _moved(d * (4.0 * h * h + 3.0 * h * model.ffn), wp, 1)
-        sp_comm = _moved(d * b * (seq / sp) * h, sp, 1, "alltoall") * (8 + 4 * ck)
+        comm_wp = 3 * _collective_s(d * (4.0 * h * h + 3.0 * h * model.ffn), wp, 1)
+        sp_comm = _collective_s(d * b * (seq / sp) * h, sp, 1, "alltoall") * (8 + 4 * ck)
     else:
         comm_wp = np.zeros(1)
         calls = (8 if block.algo == "msp" else 10) + 4 * ck
-        sp_comm = _moved(d * b * float(seq) * h, sp, 1) * calls
+        sp_comm = _collective_s(d * b * float(seq) * h, sp, 1) * calls
     both = np.maximum(comp_wp, comm_wp) + question.penalty * np.minimum(comp_wp, comm_wp)
     return {
         "overlap_latency": np.where(wp > 1, both, comp_wp),
@@ -182,15 +214,16 @@ def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
 
 
 def _p2p(block: OriginalBlock, volume: Array) -> Array:
+    """Return the seconds of a message between pipeline stages of `volume` bytes."""
     stride = block.world / block.pp
     inside = block.pp <= _RANKS and (block.pp - 1) * stride <= _RANKS - 1
     return volume / _INTRA if inside else volume * min(stride, _RANKS) / _NODE
 
 
-def _synchronise(
+def _synchronize(
     block: OriginalBlock, question: Question, rules: OriginalRules
 ) -> tuple[Array, Array]:
-    """Return the seconds of the gradients' reduction, and of the parameters' broadcast."""
+    """Return the seconds to reduce the gradients, and to broadcast the parameters."""
     model, d, sp, wp, zp, dp = (
         question.model,
         question.dtype_size,
@@ -200,22 +233,22 @@ def _synchronise(
     stage = model.layers // block.pp * model.layer_parameters
     if block.algo != "isp":
         elements = stage / sp + head
-        wdp = _moved(d * elements, dp, sp, "reduce")
+        wdp = _collective_s(d * elements, dp, sp, "reduce")
         wdp = 0 * wdp if rules.first and rules.overlap_wdp else wdp
-        return wdp, zp * _moved(d * elements / zp, zp, sp)
+        return wdp, zp * _collective_s(d * elements / zp, zp, sp)
     cut = stage / wp
-    blocks, rest = (
+    blocks, heads = (
         (cut % _BUCKET, head % _BUCKET) if rules.overlap_wdp else (cut, np.float64(head))
     )
-    reduced = _moved(d * blocks, block.world // block.pp // wp, wp, "reduce")
-    wdp = reduced + _moved(d * rest, dp, sp, "reduce")
+    reduced = _collective_s(d * blocks, block.world // block.pp // wp, wp, "reduce")
+    wdp = reduced + _collective_s(d * heads, dp, sp, "reduce")
     wdp = 0 * wdp if rules.first and rules.overlap_wdp else wdp
-    sent = (1 if rules.first else 2) * _moved(d * head, dp, sp)
-    return wdp, np.maximum(zp * _moved(d * cut / zp, zp, wp), sent)
+    sent = (1 if rules.first else 2) * _collective_s(d * head, dp, sp)
+    return wdp, np.maximum(zp * _collective_s(d * cut / zp, zp, wp), sent)
 
 
 _VOCAB = 103168
-# More candidates than any world has: ties go by world, then by enumeration.
+# More candidates than any world size has, so that ties are broken by world size first.
 _WORLD = 1 << 40
 _REASONS = ("candidates", "divisibility", "memory", "table")
 
@@ -226,7 +259,25 @@ def search(
     cluster: Cluster,
     tables: ComputeTables | None = None,
 ) -> SearchResult:
-    """Price every strategy of the original's space by its formulas, and keep what fits."""
+    """Price every strategy of the original's space by its formulas, and keep those that fit.
+
+    Parameters
+    ----------
+    question
+        What to search for.
+    rules
+        Version of the original.
+    cluster
+        Memory and models of GEMM and attention.
+    tables
+        Measured tables instead of formulas, if any.
+
+    Raises
+    ------
+    ConfigError
+        If the original cannot answer the question.
+
+    """
     question.check()
     isp_space.check(question, rules)
     counted = dict.fromkeys(_REASONS, 0)
@@ -252,12 +303,12 @@ def search(
         columns=Records.of(parts),
         notes=()
         if tables
-        else ("no measured tables: closed forms stand for products and attention",),
+        else ("no measured tables: times of GEMMs and attention are by formulas",),
     )
 
 
 def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchResult:
-    """Search by the original's rules; ConfigError for algorithms that it does not know."""
+    """Search with hardware settings; raise ConfigError for algorithms the original lacks."""
     algos = ORIGINAL_ALGOS if question.algos == ALGOS else question.algos
     if "mtp" in algos:
         raise ConfigError("mtp: the original searches isp, msp and fsp")
@@ -265,7 +316,7 @@ def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchRe
 
 
 def rules_of(options: SearchOptions) -> OriginalRules:
-    """Return the rules that the options ask for: of 2025 unless they name others."""
+    """Return the rules of the options; by default those of 2025."""
     return OriginalRules(
         variant=options.compat or "isp-2025",
         overlap_wdp=options.overlap_wdp,
@@ -275,9 +326,13 @@ def rules_of(options: SearchOptions) -> OriginalRules:
 
 @shows(SearchOptions)
 def search_strategies(**options: Any) -> SearchResult:
-    """Search by the original's rules, with `SearchOptions`; raise ConfigError for others."""
-    asked = build(SearchOptions, options, "search_strategies")
-    return answer(questions.question_of(asked), rules_of(asked), setting(asked))
+    """Search by the original's rules.
+
+    Keywords are the fields of `SearchOptions`. Raises ConfigError for other keywords, and for
+    questions that the original cannot answer.
+    """
+    checked = build(SearchOptions, options, "search_strategies")
+    return answer(questions.question_of(checked), rules_of(checked), setting(checked))
 
 
 def _priced(
@@ -289,6 +344,10 @@ def _priced(
     counted: dict[str, int],
     shift: int,
 ) -> tuple[FeasibleCells | None, float]:
+    """Price a block: return the cells that fit, if any, and the least memory in bytes.
+
+    Rejected cells are counted by reason in `counted`; `shift` is added to the order of cells.
+    """
     shape = (len(block.bsz), len(block.zp))
     used = memory(block, question)
     total = np.broadcast_to(used["total_mm_cost"], shape)
@@ -296,19 +355,21 @@ def _priced(
     fits = total <= limit
     counted["memory"] += int((~fits).sum())
     if tables:
-        attention, known = measured_attention(block, question, tables.attention)
-        counted["table"] += int((fits & ~known).sum())
-        fits = fits & known
+        attention, is_measured = measured_attention(block, question, tables.attention)
+        counted["table"] += int((fits & ~is_measured).sum())
+        fits = fits & is_measured
     else:
         attention = attention_seconds(block, question, cluster)
     if not fits.any():
         return None, float(total.min())
     costs = times(block, question, rules, cluster, attention)
-    named = _key(block, question, shift)
-    return kept(shape, fits, {**named, **costs, **used}), float(total.min())
+    parameters = _parameters(block, question, shift)
+    cells = FeasibleCells.of(shape, fits, {**parameters, **costs, **used})
+    return cells, float(total.min())
 
 
-def _key(block: OriginalBlock, question: Question, shift: int) -> Fields:
+def _parameters(block: OriginalBlock, question: Question, shift: int) -> Fields:
+    """Return the parameters of the candidates of a block, with the original's names."""
     model = question.model
     return {
         "order": block.order + shift,

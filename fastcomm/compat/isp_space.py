@@ -1,7 +1,8 @@
-"""What the original strategy search is asked: its configuration, and its candidates in order.
+"""Configuration and candidates of the original strategy search, in its order.
 
-A block is what has one pipeline, sequence shard and algorithm: its micro-batches are rows, its
-shards are columns. Group rules see the columns alone, so most candidates cost nothing.
+A block has the candidates of one pipeline size, sequence-parallel size and algorithm: its
+micro-batches are rows, its shards are columns. Most candidates are rejected by their columns
+alone, which is fast.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,40 +26,41 @@ Columns = dict[str, NDArray[np.float64]]
 
 ORIGINAL_ALGOS = ("isp", "msp", "fsp")
 VARIANTS = ("isp-2025", "isp-2024")
-_NODE = 8
-_SMALL = (0.25, 1.3)
+_SMALL = (0.25, 1.3)  # billions of parameters of models that the first version does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalRules:
-    """The version of the original, and its switches."""
+    """Version of the original, and its options."""
 
-    variant: str = "isp-2025"
-    overlap_wdp: bool = False
-    # Every divisor pair of the batch; else squares only.
-    strict_batch: bool = True
+    variant: str = "isp-2025"  # one of VARIANTS
+    overlap_wdp: bool = False  # overlap the reduction of gradients
+    strict_batch: bool = (
+        True  # try all divisors of the batch; else micro-batches up to its root
+    )
 
     @property
     def first(self) -> bool:
-        """Whether this is the original of January 2024."""
+        """Whether the variant is the first version, of January 2024."""
         return self.variant == "isp-2024"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalBlock:
-    """Rows (b, m, ck) against columns (wp, zp) of one pipeline, sequence shard, algorithm."""
+    """Candidates of one pipeline size, sequence-parallel size and algorithm, rows x columns."""
 
     world: int
     pp: int
     sp: int
-    algo: str
-    bsz: Ints
-    num: Ints
-    ck: Ints
-    wp: Ints
-    zp: Ints
-    # The original's place of each, the ties of the ranking.
-    order: Ints
+    algo: str  # one of ORIGINAL_ALGOS
+    # rows
+    bsz: Ints  # sequences of a micro-batch
+    num: Ints  # micro-batches
+    ck: Ints  # 1 with recompute, else 0
+    # columns
+    wp: Ints  # weight shards
+    zp: Ints  # optimizer shards
+    order: Ints  # rows x columns: number of the candidate in the original, which breaks ties
 
     @property
     def dp(self) -> int:
@@ -67,48 +69,63 @@ class OriginalBlock:
 
 
 def check(question: Question, rules: OriginalRules) -> None:
-    """Raise `ConfigError` for what the original cannot be asked."""
+    """Raise ConfigError for a question that the original cannot answer."""
     billions = question.model.billions
     if not billions or (rules.first and billions in _SMALL):
         raise ConfigError(f"model {question.model.name}: the original searches InternLM sizes")
     if question.model.layers % 2:
-        raise ConfigError(f"model {question.model.name}: an odd number of layers")
+        raise ConfigError(
+            f"model {question.model.name}: the original needs an even number of layers"
+        )
     if question.pp or question.sp:
         raise ConfigError("pp, sp: the original searches all of them")
     fixed = question.batch.micro_bsz is not None
     if fixed != (question.batch.micro_num is not None):
         raise ConfigError("the original fixes micro_bsz and micro_num together or not at all")
     if rules.strict_batch and not question.batch.strict:
-        raise ConfigError("a strict batch is one number: give no least and most")
+        raise ConfigError("with strict_batch, the batch is one number, not a range")
 
 
 def degrees(world: int, most: int) -> list[int]:
-    """Return the original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
+    """Return the sizes that the original tries, up to `most`: 1, 2, 4, 6, 8, 16, 24, ..."""
     return [n for n in (1, 2, 4, 6, 8, *range(16, world + 1, 8)) if n <= min(world, most)]
 
 
 def blocks(
     question: Question, rules: OriginalRules, world: int, rejected: dict[str, int]
 ) -> Iterator[OriginalBlock]:
-    """Yield the blocks of a world size that group rules allow; count others in `rejected`."""
+    """Yield the blocks of valid candidates of a world size.
+
+    Parameters
+    ----------
+    question
+        What to search for.
+    rules
+        Version of the original.
+    world
+        Number of GPUs.
+    rejected
+        Counts all candidates as "candidates", and invalid ones as "divisibility".
+
+    """
     base = 0
     pp = 1
     while pp <= min(world, question.model.layers):
         for sp in degrees(world, question.model.heads):
             pairs = _pairs(question, rules, world, pp, sp)
             offset = 0
-            made = []
+            shards = []
             for algo in ORIGINAL_ALGOS:
                 wp, zp = _shards(world, pp, sp, algo)
-                made.append((algo, wp, zp, offset))
+                shards.append((algo, wp, zp, offset))
                 offset += 2 * len(wp)
-            for algo, wp, zp, at in made if pairs else ():
+            for algo, wp, zp, at in shards if pairs else ():
                 if algo not in question.algos:
                     continue
                 rejected["candidates"] += 2 * len(pairs) * len(wp)
-                kept = _allowed(question, rules, (world, pp, sp, algo), wp, zp)
-                rejected["divisibility"] += 2 * len(pairs) * int((~kept).sum())
-                places = np.flatnonzero(kept)
+                is_valid = _is_valid(question, rules, (world, pp, sp, algo), wp, zp)
+                rejected["divisibility"] += 2 * len(pairs) * int((~is_valid).sum())
+                places = np.flatnonzero(is_valid)
                 if len(places):
                     yield _block(
                         (world, pp, sp, algo), pairs, wp, zp, places, (base + at, offset)
@@ -125,6 +142,7 @@ def _block(
     places: Ints,
     order: tuple[int, int],
 ) -> OriginalBlock:
+    """Return the block of the columns `places`; `order` has its first number and stride."""
     bsz, num = np.repeat(np.array(pairs, np.int64), 2, axis=0).T
     ck = np.tile(np.array([0, 1], np.int64), len(pairs))
     row = np.repeat(np.arange(len(pairs)), 2) * order[1] + ck * len(wp) + order[0]
@@ -143,6 +161,7 @@ def _block(
 
 
 def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[Ints, Ints]:
+    """Return all pairs of weight shards and optimizer shards, in the original's order."""
     if algo != "isp":
         zp = np.arange(1, world // pp // sp + 1, dtype=np.int64)
         return np.ones_like(zp), zp
@@ -159,6 +178,7 @@ def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[Ints, Ints]:
 def _pairs(
     question: Question, rules: OriginalRules, world: int, pp: int, sp: int
 ) -> list[tuple[int, int]]:
+    """Return all pairs of sequences per micro-batch and number of micro-batches."""
     model, batch = question.model, question.batch
     if model.hidden % sp or model.heads % sp:
         return []
@@ -170,34 +190,37 @@ def _pairs(
     if rules.strict_batch:
         if batch.most % (dp * question.seq_len):
             return []
-        whole = batch.most // (dp * question.seq_len)
-        return [(b, whole // b) for b in range(1, whole // pp + 1) if not whole % b]
-    least, most = (each // dp // question.seq_len for each in (batch.least, batch.most))
+        sequences = batch.most // (dp * question.seq_len)
+        return [(b, sequences // b) for b in range(1, sequences // pp + 1) if not sequences % b]
+    least, most = (tokens // dp // question.seq_len for tokens in (batch.least, batch.most))
     sides = range(1, isqrt(most) + 1)
     return [(b, m) for b in sides for m in sides if b * m >= least and m >= pp]
 
 
-def _allowed(
+def _is_valid(
     question: Question,
     rules: OriginalRules,
     key: tuple[int, int, int, str],
     wp: Ints,
     zp: Ints,
 ) -> NDArray[np.bool_]:
+    """Return which columns the divisibility rules of the original allow."""
     world, pp, sp, algo = key
     dp = world // pp // sp
     if not dp or world % pp or world % sp or world % dp:
         return np.zeros(len(wp), np.bool_)
     if algo == "isp":
         wdp = np.maximum(world // pp // wp, 1)
-        kept = (world // pp // wp > 0) & (zp <= wdp) & (wdp % zp == 0) & (world % wp == 0)
-        kept &= (world % (pp * wdp) == 0) & (world % (pp * zp) == 0) & (world % (wp * zp) == 0)
+        is_valid = (world // pp // wp > 0) & (zp <= wdp) & (wdp % zp == 0) & (world % wp == 0)
+        is_valid &= (
+            (world % (pp * wdp) == 0) & (world % (pp * zp) == 0) & (world % (wp * zp) == 0)
+        )
     else:
-        kept = (zp <= dp) & (dp % zp == 0) & (world % (sp * zp) == 0)
+        is_valid = (zp <= dp) & (dp % zp == 0) & (world % (sp * zp) == 0)
     if rules.first:
         cut = zp * wp * pp * (1 if algo == "isp" else sp)
-        kept &= cut >= question.model.billions / 1.5
-    return np.asarray(kept)
+        is_valid &= cut >= question.model.billions / 1.5
+    return np.asarray(is_valid)
 
 
 _KEYS = (
@@ -214,7 +237,7 @@ _QUANTITIES = (
     "mem_threshold",
 )
 _RANGES = {"dtype_size": DTYPE_BYTES, "wp_penalty_coefficient": PENALTY}
-# The README of the original calls some by other words.
+# The README of the original has other names for some keys.
 _ALIASES = {
     "max_world_size": "world_size_max",
     "min_world_size": "world_size_min",
@@ -222,35 +245,39 @@ _ALIASES = {
 }
 
 
-def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a mapping by its usual names; ConfigError for an unknown key or a wrong number."""
-    found = {_ALIASES.get(key, key): value for key, value in said.items()}
-    # The original keeps further settings of its own beside these in "config".
-    if isinstance(found.get("config"), dict):
-        found |= {_ALIASES.get(key, key): value for key, value in found.pop("config").items()}
-    if unknown := found.keys() - set(_KEYS):
+def _checked(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings by their usual names; raise ConfigError for invalid ones."""
+    settings = {_ALIASES.get(key, key): value for key, value in config.items()}
+    # The original has further settings in a nested "config".
+    if isinstance(settings.get("config"), dict):
+        nested = settings.pop("config")
+        settings |= {_ALIASES.get(key, key): value for key, value in nested.items()}
+    if unknown := settings.keys() - set(_KEYS):
         raise ConfigError(
-            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"
+            f"{where}: unknown key {min(unknown)!r}: expected one of {', '.join(_KEYS)}"
         )
-    for key, value in found.items():
+    for key, value in settings.items():
         if value is None:
             continue
         if key in _QUANTITIES:
             parse_quantity(value, f"{where}: {key}")
         elif key in _RANGES:
             _RANGES[key].check(value, f"{where}: {key}")
-    return found
+    return settings
 
 
-def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
-    """Return the options of a mapping with the original's keys."""
-    said = _checked(said, where)
+def of_config(config: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
+    """Convert a configuration with the original's keys to options of a search.
+
+    Raises ConfigError, which begins with `where`, for unknown keys and invalid values.
+    """
+    settings = _checked(config, where)
     values: dict[str, Any] = {}
-    least, most = (said.get(f"world_size_{end}") for end in ("min", "max"))
+    least, most = (settings.get(f"world_size_{end}") for end in ("min", "max"))
     if least is not None or most is not None:
         low, high = least or most, most or least
         values["world_size"] = f"{low}-{high}" if low != high else f"{low}"
-    strict = said.get("use_strict_bsz", said.get("global_bsz_min") is None)
+    strict = settings.get("use_strict_bsz", settings.get("global_bsz_min") is None)
     batches = ("global_bsz",) if strict else ("global_bsz_min", "global_bsz_max")
     names = {
         **{key: key.replace("global_bsz", "global_batch") for key in batches},
@@ -264,14 +291,16 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOp
         "overlap_wdp": "overlap_wdp",
         "use_strict_bsz": "strict_batch",
     }
-    values |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
-    if said.get("use_fixed_micro_bsz"):
-        if said.get("use_strict_bsz"):
+    values |= {
+        name: settings[key] for key, name in names.items() if settings.get(key) is not None
+    }
+    if settings.get("use_fixed_micro_bsz"):
+        if settings.get("use_strict_bsz"):
             raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
         values = {key: value for key, value in values.items() if "batch" not in key}
         values |= {
-            "micro_bsz": said.get("fixed_micro_bsz"),
-            "micro_num": said.get("fixed_micro_num"),
+            "micro_bsz": settings.get("fixed_micro_bsz"),
+            "micro_num": settings.get("fixed_micro_num"),
         }
     kinds = {"flash": bool, "overlap_wdp": bool, "strict_batch": bool, "model": str}
     for key, kind in ({**kinds, "dtype_size": int}).items():
@@ -281,8 +310,11 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOp
 
 
 def config_file(path: Path) -> SearchOptions:
-    """Return the options of a JSON file with the original's keys; ConfigError for others."""
-    said = files.json(path)
-    if not isinstance(said, dict):
-        raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
-    return of_config(said, str(path))
+    """Read the options of a search from a JSON file with the original's keys.
+
+    Raises ConfigError for other keys, and invalid values.
+    """
+    config = files.json(path)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(config).__name__}")
+    return of_config(config, str(path))

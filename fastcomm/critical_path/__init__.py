@@ -1,7 +1,7 @@
-"""A critical path, of one rank or through several: which chain of work sets the time of a step.
+"""Critical paths: the chain of work that determines the time of a step.
 
-A path has its graph, its edges, and what they are. Times are nanoseconds. An event's id is its
-place in the trace's file.
+`CriticalPath` is a path through the graph of one or several ranks. Times are ns. The id of an
+event is its position in the trace's file.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -41,28 +41,24 @@ _MOST_CLASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathSource:
-    """Where a path comes from."""
+    """Rules, window and trace that a path was valid_path with."""
 
     rules: PathRules
     window: TimeRange
     path: str  # of the trace
     rank: int
-    base: int = 0  # ns that the file's own times lack
+    base: int = 0  # ns to add to the times in the file
     clipped: int = 0  # events of the window
-    data_load: tuple[str, ...] = ()
+    data_load: tuple[str, ...] = ()  # regular expressions of events that load data
     notes: tuple[str, ...] = ()
 
     def noting(self, note: str) -> Self:
-        """Return this with one more note, before all others."""
+        """Return a copy with one more note, before all others."""
         return replace(self, notes=(note, *self.notes))
 
 
 class CriticalPath(Result):
-    """The path through the graph of one rank, or of several that collectives join.
-
-    `data` are data dependencies, where they were asked for, `failed` the skipped ranks, and
-    `warnings` those of the traces.
-    """
+    """Critical path through the graph of one rank, or of several joined by collectives."""
 
     def __init__(
         self,
@@ -78,13 +74,13 @@ class CriticalPath(Result):
         self.events = events
         self.about = about
         self.on_device = on_device  # by node
-        self.path = path  # None where the graph has no valid one
-        self.slack = slack  # by edge of the path; -1: nothing else was near
+        self.path = path  # None if the graph has no valid one
+        self.slack = slack  # by edge of the path, ns; -1 without another constraint
         if across is not None:
             self.across = across
-        self.data: DataDependencies | None = None
-        self.failed: tuple[SkippedRank, ...] = ()
-        self.warnings: tuple[str, ...] = ()
+        self.data: DataDependencies | None = None  # if they were requested
+        self.failed: tuple[SkippedRank, ...] = ()  # ranks that were skipped
+        self.warnings: tuple[str, ...] = ()  # of the traces
 
     @classmethod
     def search(
@@ -95,25 +91,40 @@ class CriticalPath(Result):
         on_device: Flags,
         across: RankJoin | None = None,
     ) -> Self:
-        """Search the path by the rules of `about`; `on_device` is by node."""
+        """Search for the path by the rules of `about`.
+
+        Parameters
+        ----------
+        graph
+            Events as nodes.
+        events
+            Describes the events.
+        about
+            Rules, window and trace.
+        on_device
+            For each node, whether its event runs on the device.
+        across
+            Ranks, if there are several.
+
+        """
         path, slack = about.rules.search(graph, events, on_device)
         return cls(graph, events, about, on_device, path, slack, across)
 
     @property
-    def found(self) -> LongestPath:
-        """The path; FastcommError where there is none."""
+    def valid_path(self) -> LongestPath:
+        """The path; raises FastcommError if there is none."""
         if self.path is None:
             raise FastcommError(f"{self.about.path}: the graph has no critical path")
         return self.path
 
     @cached_property
     def across(self) -> RankJoin:
-        """How the ranks are joined."""
+        """Ranks, slack and collectives of the graph."""
         return RankJoin.of_one(self.about.rank, len(self.graph.event))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks whose work the path is searched in."""
+        """Ranks whose events the graph has."""
         return self.across.ranks
 
     @property
@@ -123,31 +134,31 @@ class CriticalPath(Result):
 
     @property
     def crossings(self) -> int:
-        """How often the path goes from one rank to another."""
-        graph, edges = self.graph, self.found.edges
-        known = edges[graph.kind[edges] != EDGE_KIND["unexplained"]]
-        ends = (self.across.rank_of[side[known]] for side in (graph.source, graph.target))
+        """Number of times that the path goes from one rank to another."""
+        graph, edges = self.graph, self.valid_path.edges
+        explained = edges[graph.kind[edges] != EDGE_KIND["unexplained"]]
+        ends = (self.across.rank_of[side[explained]] for side in (graph.source, graph.target))
         return int(np.not_equal(*ends).sum())
 
     @property
     def event_ids(self) -> list[int]:
-        """The ids of the events on the path, ascending; unique on each rank alone."""
-        rows = np.unique(self.graph.event[self.found.nodes])
+        """Ids of the events on the path, sorted. They are unique within a rank."""
+        rows = np.unique(self.graph.event[self.valid_path.nodes])
         return sorted(self.events.ids(rows).tolist())
 
     @property
     def event_count(self) -> int:
-        """How many events are on the path."""
-        return len(np.unique(self.graph.event[self.found.nodes]))
+        """Number of events on the path."""
+        return len(np.unique(self.graph.event[self.valid_path.nodes]))
 
     @property
     def length_ns(self) -> int:
-        """The length of the path: what its edges weigh, nothing less than 0."""
-        return int(np.maximum(self.graph.weight[self.found.edges], 0).sum())
+        """Length of the path: sum of the weights of its edges, negative ones as 0."""
+        return int(np.maximum(self.graph.weight[self.valid_path.edges], 0).sum())
 
     @cached_property
     def wall_ns(self) -> int:
-        """From the first node of the graph to the last."""
+        """Time from the first node of the graph to the last."""
         graph = self.graph
         used = np.concatenate([graph.source, graph.target])
         times = graph.time[used] if len(used) else graph.time
@@ -155,11 +166,11 @@ class CriticalPath(Result):
 
     @cached_property
     def breakdown(self) -> pa.Table:
-        """The path edge by edge: what it is, how long it takes, whose time that is.
+        """Table of the edges of the path: type, class, times, and the event of each.
 
-        Of several ranks it has a column `rank`.
+        For several ranks it has a column `rank`.
         """
-        graph, edges = self.graph, self.found.edges
+        graph, edges = self.graph, self.valid_path.edges
         kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
         targets = self.events.describe(graph.event[graph.target[edges]])
@@ -193,8 +204,8 @@ class CriticalPath(Result):
 
     @cached_property
     def _bound_by(self) -> pa.Array:
-        """The class of each edge of the path."""
-        graph, edges = self.graph, self.found.edges
+        """Class of each edge of the path."""
+        graph, edges = self.graph, self.valid_path.edges
         owners = self.events.describe(graph.owner[edges], FACTS)
         targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
         about = self.about
@@ -203,9 +214,9 @@ class CriticalPath(Result):
         )
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the path edge by edge as `critical_path`, and the tables that explain it.
+        """Return `breakdown` as `critical_path`, and further tables.
 
-        Of several ranks these are `ranks`, `hold_ups` and `collectives`; with data
+        For several ranks these are `ranks`, `hold_ups` and `collectives`; with data
         dependencies `operators` and `subgraphs`.
         """
         tables = {"critical_path": self.breakdown}
@@ -244,11 +255,11 @@ class CriticalPath(Result):
         return (*about.notes, *(note for note in more if note))
 
     def contents(self) -> dict[str, Any]:
-        """Return the JSON document without its version; shares are those of the path.
+        """Return the JSON document without its version; shares refer to the path.
 
-        Through several ranks it has no ids of events, which are unique on one rank alone.
+        For several ranks it has no ids of events, which are unique only within a rank.
         """
-        graph, path, about = self.graph, self.found, self.about
+        graph, path, about = self.graph, self.valid_path, self.about
         length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
         edges = {name: counts[name] for name in about.rules.edge_kinds}
         if not edges.get("join"):
@@ -261,7 +272,7 @@ class CriticalPath(Result):
             **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
             "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
             "events": about.clipped,
-            "nodes": graph.used,
+            "nodes": graph.connected_nodes,
             "nodes_listed": len(graph.event),
             "edges": edges,
             "path": {
@@ -279,11 +290,11 @@ class CriticalPath(Result):
             "top_operators": self.top("name").to_pylist(),
             "notes": list(self.notes),
             **data,
-            "failed": [asdict(each) for each in self.failed],
+            "failed": [asdict(rank) for rank in self.failed],
         }
 
     def _rank_contents(self) -> dict[str, Any]:
-        """Return what the JSON document says of several ranks."""
+        """Return the part of the JSON document about several ranks."""
         across = self.across
         keys = ["rank", "bound_by"]
         classes = self.breakdown.group_by(keys).aggregate([("duration_ns", "sum")])
@@ -300,7 +311,7 @@ class CriticalPath(Result):
         }
 
     def by_rank(self) -> pa.Table:
-        """Return each rank's time on the path, its waits, and the waits that it causes."""
+        """Return a table of each rank's time on the path, its waits, and waits it causes."""
         if not self.is_joined:
             return self.across.by_rank({self.about.rank: self.length_ns})
         sums = self.breakdown.group_by("rank").aggregate([("duration_ns", "sum")])
@@ -308,12 +319,12 @@ class CriticalPath(Result):
         return self.across.by_rank(dict(on_path))
 
     def hold_ups(self) -> pa.Table:
-        """Return by how much each rank of each group comes later than all others."""
+        """Return a table of the waits that each rank of each group causes, minus its own."""
         return self.across.hold_ups()
 
     def summary_ns(self) -> dict[str, int]:
-        """How long each class is on the path, sorted by name."""
-        weight = self.graph.weight[self.found.edges]
+        """Return the time of each class on the path, sorted by name."""
+        weight = self.graph.weight[self.valid_path.edges]
         encoded = self._bound_by.dictionary_encode()
         total = np.zeros(len(encoded.dictionary), np.int64)
         np.add.at(total, encoded.indices.to_numpy(), weight)
@@ -321,21 +332,30 @@ class CriticalPath(Result):
         return dict(sorted(pairs))
 
     def summary(self) -> dict[str, float]:
-        """The same as percent of their sum."""
+        """Return the time of each class on the path, in percent of their sum."""
         sums = self.summary_ns()
         total = sum(sums.values())
         return {name: 100 * ns / total if total else 0.0 for name, ns in sums.items()}
 
     def by_tag_ns(self) -> dict[str, int]:
-        """How long the communication of each parallelism is on the path."""
+        """Return the time of the communication of each parallelism on the path."""
         table = self.breakdown
         is_comm = pc.equal(table["bound_by"], "gpu_communication_bound")
         return _sums(table.filter(pc.and_(is_comm, pc.is_valid(table["tag"]))), "tag")
 
     def top(self, by: str = "event", count: int = 10) -> pa.Table:
-        """The events, or with `by="name"` the names, that take most of the path themselves."""
-        whose, what = self.breakdown["event"], self.breakdown["bound_by"]
-        own = pc.and_(pc.is_valid(whose), pc.is_in(what, value_set=pa.array(OWN)))
+        """Return a table of the events with the most time of their own on the path.
+
+        Parameters
+        ----------
+        by
+            "event", or "name" to add up events of one name.
+        count
+            Number of rows at most.
+
+        """
+        event, class_ = self.breakdown["event"], self.breakdown["bound_by"]
+        own = pc.and_(pc.is_valid(event), pc.is_in(class_, value_set=pa.array(OWN)))
         table = self.breakdown.filter(own)
         keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
         sums = table.group_by(keys).aggregate(
@@ -351,7 +371,7 @@ class CriticalPath(Result):
         return sums.sort_by(order).slice(0, count)
 
     def what_if(self, *edits: "Edit") -> "WhatIf":
-        """Replay the window with edits: its length before and after, and the new path.
+        """Replay the window with edits, and return its length and path before and after.
 
         Raises
         ------
@@ -364,8 +384,8 @@ class CriticalPath(Result):
         return Replay(self).run(edits)
 
     def save(self, out_dir: str) -> str:
-        """Write graph and path to ``<out_dir>.zip``, and give its path."""
-        from fastcomm.critical_path.saved import save  # which needs this module
+        """Write graph and path to ``<out_dir>.zip``, and return the name of the file."""
+        from fastcomm.critical_path.saved import save  # imports this module
 
         return save(self, out_dir)
 

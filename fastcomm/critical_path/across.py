@@ -1,6 +1,6 @@
-"""The ranks that a critical path goes through: which holds the others up, and by how much.
+"""Attribute a critical path through several ranks: which rank makes others wait, how long.
 
-Times are nanoseconds on the clock of the first rank.
+Times are ns on the clock of the first rank.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers
 
-_LONG = 1 << 62  # a slack that nothing limits
+_UNLIMITED = 1 << 62  # slack
 COLLECTIVES = pa.schema(
     [
         pa.field("instance", pa.int64()),
@@ -25,12 +25,12 @@ COLLECTIVES = pa.schema(
         pa.field("group", pa.string()),
         pa.field("start", pa.int64()),  # ns, on the first rank's clock
         pa.field("stop", pa.int64()),
-        pa.field("arrived", pa.int64()),  # when the last had come that it waits for
-        pa.field("wait_ns", pa.int64()),  # until then
-        pa.field("transfer_ns", pa.int64()),
-        pa.field("held_up_ns", pa.int64()),  # how much later it is than the one before the last
-        pa.field("is_last", pa.bool_()),  # of all for whom those wait that wait for it
-        pa.field("slack_ns", pa.int64()),  # it could come so much later without a longer step
+        pa.field("arrived", pa.int64()),  # arrival of the last rank that it waits for
+        pa.field("wait_ns", pa.int64()),  # from its start to `arrived`
+        pa.field("transfer_ns", pa.int64()),  # from `arrived` to its end
+        pa.field("held_up_ns", pa.int64()),  # wait caused: how much later than the second last
+        pa.field("is_last", pa.bool_()),  # whether it is the last rank that others wait for
+        pa.field("slack_ns", pa.int64()),  # possible delay of its start without a longer step
     ]
 )
 _RANKS = pa.schema(
@@ -41,10 +41,10 @@ _RANKS = pa.schema(
             "on_path_ns",
             "wait_ns",
             "transfer_ns",
-            "slack_ns",  # the least of all that it does, by which a later one is no later step
-            "arrival_slack_ns",  # the least of its arrivals at collectives
-            "arrived_last",  # at how many collectives
-            "held_up_ns",  # by how much all the others would have come earlier
+            "slack_ns",  # least slack of its events
+            "arrival_slack_ns",  # least slack of its arrivals at collectives
+            "arrived_last",  # number of collectives at which it arrived last
+            "held_up_ns",  # wait that it caused at these
             "clock_offset_ns",
         )
     ]
@@ -52,14 +52,23 @@ _RANKS = pa.schema(
 
 
 def collectives(joined: Instances, slack: Ints) -> pa.Table:
-    """Return a row of `COLLECTIVES` for each part; `slack` is that of its start."""
+    """Return a table of `COLLECTIVES`, one row per participant of each instance.
+
+    Parameters
+    ----------
+    joined
+        The matched collectives and messages.
+    slack
+        Slack of the start of each participant, ns.
+
+    """
     until = joined.until
     caused, is_last = joined.wait_caused()
-    words = {"op": (OPS, joined.op), "tag": (TAGS, joined.tag)}
+    coded = {"op": (OPS, joined.op), "tag": (TAGS, joined.tag)}
     columns = {
         "instance": joined.instance,
         "rank": joined.rank,
-        **{name: pa.array(names).take(pa.array(at)) for name, (names, at) in words.items()},
+        **{name: pa.array(names).take(pa.array(at)) for name, (names, at) in coded.items()},
         "group": pa.array(joined.group, pa.string()),
         "start": joined.start,
         "stop": joined.stop,
@@ -75,23 +84,23 @@ def collectives(joined: Instances, slack: Ints) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJoin:
-    """How the graphs of ranks are joined into the one of a path; one rank is joined to none."""
+    """Ranks, slack and collectives of a graph that joins the graphs of one or several ranks."""
 
     ranks: tuple[int, ...]
-    rank_of: Numbers  # by node: index into `ranks`
+    rank_of: Numbers  # by node: position in `ranks`
     slack: Ints  # by node: ns by which it could be later without a longer step
-    offsets: dict[int, int]  # ns that a rank's clock is ahead of the first rank's
+    offsets: dict[int, int]  # ns by which a rank's clock is ahead of the first rank's
     collectives: pa.Table  # of COLLECTIVES
-    violations: int  # ends before the last arrival, after alignment
-    expected_ranks: int  # of the run, read or not
+    violations: int  # collectives that end before the last arrival, after alignment
+    expected_ranks: int  # of the run, including ranks that were not read
 
     @classmethod
     def of_one(cls, rank: int, nodes: int) -> Self:
-        """Return the join of one rank, whose graph has that many nodes."""
+        """Return the join of a single rank, whose graph has `nodes` nodes."""
         return cls(
             ranks=(rank,),
             rank_of=np.zeros(nodes, np.int32),
-            slack=np.full(nodes, _LONG, np.int64),
+            slack=np.full(nodes, _UNLIMITED, np.int64),
             offsets={rank: 0},
             collectives=COLLECTIVES.empty_table(),
             violations=0,
@@ -99,19 +108,19 @@ class RankJoin:
         )
 
     def unmeasured(self) -> Self:
-        """Return the join without waits and slack, which an edit of the graph changes."""
-        unknown = np.full(len(self.slack), _LONG, np.int64)
+        """Return a copy without waits and slack, which an edit of the graph invalidates."""
+        unknown = np.full(len(self.slack), _UNLIMITED, np.int64)
         return replace(self, slack=unknown, collectives=COLLECTIVES.empty_table())
 
     @property
     def clocks_agree(self) -> bool:
-        """Whether no part of most collectives ends before the last rank has arrived."""
+        """Whether most collectives have no participant that ends before the last arrival."""
         table = self.collectives
         early = table.filter(pc.less(table["stop"], table["arrived"]))["instance"]
         return 2 * len(early.unique()) <= len(table["instance"].unique())
 
     def by_rank(self, on_path_ns: dict[int, int]) -> pa.Table:
-        """Return each rank's time on the path, its waits, and the waits that it causes.
+        """Return a table of each rank's time on the path, its waits, and the waits it causes.
 
         `on_path_ns` is the time on the path by rank.
         """
@@ -124,10 +133,10 @@ class RankJoin:
                 ("is_last", "sum"),
             ]
         )
-        held = (
+        caused = (
             table.filter(table["is_last"]).group_by("rank").aggregate([("held_up_ns", "sum")])
         )
-        held_up = _by_rank(held, "held_up_ns_sum")
+        held_up = _by_rank(caused, "held_up_ns_sum")
         no_wait = 0 if table.num_rows else None
         columns = {
             "wait_ns": _by_rank(sums, "wait_ns_sum"),
@@ -135,13 +144,13 @@ class RankJoin:
             "arrival_slack_ns": _by_rank(sums, "slack_ns_min"),
             "arrived_last": _by_rank(sums, "is_last_sum"),
         }
-        least = np.full(len(self.ranks), _LONG, np.int64)
+        least = np.full(len(self.ranks), _UNLIMITED, np.int64)
         np.minimum.at(least, self.rank_of, self.slack)
         rows = [
             {
                 "rank": rank,
                 "on_path_ns": on_path_ns.get(rank, 0),
-                "slack_ns": None if least[k] == _LONG else int(least[k]),
+                "slack_ns": None if least[k] == _UNLIMITED else int(least[k]),
                 **{name: column.get(rank) for name, column in columns.items()},
                 "held_up_ns": held_up.get(rank, no_wait),
                 "clock_offset_ns": self.offsets[rank],
@@ -151,16 +160,16 @@ class RankJoin:
         return pa.Table.from_pylist(rows, _RANKS)
 
     def hold_ups(self) -> pa.Table:
-        """Return by how much each rank of each group comes later than all others.
+        """Return a table of the waits that each rank of each group causes, minus its own waits.
 
-        Its own waits are subtracted. This is what the rank itself is slower by: drift to and
-        fro cancels out. Messages are left out: a rank that passes on what it received late is
-        not slower.
+        The difference, `later_ns`, is by how much the rank itself is slower: delays that
+        alternate between ranks cancel out. Messages do not count, because a rank that forwards
+        late data is not slower.
         """
         table = self.collectives.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
-        held = pc.if_else(table["is_last"], table["held_up_ns"], 0)
-        later = pc.subtract(held, table["wait_ns"])
-        table = table.append_column("held_ns", held).append_column("later_ns", later)
+        caused = pc.if_else(table["is_last"], table["held_up_ns"], 0)
+        later = pc.subtract(caused, table["wait_ns"])
+        table = table.append_column("held_ns", caused).append_column("later_ns", later)
         sums = table.group_by(["rank", "tag", "group"]).aggregate(
             [("held_ns", "sum"), ("wait_ns", "sum"), ("later_ns", "sum")]
         )

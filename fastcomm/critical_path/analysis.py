@@ -1,7 +1,8 @@
-"""The critical path of a window: of one rank, or through several that collectives join.
+"""Find the critical path of a window, of one rank or through several ranks.
 
-Where all participants of an instance have arrived is a node of its own: every start leads to
-it, and it leads to every end. The path so goes from an end to the last rank that arrived.
+Ranks are joined at collectives and messages: the arrival of all participants is a node of its
+own, with an edge from every start and to every end. From an end, the path thus continues on
+the rank that arrived last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,22 +30,33 @@ from fastcomm_kernels.graph import NONE, Numbers
 
 
 def source_notes(trace: Trace) -> list[str]:
-    """Return what a user should know of a trace before trusting its path."""
+    """Return notes on what a trace lacks, which makes its path less reliable."""
     kind = trace.events["kind"].to_numpy()
     if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
         return ["no device work: the path is that of the host"]
     if not (kind == KIND["sync"]).any():
         return [
             "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "
-            "options): what waits for the device is guessed"
+            "options): waits for the device are guessed"
         ]
     return []
 
 
 def analyse(trace: Trace, window: Window | None = None) -> CriticalPath:
-    """Find the critical path of a window of one rank, by default of the second step.
+    """Find the critical path of a window of one rank by the corrected rules.
 
-    Raises `WindowError` where the trace has no such window.
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    window
+        By default the second step.
+
+    Raises
+    ------
+    WindowError
+        If the trace has no such window.
+
     """
     window = window or Window()
     with errors_of(trace.meta.path):
@@ -75,58 +87,57 @@ def analyse(trace: Trace, window: Window | None = None) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class RunEvents:
-    """The events of several ranks; a row is the rank's row behind those of the ranks before."""
+    """The events of several ranks, numbered one rank after the other."""
 
-    first: Ints  # row of each rank's first event, and one behind the last
+    first: Ints  # row of each rank's first event, and the end
     events: tuple[EventDescriptions, ...]
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
         parts, places = [], []
         for k, events in enumerate(self.events):
-            chosen = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
-            parts.append(
-                events.describe((rows[chosen] - self.first[k]).astype(np.int32), columns)
-            )
-            places.append(chosen)
-        nothing = np.flatnonzero(rows < 0)
+            own = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
+            parts.append(events.describe((rows[own] - self.first[k]).astype(np.int32), columns))
+            places.append(own)
+        missing = np.flatnonzero(rows < 0)
         empty = pa.table(
-            {name: pa.nulls(len(nothing), EVENT.field(name).type) for name in columns}
+            {name: pa.nulls(len(missing), EVENT.field(name).type) for name in columns}
         )
-        order = np.argsort(np.concatenate([*places, nothing]), kind="stable")
+        order = np.argsort(np.concatenate([*places, missing]), kind="stable")
         return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
 
     def ids(self, rows: Numbers) -> Ints:
-        """The ids of these rows: unique on one rank alone."""
-        found = np.empty(len(rows), np.int64)
+        """Return the ids of the events of these rows, which are unique within a rank."""
+        ids = np.empty(len(rows), np.int64)
         for k, events in enumerate(self.events):
-            chosen = (rows >= self.first[k]) & (rows < self.first[k + 1])
-            found[chosen] = events.ids((rows[chosen] - self.first[k]).astype(np.int32))
-        return found
+            own = (rows >= self.first[k]) & (rows < self.first[k + 1])
+            ids[own] = events.ids((rows[own] - self.first[k]).astype(np.int32))
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JoinPoints:
-    """Where some have come that others wait for: a node each, as columns of pairs."""
+    """Nodes at which all participants have arrived that others wait for, and their edges."""
 
-    starts: Numbers  # (node of a start, meeting)
-    ends: Numbers  # (node of an end, meeting)
-    arrived: Ints  # when the last had come
-    owner: Ints  # row of the last to come
+    starts: Numbers  # (node of a start, join point), edges x 2
+    ends: Numbers  # (node of an end, join point), edges x 2
+    # one value per join point
+    arrived: Ints  # last arrival, ns
+    owner: Ints  # row of the event that arrived last
 
 
 class _Joiner:
-    """The graphs of all ranks on their way into one."""
+    """Joins the graphs of all ranks into one."""
 
     def __init__(
         self,
-        found: Mapping[int, CriticalPath],
-        same: Instances,
+        paths: Mapping[int, CriticalPath],
+        instances: Instances,
         ahead: dict[int, int],
     ) -> None:
-        self.found, self.same, self.ahead = found, same, ahead
-        self.index = {rank: k for k, rank in enumerate(found)}
-        graphs_ = [each.graph for each in found.values()]
+        self.paths, self.instances, self.ahead = paths, instances, ahead
+        self.index = {rank: k for k, rank in enumerate(paths)}
+        graphs_ = [path.graph for path in paths.values()]
         self.nodes = np.cumsum([0, *(len(graph.event) for graph in graphs_)])
         largest = [int(graph.event.max(initial=-1)) + 1 for graph in graphs_]
         self.rows = np.cumsum([0, *largest])
@@ -134,21 +145,21 @@ class _Joiner:
         self.violations = 0
 
     def path(self, notes: Sequence[str], expected: int) -> CriticalPath:
-        """Return the path through the one graph."""
-        met = self._meetings()
-        time, event, is_end, rank_of, on_device = self._node_columns(met)
+        """Return the path through the joined graph."""
+        points = self._join_points()
+        time, event, is_end, rank_of, on_device = self._node_columns(points)
         order = np.argsort(time, kind="stable")
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
-        graph = self._graph((event[order], time[order], is_end[order]), new, met)
+        graph = self._graph((event[order], time[order], is_end[order]), new, points)
         on_device = on_device[order]
-        room = slack(graph, on_device)
+        slack_ns = slack(graph, on_device)
         across = RankJoin(
-            ranks=tuple(self.found),
+            ranks=tuple(self.paths),
             rank_of=rank_of[order],
-            slack=room,
+            slack=slack_ns,
             offsets=self.ahead,
-            collectives=collectives(self.same, room[new[self._nodes(0)]]),
+            collectives=collectives(self.instances, slack_ns[new[self._nodes(0)]]),
             violations=self.violations,
             expected_ranks=expected,
         )
@@ -156,27 +167,31 @@ class _Joiner:
         return CriticalPath.search(graph, self._events(), about, on_device, across)
 
     def _nodes(self, side: int) -> Ints:
-        """Return the node of each part's start (0) or end (1), before all are put in order."""
-        nodes = np.empty(len(self.same), np.int64)
+        """Return the node of each participant's start (0) or end (1), numbered by rank."""
+        nodes = np.empty(len(self.instances), np.int64)
         for rank, k in self.index.items():
-            own = self.same.rank == rank
-            nodes[own] = self.nodes[k] + self.place[k][side][self.same.row[own]]
+            own = self.instances.rank == rank
+            nodes[own] = self.nodes[k] + self.place[k][side][self.instances.row[own]]
         return nodes
 
     def _events(self) -> RunEvents:
-        return RunEvents(self.rows, tuple(each.events for each in self.found.values()))
+        return RunEvents(self.rows, tuple(path.events for path in self.paths.values()))
 
     def _about(self, graph: Graph, more: Sequence[str]) -> PathSource:
-        first = next(iter(self.found.values())).about
-        partial = int((~self.same.is_whole).sum())
-        notes = {*more, *(note for each in self.found.values() for note in each.about.notes)}
+        """Describe the joined path; its notes are those of all ranks, and `more`."""
+        first = next(iter(self.paths.values())).about
+        partial = int((~self.instances.is_whole).sum())
+        notes = {*more, *(note for path in self.paths.values() for note in path.about.notes)}
         if partial:
-            count = len(self.same.is_whole)
+            count = len(self.instances.is_whole)
             notes.add(f"{partial} of {count} collectives lack ranks: the path is partial")
         if self.violations:
-            notes.add(f"{self.violations} ends are before the last arrival, clocks aligned")
+            notes.add(
+                f"{self.violations} collective events end before the last arrival, although "
+                "clocks are aligned"
+            )
         window = TimeRange(start=int(graph.time[0]), stop=int(graph.time[-1]))
-        clipped = sum(each.about.clipped for each in self.found.values())
+        clipped = sum(path.about.clipped for path in self.paths.values())
         return PathSource(
             rules=CORRECTED,
             window=window,
@@ -187,20 +202,22 @@ class _Joiner:
             notes=tuple(sorted(notes)),
         )
 
-    def _meetings(self) -> _JoinPoints:
-        """Where all have come that somebody waits for; an end before is a violation."""
-        same = self.same
-        arrived, last = same.arrived, same.last
-        held = same.stop[same.waiting.part] >= arrived[same.waiting.meeting]
-        self.violations = int((~held).sum())
-        ends = same.waiting.part[held], same.waiting.meeting[held]
-        kept = np.unique(ends[1])
+    def _join_points(self) -> _JoinPoints:
+        """Return the join points; ends before the last arrival are violations, and ignored."""
+        instances = self.instances
+        arrived, last = instances.arrived, instances.last
+        waiting, needed = instances.waiting, instances.needed
+        is_valid = instances.stop[waiting.part] >= arrived[waiting.meeting]
+        self.violations = int((~is_valid).sum())
+        ends = waiting.part[is_valid], waiting.meeting[is_valid]
+        used = np.unique(ends[1])
         number = np.full(len(arrived), NONE)
-        number[kept] = np.arange(len(kept))
-        came = number[same.needed.meeting] != NONE
-        starts = same.needed.part[came], same.needed.meeting[came]
-        owner = last[kept]
-        rank = np.array([self.index[each] for each in same.rank[owner].tolist()], np.int64)
+        number[used] = np.arange(len(used))
+        is_used = number[needed.meeting] != NONE
+        starts = needed.part[is_used], needed.meeting[is_used]
+        owner = last[used]
+        ranks = instances.rank[owner].tolist()
+        rank = np.array([self.index[number] for number in ranks], np.int64)
         first, second = (
             np.stack([self._nodes(side)[part], number[meeting]], axis=1).astype(np.int32)
             for side, (part, meeting) in enumerate((starts, ends))
@@ -208,61 +225,65 @@ class _Joiner:
         return _JoinPoints(
             starts=first,
             ends=second,
-            arrived=arrived[kept],
-            owner=self.rows[rank] + same.row[owner],
+            arrived=arrived[used],
+            owner=self.rows[rank] + instances.row[owner],
         )
 
     def _node_columns(
-        self, meetings: _JoinPoints
+        self, points: _JoinPoints
     ) -> tuple[Ints, Numbers, np.ndarray, Numbers, np.ndarray]:
-        """The columns of all nodes, rank behind rank, and then where all have arrived."""
-        found = list(self.found.values())
-        times = [each.graph.time - self.ahead[rank] for rank, each in self.found.items()]
-        events = [each.graph.event + self.rows[k] for k, each in enumerate(found)]
-        ranks = [np.full(len(each.graph.event), k) for k, each in enumerate(found)]
-        joins, owner = len(meetings.arrived), meetings.owner
+        """Return time, event, is_end, rank and on_device of all nodes, join points last."""
+        paths = list(self.paths.values())
+        times = [path.graph.time - self.ahead[rank] for rank, path in self.paths.items()]
+        events = [path.graph.event + self.rows[k] for k, path in enumerate(paths)]
+        ranks = [np.full(len(path.graph.event), k) for k, path in enumerate(paths)]
+        is_end = [path.graph.is_end for path in paths]
+        joins, owner = len(points.arrived), points.owner
         rank_of = np.searchsorted(self.rows, owner, side="right") - 1
         return (
-            np.concatenate([*times, meetings.arrived]),
+            np.concatenate([*times, points.arrived]),
             np.concatenate([*events, owner]).astype(np.int32),
-            np.concatenate([*(each.graph.is_end for each in found), np.zeros(joins, np.bool_)]),
+            np.concatenate([*is_end, np.zeros(joins, np.bool_)]),
             np.concatenate([*ranks, rank_of]).astype(np.int32),
-            np.concatenate([*(each.on_device for each in found), np.ones(joins, np.bool_)]),
+            np.concatenate([*(path.on_device for path in paths), np.ones(joins, np.bool_)]),
         )
 
     def _graph(
         self,
         nodes: tuple[Numbers, Ints, np.ndarray],
         new: Numbers,
-        meetings: _JoinPoints,
+        points: _JoinPoints,
     ) -> Graph:
-        """All edges between all nodes, in order of their targets."""
-        starts, ends = meetings.starts, meetings.ends
+        """Build the joined graph, with edges by target.
+
+        `nodes` are event, time and is_end in the new order; `new` is the new number of a node.
+        """
+        starts, ends = points.starts, points.ends
         joins = int(self.nodes[-1])
         sources, targets, kinds, owners = [], [], [], []
-        for k, each in enumerate(self.found.values()):
-            graph = each.graph
+        for k, path in enumerate(self.paths.values()):
+            graph = path.graph
             sources.append(graph.source + self.nodes[k])
             targets.append(graph.target + self.nodes[k])
             kinds.append(graph.kind)
             owners.append(np.where(graph.owner == NONE, NONE, graph.owner + self.rows[k]))
         source, target = np.concatenate(sources), np.concatenate(targets)
-        # What ends an instance is bound by its arrivals, no more by its own start.
+        # The end of a collective waits for the last arrival instead of its own start.
         own = np.searchsorted(target, ends[:, 0])
         source[own] = joins + ends[:, 1]
-        alone = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
-        alone = np.append(self.nodes[:1], alone)
-        alone = alone[new[alone] > 0]
-        # Nobody knows what a rank's first event waits for: all that is known is its time.
-        begin = np.zeros(len(alone), np.int32)
-        source = np.concatenate([new[np.concatenate([source, starts[:, 0]])], begin])
-        target = new[np.concatenate([target, joins + starts[:, 1], alone])]
+        begins = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
+        begins = np.append(self.nodes[:1], begins)
+        begins = begins[new[begins] > 0]
+        # What the first event of a rank waits for is unknown: it waits for the first node.
+        origin = np.zeros(len(begins), np.int32)
+        source = np.concatenate([new[np.concatenate([source, starts[:, 0]])], origin])
+        target = new[np.concatenate([target, joins + starts[:, 1], begins])]
         more = [
             np.full(len(starts), EDGE_KIND["join"], np.int8),
-            np.full(len(alone), EDGE_KIND["unexplained"], np.int8),
+            np.full(len(begins), EDGE_KIND["unexplained"], np.int8),
         ]
         kind = np.concatenate([*kinds, *more])
-        none = np.full(len(starts) + len(alone), NONE)
+        none = np.full(len(starts) + len(begins), NONE)
         owner = np.concatenate([*owners, none]).astype(np.int32)
         _, order = graphs.index(target, len(new))
         source, target = source[order], target[order]
@@ -280,33 +301,47 @@ class _Joiner:
 
 
 class JoinError(FastcommError):
-    """No one path goes through all of the ranks."""
+    """The ranks cannot be joined, because they have no communication in common."""
 
 
 def joined(
     traces: Mapping[int, Trace],
     window: Window | None = None,
-    found: Mapping[int, CriticalPath] | None = None,
+    paths: Mapping[int, CriticalPath] | None = None,
 ) -> CriticalPath:
-    """Return the critical path of a window through several ranks.
+    """Find the critical path of a window through several ranks.
 
-    `found` are the paths of the ranks, where these are known. The number of expected ranks is
-    the largest world size that a trace says. Raises `JoinError` where no communication is the
-    same on two ranks.
+    Parameters
+    ----------
+    traces
+        The ranks, with all events. The largest world size in them is the number of expected
+        ranks.
+    window
+        By default the second step.
+    paths
+        Critical paths of the ranks, if they are known.
+
+    Raises
+    ------
+    JoinError
+        If no two ranks have communication in common.
+    WindowError
+        If a trace has no such window.
+
     """
-    found = found or {rank: analyse(trace, window) for rank, trace in traces.items()}
+    paths = paths or {rank: analyse(trace, window) for rank, trace in traces.items()}
     inside = {
-        rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
-        for rank, each in found.items()
+        rank: np.isin(traces[rank].comm["event"].to_numpy(), path.graph.event)
+        for rank, path in paths.items()
     }
     comm = RunCommunication.of(traces)
     ahead = comm.ahead()
-    same, notes = comm.instances(inside, ahead)
-    if not len(same):
+    instances, notes = comm.instances(inside, ahead)
+    if not len(instances):
         raise JoinError(
-            f"{named_ranks(list(traces))}: no communication of one group is on two of these "
-            "ranks; wanted process groups on the events"
+            f"{named_ranks(list(traces))}: no two of these ranks have communication of one "
+            "group; record process groups with the events"
         )
     sizes = [trace.meta.world_size for trace in traces.values()]
     world = max((size for size in sizes if size is not None), default=None)
-    return _Joiner(found, same, ahead).path(notes, expected_ranks(tuple(found), world))
+    return _Joiner(paths, instances, ahead).path(notes, expected_ranks(tuple(paths), world))

@@ -1,7 +1,8 @@
-"""The graph of a window by the corrected rules: every constraint that the times confirm.
+"""Build the graph of a window by the corrected rules, which use all constraints that hold.
 
-Its events are the operators and calls of the window, and the work that they launched. Waits are
-known by the rows about waiting, and by the names of calls.
+The events are the operators and calls of the window, and the work that they launched. Waits are
+recognized by synchronization events of the profiler, and by the names of calls. A constraint
+that the measured times contradict is left out.
 """
 
 import re
@@ -23,7 +24,7 @@ from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
-# Calls that take the lock of their process. Nsight Systems appends a version to names.
+# Calls that take the lock of the process. Nsight Systems appends a version to names.
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
 _LOCKED = (
     r"^(cudaHostAlloc|hipHostMalloc|cudaLaunchKernel(ExC)?|cuLaunchKernel(Ex)?"
@@ -31,13 +32,13 @@ _LOCKED = (
     r"|hip(Ext)?(Module)?LaunchKernel|hipGraphLaunch"
     r"|(cuda|hip)Mem(cpy|set)Async)" + _VERSION
 )
-# Calls that return when what was launched before has ended.
+# Calls that return when work launched before has ended.
 _WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
 _WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
 _WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
-# Copies that return when they are done.
+# Calls that return when their copy has ended.
 _COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
-# Work that its call waits for, whatever the call is named.
+# Copies that their call waits for, whatever its name.
 _WAITED_FOR = r"DtoH.*Pageable"
 
 _RECORDS = r"^(cuda|hip|cu)EventRecord"
@@ -47,19 +48,29 @@ _LATE = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """Rows in order of (start, host before device, longer first), and the waiting rows."""
+    """The events of a window, and its synchronization events."""
 
-    rows: EventRows
-    is_device: Flags
-    call: Numbers  # of work: row of its launch, or NONE
+    rows: EventRows  # by (start, host before device, longer first)
+    is_device: Flags  # of `rows`
+    call: Numbers  # of `rows`: row of the launch of work, or NONE
     syncs: EventRows
-    sync_call: Numbers  # of each of `syncs`: row of its call, or NONE
+    sync_call: Numbers  # of `syncs`: row of the call, or NONE
 
     @classmethod
     def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
-        """What a window holds: its operators and calls, and the work that they launched.
+        """Select the operators and calls of a window, and the work that they launched.
 
         Work whose launch is not in the trace belongs to the window in which it starts.
+
+        Parameters
+        ----------
+        trace
+            The rank, with all events.
+        window
+            The window.
+        data_load
+            Regular expressions of names of events that load data.
+
         """
         whole = EventRows.whole(trace)
         is_work = whole.of_kind("kernel", "memcpy", "memset")
@@ -73,8 +84,8 @@ class Selected:
             host |= ~is_work & ~is_sync & whole.matching(regex)
         host &= inside
         launched = np.where(call >= 0, host[call], inside)
-        kept = host | (is_work & launched)
-        order = _ordered(whole, is_work, np.flatnonzero(kept))
+        is_selected = host | (is_work & launched)
+        order = _ordered(whole, is_work, np.flatnonzero(is_selected))
         place = np.full(len(whole) + 1, NONE, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         syncs = np.flatnonzero(is_sync & launched & (call >= 0))
@@ -87,19 +98,20 @@ class Selected:
         )
 
 
-def _ordered(rows: EventRows, is_work: Flags, kept: Ints) -> Ints:
+def _ordered(rows: EventRows, is_work: Flags, order: Ints) -> Ints:
+    """Sort row numbers by (start, host before device, longer first), in place."""
     tie = -rows.stop
     tie[is_work] += _LATE
-    graphs.settle(kept, rows.start, tie)
-    return kept
+    graphs.settle(order, rows.start, tie)
+    return order
 
 
 _Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
 
 
-def _waits_of(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
-    """Which rows wait for the end of which work; the role and goal of every call."""
-    rows, syncs = found.rows, found.syncs
+def _waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
+    """Return the rows that wait for the end of work, and the role and goal of each call."""
+    rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)
     call = rows.kind == KIND["runtime"]
@@ -110,24 +122,24 @@ def _waits_of(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
     )
     for regex in waiting:
         role[call & rows.matching(regex)] = kernels.FOR_SOMETHING
-    streams = _Streams.of(found)
+    streams = _Streams.of(selected)
     for name, kind in (
         ("Stream Sync", kernels.FOR_STREAM),
         ("Context Sync", kernels.FOR_DEVICE),
     ):
-        chosen = np.flatnonzero(syncs.named((name,)) & (found.sync_call >= 0))
-        at = found.sync_call[chosen]
+        own = np.flatnonzero(syncs.named((name,)) & (selected.sync_call >= 0))
+        at = selected.sync_call[own]
         role[at] = kind
         if kind == kernels.FOR_STREAM:
-            goal[at] = streams.lanes(syncs.lane[chosen], syncs.stream[chosen])
+            goal[at] = streams.lanes(syncs.lane[own], syncs.stream[own])
         else:
-            goal[at] = streams.devices(syncs.lane[chosen])
-    pairs = [*_copies(found), *_events(found, role, streams)]
+            goal[at] = streams.devices(syncs.lane[own])
+    pairs = [*_copies(selected), *_events(selected, role, streams)]
     return _indexed(pairs, len(rows), _are_known(syncs)), role, goal
 
 
 def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Waits:
-    """The pairs by the row that waits."""
+    """Index pairs by the waiting row."""
     waiting = np.concatenate([np.empty(0, np.int32), *(pair[0] for pair in pairs)])
     source = np.concatenate([np.empty(0, np.int32), *(pair[1] for pair in pairs)])
     kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
@@ -135,11 +147,11 @@ def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Wai
     return kernels.Waits(first, source[order].astype(np.int32), kind[order], are_known)
 
 
-def _copies(found: Selected) -> list[_Pairs]:
-    """Calls that wait for their own copies: those named so, and those of pageable memory."""
-    rows = found.rows
-    work = np.flatnonzero(found.is_device & (found.call >= 0))
-    call = found.call[work]
+def _copies(selected: Selected) -> list[_Pairs]:
+    """Return the calls that wait for their copies, by their names or by pageable memory."""
+    rows = selected.rows
+    work = np.flatnonzero(selected.is_device & (selected.call >= 0))
+    call = selected.call[work]
     waits = rows.matching(_COPIES)[call]
     guessed = ~waits & rows.matching(_WAITED_FOR)[work]
     guessed &= rows.stop[work] <= rows.stop[call]
@@ -149,32 +161,32 @@ def _copies(found: Selected) -> list[_Pairs]:
     ]
 
 
-def _events(found: Selected, role: Numbers, streams: "_Streams") -> list[_Pairs]:
-    """Who waits for an event, and the work behind which the event was recorded."""
-    rows, syncs = found.rows, found.syncs
-    none = np.full(0, NONE, np.int32)
+def _events(selected: Selected, role: Numbers, streams: "_Streams") -> list[_Pairs]:
+    """Return the rows that wait for a CUDA event, and the last work before its record."""
+    rows, syncs = selected.rows, selected.syncs
+    empty = np.full(0, NONE, np.int32)
     records = np.flatnonzero(rows.matching(_RECORDS))
-    on_event = syncs.named(("Stream Wait Event", "Event Sync")) & (found.sync_call >= 0)
+    on_event = syncs.named(("Stream Wait Event", "Event Sync")) & (selected.sync_call >= 0)
     if not len(records) or not on_event.any():
-        return [(none, none, kernels.SYNC)]
-    work = np.flatnonzero(found.is_device & (found.call >= 0))
-    # Launches in order of time, with the lane of their work: of a graph, once a work.
-    work = work[np.argsort(found.call[work], kind="stable")]
+        return [(empty, empty, kernels.SYNC)]
+    work = np.flatnonzero(selected.is_device & (selected.call >= 0))
+    # Work by the start of its launch; a launch of a CUDA graph has several pieces of work.
+    work = work[np.argsort(selected.call[work], kind="stable")]
     waits = np.flatnonzero(on_event)
-    source = _recorded(found, streams, work, records, waits)
-    call = found.sync_call[waits]
+    source = _recorded(selected, streams, work, records, waits)
+    call = selected.sync_call[waits]
     is_host = syncs.named(("Event Sync",))[waits]
     role[call[is_host]] = kernels.NO_ROLE
-    waiting = np.where(is_host, call, _held_up(found, streams, work, waits))
-    known = (source >= 0) & (waiting >= 0)
-    return [(waiting[known], source[known], kernels.SYNC)]
+    waiting = np.where(is_host, call, _delayed(selected, streams, work, waits))
+    is_known = (source >= 0) & (waiting >= 0)
+    return [(waiting[is_known], source[is_known], kernels.SYNC)]
 
 
 def _recorded(
-    found: Selected, streams: "_Streams", work: Ints, records: Ints, waits: Ints
+    selected: Selected, streams: "_Streams", work: Ints, records: Ints, waits: Ints
 ) -> Numbers:
-    """For each wait the work that was launched last before its record, or NONE."""
-    rows, syncs = found.rows, found.syncs
+    """Return for each wait the last work launched before its record, or NONE."""
+    rows, syncs = selected.rows, selected.syncs
     (of_wait, of_record), count = codes(syncs.wait_record[waits], rows.correlation[records])
     goal = np.full(count + 1, NONE, np.int32)
     goal[of_wait] = streams.lanes(syncs.lane[waits], syncs.wait_stream[waits])
@@ -183,33 +195,35 @@ def _recorded(
     lanes = (records[marks], goal[of_record[marks]])
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record[marks]] = _last_launched(
-        found, (work, rows.lane[work]), lanes, rows.lanes.num_rows
+        selected, (work, rows.lane[work]), lanes, rows.lanes.num_rows
     )
     by_record[-1] = NONE
     return by_record[of_wait]
 
 
 def _last_launched(
-    found: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
+    selected: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
 ) -> Numbers:
-    """For each mark the work on its lane that was launched last before it."""
+    """Return for each mark the last work on its lane that was launched before it."""
     work, lane = works
-    # Places in `work` instead of rows, so that a launch of several works keeps them apart.
-    start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
+    # Positions in `work` instead of rows, as a launch may have several pieces of work.
+    start = np.concatenate(
+        [selected.rows.start[selected.call[work]], selected.rows.start[marks[0]]]
+    )
     behind = len(work) + np.arange(len(marks[0]))
     at = matching.launches_before(
         (np.arange(len(work)), lane), (behind, marks[1]), start, lanes
     )
-    found_work: Numbers = np.append(work, NONE)[at].astype(np.int32)
-    return found_work
+    last: Numbers = np.append(work, NONE)[at].astype(np.int32)
+    return last
 
 
-def _held_up(found: Selected, streams: "_Streams", work: Ints, waits: Ints) -> Numbers:
-    """For each stream wait the first work that its thread launches on that stream behind it."""
-    rows, syncs = found.rows, found.syncs
-    call = found.sync_call[waits]
+def _delayed(selected: Selected, streams: "_Streams", work: Ints, waits: Ints) -> Numbers:
+    """Return for each stream wait the next work that its thread launches on the stream."""
+    rows, syncs = selected.rows, selected.syncs
+    call = selected.sync_call[waits]
     order = np.argsort(call, kind="stable")
-    launch = found.call[work]
+    launch = selected.call[work]
     goal = streams.lanes(syncs.lane[waits[order]], syncs.stream[waits[order]])
     lane, mark_lane, lanes = pair_codes(
         (rows.lane[launch], rows.lane[work]), (rows.lane[call[order]], goal)
@@ -219,13 +233,13 @@ def _held_up(found: Selected, streams: "_Streams", work: Ints, waits: Ints) -> N
     at = matching.launches_behind(
         (np.arange(len(work)), lane), (marks, mark_lane), start, lanes
     )
-    held = np.full(len(waits), NONE, np.int32)
-    held[order] = np.append(work, NONE)[at]
-    return held
+    delayed = np.full(len(waits), NONE, np.int32)
+    delayed[order] = np.append(work, NONE)[at]
+    return delayed
 
 
 def _are_known(syncs: EventRows) -> bool:
-    """Whether the trace says which work waits for which: it has waits, and their records."""
+    """Return whether the trace has waits with their records, so that none has to be guessed."""
     on_stream = syncs.named(("Stream Wait Event",))
     return len(syncs) > 0 and not (
         on_stream.any() and (syncs.wait_record[on_stream] == NULL).all()
@@ -236,22 +250,22 @@ def _are_known(syncs: EventRows) -> bool:
 class _Streams:
     """The lanes on which work runs, by device and stream.
 
-    Some formats do not say which device a row about waiting means: a stream of that number that
-    has work on one device alone is the one.
+    Some formats do not record the device of a synchronization event. Then it refers to the
+    stream of its number, if only one device has work on such a stream.
     """
 
-    device: tuple[int, ...]  # of each lane
-    by_both: dict[tuple[int, int], int]
-    by_stream: dict[int, int]  # NONE where several devices have it
+    device: tuple[int, ...]  # by lane
+    by_both: dict[tuple[int, int], int]  # lane by device and stream
+    by_stream: dict[int, int]  # lane, or NONE if several devices have the stream
 
     @classmethod
-    def of(cls, found: Selected) -> Self:
-        """The lanes of the selected work."""
-        table = found.rows.lanes
+    def of(cls, selected: Selected) -> Self:
+        """Return the lanes of the selected work."""
+        table = selected.rows.lanes
         threads = table["thread"].to_pylist()
         device = tuple(filled(table["device"], NONE).tolist())
         by_both, by_stream = {}, {}
-        for lane in np.unique(found.rows.lane[found.is_device]).tolist():
+        for lane in np.unique(selected.rows.lane[selected.is_device]).tolist():
             if re.fullmatch(r"-?\d{1,18}", threads[lane]):
                 stream = int(threads[lane])
                 by_both[device[lane], stream] = lane
@@ -259,52 +273,63 @@ class _Streams:
         return cls(device, by_both, by_stream)
 
     def lanes(self, of: Numbers, stream: Ints) -> Numbers:
-        """The lane that rows on the lanes `of` mean by these streams, or NONE."""
-        found = [
+        """Return the lane of each synchronization event by its lane and stream, or NONE."""
+        lanes = [
             self.by_both.get((self.device[lane], number), self.by_stream.get(number, NONE))
             for lane, number in zip(of.tolist(), stream.tolist(), strict=True)
         ]
-        return np.array(found, np.int32)
+        return np.array(lanes, np.int32)
 
     def devices(self, of: Numbers) -> Numbers:
-        """The device that rows on these lanes mean; NONE is all that there are."""
+        """Return the device of each synchronization event by its lane; NONE for all devices."""
         working = {device for device, _ in self.by_both}
-        found = [
+        devices = [
             self.device[lane] if self.device[lane] in working else NONE for lane in of.tolist()
         ]
-        return np.array(found, np.int32)
+        return np.array(devices, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constrained:
-    """A graph whose edges are constraints, and how many the times contradict, by kind."""
+    """A graph whose edges are constraints that the measured times satisfy."""
 
     graph: Graph
     on_device: Flags  # by node
-    left_out: dict[str, int]
+    left_out: dict[str, int]  # number of contradicted constraints by kind
 
 
 def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Constrained:
-    """The graph of a window. Its events are rows of the trace."""
-    found = Selected.of(trace, window, data_load)
-    rows = found.rows
+    """Build the graph of a window; its events are rows of the trace.
+
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    window
+        The window.
+    data_load
+        Regular expressions of names of events that load data.
+
+    """
+    selected = Selected.of(trace, window, data_load)
+    rows = selected.rows
     n = len(rows)
-    # Ends at one time: work first, then the call that began last.
-    tie = np.where(found.is_device, np.arange(n), 2 * n - np.arange(n))
+    # Order of ends at the same time: work first, then the call that began last.
+    tie = np.where(selected.is_device, np.arange(n), 2 * n - np.arange(n))
     ends = np.argsort(rows.stop, kind="stable")
     graphs.settle(ends, rows.stop, tie)
     nodes = kernels.nodes_of(rows.start, rows.stop, ends)
     del tie, ends
-    lanes = _lanes(found, trace)
-    waits, role, goal = _waits_of(found)
+    lanes = _lanes(selected, trace)
+    waits, role, goal = _waits_of(selected)
     locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
-        rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
+        rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal
     )
     edges = graphs.room(_most_edges(nodes, packed, lanes, waits))
     count, left_out = kernels.constrain(nodes, packed, lanes, waits, edges)
-    on_device = found.is_device[nodes.event]
-    # Rows of the window become rows of the trace, in place; no row stays none.
+    on_device = selected.is_device[nodes.event]
+    # Convert rows of the window to rows of the trace, in place; NONE stays NONE.
     number = np.append(rows.row, NONE).astype(np.int32)
     for column in (nodes.event, edges.owner[:count]):
         np.take(number, column, out=column, mode="wrap")
@@ -331,10 +356,11 @@ def _most_edges(
     lanes: kernels.Lanes,
     waits: kernels.Waits,
 ) -> int:
-    """No fewer edges than there can be, and not many more: room for them is most of the memory.
+    """Return a close upper bound of the number of edges, which need most of the memory.
 
-    A node of the host has one on its thread, and may have one from another; work has one for
-    its time and others from the work before, its launch, other streams, and its own graph.
+    A node of the host has an edge on its thread, and perhaps one from another thread. Work has
+    an edge for its time, and others from the work before, its launch, other streams, and the
+    other work of its CUDA graph.
     """
     work = int(rows.is_device.sum())
     host = len(rows.start) - work
@@ -349,7 +375,8 @@ def _most_edges(
     return 2 * host + handed + calls + for_device + of_work + len(waits.source)
 
 
-def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:
+def _lanes(selected: Selected, trace: Trace) -> kernels.Lanes:
+    """Return process, device, and forward and backward thread of each lane."""
     table = trace.lanes
     process = table["process"].combine_chunks().dictionary_encode().indices.to_numpy()
     device = filled(table["device"], NONE).astype(np.int32)
@@ -357,18 +384,18 @@ def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:
     device = np.where(is_device, np.maximum(device, 0), NONE).astype(np.int32)
     forward = np.full(len(process), NONE, np.int32)
     backward = np.full(len(process), NONE, np.int32)
-    for behind, before in _hand_overs(found, trace).items():
+    for behind, before in _forward_threads(selected, trace).items():
         forward[behind], backward[before] = before, behind
     return kernels.Lanes(process.astype(np.int32), device, forward, backward)
 
 
-def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
-    """The threads that run backward, and those that wait for them: by names, or sequences."""
-    rows = found.rows
-    asked = rows.kind == KIND["cpu_op"]
+def _forward_threads(selected: Selected, trace: Trace) -> dict[int, int]:
+    """Return the forward lane of each backward lane, by names or by sequence numbers."""
+    rows = selected.rows
+    is_op = rows.kind == KIND["cpu_op"]
     backward, forward = (
-        set(rows.lane[asked & rows.containing(word)].tolist())
-        for word in ("autograd", "forward")
+        set(rows.lane[is_op & rows.containing(text)].tolist())
+        for text in ("autograd", "forward")
     )
     if len(backward) == len(forward) == 1 and backward != forward:
         return {backward.pop(): forward.pop()}
@@ -377,8 +404,9 @@ def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
         return {}
     thread = filled(args["forward_thread"], 0)[rows.row]
     sequence = filled(args["sequence"])[rows.row]
-    known = asked & (sequence != NULL)
-    first, again = np.flatnonzero(known & (thread == 0)), np.flatnonzero(known & (thread > 0))
+    has_number = is_op & (sequence != NULL)
+    first = np.flatnonzero(has_number & (thread == 0))
+    again = np.flatnonzero(has_number & (thread > 0))
     if not len(first) or not len(again):
         return {}
     first = first[np.argsort(sequence[first], kind="stable")]

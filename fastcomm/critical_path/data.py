@@ -1,8 +1,8 @@
-"""What a step waits for if only data counts: operators behind the writers of what they read.
+"""Find the data dependencies between the operators of a step, from an execution trace.
 
-The critical path takes a thread's operators in the order in which they ran. Here an operator
-waits for the last writers of the storages that it reads, and its device work for their device
-work; threads and streams are without limit. Leaf operators count, those that call no other.
+The critical path keeps the operators of a thread in their order. Here an operator waits only
+for the last writers of the storages that it reads, and its device work only for their device
+work, with unlimited threads and streams. Only leaf operators are used, which call no other.
 """
 
 from collections import Counter, defaultdict
@@ -28,18 +28,18 @@ from fastcomm_kernels.graph import NONE
 
 OPERATORS = pa.schema(
     [
-        pa.field("event", pa.int64()),  # its place in the file
+        pa.field("event", pa.int64()),  # position in the file
         pa.field("name", pa.string()),
         pa.field("part_of", pa.string()),  # the outermost operator that called it
         pa.field("start_ns", pa.int64()),
         pa.field("stop_ns", pa.int64()),
-        pa.field("earliest_ns", pa.int64()),  # when what it reads was written
+        pa.field("earliest_ns", pa.int64()),  # when its inputs were written
         pa.field("earlier_ns", pa.int64()),  # by how much it could have started earlier
-        pa.field("device_ns", pa.int64()),  # of the work that it launched
-        pa.field("producers", pa.int64()),
+        pa.field("device_ns", pa.int64()),  # duration of the work that it launched
+        pa.field("producers", pa.int64()),  # number of operators that write its inputs
         pa.field("on_path", pa.bool_()),
-        # By how much the step is shorter if it runs as soon as its data is there, beside its
-        # thread; null of what is not on the path, or too short to be asked.
+        # By how much the step is shorter if it runs as soon as its inputs are written, off its
+        # thread; null for operators that are not on the path, or not among the longest.
         pa.field("shortens_ns", pa.int64()),
     ]
 )
@@ -47,13 +47,12 @@ OPERATORS = pa.schema(
 SUBGRAPHS = pa.schema(
     [
         pa.field("part_of", pa.string()),  # the outermost operator that called them
-        pa.field("operators", pa.int64()),
+        pa.field("operators", pa.int64()),  # number of leaf operators
         pa.field("earlier_ns", pa.int64()),  # by how much all could have started earlier
-        pa.field("shortens_ns", pa.int64()),  # the step, if all of them move
+        pa.field("shortens_ns", pa.int64()),  # shortening of the step if all of them move
     ]
 )
-# So many operators, and so many calls, are asked how much shorter the step is without them.
-_ASKED = 100
+_MAX_REPLAYED = 100  # longest operators, and subgraphs, that are moved in a replay
 
 
 @dataclass(slots=True)
@@ -61,46 +60,59 @@ class _LeafOperator:
     """An operator that calls no other, with its event and the work that it launched."""
 
     operator: TracedOperator
-    row: int
+    row: int  # of its event
     start: int
     stop: int
-    works: list[int] = field(default_factory=list)  # rows
-    work_ns: int = 0
+    works: list[int] = field(default_factory=list)  # rows of the work that it launched
+    work_ns: int = 0  # duration of the work
     work_stop: int = 0
-    producers: tuple[int, ...] = ()
-    host_done: int = 0  # with unlimited threads and streams
-    work_done: int = 0
+    producers: tuple[int, ...] = ()  # positions of the operators that write its inputs
+    host_done: int = 0  # end on the host with unlimited threads and streams
+    work_done: int = 0  # end of its work with unlimited threads and streams
 
 
 def data_dependencies(
-    trace: Trace, found: CriticalPath, operators: Sequence[TracedOperator]
+    trace: Trace, path: CriticalPath, operators: Sequence[TracedOperator]
 ) -> DataDependencies:
-    """Join an execution trace to the events of a critical path's window.
+    """Find the data dependencies between the operators of a critical path's window.
 
-    Raises `FastcommError` where no operator of the one is in the other.
+    Parameters
+    ----------
+    trace
+        The rank, with all events.
+    path
+        Its critical path.
+    operators
+        Operators of the execution trace.
+
+    Raises
+    ------
+    FastcommError
+        If no operator of the execution trace is in the window.
+
     """
-    rows = np.unique(found.graph.event)
+    rows = np.unique(path.graph.event)
     kind = trace.events["kind"].to_numpy()
     ops = rows[kind[rows] == KIND["cpu_op"]]
     joined, joined_by = _join(trace, ops, operators)
     if not joined:
         raise FastcommError(
-            f"{trace.meta.path}: no operator of the execution trace is in the window: neither "
-            "`Record function id` nor names and their order agree"
+            f"{trace.meta.path}: no operator of the execution trace is in the window, neither "
+            "by `Record function id` nor by names and their order. Use traces of one run"
         )
-    by_id = {each.id: each for each in operators}
+    by_id = {operator.id: operator for operator in operators}
     leaves = _leaves(trace, joined, by_id)
     _launch(trace, leaves)
     _produce(leaves)
     origin = min(leaf.start for leaf in leaves)
     _unlimited(leaves)
-    table = _table(found, leaves, by_id, origin)
-    reordering = _reordering(trace, found, leaves)
+    table = _table(path, leaves, by_id, origin)
+    reordering = _reordering(trace, path, leaves)
     return DataDependencies(
         operators=_with_shortening(table, reordering),
         subgraphs=_subgraphs(table, reordering),
-        known=len(joined),
-        asked=len(ops),
+        matched=len(joined),
+        in_window=len(ops),
         traced=len(operators),
         joined_by=joined_by,
         span_ns=max(max(leaf.stop, leaf.work_stop) for leaf in leaves) - origin,
@@ -111,74 +123,83 @@ def data_dependencies(
 def _join(
     trace: Trace, ops: Ints, operators: Sequence[TracedOperator]
 ) -> tuple[dict[int, int], str]:
-    """The row of each operator, by id; and what joined them."""
+    """Return the event's row of each operator by its id, and how they were matched."""
     args = trace.args
     if args is not None and "record_function" in args.column_names:
         number = filled(args["record_function"])[ops]
-        known = (number != NULL) & (number != 0)
-        if known.any():
-            row_of = dict(zip(number[known].tolist(), ops[known].tolist(), strict=True))
-            found = {each.id: row_of[each.order] for each in operators if each.order in row_of}
-            if found:
-                return found, "record function ids"
+        has_id = (number != NULL) & (number != 0)
+        if has_id.any():
+            row_of = dict(zip(number[has_id].tolist(), ops[has_id].tolist(), strict=True))
+            rows = {op.id: row_of[op.order] for op in operators if op.order in row_of}
+            if rows:
+                return rows, "record function ids"
     return _join_by_order(trace, ops, operators), "names and their order on each thread"
 
 
 def _join_by_order(
     trace: Trace, ops: Ints, operators: Sequence[TracedOperator]
 ) -> dict[int, int]:
-    """The same where no id is common: thread by thread, the how many-eth of a name."""
+    """Match operators and events thread by thread, by their names and the order of calls.
+
+    Threads are paired by the number of calls that they have in common. Returns the event's row
+    of each operator by its id.
+    """
     lane = trace.events["lane"].to_numpy()[ops]
     names = trace.events["name"].take(pa.array(ops)).cast(pa.string()).to_pylist()
-    theirs = _numbered((each.thread, each.name, each.id) for each in operators)
-    ours = _numbered(zip(lane.tolist(), names, ops.tolist(), strict=True))
+    traced = _numbered((op.thread, op.name, op.id) for op in operators)
+    profiled = _numbered(zip(lane.tolist(), names, ops.tolist(), strict=True))
     pairs = sorted(
-        ((len(a.keys() & b.keys()), x, y) for x, a in theirs.items() for y, b in ours.items()),
+        (
+            (len(a.keys() & b.keys()), x, y)
+            for x, a in traced.items()
+            for y, b in profiled.items()
+        ),
         key=lambda pair: (-pair[0], pair[1:]),
     )
-    found: dict[int, int] = {}
-    taken: set[tuple[str, int]] = set()
+    rows: dict[int, int] = {}
+    paired: set[tuple[str, int]] = set()
     for common, thread, place in pairs:
-        if common and ("theirs", thread) not in taken and ("ours", place) not in taken:
-            taken |= {("theirs", thread), ("ours", place)}
-            found |= {
-                theirs[thread][key]: ours[place][key]
-                for key in theirs[thread].keys() & ours[place].keys()
+        threads = {("traced", thread), ("profiled", place)}
+        if common and not threads & paired:
+            paired |= threads
+            rows |= {
+                traced[thread][key]: profiled[place][key]
+                for key in traced[thread].keys() & profiled[place].keys()
             }
-    return found
+    return rows
 
 
 def _numbered(
     calls: Iterable[tuple[int, str, int]],
 ) -> dict[int, dict[tuple[str, int], int]]:
-    """By thread: the value of the how many-eth call of a name."""
-    found: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+    """Return the values of calls by thread, and by name and number among its calls."""
+    numbered: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
     counts: Counter[tuple[int, str]] = Counter()
     for thread, name, value in calls:
-        found[thread][name, counts[thread, name]] = value
+        numbered[thread][name, counts[thread, name]] = value
         counts[thread, name] += 1
-    return found
+    return numbered
 
 
 def _leaves(
     trace: Trace, joined: Mapping[int, int], by_id: Mapping[int, TracedOperator]
 ) -> list[_LeafOperator]:
-    """The joined operators that touch storages and call no other that does."""
-    active = {each.id for each in by_id.values() if each.reads or each.writes}
+    """Return the matched operators that use storages and call no other that does, by start."""
+    active = {operator.id for operator in by_id.values() if operator.reads or operator.writes}
     calling = {by_id[id_].parent for id_ in active}
     start, stop = (trace.events[name].to_numpy() for name in ("start", "stop"))
-    found = [
+    leaves = [
         _LeafOperator(operator=by_id[id_], row=row, start=int(start[row]), stop=int(stop[row]))
         for id_, row in joined.items()
         if id_ in active and id_ not in calling
     ]
-    if not found:
+    if not leaves:
         raise FastcommError(f"{trace.meta.path}: the execution trace has no tensors")
-    return sorted(found, key=lambda leaf: (leaf.start, leaf.operator.order))
+    return sorted(leaves, key=lambda leaf: (leaf.start, leaf.operator.order))
 
 
 def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:
-    """Give each leaf the device work that was launched inside of it."""
+    """Add to each leaf the device work that was launched inside it."""
     everything = TimeRange(start=-(1 << 62), stop=1 << 62)
     chosen = Selected.of(trace, everything, ())
     rows = chosen.rows
@@ -187,7 +208,7 @@ def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:
     by_lane: dict[int, list[_LeafOperator]] = defaultdict(list)
     for leaf in leaves:
         by_lane[int(lanes[leaf.row])].append(leaf)
-    starts = {lane: np.array([leaf.start for leaf in each]) for lane, each in by_lane.items()}
+    starts = {lane: np.array([leaf.start for leaf in own]) for lane, own in by_lane.items()}
     for k in work.tolist():
         call = chosen.call[k]
         lane, at = int(rows.lane[call]), rows.start[call]
@@ -202,7 +223,7 @@ def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:
 
 
 def _produce(leaves: Sequence[_LeafOperator]) -> None:
-    """Find the last writers of what each leaf reads, in the order of their calls."""
+    """Set the producers of each leaf: the last writers of its inputs, by start."""
     writer: dict[Storage, int] = {}
     for number, leaf in enumerate(leaves):
         operator = leaf.operator
@@ -213,30 +234,31 @@ def _produce(leaves: Sequence[_LeafOperator]) -> None:
 
 
 def _unlimited(leaves: Sequence[_LeafOperator]) -> None:
-    """When each leaf would be done if it waited for its producers alone.
+    """Compute when each leaf would end if it waited only for its producers.
 
-    Host work waits for the host part of its producers, and for their device part where it reads
-    a device's storage without work of its own there, as a copy to the host does.
+    The host part waits for the host part of its producers. If the leaf has no device work, as
+    a copy to the host, it also waits for their device part.
     """
     for leaf in leaves:
         producers = [leaves[number] for number in leaf.producers]
-        begin = max((each.host_done for each in producers), default=0)
+        begin = max((producer.host_done for producer in producers), default=0)
+        ready = max((producer.work_done for producer in producers), default=0)
         if not leaf.work_ns:
-            begin = max(begin, max((each.work_done for each in producers), default=0))
+            begin = max(begin, ready)
         leaf.host_done = begin + leaf.stop - leaf.start
         if leaf.work_ns:
-            ready = max((each.work_done for each in producers), default=0)
             leaf.work_done = max(begin, ready) + leaf.work_ns
 
 
 def _table(
-    found: CriticalPath,
+    path: CriticalPath,
     leaves: Sequence[_LeafOperator],
     by_id: Mapping[int, TracedOperator],
     origin: int,
 ) -> pa.Table:
-    critical = set(np.unique(found.graph.event[found.found.nodes]).tolist())
-    ids = found.events.ids(np.array([leaf.row for leaf in leaves], np.int32)).tolist()
+    """Return the table `OPERATORS` of all leaves, without the shortening of the step."""
+    critical = set(np.unique(path.graph.event[path.valid_path.nodes]).tolist())
+    ids = path.events.ids(np.array([leaf.row for leaf in leaves], np.int32)).tolist()
     rows = []
     for leaf, event in zip(leaves, ids, strict=True):
         earliest = max((leaves[number].stop for number in leaf.producers), default=origin)
@@ -259,42 +281,42 @@ def _table(
 
 
 def _reordering(
-    trace: Trace, found: CriticalPath, leaves: Sequence[_LeafOperator]
+    trace: Trace, path: CriticalPath, leaves: Sequence[_LeafOperator]
 ) -> Reordering | None:
-    """The step with its leaves, any of which may move; None where it cannot be replayed."""
-    if not found.about.rules.is_exact:
+    """Return the step with its leaves as operators to move; None if it cannot be replayed."""
+    if not path.about.rules.is_exact:
         return None
-    pieces = pieces_of(found.graph, [(leaf.row, leaf.works, leaf.producers) for leaf in leaves])
-    return Reordering(found, trace.events["lane"].to_numpy(), pieces)
+    pieces = pieces_of(path.graph, [(leaf.row, leaf.works, leaf.producers) for leaf in leaves])
+    return Reordering(path, trace.events["lane"].to_numpy(), pieces)
 
 
 def _with_shortening(table: pa.Table, reordering: Reordering | None) -> pa.Table:
-    """The operators on the path that take longest, with what it brings to move each."""
+    """Set the shortening of the step for the longest operators on the path."""
     length = pc.subtract(table["stop_ns"], table["start_ns"])
     length = pc.add(length, table["device_ns"]).to_numpy()
     longest = np.argsort(-length, kind="stable")
-    asked = longest[table["on_path"].to_numpy()[longest]][:_ASKED]
+    candidates = longest[table["on_path"].to_numpy()[longest]][:_MAX_REPLAYED]
     shorter: list[int | None] = [None] * table.num_rows
     if reordering is not None:
-        for place in asked.tolist():
+        for place in candidates.tolist():
             shorter[place] = reordering.shorter_by([place])
     column = pa.array(shorter, pa.int64())
     return table.set_column(table.num_columns - 1, OPERATORS.field("shortens_ns"), column)
 
 
 def _subgraphs(table: pa.Table, reordering: Reordering | None) -> pa.Table:
-    """The calls that hold operators on the path, with what it brings to move all they hold."""
+    """Return the table `SUBGRAPHS` of outermost operators with leaves on the path."""
     members: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(table["part_of"].to_pylist()):
         members[name].append(place)
     on_path, earlier = table["on_path"].to_pylist(), table["earlier_ns"].to_numpy()
     length = pc.subtract(table["stop_ns"], table["start_ns"]).to_numpy()
-    found = [
+    subgraphs = [
         (name, places)
         for name, places in members.items()
         if any(on_path[place] for place in places)
     ]
-    found.sort(key=lambda each: (-int(length[each[1]].sum()), each[0]))
+    subgraphs.sort(key=lambda pair: (-int(length[pair[1]].sum()), pair[0]))
     rows = [
         {
             "part_of": name,
@@ -302,18 +324,18 @@ def _subgraphs(table: pa.Table, reordering: Reordering | None) -> pa.Table:
             "earlier_ns": int(earlier[places].min()),
             "shortens_ns": None if reordering is None else reordering.shorter_by(places),
         }
-        for name, places in found[:_ASKED]
+        for name, places in subgraphs[:_MAX_REPLAYED]
     ]
     order = [(name, "descending") for name in ("shortens_ns", "earlier_ns")]
     return pa.Table.from_pylist(rows, SUBGRAPHS).sort_by([*order, ("part_of", "ascending")])
 
 
 def _outermost(operator: TracedOperator, by_id: Mapping[int, TracedOperator]) -> str:
-    """The name of the outermost operator around one, with its number; no profiler's root."""
-    seen = {operator.id}
-    while (parent := by_id.get(operator.parent)) is not None and parent.id not in seen:
+    """Return name and number of the outermost operator around one, without profiler roots."""
+    visited = {operator.id}
+    while (parent := by_id.get(operator.parent)) is not None and parent.id not in visited:
         if parent.name.startswith("[pytorch|profiler"):
             break
-        seen.add(parent.id)
+        visited.add(parent.id)
         operator = parent
     return f"{operator.name} ({operator.order})"

@@ -1,7 +1,6 @@
-"""A critical path drawn into its trace: the events on it marked, its edges as arrows.
+"""Draw a critical path into its trace: mark its events, and add its edges as arrows.
 
-The text of the trace is cut into slices and put together again: what is not marked stays
-byte by byte as it was.
+The JSON text is copied in slices: the bytes of unmarked events do not change.
 """
 
 import gzip
@@ -42,24 +41,42 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """What an overlay shows."""
+    """Options of an overlay."""
 
-    only_critical: bool = True  # of the events, those on the path and annotations alone
-    all_edges: bool = False  # not only those on the path; needs all events
-    kinds: tuple[str, ...] | None = None  # of the path's edges, these
+    only_critical: bool = True  # keep only events on the path, and annotations
+    all_edges: bool = False  # draw edges beside the path, too; needs all events
+    kinds: tuple[str, ...] | None = None  # kinds of the path's edges to draw
 
     def inset_ns(self, on_device: Flags) -> Ints:
-        """Return how far before the end of its event an arrow touches it, by event."""
+        """Return for each event how many ns before its end an arrow begins."""
         return np.ones(len(on_device), np.int64)
 
     def microseconds(self, ns: int) -> str:
-        """Write a time as JSON has it, to the nanosecond."""
+        """Return the JSON text of a time in us, exact to the nanosecond."""
         sign, ns = ("-", -ns) if ns < 0 else ("", ns)
         return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
-def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> None:
-    """Write the trace with the path in it, compressed where the name ends in .gz."""
+def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> None:
+    """Write a copy of a trace with a critical path drawn into it.
+
+    Parameters
+    ----------
+    trace
+        The rank, with all events, read from a local or remote JSON file.
+    path
+        The critical path.
+    target
+        File to write, compressed if its name ends in ``.gz``.
+    drawing
+        What to draw.
+
+    Raises
+    ------
+    FastcommError
+        If the trace is no JSON file, has changed since it was read, or is the target.
+
+    """
     source = place(trace.meta.path)
     if trace.meta.format != "kineto" or trace.args is None:
         raise FastcommError(f"{source}: an overlay needs a JSON trace, read with every event")
@@ -68,7 +85,7 @@ def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> 
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _opened(unfinished, compressed=target.name.endswith(".gz")) as file:
-            for piece in _pieces(_text(source), trace, found, drawing):
+            for piece in _pieces(_text(source), trace, path, drawing):
                 file.write(piece)
 
 
@@ -80,9 +97,9 @@ def _opened(path: Path, *, compressed: bool) -> BinaryIO:
 
 
 def _text(path: Path) -> bytearray:
-    """The decompressed text, with NULs behind it that a kernel may look at."""
+    """Return the decompressed text, followed by NULs, because kernels read ahead."""
     text = bytearray()
-    with suppress(UnreadBytesError):  # the reader warns of it
+    with suppress(UnreadBytesError):  # the reader has warned about it
         for block in blocks(path):
             text += block
     text += bytes(PADDING)
@@ -90,9 +107,9 @@ def _text(path: Path) -> bytearray:
 
 
 def _pieces(
-    text: bytearray, trace: Trace, found: CriticalPath, drawing: Drawing
+    text: bytearray, trace: Trace, path: CriticalPath, drawing: Drawing
 ) -> Iterator[bytes | memoryview]:
-    """The overlay's text, in order."""
+    """Yield the text of the overlay in pieces."""
     offset = filled(trace.events["offset"])
     order = np.argsort(offset)
     begin = offset[order]
@@ -100,31 +117,31 @@ def _pieces(
     inside = (begin >= 0) & (begin < len(text) - PADDING)
     if not inside.all() or (array[begin] != ord("{")).any():
         raise TraceFileError(
-            f"{trace.meta.path}: no JSON trace whose events are where they were read; an "
-            "overlay needs the trace itself, unchanged"
+            f"{trace.meta.path}: the events are not at the positions at which they were read. "
+            "Draw into the unchanged JSON trace"
         )
     end, behind = json_text.slices(array, begin)
     if not len(begin) or (end < 0).any():
-        raise TraceFileError(f"{trace.meta.path}: no whole events to mark")
+        raise TraceFileError(f"{trace.meta.path}: no complete events to mark")
     close = json_text.list_end(array, int(behind[-1]), len(text) - PADDING)
     if close < 0:
-        raise TraceFileError(f"{trace.meta.path}: traceEvents does not end; wanted ]")
-    critical = _critical(trace, found)[order]
+        raise TraceFileError(f"{trace.meta.path}: the list traceEvents does not end with ]")
+    critical = _critical(trace, path)[order]
     changed = critical
     if drawing.only_critical:
         kind = trace.events["kind"].to_numpy()[order]
         changed = critical | ~np.isin(kind, (KIND["annotation"], KIND["python"]))
     yield from _events(memoryview(text), close, (begin, end, behind), critical, changed)
-    flows = _flows(trace, found, drawing)
+    flows = _flows(trace, path, drawing)
     if flows:
         yield b",\n  " + ",\n  ".join(flows).encode()
     yield b"\n  "
     yield memoryview(text)[close : len(text) - PADDING]
 
 
-def _critical(trace: Trace, found: CriticalPath) -> Flags:
-    """Which rows of the trace are on the path."""
-    positions = np.array(found.event_ids, np.int64)
+def _critical(trace: Trace, path: CriticalPath) -> Flags:
+    """Return which rows of the trace are on the path."""
+    positions = np.array(path.event_ids, np.int64)
     assert trace.args is not None
     return np.isin(trace.args["position"].to_numpy(), positions)
 
@@ -136,7 +153,10 @@ def _events(
     critical: Flags,
     changed: Flags,
 ) -> Iterator[bytes | memoryview]:
-    """The text up to the end of the events: some marked, some left out, no comma at the end."""
+    """Yield the text up to the last event, without a comma after it.
+
+    Of the `changed` events, `critical` ones are marked, and the others left out.
+    """
     at = 0
     for k in np.flatnonzero(changed).tolist():
         begin, end, behind = (int(place[k]) for place in places)
@@ -151,27 +171,27 @@ def _events(
 
 
 def _marked(event: bytes) -> bytes:
-    """The text of an event with ``"critical": 1`` among its args."""
-    found = _ARGS.search(event)
-    if found is None:
+    """Return the text of an event with ``"critical": 1`` added to its args."""
+    match = _ARGS.search(event)
+    if match is None:
         return b'{"args": {"critical": 1}, ' + event[1:].lstrip()
-    if found[1]:
-        return event[: found.end() - 1] + b'"critical": 1}' + event[found.end() :]
-    return event[: found.end()] + b'"critical": 1, ' + event[found.end() :]
+    if match[1]:
+        return event[: match.end() - 1] + b'"critical": 1}' + event[match.end() :]
+    return event[: match.end()] + b'"critical": 1, ' + event[match.end() :]
 
 
-def _flows(trace: Trace, found: CriticalPath, drawing: Drawing) -> list[str]:
-    """Two flow events an edge."""
-    graph, path = found.graph, found.found
+def _flows(trace: Trace, path: CriticalPath, drawing: Drawing) -> list[str]:
+    """Return the JSON text of two flow events per drawn edge."""
+    graph = path.graph
     on_path = np.zeros(len(graph.source), np.bool_)
-    on_path[path.edges] = True
+    on_path[path.valid_path.edges] = True
     if drawing.all_edges and not drawing.only_critical:
         shown = (graph.kind != EDGE_KIND["launch"]) | (graph.weight != 0)
     else:
         kinds = [EDGE_KIND[_kind(name)] for name in drawing.kinds or _DRAWN]
         shown = on_path & np.isin(graph.kind, kinds)
     edges = np.flatnonzero(shown)
-    ends = [_ends(trace, found, side[edges], drawing) for side in (graph.source, graph.target)]
+    ends = [_ends(trace, path, side[edges], drawing) for side in (graph.source, graph.target)]
     rows = []
     weights, kinds_of = graph.weight[edges].tolist(), graph.kind[edges].tolist()
     for number, (weight, kind, marked, first, second) in enumerate(
@@ -188,34 +208,34 @@ def _flows(trace: Trace, found: CriticalPath, drawing: Drawing) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """The kind of edge that HTA or we call so."""
+    """Return the kind of edge with a name of fastcomm or HTA."""
     for kind, text in TYPES.items():
         if name.lower() in (kind, text, text.removeprefix("critical_path_")):
             return kind
-    raise FastcommError(f"no edges of type {name!r}; there are {', '.join(TYPES)}")
+    raise FastcommError(f"unknown type of edges {name!r}: expected one of {', '.join(TYPES)}")
 
 
-def _ends(trace: Trace, found: CriticalPath, nodes: Numbers, drawing: Drawing) -> list[str]:
-    """Where an arrow touches: inside of the slice of the node's event."""
-    graph = found.graph
-    table = found.events.describe(graph.event[nodes])
+def _ends(trace: Trace, path: CriticalPath, nodes: Numbers, drawing: Drawing) -> list[str]:
+    """Return process, thread and time of the end of each arrow, within its node's event."""
+    graph = path.graph
+    table = path.events.describe(graph.event[nodes])
     start, stop = (table[name].to_numpy() for name in ("start", "stop"))
     on_device = table["is_device"].to_numpy(zero_copy_only=False)
     inside = drawing.inset_ns(on_device)
     time = np.where(graph.is_end[nodes], np.maximum(start, stop - inside), start)
     time -= trace.meta.base
-    words: dict[tuple[str, str], str] = {}
-    found_words = []
+    lanes: dict[tuple[str, str], str] = {}
+    ends = []
     for process, thread, ns in zip(
         table["process"].to_pylist(), table["thread"].to_pylist(), time.tolist(), strict=True
     ):
-        lane = words.setdefault(
-            (process, thread), f'"pid": {_word(process)}, "tid": {_word(thread)}'
+        lane = lanes.setdefault(
+            (process, thread), f'"pid": {_label(process)}, "tid": {_label(thread)}'
         )
-        found_words.append(f'{lane}, "ts": {drawing.microseconds(ns)}')
-    return found_words
+        ends.append(f'{lane}, "ts": {drawing.microseconds(ns)}')
+    return ends
 
 
-def _word(text: str) -> str:
-    """A process or thread as the trace writes it: a number where it is one."""
+def _label(text: str) -> str:
+    """Return the JSON text of a process or thread, which is a number or a string."""
     return text if re.fullmatch(r"-?(0|[1-9]\d*)", text) else json.dumps(text)

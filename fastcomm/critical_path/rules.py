@@ -1,8 +1,7 @@
-"""What the graph of a critical path means: its events, the classes of its edges, its search.
+"""Rules for the graph of a critical path: its events, the classes of its edges, its search.
 
-An analysis makes a graph and says here how to read it. `CORRECTED` are the rules of this
-package; whoever reproduces another tool brings rules of its own. `DataDependencies` is what
-operators of a step wait for if only data counts.
+`CORRECTED` are fastcomm's own rules; `compat` has rules that reproduce other tools.
+`DataDependencies` is the result of `data_dependencies`.
 """
 
 import re
@@ -24,10 +23,10 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
-# The columns of descriptions of events.
+# Columns that describe events.
 EVENT = pa.schema(
     [
-        pa.field("id", pa.int64()),  # its place in the file
+        pa.field("id", pa.int64()),  # position in the file
         pa.field("name", pa.string()),
         pa.field("kind", pa.string()),
         pa.field("process", pa.string()),
@@ -43,7 +42,7 @@ EVENT = pa.schema(
 
 
 class EventDescriptions(Protocol):
-    """What describes the events of a graph: a trace, several, or a saved table."""
+    """Describes the events of a graph: from one trace, several traces, or a saved table."""
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
         """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
@@ -63,10 +62,11 @@ class TraceEvents:
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
         """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
         at = pa.array(rows, mask=rows < 0)
-        wanted = pa.schema([EVENT.field(name) for name in columns])
-        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(wanted)
+        schema = pa.schema([EVENT.field(name) for name in columns])
+        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(schema)
 
     def _column(self, name: str, rows: Numbers, at: pa.Array) -> pa.Array | pa.ChunkedArray:
+        """Return one column; `at` are the rows, null for -1."""
         events, lanes = self.trace.events, self.trace.lanes
         match name:
             case "id":
@@ -83,7 +83,7 @@ class TraceEvents:
                 return events[name].take(at)
 
     def ids(self, rows: Numbers) -> Ints:
-        """The places of these rows in the file; of an unknown place the row itself."""
+        """Return the positions of these rows in the file, or the rows if they are unknown."""
         args = self.trace.args
         if args is None or "position" not in args.column_names or not args.num_rows:
             return rows.astype(np.int64)
@@ -97,13 +97,13 @@ class TraceEvents:
         return args["on_stream"].take(pa.array(rows, mask=rows < 0))
 
     def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
-        """The operation or the tag of each row; null where it does not communicate."""
+        """Return the operation or the tag of each row; null for rows without communication."""
         comm = self.trace.comm
         place = np.full(self.trace.events.num_rows + 1, -1, np.int32)
         place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
         at = place[rows]
-        words = pa.array(OPS if name == "op" else TAGS)
-        return words.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
+        labels = pa.array(OPS if name == "op" else TAGS)
+        return labels.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ CLASSES = (
     "gpu_memory_bound",  # copies and memsets
     "host_gap",  # between operators
     "sync_wait",  # from the end of work to the return of the call that waited for it
-    "unexplained",  # nothing in the trace says what was waited for
+    "unexplained",  # the trace does not show what was waited for
 )
 
-# What an event does itself; the rest is between events.
+# Classes of time within an event; the others are between events.
 OWN = tuple(name for name in CLASSES if name.endswith("_bound") or name == "data_loading")
 
 TYPES = {
@@ -154,31 +154,31 @@ def short_name(name: str) -> str:
     """Return a kernel's name without templates, arguments and return type, as HTA does."""
     if _PLAIN.match(name) or not ("<" in name or "(" in name):
         return name
-    kept: list[str] = []
+    letters: list[str] = []
     for letter in name.replace("->", ""):
         opening = {">": "<", ")": "("}.get(letter)
         if opening is None:
-            kept.append(letter)
+            letters.append(letter)
         else:
-            while kept and kept.pop() != opening:
+            while letters and letters.pop() != opening:
                 pass
-    return "".join(kept).rpartition(" ")[2]
+    return "".join(letters).rpartition(" ")[2]
 
 
 def short_names(names: pa.ChunkedArray) -> pa.Array:
-    """Return the short names of a column; each name is shortened once."""
+    """Return the short names of a column of names."""
     encoded = names.combine_chunks().dictionary_encode()
     short = pa.array([short_name(name) for name in encoded.dictionary.to_pylist()], pa.string())
     return short.take(encoded.indices)
 
 
-# What is asked of the owner of an edge.
+# Columns of an edge's owner that determine the class of the edge.
 FACTS = ("name", "kind", "stream", "is_device", "op")
 Fact = Sequence[object]
-# The path, or None where the graph has no valid one; the slack of its edges, if it is known.
+# Returns the path, or None if the graph has no valid one, and the slack of its edges, if known.
 Search = Callable[[Graph, EventDescriptions, Flags], tuple[LongestPath | None, Ints | None]]
-# The class of an edge: from its kind, whether it leads to the device, its owner, and what
-# loads data.
+# Returns the class of an edge by its kind, whether it leads to the device, its owner's facts,
+# and regular expressions of events that load data.
 EdgeClass = Callable[[str, bool, Fact, Sequence[str]], str]
 
 
@@ -189,10 +189,24 @@ def classes(
     targets: pa.Table,
     loads: Sequence[str],
 ) -> pa.Array:
-    """Return the class of each edge, asking `edge_class` once for edges that are equal."""
+    """Return the class of each edge.
+
+    Parameters
+    ----------
+    edge_class
+        Classifies an edge; called once for edges with equal facts.
+    kinds
+        Kind of each edge.
+    owners
+        Table of the owner of each edge, with the columns `FACTS`.
+    targets
+        Table of the target event of each edge, with the column `is_device`.
+    loads
+        Regular expressions of names of events that load data.
+
+    """
     facts = [owners[name].combine_chunks() for name in FACTS]
     to_device = targets["is_device"].combine_chunks()
-    # Equal edges are asked about once.
     number = kinds.astype(np.int64)
     for column in (to_device, *facts):
         encoded = column.dictionary_encode()
@@ -200,7 +214,7 @@ def classes(
         number = _numbered(number * (len(encoded.dictionary) + 1) + code)
     first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]
-    found = [
+    names = [
         edge_class(
             EDGE_KINDS[kinds[k]],
             bool(to_device[k].as_py()),
@@ -209,13 +223,13 @@ def classes(
         )
         for k in first.tolist()
     ]
-    return pa.array(found, pa.string()).take(pa.array(number))
+    return pa.array(names, pa.string()).take(pa.array(number))
 
 
 def _numbered(key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number keys from 0 on, in order of their first appearance."""
-    found: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
-    return found.astype(np.int64)
+    """Number keys from 0, in the order of their first appearance."""
+    numbers: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
+    return numbers.astype(np.int64)
 
 
 def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
@@ -245,25 +259,28 @@ def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRules:
-    """How a graph is searched and read."""
+    """Search for the path in a graph, and meaning of its edges."""
 
     name: str  # in JSON and on the terminal
     search: Search
     edge_class: EdgeClass
-    edge_kinds: tuple[str, ...]  # that a graph may have, as JSON lists them
-    # Each edge is a constraint that the times confirm: the path tiles the window, edges are in
-    # order of time, and the graph can be replayed.
+    edge_kinds: tuple[str, ...]  # that a graph may have, in the order of JSON
+    # Whether each edge is a constraint that the measured times satisfy: then the path covers
+    # the window, edges are in order of time, and the graph can be replayed.
     is_exact: bool
 
 
 def _bound_path(
     graph: Graph, _: EventDescriptions, on_device: Flags
 ) -> tuple[LongestPath, Ints]:
-    """Follow from the last node backwards the constraint that was met last; with its slack."""
+    """Return the path that follows, backward from the last node, the last satisfied constraint.
+
+    Also returns the slack of each edge of the path, in ns.
+    """
     if not len(graph.event):
         return LongestPath(nodes=graph.event, edges=graph.source), np.empty(0, np.int64)
     last = len(graph.event) - 1
-    edges, slack = graphs.binding(last, graph.into[0], graph.source, graph.time, on_device)
+    edges, slack = graphs.binding(last, graph.incoming[0], graph.source, graph.time, on_device)
     nodes = np.append(graph.source[edges], np.int32(last))
     return LongestPath(nodes=nodes, edges=edges), slack
 
@@ -279,41 +296,41 @@ CORRECTED = PathRules(
 
 @dataclass(frozen=True, kw_only=True)
 class DataDependencies:
-    """What a step's operators really wait for."""
+    """Data dependencies between the operators of a step."""
 
-    operators: pa.Table  # of OPERATORS: the leaves of the window
-    subgraphs: pa.Table  # of SUBGRAPHS: calls that hold several
-    known: int  # operators that the window and the execution trace have in common
-    asked: int  # operators of the window
+    operators: pa.Table  # of OPERATORS: operators that call no other
+    subgraphs: pa.Table  # of SUBGRAPHS: outermost operators that call several
+    matched: int  # operators of both the window and the execution trace
+    in_window: int  # operators of the window
     traced: int  # operators of the execution trace
-    joined_by: str
-    span_ns: int  # of these operators, as measured
-    bound_ns: int  # the same with unlimited threads and streams
+    joined_by: str  # how they were matched
+    span_ns: int  # measured time from the first start to the last end
+    bound_ns: int  # this time with unlimited threads and streams
 
     def movable(self, count: int = 10) -> pa.Table:
-        """The operators on the path, those first that could start earliest."""
+        """Return operators on the path that could start earlier, largest difference first."""
         table = self.operators
         readers = pc.and_(table["on_path"], pc.greater(table["producers"], 0))
         order = [("earlier_ns", "descending"), ("event", "ascending")]
         return table.filter(readers).sort_by(order).slice(0, count)
 
     def shortening(self, count: int = 10) -> pa.Table:
-        """The operators whose reordering shortens the step, those first that do so most."""
+        """Return operators whose reordering shortens the step, largest effect first."""
         table = self.operators.filter(pc.greater(self.operators["shortens_ns"], 0))
         order = [("shortens_ns", "descending"), ("event", "ascending")]
         return table.sort_by(order).slice(0, count)
 
     def movable_subgraphs(self, count: int = 10) -> pa.Table:
-        """The calls that hold operators on the path, those first that shorten the step most."""
+        """Return outermost operators with leaves on the path, largest effect first."""
         return self.subgraphs.slice(0, count)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dependencies as they stand under `data` in the JSON of a critical path."""
+        """Return the value of `data` in the JSON document of a critical path."""
         return {
             "joined": {
                 "by": self.joined_by,
-                "operators": self.known,
-                "of_window": self.asked,
+                "operators": self.matched,
+                "of_window": self.in_window,
                 "of_execution_trace": self.traced,
             },
             "span_ns": self.span_ns,
@@ -324,5 +341,5 @@ class DataDependencies:
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the operators, and the calls that hold them."""
+        """Return the tables `operators` and `subgraphs`."""
         return {"operators": self.operators, "subgraphs": self.subgraphs}

@@ -1,4 +1,4 @@
-"""A graph and its path in one zip file: Parquet tables and a manifest, nothing that runs."""
+"""Save a critical path with its graph, and load it: Parquet tables and JSON in a zip file."""
 
 import io
 import json
@@ -22,13 +22,13 @@ from fastcomm.files import aside
 from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.graph import LongestPath as GraphPath
 from fastcomm.trace.columns import filled
-from fastcomm.trace.trace import checked
+from fastcomm.trace.trace import validate
 from fastcomm_kernels.graph import NONE
 
 VERSION = 1
 _MANIFEST = "manifest.json"
-_MOST_BYTES = 16 << 30  # of a table in memory
-_MOST_MANIFEST = 1 << 20
+_MAX_TABLE_BYTES = 16 << 30  # in memory
+_MAX_MANIFEST_BYTES = 1 << 20
 
 _SCHEMAS = {
     "nodes": pa.schema(
@@ -55,24 +55,28 @@ _SCHEMAS = {
 }
 
 
-def save(found: CriticalPath, out_dir: str | Path) -> str:
-    """Write ``<out_dir>.zip`` and return its path; FastcommError for several ranks."""
-    if found.is_joined:
+def save(path: CriticalPath, out_dir: str | Path) -> str:
+    """Write a critical path of one rank to ``<out_dir>.zip``, and return the name of the file.
+
+    Raises FastcommError for a path through several ranks.
+    """
+    if path.is_joined:
         raise FastcommError(
-            "a path through several ranks cannot be saved; wanted one of a rank"
+            "a path through several ranks cannot be saved. Choose one rank with --rank"
         )
     target = Path(f"{out_dir}.zip")
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
-            for name, content in _members(found).items():
-                # A fixed date: the same graph gives the same bytes.
+            for name, content in _members(path).items():
+                # A fixed date, so that equal paths give equal files.
                 archive.writestr(zipfile.ZipInfo(name), content)
     return str(target)
 
 
-def _members(found: CriticalPath) -> dict[str, bytes]:
-    graph, path, slack = found.graph, found.path, found.slack
+def _members(critical: CriticalPath) -> dict[str, bytes]:
+    """Return the files of the archive by name."""
+    graph, path, slack = critical.graph, critical.path, critical.slack
     used = np.unique(np.concatenate([graph.event, graph.owner[graph.owner != NONE]]))
     place = np.full(int(used.max(initial=0)) + 2, NONE, np.int32)
     place[used] = np.arange(len(used), dtype=np.int32)
@@ -82,7 +86,7 @@ def _members(found: CriticalPath) -> dict[str, bytes]:
             "event": place[graph.event],
             "time": graph.time,
             "is_end": graph.is_end,
-            "on_device": found.on_device,
+            "on_device": critical.on_device,
         },
         "edges": {
             **{name: getattr(graph, name) for name in ("source", "target", "kind", "weight")},
@@ -95,9 +99,9 @@ def _members(found: CriticalPath) -> dict[str, bytes]:
     tables = {
         name: pa.table(dict(content)).cast(_SCHEMAS[name]) for name, content in columns.items()
     }
-    tables["events"] = found.events.describe(used)
+    tables["events"] = critical.events.describe(used)
     last = None if path is None or not len(path.nodes) else int(path.nodes[-1])
-    about = {**asdict(found.about), "rules": found.about.rules.name}
+    about = {**asdict(critical.about), "rules": critical.about.rules.name}
     manifest = {"version": VERSION, "last": last, "about": about}
     members = {f"{name}.parquet": _parquet(table) for name, table in tables.items()}
     return {_MANIFEST: json.dumps(manifest, indent=1).encode(), **members}
@@ -110,15 +114,25 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> CriticalPath:
-    """Load the graph and path that `save` wrote.
+    """Load a critical path that `save` wrote; the file is unpacked in memory only.
 
-    Raises `FastcommError` where the file is no saved path, or one by rules that are not among
-    `known_rules`; nothing is unpacked outside of memory.
+    Parameters
+    ----------
+    path
+        The zip file.
+    known_rules
+        Rules by which the path may have been found.
+
+    Raises
+    ------
+    FastcommError
+        If the file is no saved path, or one by other rules.
+
     """
     path = Path(path)
     try:
         with files.opened(path) as file, zipfile.ZipFile(file) as archive:
-            return _restored(archive, path, {each.name: each for each in known_rules})
+            return _restored(archive, path, {rules.name: rules for rules in known_rules})
     except (
         OSError,
         zipfile.BadZipFile,
@@ -129,26 +143,30 @@ def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> C
         EOFError,
         RuntimeError,  # encrypted, or of a later version of zip
     ) as error:
-        why = str(error) or "a part of it ends early"
-        raise FastcommError(f"{path}: no saved critical path: {why}") from error
+        reason = str(error) or "a part of it ends early"
+        raise FastcommError(f"{path}: not a saved critical path: {reason}") from error
 
 
 def _restored(
     archive: zipfile.ZipFile, path: Path, known_rules: Mapping[str, PathRules]
 ) -> CriticalPath:
+    """Check the files of an archive, and build the path."""
     names = [info.filename for info in archive.infolist()]
-    known = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
-    if len(names) != len(set(names)) or not set(names) <= known:
-        raise FastcommError(f"{path}: found {sorted(names)}, wanted only {sorted(known)}")
+    expected = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
+    if len(names) != len(set(names)) or not set(names) <= expected:
+        raise FastcommError(
+            f"{path}: not a saved critical path: it has {', '.join(sorted(names))}, expected "
+            f"only {', '.join(sorted(expected))}"
+        )
     for info in archive.infolist():
-        limit = _MOST_MANIFEST if info.filename == _MANIFEST else _MOST_BYTES
+        limit = _MAX_MANIFEST_BYTES if info.filename == _MANIFEST else _MAX_TABLE_BYTES
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > limit:
             raise FastcommError(
                 f"{path}: {info.filename} is compressed or larger than {limit} bytes"
             )
     manifest = json.loads(archive.read(_MANIFEST))
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
-        raise FastcommError(f"{path}: {_MANIFEST} has no version {VERSION}")
+        raise FastcommError(f"{path}: {_MANIFEST} does not have version {VERSION}")
     nodes, edges, events = (
         _table(archive, name, path) for name in ("nodes", "edges", "events")
     )
@@ -162,7 +180,7 @@ def _restored(
     about = _about(manifest["about"], known_rules)
     forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
     if about.rules.is_exact and not forward:
-        raise FastcommError(f"{path}: edges are not in order, or lead back")
+        raise FastcommError(f"{path}: edges are not in order, or lead backward")
     on_device = nodes["on_device"].to_numpy()
     longest, slack = None, None
     if "path.parquet" in names:
@@ -171,9 +189,10 @@ def _restored(
 
 
 def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
+    """Return the path that ends at node `last`, and the slack of its edges, or None."""
     edges = table["edge"].to_numpy()
     if len(edges) and not ((edges >= 0) & (edges < len(graph.source))).all():
-        raise ValueError("the path names edges that are not there")
+        raise ValueError("the path has edges that do not exist")
     if last is None:
         return GraphPath(nodes=np.empty(0, np.int32), edges=edges), None
     if type(last) is not int or not 0 <= last < len(graph.event):
@@ -184,14 +203,14 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
 
 
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
-    """A table, once its own words say that it fits into memory."""
+    """Read a table of the archive, and check its size and its schema."""
     content = archive.read(f"{name}.parquet")
     table = arrow_files.read_open(io.BytesIO(content), len(content), path)
-    return checked(table, _SCHEMAS[name], f"{path}: {name}")
+    return validate(table, _SCHEMAS[name], f"{path}: {name}")
 
 
 def _check(graph: Graph, events: int, path: Path) -> None:
-    """Every number leads to something that is there."""
+    """Raise FastcommError if a number refers to a node, event or kind that does not exist."""
     nodes = len(graph.event)
     for name, least, count in (
         ("event", 0, events),
@@ -202,17 +221,20 @@ def _check(graph: Graph, events: int, path: Path) -> None:
     ):
         column = getattr(graph, name)
         if len(column) and not ((column >= least) & (column < count)).all():
-            raise FastcommError(f"{path}: a {name} is not within 0 to {count - 1}")
+            raise FastcommError(f"{path}: invalid {name}: expected 0 to {count - 1}")
 
 
-def _about(words: Mapping[str, Any], known_rules: Mapping[str, PathRules]) -> PathSource:
-    if words["rules"] not in known_rules:
-        raise ValueError(f"rules {str(words['rules'])[:40]!r}, wanted {', '.join(known_rules)}")
-    for text in words["data_load"]:
+def _about(fields: Mapping[str, Any], known_rules: Mapping[str, PathRules]) -> PathSource:
+    """Return the source of a path from the manifest; raise ValueError if it is invalid."""
+    if fields["rules"] not in known_rules:
+        raise ValueError(
+            f"unknown rules {str(fields['rules'])[:40]!r}: expected {', '.join(known_rules)}"
+        )
+    for text in fields["data_load"]:
         try:
             re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"data_load {text[:40]!r}: {error}") from error
-    lists = {name: tuple(words[name]) for name in ("data_load", "notes")}
-    window, rules = TimeRange(**words["window"]), known_rules[words["rules"]]
-    return PathSource(**{**words, **lists, "window": window, "rules": rules})
+    lists = {name: tuple(fields[name]) for name in ("data_load", "notes")}
+    window, rules = TimeRange(**fields["window"]), known_rules[fields["rules"]]
+    return PathSource(**{**fields, **lists, "window": window, "rules": rules})

@@ -1,8 +1,8 @@
-"""The step time that a replay of a step's constraints predicts after a change.
+"""Predict the step time after changes, by a replay of the step's constraints.
 
-Edits change the durations of events. Reordered operators run beside their threads and streams:
-such an operator begins when what it reads is written, whatever its thread does then, and who
-reads what it writes waits for it; what comes behind takes its place. All else keeps its order.
+`Replay` applies edits of durations. `Reordering` moves operators off their threads and
+streams: a moved operator begins when its inputs are written, and the operators that read its
+outputs wait for it. All other events keep their order, and close the gap.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
-_NEVER = -(1 << 61)  # the weight of a constraint that is no more
+_NEVER = -(1 << 61)  # weight of a removed constraint
 _REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}
 
 
@@ -32,31 +32,31 @@ _MOST_NS = 1e18  # of all events together: above it integers overflow
 
 
 def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
-    """Return durations as whole ns; ConfigError where they are too long to be added."""
+    """Round durations to integer ns; raise ConfigError if their sum is too large."""
     if durations.sum() > _MOST_NS:
         raise ConfigError(
             f"{edit}: the events become longer than {format_ns(_MOST_NS)}; factors of several "
             "edits multiply"
         )
-    whole: Ints = np.rint(durations).astype(np.int64)
-    return whole
+    rounded: Ints = np.rint(durations).astype(np.int64)
+    return rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditSweep:
-    """How long a step takes, by the value of one edit."""
+    """Step time for several values of one edit."""
 
-    edit: Edit  # its own value means nothing
+    edit: Edit  # its own value is not used
     values: tuple[float, ...]
-    span_ns: tuple[int, ...]
+    span_ns: tuple[int, ...]  # step time for each value
 
     @property
     def name(self) -> str:
-        """What is edited."""
-        return f"{self.edit.action} {self.edit.what}"
+        """Action and target of the edit."""
+        return f"{self.edit.action} {self.edit.target}"
 
     def to_arrow(self) -> pa.Table:
-        """One row a value."""
+        """Return a table with one row per value."""
         columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
         return pa.table({"edit": [self.name] * len(self.values), **columns})
 
@@ -76,7 +76,7 @@ class WhatIf(Result):
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast; None where nothing is left."""
+        """Ratio of the step time before to that after; None if nothing remains."""
         return self.before_ns / self.after_ns if self.after_ns else None
 
     def contents(self) -> dict[str, Any]:
@@ -95,21 +95,21 @@ class WhatIf(Result):
                 "after": {"event_ids": _event_ids(after)},
             },
             "sweeps": [
-                {"edit": each.name, "values": list(each.values), "span_ns": list(each.span_ns)}
-                for each in self.sweeps
+                {"edit": one.name, "values": list(one.values), "span_ns": list(one.span_ns)}
+                for one in self.sweeps
             ],
             "notes": list(before.notes),
-            "failed": [asdict(each) for each in self.failed],
+            "failed": [asdict(rank) for rank in self.failed],
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the new path edge by edge, and the sweeps if there are any."""
-        sweeps = [each.to_arrow() for each in self.sweeps]
+        """Return the edges of the new path as `path_after`, and the sweeps if there are any."""
+        sweeps = [one.to_arrow() for one in self.sweeps]
         more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
         return {"path_after": self.after.breakdown, **more}
 
     def figures(self) -> dict[str, str]:
-        """Return the step before and after, and the edits."""
+        """Return the step time before and after, and the edits."""
         return {
             "before": format_ns(self.before_ns),
             "after": format_ns(self.after_ns),
@@ -118,32 +118,35 @@ class WhatIf(Result):
 
 
 def _event_ids(path: CriticalPath) -> list[int] | None:
-    """Return the ids of the events on a path; None where they are of several ranks."""
+    """Return the ids of the events on a path; None if they are of several ranks."""
     return None if path.is_joined else path.event_ids
 
 
 class Replay:
-    """A graph of the corrected rules, ready to be edited and run again."""
+    """Replays a path's graph, which must be one of the corrected rules, after edits."""
 
-    def __init__(self, found: CriticalPath) -> None:
-        if not found.about.rules.is_exact:
+    def __init__(self, critical: CriticalPath) -> None:
+        if not critical.about.rules.is_exact:
             raise FastcommError(
-                "a replay needs the constraints of the corrected rules; found those of "
-                f"{found.about.rules.name}"
+                "a replay needs a graph of the corrected rules, not of "
+                f"{critical.about.rules.name}"
             )
-        graph = found.graph
-        self.found = found
-        self.first = graph.into[0]
-        self.weight = measured_delays(graph, found.on_device)
+        graph = critical.graph
+        self.critical = critical
+        self.first = graph.incoming[0]
+        self.weight = measured_delays(graph, critical.on_device)
         self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
-        self.events: pa.Table = found.events.describe(self.rows)
+        self.events: pa.Table = critical.events.describe(self.rows)
 
     def edited(self, edits: Sequence[Edit]) -> Ints:
-        """The weights of all edges after the edits, one after the other."""
+        """Return the weights of all edges, in ns, after edits in their order.
+
+        Raises ConfigError if an edit selects no event, or makes events too long.
+        """
         weight = self.weight.copy()
         for edit in edits:
             if edit.action == "remove":
-                weight[self.found.graph.kind == EDGE_KIND[_REMOVED[edit.what]]] = 0
+                weight[self.critical.graph.kind == EDGE_KIND[_REMOVED[edit.target]]] = 0
             elif edit.action == "fuse":
                 self._fuse(weight, edit.value)
             else:
@@ -151,33 +154,34 @@ class Replay:
         return weight
 
     def _own(self) -> Flags:
-        """The edges that are the own time of an event."""
-        graph = self.found.graph
+        """Return which edges are the duration of an event."""
+        graph = self.critical.graph
         own: Flags = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE)
         return own
 
     def _stretch(self, weight: Ints, edit: Edit) -> None:
-        chosen = selected(self.events, edit.what)
-        if not chosen.any():
-            raise ConfigError(f"{edit}: {edit.what!r} matches no event ({self._tags()})")
-        edges = np.flatnonzero(self._own() & chosen[self.owner])
+        """Scale or set the durations of the selected events, in place."""
+        mask = selected(self.events, edit.target)
+        if not mask.any():
+            tags = sorted({tag for tag in self.events["tag"].to_pylist() if tag is not None})
+            present = ", ".join(tags) or "none"
+            raise ConfigError(
+                f"{edit.target!r} matches no event of the window (parallelisms present: "
+                f"{present})"
+            )
+        edges = np.flatnonzero(self._own() & mask[self.owner])
         if edit.action == "scale":
             weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
             return
-        # An event's own time may be in several pieces: they shrink or grow alike.
+        # The duration of an event may have several pieces, which are scaled alike.
         now = np.zeros(len(self.rows), np.float64)
         np.add.at(now, self.owner[edges], weight[edges])
         share = weight[edges] / np.maximum(now[self.owner[edges]], 1)
         weight[edges] = _whole_ns(share * edit.value, edit)
 
-    def _tags(self) -> str:
-        """Return the parallelisms of the window, for a message."""
-        tags = sorted(set(self.events["tag"].drop_null().to_pylist()))
-        return f"parallelisms present: {', '.join(tags)}" if tags else "no communication"
-
     def _fuse(self, weight: Ints, below_ns: float) -> None:
-        """Short kernels become one with the short kernel before them on their stream."""
-        graph = self.found.graph
+        """Merge short kernels with the short kernel before them on their stream, in place."""
+        graph = self.critical.graph
         length = self.events["stop"].to_numpy() - self.events["start"].to_numpy()
         short = selected(self.events, "compute") & (length < below_ns)
         short_rows = self.rows[short]
@@ -192,16 +196,16 @@ class Replay:
         weight[calls & self._own()] = 0
 
     def times(self, weight: Ints) -> tuple[Ints, Numbers]:
-        """When each node is reached, from 0 on, and the edge that binds it."""
-        return graphs.replay(self.first, self.found.graph.source, weight, 0)
+        """Return the time of each node in ns, from 0, and the edge that determines it."""
+        return graphs.replay(self.first, self.critical.graph.source, weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:
-        """How long the step takes after the edits."""
+        """Return the step time after edits, in ns."""
         return int(self.times(self.edited(edits))[0].max(initial=0))
 
     def run(self, edits: Sequence[Edit]) -> WhatIf:
-        """The step before and after the edits, with both paths."""
-        graph = self.found.graph
+        """Return the step time and the path before and after edits."""
+        graph = self.critical.graph
         begin = int(graph.time[0]) if len(graph.time) else 0
         measured = graph.time - begin
         plain, _ = self.times(self.weight)
@@ -212,7 +216,7 @@ class Replay:
             before_ns=int(measured.max(initial=0)),
             after_ns=int(time.max(initial=0)),
             replay_error_ns=int(np.abs(plain - measured).max(initial=0)),
-            before=self.found,
+            before=self.critical,
             after=self._after(replace(graph, time=time + begin, weight=weight), through),
         )
 
@@ -222,55 +226,55 @@ class Replay:
             if len(graph.time)
             else LongestPath.empty()
         )
-        found = self.found
+        critical = self.critical
         return CriticalPath(
             graph,
-            found.events,
-            found.about,
-            found.on_device,
+            critical.events,
+            critical.about,
+            critical.on_device,
             path,
-            across=found.across.unmeasured(),
+            across=critical.across.unmeasured(),
         )
 
 
 def sweep(
     replay: Replay, edit: Edit, values: Sequence[float], edits: Sequence[Edit] = ()
 ) -> EditSweep:
-    """The step for each value of `edit`, after `edits`."""
+    """Replay a step for several values of an edit, which follows other edits."""
     spans = [replay.span([*edits, replace(edit, value=value)]) for value in values]
     return EditSweep(edit=edit, values=tuple(values), span_ns=tuple(spans))
 
 
-def what_if(found: CriticalPath, edits: Sequence[Edit]) -> WhatIf:
-    """A step before and after edits; the graph itself is not changed."""
-    return Replay(found).run(edits)
+def what_if(critical: CriticalPath, edits: Sequence[Edit]) -> WhatIf:
+    """Return the step time and the path before and after edits; `critical` does not change."""
+    return Replay(critical).run(edits)
 
 
-_OFF = -(1 << 50)  # the weight of a constraint that does not count
+_OFF = -(1 << 50)  # weight of a constraint that is not active
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOperator:
-    """An operator of the step, by nodes of its graph, and who writes what it reads."""
+    """An operator of a step, given by nodes of the graph, and the producers of its inputs."""
 
     start: int
     stop: int
-    works: tuple[tuple[int, int], ...]  # start and end of each work that it launched
-    producers: tuple[int, ...]  # places among the pieces
+    works: tuple[tuple[int, int], ...]  # start and end of each piece of work that it launched
+    producers: tuple[int, ...]  # positions in the list of operators
 
     @property
     def work_start(self) -> int:
-        """The start of its first work, or its own."""
+        """Start of its first work, or its own start."""
         return min((start for start, _ in self.works), default=self.start)
 
     @property
     def work_stop(self) -> int:
-        """The end of its last work, or its own."""
+        """End of its last work, or its own end."""
         return max((stop for _, stop in self.works), default=self.stop)
 
 
 class _Extra(NamedTuple):
-    """A constraint that weighs `on` while one piece moves and another stays, else `off`."""
+    """A constraint with weight `on` if `moves` is moved and `stays` is not, else `off`."""
 
     source: int
     target: int
@@ -281,12 +285,12 @@ class _Extra(NamedTuple):
 
 
 class Reordering:
-    """The graph of a step with its pieces, any of which may move."""
+    """The graph of a step with constraints for moved operators."""
 
     def __init__(
-        self, found: CriticalPath, lane: Numbers, pieces: Sequence[StepOperator]
+        self, critical: CriticalPath, lane: Numbers, pieces: Sequence[StepOperator]
     ) -> None:
-        graph, self.pieces = found.graph, pieces
+        graph, self.pieces = critical.graph, pieces
         self.graph, self.lane = graph, lane[graph.event]
         nodes, count = len(graph.event), len(pieces)
         stops = [p.stop for p in pieces] + [max(p.stop, p.work_stop) for p in pieces]
@@ -294,9 +298,9 @@ class Reordering:
         order = np.argsort(np.concatenate(keys), kind="stable")
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
-        # The pieces' nodes stand behind those of the graph before they are put in order.
+        # Two more nodes per operator: the end of its host part, and of its device part.
         self.done = (nodes + np.arange(count), nodes + count + np.arange(count))
-        extra = [each for each in self._extra() if new[each.source] < new[each.target]]
+        extra = [edge for edge in self._extra() if new[edge.source] < new[edge.target]]
         columns = np.array(extra, np.int64).reshape(-1, len(_Extra._fields)).T
         self.off, self.on, self.moves, self.stays = columns[2:]
         source = new[np.concatenate([graph.source, columns[0]])]
@@ -307,11 +311,11 @@ class Reordering:
         place[by_target] = np.arange(len(by_target))
         self.old, self.extra = np.split(place, [len(graph.source)])
         self.weight = np.empty(len(source), np.int64)
-        self.weight[self.old] = measured_delays(found.graph, found.on_device)
+        self.weight[self.old] = measured_delays(critical.graph, critical.on_device)
         self.before_ns = self._span(self.weight, np.zeros(count, np.bool_))
 
     def shorter_by(self, moved: Iterable[int]) -> int:
-        """By how many ns the step is shorter if these pieces move."""
+        """Return by how many ns the step is shorter if these operators are moved."""
         weight, moves = self.weight.copy(), np.zeros(len(self.pieces), np.bool_)
         for place in moved:
             moves[place] = True
@@ -325,8 +329,8 @@ class Reordering:
         return int(time.max(initial=0))
 
     def _own(self, piece: StepOperator) -> Ints:
-        """The edges that are the time of a piece: on its thread, and of its work."""
-        graph, first = self.graph, self.graph.into[0]
+        """Return the edges that are the time of an operator: on its thread, and of its work."""
+        graph, first = self.graph, self.graph.incoming[0]
         edges = np.arange(first[piece.start + 1], first[piece.stop + 1])
         thread = self.lane[piece.start]
         on_thread = (self.lane[graph.source[edges]] == thread) & (
@@ -336,6 +340,7 @@ class Reordering:
         return np.concatenate([edges[on_thread], works])
 
     def _extra(self) -> Iterator[_Extra]:
+        """Yield the constraints that apply to moved operators."""
         host, device = (done.tolist() for done in self.done)
         time = self.graph.time
         for k, piece in enumerate(self.pieces):
@@ -348,7 +353,8 @@ class Reordering:
             for p in piece.producers:
                 yield _Extra(host[p], host[k], _OFF, length, k)
                 yield _Extra(host[p], piece.start, _OFF, 0, p, k)
-                # Work waits for work; a call without any, such as a copy to the host, itself.
+                # Work waits for work. A call without work, such as a copy to the host, waits
+                # itself.
                 own = (device[k], work) if piece.works else (host[k], length)
                 yield _Extra(device[p], own[0], _OFF, own[1], k)
                 yield _Extra(device[p], piece.work_start, _OFF, 0, p, k)
@@ -357,22 +363,25 @@ class Reordering:
 def pieces_of(
     graph: Graph, operators: Sequence[tuple[int, Sequence[int], Sequence[int]]]
 ) -> list[StepOperator]:
-    """The pieces of operators: each an event's row, those of its work, and its producers."""
+    """Convert operators, given by the rows of their event and work, to nodes of a graph.
+
+    Each operator is a triple: row of its event, rows of its work, positions of its producers.
+    """
     first, last = graph.places
 
     def nodes(row: int) -> tuple[int, int]:
         return (int(first[row]), int(last[row])) if row < len(first) else (NONE, NONE)
 
-    found = []
+    pieces = []
     for row, works, producers in operators:
         start, stop = nodes(row)
         inside = (nodes(work) for work in works)
-        found.append(
+        pieces.append(
             StepOperator(
                 start=start,
                 stop=stop,
-                works=tuple(each for each in inside if each[0] != NONE),
+                works=tuple(pair for pair in inside if pair[0] != NONE),
                 producers=tuple(producers),
             )
         )
-    return found
+    return pieces

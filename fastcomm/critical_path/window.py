@@ -1,4 +1,4 @@
-"""The part of a trace that is looked at, and what the device does in it."""
+"""Find the window of a trace to analyze, and measure what the device does in it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,47 +24,59 @@ _ALL = 1 << 62
 
 
 class WindowError(FastcommError):
-    """There is no such window in the trace."""
+    """The trace does not have the window."""
 
     @classmethod
-    def no_instance(cls, annotation: str, wanted: int, count: int) -> Self:
-        """The trace has fewer instances than were asked for."""
+    def no_instance(cls, annotation: str, instance: int, count: int) -> Self:
+        """Return the error that an annotation has only `count` instances."""
         return cls(
-            f"no instance {wanted} of {annotation!r}: the trace has {count}, 0 to {count - 1}"
+            f"no instance {instance} of {annotation!r}: the trace has {count}, 0 to {count - 1}"
         )
 
     @classmethod
     def no_annotation(cls, annotation: str) -> Self:
-        """Nothing in the trace is called so."""
+        """Return the error that no event has the annotation in its name."""
         return cls(f"no event's name contains {annotation!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRange:
-    """From when to when, in ns."""
+    """A part of a trace, ``[start, stop)`` in ns."""
 
     start: int
     stop: int
 
 
 def instances(instance: object) -> tuple[int, int]:
-    """The first and last instance that is meant: of None, a number or an inclusive pair."""
+    """Return the first and the last instance of an option `instance`.
+
+    Parameters
+    ----------
+    instance
+        A number, an inclusive pair of numbers, or None for the first instance.
+
+    Raises
+    ------
+    WindowError
+        For anything else.
+
+    """
     pair = instance if isinstance(instance, tuple) else (instance, instance)
     if instance is None:
         pair = (0, 0)
     if len(pair) != 2 or not all(isinstance(k, int) and k >= 0 for k in pair):  # noqa: PLR2004
         raise WindowError(
-            f"instance {instance!r}; wanted a number from 0 on, or an inclusive pair of them"
+            f"invalid instance {instance!r}: expected a number from 0, or an inclusive pair"
         )
     first, last = pair
     if last < first:
-        raise WindowError(f"instance {instance!r}: the last comes before the first")
+        raise WindowError(f"invalid instance {instance!r}: the last is before the first")
     return first, last
 
 
 @contextmanager
 def errors_of(path: str) -> Iterator[None]:
-    """Errors about windows say of which trace they are."""
+    """Add the path of the trace to any WindowError raised inside."""
     try:
         yield
     except WindowError as error:
@@ -73,45 +85,49 @@ def errors_of(path: str) -> Iterator[None]:
         raise WindowError(f"{path}: {error}") from error
 
 
-def find(trace: Trace, wanted: Window) -> TimeRange:
-    """The window in a trace; without any words the second iteration, or the only one."""
-    if wanted.annotation == "":
+def find(trace: Trace, window: Window) -> TimeRange:
+    """Find a window in a trace.
+
+    Without options this is the second iteration, or the only one: the first lacks the device
+    work that was launched before the trace began. Raises WindowError if there is none.
+    """
+    if window.annotation == "":
         return TimeRange(start=-_ALL, stop=_ALL)
-    if wanted.annotation is not None:
-        return _annotated(trace, wanted)
+    if window.annotation is not None:
+        return _annotated(trace, window)
     numbers = trace.iterations["number"].to_pylist()
     if not numbers:
         raise WindowError(
-            f"{trace.meta.path}: truncated, and no step is known to be whole; name another "
-            "part of it with --annotation"
+            f"{trace.meta.path}: truncated, without a complete step. Select another part with "
+            "--annotation"
         )
-    # The first profiled step lacks what was launched before it.
-    number = wanted.step
+
+    number = window.step
     if number is None:
         number = numbers[min(1, len(numbers) - 1)]
     if number not in numbers:
         raise WindowError(
-            f"{trace.meta.path}: no iteration {number}; it has {ranges(sorted(numbers))}"
+            f"{trace.meta.path}: no iteration {number}; the trace has {ranges(sorted(numbers))}"
         )
     row = trace.iterations.slice(numbers.index(number), 1).to_pylist()[0]
     return TimeRange(start=row["start"], stop=row["stop"])
 
 
-def _annotated(trace: Trace, wanted: Window) -> TimeRange:
-    """From the start of the first wanted instance on the host to the end of the last."""
+def _annotated(trace: Trace, window: Window) -> TimeRange:
+    """Return the range of the selected instances of an annotation on the host."""
     names = trace.events["name"].combine_chunks()
-    text = wanted.annotation or ""
-    asked = (
+    text = window.annotation or ""
+    is_match = (
         pc.equal(names.dictionary, text)
-        if wanted.exact
+        if window.exact
         else pc.match_substring(names.dictionary, text)
     )
-    named = asked.to_numpy(zero_copy_only=False)[names.indices.to_numpy()]
+    is_named = is_match.to_numpy(zero_copy_only=False)[names.indices.to_numpy()]
     kind = trace.events["kind"].to_numpy()
-    marks = np.flatnonzero(named & np.isin(kind, [KIND[name] for name in _ON_HOST]))
+    marks = np.flatnonzero(is_named & np.isin(kind, [KIND[name] for name in _ON_HOST]))
     if not len(marks):
         raise WindowError.no_annotation(text)
-    first, last = instances(wanted.instance)
+    first, last = instances(window.instance)
     if first >= len(marks):
         raise WindowError.no_instance(text, first, len(marks))
     start, stop = (
@@ -125,22 +141,33 @@ _ON_HOST = ("annotation", "cpu_op", "runtime", "python", "other")
 
 _WORK = [KIND[name] for name in ("kernel", "memcpy", "memset")]
 _ON_DEVICE = ("gpu_compute_bound", "gpu_memory_bound", "gpu_communication_bound")
-_WORTH_SAYING = 0.1  # of the path
-_BUSY = 0.9
+_NOTEWORTHY = 0.1  # share of the path from which a note is due
+_BUSY = 0.9  # share of the path from which the device counts as busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """Times in ns along the path of one rank."""
+    """What the device does along the path of one rank."""
 
     path_ns: int
-    elsewhere_ns: int  # of the path, on no device work
-    busy_ns: int  # the device does anything
-    earlier_ns: int  # of `elsewhere_ns`, it does work that the window did not launch
+    elsewhere_ns: int  # part of the path that is no device work
+    busy_ns: int  # part of the path during which the device is busy
+    earlier_ns: int  # part of `elsewhere_ns` with device work launched outside of the window
 
     @classmethod
     def of(cls, trace: Trace, table: pa.Table, own: Numbers) -> Self:
-        """Measure a path by its breakdown; `own` are the rows of the events of its window."""
+        """Measure a path.
+
+        Parameters
+        ----------
+        trace
+            The rank.
+        table
+            `CriticalPath.breakdown`.
+        own
+            Rows of the events of the window.
+
+        """
         events = trace.events
         edges, times = (table["start_ns"], table["stop_ns"]), (events["start"], events["stop"])
         is_gap = ~np.isin(table["bound_by"].to_pylist(), _ON_DEVICE)
@@ -157,8 +184,8 @@ class DeviceTime:
         )
 
     def note(self) -> str | None:
-        """Return a sentence that reconciles the path with a busy device, if one is due."""
-        least = _WORTH_SAYING * self.path_ns
+        """Return a note that explains a path on the host while the device is busy, or None."""
+        least = _NOTEWORTHY * self.path_ns
         is_behind = self.earlier_ns >= max(least, 1)
         if not is_behind and (self.elsewhere_ns < least or self.busy_ns < _BUSY * self.path_ns):
             return None
@@ -178,7 +205,7 @@ class DeviceTime:
 
 
 def _merged(start: object, stop: object, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """The union of the chosen intervals."""
+    """Return the union of the chosen intervals, merged."""
     first, last = (np.asarray(column)[chosen] for column in (start, stop))
     order = np.argsort(first, kind="stable")
     merged: tuple[Ints, Ints] = intervals.merge(first[order], last[order])
@@ -186,14 +213,25 @@ def _merged(start: object, stop: object, chosen: NDArray[np.bool_]) -> tuple[Int
 
 
 def step_note(trace: Trace, window: TimeRange, wall_ns: int) -> str | None:
-    """Return a sentence that reconciles the window with the step on the device's clock."""
+    """Return a note that explains why the window differs from the step on the device, or None.
+
+    Parameters
+    ----------
+    trace
+        The rank.
+    window
+        An iteration of the host.
+    wall_ns
+        Length of the window with the device work that it launched.
+
+    """
     if trace.device_iterations is None:
         return None
     number = {row["stop"]: row["number"] for row in trace.iterations.to_pylist()}
     steps = {row["number"]: row for row in trace.device_iterations.to_pylist()}
     step = steps.get(number.get(window.stop))
     on_device = step["stop"] - step["start"] if step else wall_ns
-    if abs(wall_ns - on_device) < _WORTH_SAYING * on_device:
+    if abs(wall_ns - on_device) < _NOTEWORTHY * on_device:
         return None
     return (
         f"the window is the host's step of {format_ns(window.stop - window.start)}, which with "

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import Recipe, layer_key
+from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import Ids, LayerTokens
@@ -20,15 +21,19 @@ from fastcomm_kernels import dispatch
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
 RULES = ("random", "round-robin", "local")
-# Apart from the keys that the workload itself draws from.
+# Mixed into the seed, so that placement draws other numbers than the workload.
 _OWN_STREAM = 0x504C4143
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The logical expert of each physical one; physical p lives on GPU p // (R / G)."""
+    """Placement of replicated experts on GPUs.
 
-    logical: Table
+    A physical expert is a replica of a logical expert. Physical expert p is on GPU p //
+    (replicas / GPUs).
+    """
+
+    logical: Table  # logical expert of each physical expert
     experts: int
     gpus: int
 
@@ -39,23 +44,23 @@ class Placement:
 
     @property
     def physical(self) -> list[list[int]]:
-        """The physical experts of each logical one."""
+        """Physical experts of each logical expert."""
         return [np.flatnonzero(self.logical == e).tolist() for e in range(self.experts)]
 
     @property
     def home(self) -> NDArray[np.int32]:
-        """The GPU of each physical expert."""
-        each = len(self.logical) // self.gpus
-        return (np.arange(len(self.logical)) // each).astype(np.int32)
+        """GPU of each physical expert."""
+        per_gpu = len(self.logical) // self.gpus
+        return (np.arange(len(self.logical)) // per_gpu).astype(np.int32)
 
     def gpu_load(self, load: Loads) -> Loads:
-        """Return the load of each GPU if the replicas of an expert share it evenly."""
+        """Return the load of each GPU if the replicas of an expert share its load evenly."""
         shared = load / np.maximum(self.replicas, 1)
-        found = np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
-        return np.asarray(found, np.float64)
+        total = np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
+        return np.asarray(total, np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the placement as it stands in JSON."""
+        """Return the placement as a JSON object."""
         return {
             "physical_to_logical": self.logical.tolist(),
             "logical_to_physical": self.physical,
@@ -64,12 +69,23 @@ class Placement:
 
 
 def packed(load: Loads, packs: int) -> tuple[Table, Table]:
-    """Pack items into as full packs as there are: the pack of each item, and its place in it.
+    """Pack items of a load into packs of equal size: heaviest first, into the lightest pack.
 
-    The heaviest first, into the lightest pack that has room.
+    Returns
+    -------
+    pack : ndarray
+        Pack of each item.
+    place : ndarray
+        Position of each item in its pack.
+
+    Raises
+    ------
+    ConfigError
+        If the items do not fill the packs evenly.
+
     """
-    room, rest = divmod(len(load), packs)
-    if rest:
+    room, remainder = divmod(len(load), packs)
+    if remainder:
         raise ConfigError(f"placement: {len(load)} items do not fill {packs} packs evenly")
     pack, place = np.zeros(len(load), np.int64), np.zeros(len(load), np.int64)
     if room == 1:
@@ -84,7 +100,7 @@ def packed(load: Loads, packs: int) -> tuple[Table, Table]:
 
 
 def replicated(load: Loads, total: int) -> Table:
-    """Return the logical expert of `total` replicas: one each, then more of the heaviest."""
+    """Return the logical expert of `total` replicas: one of each, then more of the heaviest."""
     count = np.ones(len(load), np.int64)
     logical = list(range(len(load)))
     for _ in range(total - len(load)):
@@ -95,73 +111,96 @@ def replicated(load: Loads, total: int) -> Table:
 
 
 def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Placement:
-    """Place `replicas` physical experts: by node if the groups divide evenly, else globally."""
+    """Place replicas of experts by their load (EPLB).
+
+    If `nodes` divides `groups`, each group of experts stays in one node, otherwise all GPUs are
+    filled together.
+
+    Parameters
+    ----------
+    load
+        Load of each logical expert.
+    replicas
+        Number of physical experts, a multiple of `gpus`.
+    groups
+        Number of groups of experts, a divisor of the experts.
+    nodes, gpus
+        Size of the cluster.
+
+    Raises
+    ------
+    ConfigError
+        If replicas or groups do not suit the cluster and the experts.
+
+    """
     experts = len(load)
     if replicas % gpus or replicas < experts:
         raise ConfigError(
-            f"replicas: found {replicas}, wanted a multiple of {gpus} GPUs and at least the "
+            f"invalid replicas {replicas}: expected a multiple of {gpus} GPUs, at least the "
             f"{experts} experts"
         )
     if groups < 1 or experts % groups:
-        raise ConfigError(f"groups: found {groups}, wanted a divisor of {experts} experts")
+        raise ConfigError(f"invalid groups {groups}: expected a divisor of {experts} experts")
     load = np.asarray(load, np.float64)
     logical = (
-        _globally(load, replicas, gpus)
+        _place_globally(load, replicas, gpus)
         if groups % nodes
-        else _by_node(load, replicas, groups, (nodes, gpus))
+        else _place_by_node(load, replicas, groups, (nodes, gpus))
     )
     return Placement(logical=logical, experts=experts, gpus=gpus)
 
 
-def _globally(load: Loads, replicas: int, gpus: int) -> Table:
+def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
+    """Return the logical expert of each physical one, placed on all GPUs alike."""
     logical = replicated(load, replicas)
     shared = (load / np.bincount(logical, minlength=len(load)))[logical]
     pack, slot = packed(shared, gpus)
-    found = np.empty_like(logical)
-    found[pack * (replicas // gpus) + slot] = logical
-    return found
+    logical_by_slot = np.empty_like(logical)
+    logical_by_slot[pack * (replicas // gpus) + slot] = logical
+    return logical_by_slot
 
 
-def _by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) -> Table:
+def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) -> Table:
+    """Return the logical expert of each physical one, with groups of experts kept in nodes."""
     nodes, gpus = cluster
     size = len(load) // groups
     node_of, _ = packed(load.reshape(groups, size).sum(axis=1), nodes)
-    found = []
+    parts = []
     for node in range(nodes):
         own = np.flatnonzero(np.repeat(node_of, size) == node)
-        found.append(own[_globally(load[own], replicas // nodes, gpus // nodes)])
-    return np.concatenate(found)
+        parts.append(own[_place_globally(load[own], replicas // nodes, gpus // nodes)])
+    return np.concatenate(parts)
 
 
 def _placed_layers(
     workload: Workload, placements: Sequence[Placement], rule: str
 ) -> Iterator[LayerTokens]:
-    """Yield the workload's layers, each token at a replica of its experts by `rule`.
-
-    `placements` has one for each layer of an iteration.
-    """
+    """Yield the layers of a workload with each token at a replica chosen by `rule`."""
     recipe = workload.recipe
     if rule not in RULES:
-        raise ConfigError(f"rule: found {rule!r}, wanted one of {', '.join(RULES)}")
+        raise ConfigError(f"invalid rule {rule!r}: expected one of {', '.join(RULES)}")
     tables = [_tables(placement, recipe) for placement in placements]
     for number, layer in enumerate(workload.layers()):
         key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
         place = number % len(placements)
         yield replace(
             layer,
-            expert=_chosen(layer, tables[place], RULES.index(rule), key),
+            expert=_choose_replicas(layer, tables[place], RULES.index(rule), key),
             home=placements[place].home,
         )
 
 
 def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
-    """Return where the replicas of each expert begin, the physical experts, and their nodes."""
+    """Return the start of each expert's replicas, the physical experts, and their nodes."""
     order = np.argsort(placement.logical, kind="stable").astype(np.int32)
     start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
     return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
 
 
-def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64) -> Ids:
+def _choose_replicas(
+    layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
+) -> Ids:
+    """Return the physical experts of each token."""
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
@@ -170,8 +209,8 @@ def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Placing(TableResult):
-    """Simulations before and after, and the placement of each layer."""
+class PlacementResult(TableResult):
+    """Simulations before and after a placement of the experts of each layer."""
 
     before: Simulation
     after: Simulation
@@ -180,26 +219,26 @@ class Placing(TableResult):
 
     @property
     def imbalance(self) -> tuple[float, float]:
-        """The most loaded GPU by the mean, in token copies: before and after."""
+        """Token copies of the most loaded GPU over the mean: before and after."""
         before = _per_gpu(self.before)
         after = np.bincount(
             self.placements[0].home,
             weights=self.after.expert_load.sum(axis=0),
             minlength=self.placements[0].gpus,
         )
-        return _most_by_mean(before), _most_by_mean(np.asarray(after, np.float64))
+        return _most_over_mean(before), _most_over_mean(np.asarray(after, np.float64))
 
     def to_arrow(self) -> pa.Table:
         """Return a row per strategy; times in ns."""
         rows = [
             {
                 "strategy": name,
-                "before_ns": each.total_s * NS,
+                "before_ns": strategy.total_s * NS,
                 "after_ns": self.after.strategies[name].total_s * NS,
-                "before_inter_node_bytes": each.inter_bytes,
+                "before_inter_node_bytes": strategy.inter_bytes,
                 "after_inter_node_bytes": self.after.strategies[name].inter_bytes,
             }
-            for name, each in self.before.strategies.items()
+            for name, strategy in self.before.strategies.items()
         ]
         return pa.Table.from_pylist(rows)
 
@@ -220,7 +259,7 @@ class Placing(TableResult):
         return {"rule": self.rule, "imbalance": f"{before:.2f} before, {after:.2f} after"}
 
 
-def placing(
+def simulate_placement(
     workload: Workload,
     strategies: Sequence[str],
     terms: Terms,
@@ -229,22 +268,44 @@ def placing(
     replicas: int,
     groups: int = 1,
     loads: NDArray[np.float64] | None = None,
-) -> Placing:
-    """Place the experts of each layer by their load, the workload's own or `loads`."""
+) -> PlacementResult:
+    """Simulate a workload before and after a placement of the experts of each layer.
+
+    Parameters
+    ----------
+    workload
+        Tokens and experts of every layer.
+    strategies
+        Names of schedules, keys of `STRATEGIES`.
+    terms
+        Links, sizes and rules.
+    rule
+        How a token chooses a replica, one of `RULES`.
+    replicas, groups
+        Physical experts of a layer, and groups of experts; see `place`.
+    loads
+        (layers, experts): loads to place by; by default those of the workload.
+
+    Raises
+    ------
+    ConfigError
+        If an argument does not suit the workload.
+
+    """
     recipe = workload.recipe
     before = simulate(workload, strategies, terms)
     if loads is None:
         loads = before.expert_load.astype(np.float64)
     if loads.shape[1] != recipe.experts or (loads < 0).any():
         raise ConfigError(
-            f"load: found {loads.shape[1]} numbers a layer, wanted one from 0 for each of "
-            f"{recipe.experts} experts"
+            f"invalid load: {loads.shape[1]} numbers per layer; expected one from 0 for each "
+            f"of {recipe.experts} experts"
         )
     placements = tuple(
-        place(each, replicas, groups, recipe.num_nodes, recipe.gpus) for each in loads
+        place(load, replicas, groups, recipe.num_nodes, recipe.gpus) for load in loads
     )
     layers = _placed_layers(workload, placements, rule)
-    return Placing(
+    return PlacementResult(
         before=before,
         after=simulate(workload, strategies, terms, layers=layers),
         placements=placements,
@@ -252,10 +313,11 @@ def placing(
     )
 
 
-def _per_gpu(found: Simulation) -> Loads:
-    each = found.recipe.experts_per_gpu
-    return np.asarray(found.expert_load.sum(axis=0).reshape(-1, each).sum(axis=1), np.float64)
+def _per_gpu(simulation: Simulation) -> Loads:
+    experts = simulation.recipe.experts_per_gpu
+    load = simulation.expert_load.sum(axis=0).reshape(-1, experts).sum(axis=1)
+    return np.asarray(load, np.float64)
 
 
-def _most_by_mean(load: Loads) -> float:
+def _most_over_mean(load: Loads) -> float:
     return float(load.max() / load.mean()) if load.sum() else 1.0

@@ -1,7 +1,8 @@
-"""The schedules: how long one layer takes under each, which link binds, what each GPU carries.
+"""Schedules of an expert all-to-all: time of a layer, busiest link, load of each GPU.
 
-A schedule is a function of the traffic of a layer and the terms of a simulation. All are
-exact.
+A schedule is a function of the traffic of a layer and the terms of a simulation. Loads are in
+tokens, times in seconds. A load has a row per GPU and the columns NIC send, NIC receive, NVLink
+send, NVLink receive.
 """
 
 from collections.abc import Callable
@@ -17,32 +18,32 @@ from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")
-# The columns of a load, as a reader knows them.
+# Labels of the columns of a load.
 LOAD_NAMES = tuple(f"{link} {way}" for link in LINKS for way in DIRECTIONS)
-# Fits of the published low-latency tables (EP 16 to 256, 50 GB/s NICs; EP 8, 160 GB/s inside a
-# node): a start-up, and the share of each link that is reached.
+# Start-up time and reached share of NIC and NVLink, fitted to DeepEP's published low-latency
+# tables (EP 16 to 256 with 50 GB/s NICs; EP 8 with 160 GB/s inside a node).
 LOW_LATENCY = {
     "dispatch": (34.6e-6, 46.4 / 50, 86 / 160),
     "combine": (5.7e-6, 39.9 / 50, 113 / 160),
 }
-# How much a NIC is liked for being a target's, and for being the source's own.
-_LIKES = (2, 1), (1, 2)
+# Preferences for a NIC of a target, and for the source's own NIC.
+_PREFERENCES = (2, 1), (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The links, sizes and rules of a simulation."""
+    """Links, sizes and rules of a simulation."""
 
-    token_bytes: int
-    combine_bytes: int
+    token_bytes: int  # of a dispatched token
+    combine_bytes: int  # of a combined token
     links: GpuLinks = field(default_factory=GpuLinks)
-    demand: str = "copies"
-    decomposition: str = "threshold"
+    demand: str = "copies"  # "copies": a token per expert, "unique": a token per GPU
+    decomposition: str = "threshold"  # of FAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """The busiest link: a GPU, which of its links, and the direction."""
+    """The busiest link of a layer."""
 
     gpu: int
     link: str
@@ -55,18 +56,18 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One layer under one schedule."""
+    """Times and loads of one layer under one schedule."""
 
-    seconds: float
-    phases: dict[str, float]
-    inter_tokens: int
-    loads: Matrix  # GPU by NIC send, NIC receive, NVLink send, NVLink receive; in tokens
+    seconds: float  # of dispatch
+    phases: dict[str, float]  # seconds of dispatch by phase
+    inter_tokens: int  # tokens sent between nodes
+    loads: Matrix
     bottleneck: Bottleneck
     combine_s: float | None = None
 
 
 class NoAnswerError(FastcommError):
-    """A schedule has no answer for a layer."""
+    """A schedule cannot handle a layer."""
 
 
 Schedule = Callable[[Traffic, Terms], Timing]
@@ -75,12 +76,12 @@ Schedule = Callable[[Traffic, Terms], Timing]
 def _weights(
     links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return the seconds per token for each column of a load, at these shares of the links."""
+    """Return seconds per token for each column of a load, at shares of NIC and NVLink."""
     return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
 def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
-    """Return the link with most seconds; `loads` and `seconds` are GPU by link column."""
+    """Return the link with the most seconds; `seconds` has the shape of `loads`."""
     gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
     return Bottleneck(
         gpu=int(gpu),
@@ -91,7 +92,7 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 
 
 def _pipelined(loads: Matrix, terms: Terms) -> Timing:
-    """Time loads on both kinds of link at once; the busiest link sets the time."""
+    """Time loads on both kinds of links at once; the busiest link determines the time."""
     links = terms.links
     starts = links.inter_start_s, links.intra_start_s
     seconds = loads * _weights(links, terms.token_bytes)
@@ -103,12 +104,12 @@ def _pipelined(loads: Matrix, terms: Terms) -> Timing:
         inter_tokens=int(loads[:, 0].sum()),
         loads=loads,
         bottleneck=busiest(loads, seconds),
-        combine_s=_combined(most, starts, terms),
+        combine_s=_combine_seconds(most, starts, terms),
     )
 
 
-def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
-    """Return the seconds of the way back, where sends and receives change places."""
+def _combine_seconds(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
+    """Return the seconds of combine, which exchanges sends and receives of dispatch."""
     factor = terms.combine_bytes / terms.token_bytes
     return max(
         busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
@@ -116,7 +117,11 @@ def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> f
 
 
 def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
-    """Count tokens by GPU and link: one to the proxy of a node, `forwarded` from there."""
+    """Return the load of DeepEP, in which a proxy in each node forwards tokens.
+
+    The proxy is the GPU with the rank of the source. `forwarded` has the tokens that proxies
+    send, source GPU by target GPU.
+    """
     width, nodes = traffic.width, traffic.nodes
     gpus = nodes * width
     remote = traffic.remote_node_unique
@@ -132,20 +137,20 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 
 
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
-    """Send once to each node, to the GPU of the source's rank; from there once to each GPU."""
+    """Time DeepEP: one token to each node's GPU of the source's rank, then to each GPU."""
     loads = deepep_counts(traffic, traffic.unique)
     return _pipelined(loads, terms)
 
 
 def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
-    """Send every copy by rail: to the source's rank in the target's node, then on."""
+    """Time a two-level all-to-all: to the source's rank in the target's node, then on."""
     nodes, width = traffic.nodes, traffic.width
     block = traffic.demand(terms.demand).reshape(nodes, width, nodes, width)
     node, rank = np.arange(nodes), np.arange(width)
     local = block[node, :, node, :]
     block[node, :, node, :] = 0
     across = block.sum(axis=3)  # source node, rank, target node
-    onward = block.sum(axis=0)  # rank, target node, rank there
+    onward = block.sum(axis=0)  # rank, target node, target rank
     onward[rank, :, rank] = 0
     sums = (
         across.sum(axis=2),
@@ -153,43 +158,47 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
         local.sum(axis=2) + onward.sum(axis=2).T,
         local.sum(axis=1) + onward.sum(axis=0),
     )
-    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms)
+    return _pipelined(np.stack([column.ravel() for column in sums], axis=1), terms)
 
 
 def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
-    """Send once to each node, spread evenly over all NICs of both nodes.
+    """Time one token to each node, spread evenly over all NICs of both nodes.
 
-    A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
+    A token enters a node through a GPU that needs it, or leaves through its own GPU: whichever
+    preference is faster.
     """
-    timings = (_pipelined(_balanced_loads(traffic, likes), terms) for likes in _LIKES)
+    timings = (
+        _pipelined(_balanced_loads(traffic, preference), terms) for preference in _PREFERENCES
+    )
     return min(timings, key=lambda timing: timing.seconds)
 
 
-def _balanced_loads(traffic: Traffic, likes: tuple[int, int]) -> Matrix:
+def _balanced_loads(traffic: Traffic, preference: tuple[int, int]) -> Matrix:
+    """Return the loads of balanced multicast, with a preference for target and own NICs."""
     loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
     layer, quota = traffic.layer, _quota(traffic)
-    dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, likes, loads)
+    dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, preference, loads)
     return loads
 
 
 def _quota(traffic: Traffic) -> NDArray[np.int32]:
-    """[node, node, rank]: tokens by NIC; remainders take turns, so that totals stay even."""
+    """Return tokens by NIC, [node, node, rank]; remainders rotate, so that totals are even."""
     width = traffic.width
     pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
-    each, rest = np.divmod(pairs, width)
-    first = np.cumsum(rest, axis=1) - rest
+    base, remainder = np.divmod(pairs, width)
+    first = np.cumsum(remainder, axis=1) - remainder
     turn = (np.arange(width) - first[:, :, None]) % width
-    return np.asarray(each[:, :, None] + (turn < rest[:, :, None]), np.int32)
+    return np.asarray(base[:, :, None] + (turn < remainder[:, :, None]), np.int32)
 
 
 def end_loads(remote: Matrix, local: Matrix) -> Matrix:
-    """Return the loads of traffic between GPUs that nobody relays."""
+    """Return the loads of traffic that no GPU forwards, from GPU-by-GPU tokens."""
     sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
     return np.stack(sums, axis=1)
 
 
 def direct(traffic: Traffic, terms: Terms) -> Timing:
-    """Send from each GPU to each GPU, all at the same time."""
+    """Time direct messages between all GPUs, all at the same time."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     messages = end_loads(np.sign(remote), np.sign(demand - remote))
@@ -209,7 +218,7 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
 def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Return the seconds of each link, and the largest by kind; incast slows a NIC down."""
+    """Return the seconds of each link, and the largest of NIC and NVLink, with incast."""
     links = terms.links
     seconds = ends * _weights(links, size)
     seconds[:, 1] *= 1 + links.incast * np.maximum(messages[:, 1] - 1, 0)
@@ -218,40 +227,40 @@ def _direct_s(
 
 
 def spreadout(traffic: Traffic, terms: Terms) -> Timing:
-    """Shift by shift, each GPU to the one so many places on."""
+    """Time SpreadOut: in shift k, GPU j sends to GPU j + k."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
-    took, back = (
+    dispatch_s, combine_s = (
         spreadout_s(
-            each,
+            tokens,
             traffic.width,
             terms.links.inter_cost(size),
             terms.links.intra_cost(size),
         )
-        for each, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
+        for tokens, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
     )
     return Timing(
-        seconds=took,
-        phases={"shifts": took},
+        seconds=dispatch_s,
+        phases={"shifts": dispatch_s},
         inter_tokens=int(remote.sum()),
         loads=ends,
         bottleneck=busiest(ends, ends * _weights(terms.links)),
-        combine_s=back,
+        combine_s=combine_s,
     )
 
 
 def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
-    """DeepEP's low-latency kernels: a message for each expert of a token, nothing shared."""
+    """Time DeepEP's low-latency kernels: one message for each expert of a token."""
     demand = traffic.demand("copies")
     remote = traffic.remote("copies")
     loads = end_loads(remote, demand - remote)
     links = terms.links
     most = [int(loads[:, :2].max()), int(loads[:, 2:].max())]
     times = {}
-    for what, size in (("dispatch", terms.token_bytes), ("combine", terms.combine_bytes)):
-        start, nic, port = LOW_LATENCY[what]
+    for operation, size in (("dispatch", terms.token_bytes), ("combine", terms.combine_bytes)):
+        start, nic, port = LOW_LATENCY[operation]
         across = most[0] * size / (links.inter * nic) + (start if most[0] else 0.0)
-        times[what] = across, most[1] * size / (links.intra * port)
+        times[operation] = across, most[1] * size / (links.intra * port)
     _, nic, port = LOW_LATENCY["dispatch"]
     return Timing(
         seconds=max(times["dispatch"]),
@@ -264,43 +273,43 @@ def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
-    """FAST as published."""
+    """Time FAST as published."""
     demand = traffic.demand(terms.demand)
-    found, back = (
+    dispatched, combined = (
         schedule(
-            each,
+            tokens,
             traffic.width,
             terms.links.inter_cost(size),
             terms.links.intra_cost(size),
             terms.decomposition,
         )
-        for each, size in (
+        for tokens, size in (
             (demand, terms.token_bytes),
             (np.ascontiguousarray(demand.T), terms.combine_bytes),
         )
     )
-    exposed = found.total_s - found.balance_s - float(found.inter_s.sum())
-    loads = _fast_loads(found)
+    exposed = dispatched.total_s - dispatched.balance_s - float(dispatched.inter_s.sum())
+    loads = _fast_loads(dispatched)
     return Timing(
-        seconds=found.total_s,
+        seconds=dispatched.total_s,
         phases={
-            "balance": found.balance_s,
-            "inter": float(found.inter_s.sum()),
+            "balance": dispatched.balance_s,
+            "inter": float(dispatched.inter_s.sum()),
             "exposed_intra": max(0.0, exposed),
         },
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
         bottleneck=busiest(loads, loads * _weights(terms.links)),
-        combine_s=back.total_s,
+        combine_s=combined.total_s,
     )
 
 
-def _fast_loads(found: FastSchedule) -> Matrix:
-    """Return the load of each GPU: its rail, balance, redistribution, and own node."""
-    block = found.balanced
+def _fast_loads(plan: FastSchedule) -> Matrix:
+    """Return the load of each GPU: stages, balancing, redistribution and own node."""
+    block = plan.balanced
     nodes, width = block.shape[0], block.shape[2]
     node = np.arange(nodes)
-    moved = found.moved.reshape(nodes, nodes, width, width).sum(axis=1)
+    moved = plan.moved.reshape(nodes, nodes, width, width).sum(axis=1)
     arriving = block.sum(axis=0)
     arriving[:, np.arange(width), np.arange(width)] = 0
     inside = moved + arriving
@@ -312,15 +321,15 @@ def _fast_loads(found: FastSchedule) -> Matrix:
         inside.sum(axis=2),
         inside.sum(axis=1),
     )
-    return np.stack([each.ravel() for each in sums], axis=1)
+    return np.stack([column.ravel() for column in sums], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A schedule and the class of bounds it is held to."""
+    """A schedule, and the class of lower bounds that applies to it."""
 
     run: Schedule
-    bound: str
+    bound: str  # "proxy", "fixed", "relayed" or "multicast"; see `traffic.Bounds`
     copies_only: bool = False  # a token is sent once for each of its experts
 
 

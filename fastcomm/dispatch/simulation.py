@@ -1,4 +1,7 @@
-"""Simulate a workload under several schedules, layer by layer, and over a grid of workloads."""
+"""Simulate a workload under several schedules, layer by layer, or over a grid of workloads.
+
+Times are in seconds, in JSON and tables in nanoseconds.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,25 +26,25 @@ from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
 from fastcomm.units import format_s
 
-NS = 1e9  # of a second
+NS = 1e9  # nanoseconds per second
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """One layer under one schedule."""
+    """Times and loads of one layer under one schedule."""
 
-    seconds: float
-    phases: dict[str, float]
-    inter_bytes: int
+    seconds: float  # of dispatch
+    phases: dict[str, float]  # seconds of dispatch by phase
+    inter_bytes: int  # bytes between nodes
     bottleneck: Bottleneck
-    bound_s: float  # of the schedule's class
-    optimal_s: float  # of all classes
+    bound_s: float  # lower bound of the schedule's class
+    optimal_s: float  # lower bound of all schedules
     combine_s: float | None
     loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx, in tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layer as it stands in JSON."""
+        """Return the layer as a JSON object."""
         bottleneck = self.bottleneck
         return {
             "latency_ns": self.seconds * NS,
@@ -62,67 +65,67 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyResult:
-    """A workload under one schedule."""
+    """Times and loads of all layers of a workload under one schedule."""
 
     name: str
     layers: tuple[LayerResult, ...]
-    payload_bytes: int
+    payload_bytes: int  # of all token-expert pairs
     gpus: int
 
     @property
     def total_s(self) -> float:
-        """Seconds of all layers, one after the other."""
-        return _added(layer.seconds for layer in self.layers)
+        """Seconds of dispatch of all layers, one after the other."""
+        return _sum(layer.seconds for layer in self.layers)
 
     @property
     def loads(self) -> Matrix:
-        """GPU by inter_tx, inter_rx, intra_tx, intra_rx: tokens of all layers."""
+        """Tokens of all layers: GPU by inter_tx, inter_rx, intra_tx, intra_rx."""
         return np.asarray(np.sum([layer.loads for layer in self.layers], axis=0))
 
     @property
     def combine_s(self) -> float | None:
-        """Seconds of the way back of all layers; None if the schedule has none."""
+        """Seconds of combine of all layers; None if the schedule has no combine."""
         times = [layer.combine_s for layer in self.layers]
-        return None if None in times else _added(time for time in times if time is not None)
+        return None if None in times else _sum(time for time in times if time is not None)
 
     @property
     def mean_layer_s(self) -> float:
-        """Total by layers."""
+        """Mean seconds of dispatch of a layer."""
         return self.total_s / len(self.layers) if self.layers else 0.0
 
     @property
     def inter_bytes(self) -> int:
-        """Bytes between nodes."""
+        """Bytes between nodes, of all layers."""
         return sum(layer.inter_bytes for layer in self.layers)
 
     @property
     def bound_s(self) -> float:
-        """Seconds that no schedule of its class beats."""
-        return _added(layer.bound_s for layer in self.layers)
+        """Lower bound of dispatch for schedules of the same class, in seconds."""
+        return _sum(layer.bound_s for layer in self.layers)
 
     @property
     def optimal_s(self) -> float:
-        """Seconds that no schedule beats."""
-        return _added(layer.optimal_s for layer in self.layers)
+        """Lower bound of dispatch for all schedules, in seconds."""
+        return _sum(layer.optimal_s for layer in self.layers)
 
     @property
     def algo_bytes_per_s(self) -> float | None:
-        """Bytes of all token-expert pairs by time and GPU; None where no time passes."""
+        """Algorithm bandwidth of a GPU; None if dispatch takes no time."""
         total = self.total_s
         return self.payload_bytes / (total * self.gpus) if total else None
 
     @property
     def times_optimal(self) -> float | None:
-        """Total as a multiple of what no schedule beats; None where that is nothing."""
+        """Dispatch time over `optimal_s`; None if that is 0."""
         return self.total_s / self.optimal_s if self.optimal_s else None
 
     @property
     def times_bound(self) -> float | None:
-        """Total as a multiple of the bound of its class; None where that is nothing."""
+        """Dispatch time over `bound_s`; None if that is 0."""
         return self.total_s / self.bound_s if self.bound_s else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the strategy as it stands in JSON."""
+        """Return the strategy as a JSON object."""
         return {
             "total_latency_ns": self.total_s * NS,
             "avg_layer_latency_ns": self.mean_layer_s * NS,
@@ -140,13 +143,13 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation(TableResult):
-    """A workload under several schedules, and the load of its experts."""
+    """Results of several schedules for one workload, and the load of its experts."""
 
     recipe: Recipe
     terms: Terms
     strategies: dict[str, StrategyResult]
-    expert_load: Matrix  # layer by expert: tokens, over all iterations
-    unanswered: dict[str, str]  # why a strategy is missing
+    expert_load: Matrix  # layer by expert: token copies of all iterations
+    unanswered: dict[str, str]  # strategies without a result, and the reason
 
     def to_arrow(self) -> pa.Table:
         """Return a row per strategy, iteration and layer; times in ns."""
@@ -162,17 +165,17 @@ class Simulation(TableResult):
                 "optimal_ns": layer.optimal_s * NS,
                 "bottleneck": str(layer.bottleneck),
             }
-            for name, each in self.strategies.items()
-            for number, layer in enumerate(each.layers)
+            for name, strategy in self.strategies.items()
+            for number, layer in enumerate(strategy.layers)
         ]
         return pa.Table.from_pylist(rows)
 
     def figures(self) -> dict[str, str]:
-        """Return the size of the cluster, and the time of each strategy, the fastest first."""
+        """Return the size of the cluster, and the time of each strategy, fastest first."""
         recipe = self.recipe
         gpus = {"GPUs": f"{recipe.num_nodes} x {recipe.gpus_per_node}"}
-        ranked = sorted(self.strategies.values(), key=lambda each: each.total_s)
-        return gpus | {each.name: format_s(each.total_s) for each in ranked}
+        ranked = sorted(self.strategies.values(), key=lambda strategy: strategy.total_s)
+        return gpus | {strategy.name: format_s(strategy.total_s) for strategy in ranked}
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -192,7 +195,9 @@ class Simulation(TableResult):
                 "intra_start_ns": links.intra_start_s * NS,
                 "incast": links.incast,
             },
-            "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
+            "strategies": {
+                name: strategy.to_dict() for name, strategy in self.strategies.items()
+            },
             "unanswered": self.unanswered,
         }
 
@@ -202,19 +207,40 @@ def simulate(
     strategies: Sequence[str] = tuple(STRATEGIES),
     terms: Terms | None = None,
     *,
-    known: Mapping[str, Strategy] = STRATEGIES,
+    available: Mapping[str, Strategy] = STRATEGIES,
     layers: Iterable[LayerTokens] | None = None,
     lenient: bool = False,
 ) -> Simulation:
-    """Run a workload under the strategies of these names, each a key of `known`.
+    """Simulate a workload under several schedules.
 
-    `layers` are given where the experts have been placed anew. A layer for which a schedule
-    has no answer is an error, or if `lenient` costs that schedule its place in the result.
+    Parameters
+    ----------
+    workload
+        Tokens and experts of every layer.
+    strategies
+        Names of schedules, keys of `available`.
+    terms
+        Links, sizes and rules; by default those of the recipe.
+    available
+        Schedules by name.
+    layers
+        Layers to use in place of those of the workload, such as after a placement.
+    lenient
+        Whether a schedule without an answer for a layer is left out, with its reason in
+        `Simulation.unanswered`.
+
+    Raises
+    ------
+    ConfigError
+        If a strategy is unknown.
+    NoAnswerError
+        If a schedule has no answer for a layer, unless `lenient`.
+
     """
-    _check_names(strategies, known)
+    _check_names(strategies, available)
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
-    tally = _Tally(recipe, terms, {name: known[name] for name in strategies})
+    tally = _Tally(recipe, terms, {name: available[name] for name in strategies})
     for number, layer in enumerate(workload.layers() if layers is None else layers):
         traffic = Traffic.of(layer)
         tally.add_experts(number, traffic.expert_load)
@@ -229,7 +255,7 @@ def simulate(
 
 
 class _Tally:
-    """Results of the layers so far."""
+    """Accumulates the results of the layers."""
 
     def __init__(
         self, recipe: Recipe, terms: Terms, strategies: Mapping[str, Strategy]
@@ -240,23 +266,27 @@ class _Tally:
         self.unanswered: dict[str, str] = {}
 
     def add_experts(self, number: int, load: Matrix) -> None:
+        """Add the load of the experts of a layer, numbered over all iterations."""
         if number < self.recipe.num_layers:
             self.experts.append(load)
         else:
             self.experts[number % self.recipe.num_layers] += load
 
     def add(self, name: str, traffic: Traffic) -> None:
+        """Simulate the next layer under a strategy."""
         strategy, terms = self.strategies[name], self.terms
         timing = strategy.run(traffic, terms)
         demand = "copies" if strategy.copies_only else terms.demand
         limits = bounds(traffic, terms.links, terms.token_bytes, demand)
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
 
-    def drop(self, name: str, why: str) -> None:
+    def drop(self, name: str, reason: str) -> None:
+        """Leave a strategy out of the result."""
         del self.layers[name]
-        self.unanswered[name] = why
+        self.unanswered[name] = reason
 
     def result(self) -> Simulation:
+        """Return the simulation of all layers added."""
         recipe = self.recipe
         payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
         results = {
@@ -278,17 +308,20 @@ class _Tally:
 
 
 def terms_of(recipe: Recipe, **values: Any) -> Terms:
-    """Return terms with the bytes of the workload, and `values` over them."""
+    """Return the default terms of a workload, with `values` replacing fields."""
     size = recipe.token_bytes
     return replace(Terms(token_bytes=size, combine_bytes=size), **values)
 
 
-def _check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
-    """Raise `ConfigError` unless there are names, each a key of `known`."""
-    if unknown := [name for name in strategies if name not in known] or (
-        [] if strategies else ["none"]
-    ):
-        raise ConfigError(f"strategy: found {', '.join(unknown)}, wanted of {', '.join(known)}")
+def _check_names(
+    strategies: Sequence[str], available: Mapping[str, Strategy] = STRATEGIES
+) -> None:
+    """Raise `ConfigError` unless there are names, all of them keys of `available`."""
+    valid = ", ".join(available)
+    if not strategies:
+        raise ConfigError(f"missing strategy: expected one or more of {valid}")
+    if unknown := [name for name in strategies if name not in available]:
+        raise ConfigError(f"unknown strategy {', '.join(unknown)}: expected {valid}")
 
 
 def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
@@ -305,16 +338,16 @@ def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
 
 
 def in_ns(seconds: float | None) -> float | None:
-    """Return seconds in ns; null stays null."""
+    """Convert seconds to nanoseconds; None stays None."""
     return None if seconds is None else seconds * NS
 
 
 def _by_link(loads: Matrix) -> dict[str, list[int]]:
-    return {name: loads[:, at].tolist() for at, name in enumerate(_LINK_LOADS)}
+    return {name: loads[:, column].tolist() for column, name in enumerate(_LINK_LOADS)}
 
 
-def _added(times: Iterable[float]) -> float:
-    # Not sum(), which compensates from Python 3.12 on: all versions give the same bits.
+def _sum(times: Iterable[float]) -> float:
+    # sum() compensates rounding from Python 3.12 on; this gives equal bits in all versions.
     total = 0.0
     for time in times:
         total += time
@@ -323,26 +356,26 @@ def _added(times: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DispatchSweep(TableResult):
-    """One simulation for each point of a grid."""
+    """Simulations over a grid of workloads."""
 
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # fields of the recipe
     points: tuple[Simulation, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row per point and strategy, as it stands in JSON and in the table."""
+        """Return a row per point and strategy, with the keys of JSON and the table."""
         return [
             {
                 **{axis: getattr(point.recipe, axis) for axis in self.axes},
                 "strategy": name,
-                "latency_ns": each.total_s * NS,
-                "combine_latency_ns": in_ns(each.combine_s),
-                "lower_bound_ns": each.bound_s * NS,
-                "optimal_ns": each.optimal_s * NS,
-                "inter_node_bytes": each.inter_bytes,
-                "algo_bw_bytes_per_s": each.algo_bytes_per_s,
+                "latency_ns": strategy.total_s * NS,
+                "combine_latency_ns": in_ns(strategy.combine_s),
+                "lower_bound_ns": strategy.bound_s * NS,
+                "optimal_ns": strategy.optimal_s * NS,
+                "inter_node_bytes": strategy.inter_bytes,
+                "algo_bw_bytes_per_s": strategy.algo_bytes_per_s,
             }
             for point in self.points
-            for name, each in point.strategies.items()
+            for name, strategy in point.strategies.items()
         ]
 
     def to_arrow(self) -> pa.Table:
@@ -359,17 +392,26 @@ class DispatchSweep(TableResult):
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """Return the name and the values of "zipf_alpha=1.1,2"."""
+    """Parse an axis of a grid, such as "zipf_alpha=1.1,2", into a field and its values.
+
+    Raises
+    ------
+    ConfigError
+        If the field is not of a recipe, or a value has the wrong type.
+
+    """
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     kinds = {field.name: type(getattr(Recipe(), field.name)) for field in fields(Recipe)}
     if name not in kinds or not values:
-        raise ConfigError(f"--over: found {text!r}, wanted one of {', '.join(kinds)} = values")
+        raise ConfigError(
+            f"invalid --over {text!r}: expected NAME=VALUE,... with one of {', '.join(kinds)}"
+        )
     kind = kinds[name]
     try:
         return name, [kind(value.strip()) for value in values.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--over: {text!r}: {error}") from error
+        raise ConfigError(f"invalid --over {text!r}: {error}") from error
 
 
 def sweep(
@@ -377,11 +419,28 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     strategies: Sequence[str],
     terms: Callable[[Recipe], Terms],
-    known: Mapping[str, Strategy] = STRATEGIES,
+    available: Mapping[str, Strategy] = STRATEGIES,
 ) -> DispatchSweep:
-    """Simulate a workload of each combination of the values of a grid."""
+    """Simulate a workload for each combination of the values of a grid.
+
+    Parameters
+    ----------
+    recipe
+        Workload whose fields the grid replaces.
+    grid
+        Values by field of the recipe.
+    strategies
+        Names of schedules, keys of `available`.
+    terms
+        Returns the terms for a recipe.
+    available
+        Schedules by name.
+
+    """
     points = []
     for values in itertools.product(*grid.values()):
         changed = replace(recipe, **dict(zip(grid, values, strict=True)))
-        points.append(simulate(Workload.of(changed), strategies, terms(changed), known=known))
+        points.append(
+            simulate(Workload.of(changed), strategies, terms(changed), available=available)
+        )
     return DispatchSweep(axes=tuple(grid), points=tuple(points))

@@ -1,9 +1,13 @@
-"""What a layer moves, what no schedule can beat, and FAST's schedule as published.
+"""Traffic of a layer, lower bounds of its time, and the schedule of FAST as published.
 
-A layer has copies, distinct destinations and nodes, whatever the number of its tokens. A bound
-is a time of one layer; a schedule is held to those of its class. FAST spreads an even load on
-every NIC of a node, then sends in stages without incast: one node to one node, GPU i to GPU i;
-what a stage brought moves on inside its node while the next one runs.
+Traffic counts copies, distinct target GPUs and distinct target nodes. All that a schedule needs
+has a size independent of the number of tokens. A bound is a time of one layer in seconds, for
+one class of schedules.
+
+FAST first balances tokens inside the nodes. Then follow stages, in which each node sends to one
+other node, GPU i to GPU i. The tokens that arrive in a stage are redistributed inside their
+node during the next stage. Traffic inside a node overlaps the first stage. Demands are in
+tokens.
 """
 
 from dataclasses import dataclass
@@ -22,14 +26,14 @@ Ids = NDArray[Any]  # int16 or int32
 Place = NDArray[np.int32]
 Matrix = NDArray[np.int64]
 
-# Up to so many nodes a histogram over sets of nodes is smaller than what it saves.
+# Up to this many nodes a histogram over sets of nodes is faster than counting tokens.
 _FEW = 8
 
 Rows = NDArray[np.int32]
 DECOMPOSITIONS = ("threshold", "incremental", "assignment")
-# Above any number of cells: the assignment takes such a cell only where it has to.
+# Cost of an empty cell, above any number of cells: the assignment avoids such cells.
 _FORBIDDEN = 1e9
-# Of 16: how far the threshold falls where the cells above it do not suffice.
+# Sixteenths to which the threshold falls if the cells above it do not suffice.
 _SHRINK = 15
 
 
@@ -37,9 +41,9 @@ _SHRINK = 15
 class LayerTokens:
     """Tokens of one layer, and the GPUs of its experts."""
 
-    src: Ids
-    expert: Ids
-    home: Place  # the GPU of each expert
+    src: Ids  # source GPU of each token
+    expert: Ids  # (tokens, top-k): experts of each token
+    home: Place  # GPU of each expert
     nodes: int
     width: int  # GPUs of a node
 
@@ -51,7 +55,7 @@ class LayerTokens:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Matrices of one layer, in tokens; own node and own GPU are in all three."""
+    """Matrices of one layer in tokens, with the traffic to the own GPU and node."""
 
     copies: Matrix  # GPU by GPU: (token, expert) pairs
     unique: Matrix  # GPU by GPU: distinct (token, GPU) pairs
@@ -83,56 +87,58 @@ class Traffic:
     @cached_property
     def leaving(self) -> NDArray[np.int32]:
         """By GPU: its tokens that any other GPU needs."""
-        found = np.zeros(len(self.copies), np.int32)
-        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, found)
-        return found
+        counts = np.zeros(len(self.copies), np.int32)
+        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, counts)
+        return counts
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Whether each pair of GPUs lies in one node."""
+        """Whether two GPUs are in the same node, GPU by GPU."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 
     @cached_property
     def remote_node_unique(self) -> Matrix:
-        """GPU by node, the own node left out."""
+        """`node_unique` without each GPU's own node."""
         remote = self.node_unique.copy()
         gpu = np.arange(len(remote))
         remote[gpu, gpu // self.width] = 0
         return remote
 
     def demand(self, kind: str) -> Matrix:
-        """Return the tokens from GPU to GPU, "copies" or "unique"; none to itself."""
+        """Return tokens from GPU to other GPUs; `kind` is "copies" or "unique"."""
         demand = (self.copies if kind == "copies" else self.unique).copy()
         np.fill_diagonal(demand, 0)
         return demand
 
     def remote(self, kind: str) -> Matrix:
-        """Return the tokens from GPU to GPU between nodes, "copies" or "unique"."""
+        """Return tokens from GPU to GPUs of other nodes; `kind` is "copies" or "unique"."""
         return np.where(self.own_node, 0, self.demand(kind))
 
 
 def _by_expert(layer: LayerTokens) -> NDArray[np.int32]:
-    found = np.zeros((layer.gpus, len(layer.home)), np.int32)
-    dispatch.copies(layer.src, layer.expert, found)
-    return found
+    """Count copies, GPU by expert."""
+    counts = np.zeros((layer.gpus, len(layer.home)), np.int32)
+    dispatch.copies(layer.src, layer.expert, counts)
+    return counts
 
 
 def _by_gpu(by_expert: NDArray[np.int32], layer: LayerTokens) -> Matrix:
-    """Add up the experts of each GPU."""
+    """Sum the experts of each GPU."""
     order = np.argsort(layer.home, kind="stable")
     first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
-    found = np.zeros((layer.gpus, layer.gpus), np.int64)
-    found[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
-    return found
+    sums = np.zeros((layer.gpus, layer.gpus), np.int64)
+    sums[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
+    return sums
 
 
 def _by_node(layer: LayerTokens) -> Matrix:
+    """Count distinct (token, node) pairs, GPU by node."""
     node = (layer.home // layer.width).astype(np.int32)
     if layer.nodes > _FEW or not layer.expert.shape[1]:
-        found = np.zeros((layer.gpus, layer.nodes), np.int32)
-        dispatch.distinct(layer.src, layer.expert, node, found)
-        return found.astype(np.int64)
+        counts = np.zeros((layer.gpus, layer.nodes), np.int32)
+        dispatch.distinct(layer.src, layer.expert, node, counts)
+        return counts.astype(np.int64)
     sets = np.zeros((layer.gpus, 1 << layer.nodes), np.int32)
     dispatch.distinct_few(layer.src, layer.expert, (1 << node).astype(np.int32), sets)
     members = np.arange(1 << layer.nodes)[:, None] >> np.arange(layer.nodes) & 1
@@ -140,39 +146,52 @@ def _by_node(layer: LayerTokens) -> Matrix:
 
 
 def sum_by_node(matrix: Matrix, width: int) -> Matrix:
-    """Sum a GPU-by-GPU matrix to node by node."""
+    """Sum a GPU-by-GPU matrix to a node-by-node matrix."""
     nodes = len(matrix) // width
     return np.asarray(matrix.reshape(nodes, width, nodes, width).sum(axis=(1, 3)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Lower bounds of one layer, in seconds."""
+    """Lower bounds of the dispatch of one layer, in seconds."""
 
-    relayed_s: float  # no dedupe, any NIC of a node may carry: FAST
-    fixed_s: float  # each GPU sends and receives its own: direct, SpreadOut
-    multicast_s: float  # once a node, any NIC of it
-    proxy_s: float  # once a node, by the NICs of the source's rank: DeepEP
-    gpu_s: float  # what a GPU itself needs or has, over all its links
-    node_s: float  # what is handed on inside a node, where it arrives once
-    joint_s: float  # what the GPUs of a node need, over all their links
+    relayed_s: float  # every copy is sent, through any NIC of a node: FAST
+    fixed_s: float  # each GPU sends and receives its own tokens: direct, SpreadOut
+    multicast_s: float  # a token is sent once per node, through any of its NICs
+    proxy_s: float  # a token is sent once per node, through NICs of the source's rank: DeepEP
+    gpu_s: float  # tokens that a GPU needs or has, through all of its links
+    node_s: float  # tokens forwarded inside a node, to which they are sent once
+    joint_s: float  # tokens that the GPUs of a node need, through all of their links
 
     @property
     def optimal_s(self) -> float:
-        """Seconds that no schedule of any class beats."""
+        """Lower bound for all classes of schedules."""
         return max(self.multicast_s, self.gpu_s, self.joint_s)
 
     def of(self, kind: str) -> float:
-        """Return the bound of a class: relayed, fixed, multicast or proxy."""
+        """Return the bound of a class: "relayed", "fixed", "multicast" or "proxy"."""
         inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 
 
 def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies") -> Bounds:
-    """Return the bounds of a layer with tokens of `size` bytes."""
+    """Return the lower bounds of a layer.
+
+    Parameters
+    ----------
+    traffic
+        Traffic of the layer.
+    links
+        Links of each GPU.
+    size
+        Bytes of a token.
+    demand
+        "copies" or "unique": tokens that schedules without multicast send.
+
+    """
     width, remote = traffic.width, traffic.remote(demand)
     nic, port = size / links.inter, size / links.intra
-    # The NICs of a single node carry nothing.
+    # A single node does not use its NICs.
     both = size / (links.inter + links.intra) if traffic.nodes > 1 else port
     pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
     arriving = pairs.sum(axis=0)
@@ -190,10 +209,12 @@ def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies")
 
 
 def _most(matrix: Matrix) -> float:
+    """Return the largest row or column sum."""
     return float(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
 
 
 def _proxy(traffic: Traffic) -> float:
+    """Return the most tokens that a NIC sends or receives if proxies of equal rank forward."""
     remote = traffic.remote_node_unique
     by_rank = remote.reshape(traffic.nodes, traffic.width, -1).sum(axis=0)
     return float(max(by_rank.max(), remote.sum(axis=1).max()))
@@ -204,39 +225,54 @@ class FastSchedule:
     """FAST's schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
-    permutations: Rows  # stage by node: where the node sends; itself is padding
-    weights: Matrix
-    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after the balance
-    moved: NDArray[np.int64]  # [node * node, GPU, GPU] by the balance
+    permutations: Rows  # stage by node: destination; a node's own number is padding
+    weights: Matrix  # tokens of each stage
+    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after balancing
+    moved: NDArray[np.int64]  # [node * node, GPU, GPU] moved by balancing
     balance_s: float
-    own_s: float
-    inter_s: NDArray[np.float64]  # a stage
-    redist_s: NDArray[np.float64]  # a stage
+    own_s: float  # traffic inside nodes
+    inter_s: NDArray[np.float64]  # of each stage
+    redist_s: NDArray[np.float64]  # redistribution of each stage
 
     @property
     def total_s(self) -> float:
-        """Balance, then the stages, each beside the redistribution of the one before."""
+        """Balancing, then the stages, each overlapped with the previous redistribution."""
         if not len(self.weights):
             return self.balance_s + self.own_s
-        hidden = np.concatenate([[self.own_s], self.redist_s[:-1]])
+        overlapped = np.concatenate([[self.own_s], self.redist_s[:-1]])
         return float(
-            self.balance_s + np.maximum(self.inter_s, hidden).sum() + self.redist_s[-1]
+            self.balance_s + np.maximum(self.inter_s, overlapped).sum() + self.redist_s[-1]
         )
 
 
 def schedule(
     demand: Matrix, width: int, inter: Cost, intra: Cost, decomposition: str = "threshold"
 ) -> FastSchedule:
-    """Schedule a GPU-by-GPU demand; its diagonal does not move."""
+    """Schedule a GPU-by-GPU demand in tokens; its diagonal does not move.
+
+    Stages run in the order of their decomposition, or sorted by size, whichever is faster.
+
+    Parameters
+    ----------
+    demand
+        Tokens from each GPU to each GPU.
+    width
+        GPUs of a node.
+    inter, intra
+        Costs of tokens between nodes and inside a node.
+    decomposition
+        How the demand between nodes is split into stages, one of `DECOMPOSITIONS`.
+
+    """
     block = blocked(demand, width)
     servers, moved, balance_s = kernels.balance(block, intra.pair)
     permutations, weights = stages(servers, decomposition)
-    given = _timed(block, permutations, weights, intra)
-    # A stage hides the redistribution of the one before if that is not much larger.
+    redist = _redistribution(block, permutations, weights, intra)
+    # Sorted by size, a stage can overlap the previous redistribution, which is similar.
     order = np.argsort(-weights, kind="stable")
-    ordered = _timed(block, permutations[order], weights[order], intra)
+    sorted_redist = _redistribution(block, permutations[order], weights[order], intra)
     own_s = max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block)))
-    found = [
+    schedules = [
         FastSchedule(
             servers=servers,
             permutations=rows,
@@ -249,51 +285,76 @@ def schedule(
             redist_s=times,
         )
         for rows, units, times in (
-            (permutations, weights, given),
-            (permutations[order], weights[order], ordered),
+            (permutations, weights, redist),
+            (permutations[order], weights[order], sorted_redist),
         )
     ]
-    return min(found, key=lambda each: each.total_s)
+    return min(schedules, key=lambda candidate: candidate.total_s)
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
-    """[node, node, GPU, GPU]: a fresh copy, nothing on the diagonal."""
+    """Copy a demand as [node, node, GPU, GPU], with zeros on its diagonal."""
     nodes = len(demand) // width
-    kept = np.array(demand, np.int64)
-    np.fill_diagonal(kept, 0)
-    return np.ascontiguousarray(kept.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
+    copy = np.array(demand, np.int64)
+    np.fill_diagonal(copy, 0)
+    return np.ascontiguousarray(copy.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
 
 
 def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Matrix]:
-    """Pad a server matrix and split it into weighted permutations."""
+    """Split a node-by-node matrix into weighted permutations.
+
+    Returns
+    -------
+    permutations : ndarray
+        (stages, nodes): destination of each node.
+    weights : ndarray
+        Tokens of each stage.
+
+    Raises
+    ------
+    ConfigError
+        If the decomposition is unknown.
+
+    """
     padded = pad(servers)
     if decomposition == "assignment":
         permutations, weights = assigned_stages(padded)
         return permutations.astype(np.int32), weights
     if decomposition not in DECOMPOSITIONS:
         raise ConfigError(
-            f"decomposition: found {decomposition!r}, wanted one of {', '.join(DECOMPOSITIONS)}"
+            f"invalid decomposition {decomposition!r}: expected {', '.join(DECOMPOSITIONS)}"
         )
     first = int(padded.max(initial=0)) if decomposition == "threshold" else 1
     return split(padded, first)
 
 
 def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
-    """Split a matrix of equal row and column sums."""
+    """Split a matrix of equal row and column sums; ValueError if they differ."""
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
     return kernels.stages(padded, first, _SHRINK)
 
 
-def _timed(
+def _redistribution(
     block: NDArray[np.int64], permutations: Rows, weights: Matrix, intra: Cost
 ) -> NDArray[np.float64]:
     return kernels.redistribution(block, permutations, weights, intra.pair)
 
 
 def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
-    """Shift by shift: GPU j sends to GPU j + k, and the slowest pair sets the time."""
+    """Return the seconds of SpreadOut: in shift k, GPU j sends to GPU j + k.
+
+    Parameters
+    ----------
+    demand
+        Tokens from each GPU to each GPU.
+    width
+        GPUs of a node.
+    inter, intra
+        Costs of tokens between nodes and inside a node.
+
+    """
     gpus = len(demand)
     units = np.array(demand, np.float64)
     node = np.arange(gpus) // width
@@ -311,7 +372,7 @@ def largest_sum(matrix: Matrix) -> int:
 
 
 def pad(matrix: Matrix) -> Matrix:
-    """Bring every row and column to the largest sum, from the upper left corner on."""
+    """Add to a matrix, from its upper left corner on, until all sums equal the largest."""
     load = largest_sum(matrix)
     rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
     padded = matrix.copy()
@@ -326,19 +387,19 @@ def pad(matrix: Matrix) -> Matrix:
 
 
 def assigned_stages(padded: Matrix) -> tuple[NDArray[np.int64], Matrix]:
-    """Weighted permutations that add up to the matrix, as SciPy's assignment finds them."""
-    from scipy.optimize import linear_sum_assignment  # takes a while to load
+    """Split a matrix into weighted permutations by repeated assignment (SciPy)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
-    rest = padded.copy()
-    rows = np.arange(len(rest))
+    remaining = padded.copy()
+    rows = np.arange(len(remaining))
     permutations, weights = [], []
-    while rest.max(initial=0) > 0:
-        _, to = linear_sum_assignment(np.where(rest > 0, 0.0, _FORBIDDEN))
-        weight = rest[rows, to].min()
+    while remaining.max(initial=0) > 0:
+        _, destination = linear_sum_assignment(np.where(remaining > 0, 0.0, _FORBIDDEN))
+        weight = remaining[rows, destination].min()
         if weight == 0:
             break
-        rest[rows, to] -= weight
-        permutations.append(to)
+        remaining[rows, destination] -= weight
+        permutations.append(destination)
         weights.append(weight)
-    shape = (len(weights), len(rest))
+    shape = (len(weights), len(remaining))
     return np.array(permutations, np.int64).reshape(shape), np.array(weights, np.int64)

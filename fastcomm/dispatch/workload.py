@@ -1,4 +1,4 @@
-"""Workloads of an expert all-to-all in files: Parquet, NumPy arrays, or a recipe."""
+"""Read and write workloads of an expert all-to-all: Parquet, NumPy arrays, or a recipe."""
 
 import json
 import re
@@ -19,8 +19,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
-from fastcomm.dispatch import Recipe, id_type, layers_of_seed, source_gpus
-from fastcomm.dispatch import layers as drawn_layers
+from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
+from fastcomm.dispatch.sampler import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
@@ -33,23 +34,34 @@ _RECIPE_DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, OverflowError)
 
 
-def one(path: Path) -> Numbers:
-    """Return the array of an .npy file."""
-    with _errors(path), files.opened(path) as file:
+def read_npy(path: Path) -> Numbers:
+    """Return the array of an .npy file; TraceFileError unless it has plain integers."""
+    with _trace_file_errors(path), files.opened(path) as file:
         return _array(file, path.stat().st_size)
 
 
-def several(path: Path, *wanted: tuple[str, ...]) -> tuple[Numbers, ...]:
-    """Return the first array of an .npz file for each tuple of names in `wanted`."""
-    with _errors(path), files.opened(path) as file, zipfile.ZipFile(file) as archive:
+def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
+    """Return arrays of an .npz file, each by the first of its names that the file has.
+
+    Raises
+    ------
+    TraceFileError
+        If the file has no array of some names, or an array has other values than integers.
+
+    """
+    with (
+        _trace_file_errors(path),
+        files.opened(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        found = [next((n for n in names if n in members), None) for names in wanted]
-        if None in found:
+        present = [next((n for n in names if n in members), None) for names in aliases]
+        if None in present:
             raise TraceFileError(
-                f"{path}: found {', '.join(members) or 'nothing'}, wanted "
-                f"{' and '.join(' or '.join(names) for names in wanted)}"
+                f"{path}: it has arrays {', '.join(members) or 'none'}; expected "
+                f"{' and '.join(' or '.join(names) for names in aliases)}"
             )
-        return tuple(_member(archive, members, name, path) for name in found if name)
+        return tuple(_member(archive, members, name, path) for name in present if name)
 
 
 def _member(
@@ -62,30 +74,33 @@ def _member(
 
 
 def _array(stream: IO[bytes], size: int) -> Numbers:
-    """Return the array in a stream of `size` bytes; ValueError if it holds no whole numbers."""
+    """Return the array in a stream of `size` bytes; ValueError unless it has integers."""
     version = npy.read_magic(stream)
     if version not in {(1, 0), (2, 0)}:
-        raise ValueError(f"npy version {version}, wanted 1.0 or 2.0")
+        raise ValueError(f"npy version {version} is not supported; expected 1.0 or 2.0")
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, by_column, kind = header(stream)
+    shape, is_fortran, kind = header(stream)
     if kind.kind not in "iu":
         raise ValueError(
-            f"found {kind} {shape}, wanted whole numbers; no Python object is loaded"
+            f"expected whole numbers, not {kind} {shape}; Python objects are not loaded"
         )
-    wanted, left = prod(shape) * kind.itemsize, size - stream.tell()
-    if min(shape, default=0) < 0 or wanted > left:
-        raise ValueError(f"its header says {shape} of {kind}, and {left} bytes follow")
-    data = bytearray(stream.read(wanted))  # can be written to, as any array
-    return np.frombuffer(data, kind).reshape(shape, order="F" if by_column else "C")
+    needed, remaining = prod(shape) * kind.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or needed > remaining:
+        raise ValueError(f"its header declares {shape} of {kind}, but {remaining} bytes follow")
+    data = bytearray(stream.read(needed))  # a bytearray, so that the array is writable
+    return np.frombuffer(data, kind).reshape(shape, order="F" if is_fortran else "C")
 
 
 @contextmanager
-def _errors(path: Path) -> Iterator[None]:
+def _trace_file_errors(path: Path) -> Iterator[None]:
+    """Convert errors of damaged files to TraceFileError."""
     try:
         yield
     except (*_DAMAGE, *_ZIP_DAMAGE) as error:
-        words = getattr(error, "strerror", None) or error
-        raise TraceFileError(f"{path}: no {path.suffix} of plain arrays: {words}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TraceFileError(
+            f"{path}: cannot read a plain array from {path.suffix}: {reason}"
+        ) from error
 
 
 _KEY = b"fastcomm.dispatch"
@@ -97,20 +112,23 @@ _NAME = re.compile(r"iter_(\d+)_requests\.parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A recipe, and the files of its iterations or the arrays of a table."""
+    """Tokens and experts of every layer: drawn from a recipe, from files, or in memory."""
 
     recipe: Recipe
-    files: tuple[Path, ...] = ()
-    arrays: tuple[tuple[Ids, Ids], ...] = ()
-    made: bool = False
+    files: tuple[Path, ...] = ()  # one per iteration
+    arrays: tuple[tuple[Ids, Ids], ...] = ()  # source GPU and experts of each layer
+    is_drawn: bool = False  # whether layers are drawn from the recipe
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """Return a workload that is drawn as it is read, and stored nowhere."""
-        return cls(recipe=recipe, made=True)
+        """Return a workload that is drawn from a recipe each time it is read."""
+        return cls(recipe=recipe, is_drawn=True)
 
     def layers(self) -> Iterator[LayerTokens]:
-        """Yield every layer, iteration by iteration; a file is read when its turn comes."""
+        """Yield every layer, iteration by iteration; files are read one at a time.
+
+        Raises `TraceFileError` if a file is damaged or does not fit the recipe.
+        """
         home = _home_gpus(self.recipe)
         for src, expert in self._pairs():
             yield LayerTokens(
@@ -118,8 +136,8 @@ class Workload:
             )
 
     def _pairs(self) -> Iterator[tuple[Ids, Ids]]:
-        if self.made:
-            yield from drawn(self.recipe)
+        if self.is_drawn:
+            yield from draw(self.recipe)
         yield from self.arrays
         for path in self.files:
             yield from _read(path, self.recipe)
@@ -130,22 +148,40 @@ def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
     return (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
 
 
-def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
-    """Yield the layers of a recipe; `more` are further arguments of `recipe.layers`."""
+def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
+    """Yield source GPU and experts of each layer of a recipe.
+
+    `options` are further arguments of `fastcomm.dispatch.sampler.layers`. Raises `ConfigError`
+    if the recipe cannot be drawn.
+    """
     if recipe.sampler == "seed":
         return layers_of_seed(recipe)
     if recipe.sampler == "table":
-        raise ConfigError("sampler: `table` is a user's own routing, and draws nothing")
-    return drawn_layers(recipe, **more)
+        raise ConfigError(
+            "invalid sampler `table`: it stands for routing from a file; choose another to draw"
+        )
+    return drawn_layers(recipe, **options)
 
 
-def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
-    """Draw a workload into a folder, a file an iteration; give their paths."""
+def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
+    """Draw a workload into a folder, one file per iteration, and return the paths.
+
+    `options` are further arguments of `fastcomm.dispatch.sampler.layers`.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has a workload already or cannot be written, or the recipe cannot be
+        drawn.
+
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if old := sorted(each.name for each in folder.glob("iter_*_requests.parquet")):
-            raise ConfigError(f"{folder}: holds a workload already ({old[0]})")
-        layers = drawn(recipe, **more)
+        if old := sorted(file.name for file in folder.glob("iter_*_requests.parquet")):
+            raise ConfigError(
+                f"{folder}: already has a workload ({old[0]}); choose another folder"
+            )
+        layers = draw(recipe, **options)
         return [
             _write(folder / f"iter_{number}_requests.parquet", recipe, layers)
             for number in range(recipe.iter_num)
@@ -155,6 +191,7 @@ def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
 
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
+    """Write the layers of one iteration to a Parquet file, with the recipe as metadata."""
     kind = pa.from_numpy_dtype(id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
@@ -172,9 +209,23 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
 
 
 def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> Workload:
-    """Open a folder of `write`, or a table; `options` are what a user says of the shape.
+    """Open a workload that `write` generated, or a table of routing.
 
-    A shape that contradicts a generated workload is an error; a table has none of its own.
+    Parameters
+    ----------
+    path
+        Folder of a generated workload, or a file: .npz, .npy or .parquet.
+    options
+        Shape of the cluster and the model, which a table does not contain. It may not
+        contradict that of a generated workload.
+
+    Raises
+    ------
+    TraceFileError
+        If a file cannot be read, or files are missing.
+    ConfigError
+        If the options contradict the workload.
+
     """
     path, options = Path(path), options or WorkloadOptions()
     files = _files(path)
@@ -183,40 +234,41 @@ def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> W
     recipe = _recipe(files[0])
     if recipe is None:
         if len(files) > 1:
-            raise TraceFileError(f"{files[0]}: no recipe of a workload in its metadata")
+            raise TraceFileError(f"{files[0]}: no workload recipe in its metadata")
         return _table(path, *_columns(files[0]), options)
     for other in files[1:]:
         if _recipe(other) != recipe:
-            raise TraceFileError(f"{other}: another workload's than {files[0].name}")
+            raise TraceFileError(f"{other}: belongs to another workload than {files[0].name}")
     if len(files) != recipe.iter_num:
         raise TraceFileError(
-            f"{path}: found {len(files)} iterations, wanted the {recipe.iter_num} of its recipe"
+            f"{path}: {len(files)} iterations, but its recipe has {recipe.iter_num}"
         )
-    return Workload(recipe=recipe.agreed(options, str(path)), files=files)
+    return Workload(recipe=recipe.check_options(options, str(path)), files=files)
 
 
 def _files(path: Path) -> tuple[Path, ...]:
     if path.exists() and not path.is_dir():
         return (path,)
-    found = {
-        int(match[1]): each
-        for each in (path.iterdir() if path.is_dir() else ())
-        if (match := _NAME.fullmatch(each.name))
+    by_number = {
+        int(match[1]): file
+        for file in (path.iterdir() if path.is_dir() else ())
+        if (match := _NAME.fullmatch(file.name))
     }
-    if not found:
+    if not by_number:
         raise TraceFileError(
-            f"{path}: found no workload, wanted iter_0_requests.parquet and so on, or a file "
-            ".npz, .npy or .parquet"
+            f"{path}: no workload; expected a folder with iter_0_requests.parquet and so on, "
+            "or a file .npz, .npy or .parquet"
         )
-    return tuple(found[number] for number in sorted(found))
+    return tuple(by_number[number] for number in sorted(by_number))
 
 
 def _recipe(path: Path) -> Recipe | None:
+    """Return the recipe in the metadata of a Parquet file; None without one."""
     try:
         files.check(path)
         with files.named(path) as source:
-            said = (pq.read_schema(source).metadata or {}).get(_KEY)
-        return None if said is None else Recipe.of(**json.loads(said))
+            text = (pq.read_schema(source).metadata or {}).get(_KEY)
+        return None if text is None else Recipe.of(**json.loads(text))
     except (*_RECIPE_DAMAGE, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
 
@@ -224,11 +276,11 @@ def _recipe(path: Path) -> Recipe | None:
 def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
     """Yield the layers of a generated file."""
     src, expert = _columns(path)
-    wanted = recipe.tokens * recipe.num_layers
-    if len(src) != wanted or expert.shape[1] != recipe.topk:
+    expected = recipe.tokens * recipe.num_layers
+    if len(src) != expected or expert.shape[1] != recipe.topk:
         raise TraceFileError(
-            f"{path}: found {len(src)} rows of {expert.shape[1]} experts, wanted {wanted} of "
-            f"{recipe.topk}"
+            f"{path}: {len(src)} rows of {expert.shape[1]} experts, but its recipe has "
+            f"{expected} rows of {recipe.topk}"
         )
     _check(path, src, expert, recipe)
     for number in range(recipe.num_layers):
@@ -237,6 +289,7 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 
 def _columns(path: Path) -> tuple[Ids, Ids]:
+    """Return sources and experts of a Parquet file."""
     try:
         table = arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
@@ -247,61 +300,70 @@ def _columns(path: Path) -> tuple[Ids, Ids]:
     )
     if src is None or expert is None:
         raise TraceFileError(
-            f"{path}: found columns {', '.join(table.column_names)}, wanted one of "
+            f"{path}: it has columns {', '.join(table.column_names)}; expected one of "
             f"{', '.join(_SOURCES)} and one of {', '.join(_EXPERTS)}"
         )
     return _ids(path, table, src), _lists(path, table, expert)
 
 
 def _ids(path: Path, table: pa.Table, name: str) -> Ids:
+    """Return an integer column as an array."""
     column = table[name].combine_chunks()
     if not pa.types.is_integer(column.type) or column.null_count:
-        raise TraceFileError(f"{path}: column {name} is {column.type}, wanted whole numbers")
+        raise TraceFileError(
+            f"{path}: column {name} is {column.type}; expected whole numbers without nulls"
+        )
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def _lists(path: Path, table: pa.Table, name: str) -> Ids:
+    """Return a column of lists of equal length as an array of two dimensions."""
     column = table[name].combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # of an empty table
         column = pa.concat_arrays(column.chunks)
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) or column.null_count:
-        raise TraceFileError(f"{path}: column {name} is {kind}, wanted lists of experts")
+        raise TraceFileError(
+            f"{path}: column {name} is {kind}; expected lists of experts without nulls"
+        )
     values = column.flatten()
     sizes = column.value_lengths().unique()
     if len(sizes) > 1 or not pa.types.is_integer(values.type) or values.null_count:
-        raise TraceFileError(f"{path}: column {name}: wanted as many experts in every row")
+        raise TraceFileError(
+            f"{path}: column {name}: expected the same number of experts in every row"
+        )
     size = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
     width = sizes[0].as_py() if len(sizes) else size
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
 
 
 def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[Ids, Ids]:
-    """Experts without sources: the tokens lie evenly on the GPUs, in order."""
+    """Return sources and experts of a table without sources: tokens are spread evenly."""
     if expert.ndim not in {2, 3}:
-        raise TraceFileError(f"{path}: found {expert.shape}, wanted [tokens, top-k]")
-    given = options.given()
-    shape = {name: given[name] for name in _GPUS if name in given}
+        raise TraceFileError(f"{path}: shape {expert.shape}; expected [tokens, top-k]")
+    values = options.given()
+    shape = {name: values[name] for name in _GPUS if name in values}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
     return source_gpus(recipe), expert
 
 
 def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
+    """Return sources and experts of an .npy or .npz file."""
     if path.suffix == ".npy":
-        return _experts_alone(path, one(path), options)
-    src, expert = several(path, _SOURCES, _EXPERTS)
+        return _experts_alone(path, read_npy(path), options)
+    src, expert = read_npz(path, _SOURCES, _EXPERTS)
     return src, expert
 
 
 def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workload:
-    """Return a user's own routing: experts [tokens, top-k] or [layers, tokens, top-k]."""
+    """Return a workload of experts [tokens, top-k] or [layers, tokens, top-k]."""
     if expert.ndim == 2:  # noqa: PLR2004  tokens by top-k
         expert = expert[None]
     tokens = expert.shape[1] if expert.ndim == 3 else -1  # noqa: PLR2004
     if tokens < 0 or src.shape not in {(tokens,), expert.shape[:2]}:
         raise TraceFileError(
-            f"{path}: found sources {src.shape} and experts {expert.shape}, wanted [tokens] "
-            "and [tokens, top-k]"
+            f"{path}: sources {src.shape} and experts {expert.shape}; expected [tokens] and "
+            "[tokens, top-k]"
         )
     fixed = {
         "seq_len": tokens,
@@ -311,35 +373,35 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
         "iter_num": 1,
         "sampler": "table",
     }
-    given = options.given()
+    values = options.given()
     for name, value in fixed.items():
-        if name in given and given[name] != value:
-            raise ConfigError(f"{path}: {name} is {value}, and {given[name]} was asked for")
-    recipe = Recipe.of(**{**given, **fixed})
+        if name in values and values[name] != value:
+            raise ConfigError(f"{path}: {name} is {value}, but the option says {values[name]}")
+    recipe = Recipe.of(**{**values, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
     dtype = id_type(recipe)
-    every = np.broadcast_to(src, expert.shape[:2])
+    sources = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))
-        for s, e in zip(every, expert, strict=True)
+        for s, e in zip(sources, expert, strict=True)
     ]
     return Workload(recipe=recipe, arrays=tuple(pairs))
 
 
 def _check(path: Path, src: Ids, expert: Ids, recipe: Recipe) -> None:
-    """Raise TraceFileError for a number that names no GPU or no expert."""
+    """Raise TraceFileError for a number that is not a GPU or an expert of the recipe."""
     for name, ids, count in (("GPU", src, recipe.gpus), ("expert", expert, recipe.experts)):
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
             row = _first_row((ids < 0) | (ids >= count))
             raise TraceFileError(
-                f"{path}: row {row}: found {name} {ids.flat[_first(ids, count)]}, wanted 0 to "
-                f"{count - 1}; the shape is {recipe.num_nodes} nodes of {recipe.gpus_per_node} "
-                f"GPUs with {recipe.experts_per_gpu} experts each"
+                f"{path}: row {row}: {name} {ids.flat[_first(ids, count)]} is not in 0 to "
+                f"{count - 1}; the cluster has {recipe.num_nodes} nodes of "
+                f"{recipe.gpus_per_node} GPUs with {recipe.experts_per_gpu} experts each"
             )
 
 
-def _first_row(wrong: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
+def _first_row(is_invalid: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(is_invalid.reshape(len(is_invalid), -1).any(axis=1))[0])
 
 
 def _first(ids: Ids, count: int) -> int:

@@ -1,7 +1,7 @@
-"""Who arrives when at matched collectives and messages, and who waits for whom.
+"""Arrival, wait and transfer times of matched collectives and point-to-point messages.
 
-At a meeting events wait for each other: until all that it needs have started, none that waits
-in it can end.
+Times are integers in ns. At a synchronization point, a *meeting*, the events that wait can end
+only after all events that it needs have started.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-_TOGETHER = numbers(ENDS_TOGETHER)
+_ENDS_TOGETHER = numbers(ENDS_TOGETHER)
 
-_WHOLE = (
+_OPTIONAL = (
     "rank",
     "group",
     "group_size",
@@ -40,9 +40,9 @@ _WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class CommunicationEvents:
-    """Columns of the table of events, of ranks whose times are known.
+    """Communication events of ranks whose times are known, one array per column.
 
-    NULL, or false, stands for null and for what is not in the table.
+    NULL, or False, stands for null and for columns that the table does not have.
     """
 
     rank: Ints
@@ -62,79 +62,106 @@ class CommunicationEvents:
 
     @classmethod
     def of(cls, table: pa.Table) -> "CommunicationEvents":
-        """Take the columns."""
+        """Convert a table with the columns of `traffic.rows`, or with some of them.
+
+        Rows without a start time are dropped.
+        """
         if table["start_ns"].null_count:
             table = table.filter(table["start_ns"].is_valid())
-        rows, given = table.num_rows, set(table.column_names)
-        nothing, never = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
-        names = {name: name for name in _WHOLE} | {"alone": "alone_ns"}
+        rows, present = table.num_rows, set(table.column_names)
+        nulls, all_false = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
+        names = {name: name for name in _OPTIONAL} | {"alone": "alone_ns"}
         start = filled(table["start_ns"])
         return cls(
             tag=table["tag"].to_numpy(),
             op=table["op"].to_numpy(),
-            sends=table["sends"].to_numpy() if "sends" in given else never,
+            sends=table["sends"].to_numpy() if "sends" in present else all_false,
             start=start,
             stop=start + table["duration_ns"].to_numpy(),
             **{
-                name: filled(table[said]) if said in given else nothing
-                for name, said in names.items()
+                name: filled(table[column]) if column in present else nulls
+                for name, column in names.items()
             },
         )
 
     @property
-    def together(self) -> Ints:
-        """The rows of collectives that end on all members at the same time."""
-        return np.flatnonzero(self._of_several & np.isin(self.op, _TOGETHER))
+    def synchronous(self) -> Ints:
+        """Rows of collectives that end on all members at the same time."""
+        return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
 
     @property
     def collectives(self) -> Ints:
-        """The rows of these, and of those whose root is known."""
+        """Rows of collectives that can be matched: synchronous, or with a known root."""
         rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
-        return np.flatnonzero(self._of_several & (rooted | np.isin(self.op, _TOGETHER)))
+        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
 
     @property
     def messages(self) -> Ints:
-        """The rows of events that are one message with a rank that is known."""
+        """Rows of point-to-point messages whose partner is known."""
         is_message = (self.op == OP["SendRecv"]) & (self.partner != NULL)
-        return np.flatnonzero(self._of_several & is_message & (self.partner != self.rank))
+        return np.flatnonzero(self._is_shared & is_message & (self.partner != self.rank))
 
     @property
-    def _of_several(self) -> Flags:
-        several: Flags = (self.group != NULL) & (self.group_size != 1)
-        return several
+    def _is_shared(self) -> Flags:
+        is_shared: Flags = (self.group != NULL) & (self.group_size != 1)
+        return is_shared
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """Rows of events that met with others: in what, numbered from 0."""
+class Participants:
+    """Events that were matched with events of other ranks."""
 
-    row: Ints
-    number: Ints
-    count: int
+    row: Ints  # of the events
+    number: Ints  # of the collective or message, from 0
+    count: int  # of collectives or messages
 
 
-def matches_of(events: CommunicationEvents, rows: Ints) -> Matches:
-    """Match the collectives among some rows."""
+def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
+    """Match collectives across ranks.
+
+    Parameters
+    ----------
+    events
+        Communication events of several ranks.
+    rows
+        Rows of `events` that are collectives, see `CommunicationEvents.collectives`.
+
+    Returns
+    -------
+    Matches
+        A value per element of `rows`.
+
+    """
     columns = {name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop")}
     columns |= {"payload": events.payload_bytes, "root": events.partner}
     return match(CollectiveCalls.of(columns, rows))
 
 
-def met_in_collectives(events: CommunicationEvents, rows: Ints, matches: Matches) -> Met:
-    """Those that were matched; of a rooted one, where the root is among them."""
+def collective_participants(
+    events: CommunicationEvents, rows: Ints, matches: Matches
+) -> Participants:
+    """Return the events of matched collectives.
+
+    Rooted collectives count only if the event of their root is among `rows`, to which the
+    elements of `matches` belong.
+    """
     matched = np.flatnonzero(matches.instance != NONE)
     row, number = rows[matched], matches.instance[matched]
-    counts = np.zeros(matches.count, np.bool_)
+    is_complete = np.zeros(matches.count, np.bool_)
     rooted = np.isin(events.op[row], ROOTED)
-    counts[number[~rooted | (events.partner[row] == events.rank[row])]] = True
-    kept = counts[number]
-    again = np.cumsum(counts) - 1
-    return Met(row[kept], again[number[kept]], int(counts.sum()))
+    is_complete[number[~rooted | (events.partner[row] == events.rank[row])]] = True
+    is_chosen = is_complete[number]
+    renumbered = np.cumsum(is_complete) - 1
+    return Participants(row[is_chosen], renumbered[number[is_chosen]], int(is_complete.sum()))
 
 
-def met_in_messages(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Met:
-    """The messages of which both sides are there; `ahead` is what each event's clock is."""
-    found = match_messages(
+def message_participants(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Participants:
+    """Match messages across ranks, and return the events of those whose two sides are present.
+
+    `rows` are `events.messages`; `ahead` has, for every event, how far the clock of its rank is
+    ahead, in ns.
+    """
+    matches = match_messages(
         Messages(
             rank=events.rank[rows],
             peer=events.partner[rows],
@@ -145,13 +172,13 @@ def met_in_messages(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Met
             stop=events.stop[rows] - ahead[rows],
         )
     )
-    matched = np.flatnonzero(found.instance != NONE)
-    return Met(rows[matched], found.instance[matched], found.count)
+    matched = np.flatnonzero(matches.instance != NONE)
+    return Participants(rows[matched], matches.instance[matched], matches.count)
 
 
-def joined(collectives: Met, messages: Met) -> Met:
-    """Both, messages numbered behind the collectives."""
-    return Met(
+def concatenate(collectives: Participants, messages: Participants) -> Participants:
+    """Return the events of both; messages are numbered after the collectives."""
+    return Participants(
         np.concatenate([collectives.row, messages.row]),
         np.concatenate([collectives.number, messages.number + collectives.count]),
         collectives.count + messages.count,
@@ -164,128 +191,140 @@ _MESSAGE = OP["SendRecv"]
 
 @dataclass(frozen=True, slots=True)
 class MatchedEvents:
-    """What several ranks were matched in."""
+    """Events of matched collectives and messages, sorted by collective and then by start.
+
+    Properties are arrays with a value per row, or per collective (or message).
+    """
 
     row: Ints  # of the events
-    edges: Ints  # first row of each meeting, and one behind the last
-    start: Ints  # of each row, on the one clock
-    until: Ints  # of each row: when whom it waits for had come
-    holds: Flags  # of each row: whether others wait for it
-    arrived: Ints  # of each meeting: when the last had come
-    # From then to the median of its ends, the lower of two; with a root, and of messages, where
-    # some are done before, to the last end. Negative: the clocks do not agree so well.
+    edges: Ints  # per collective its first row, then the number of rows
+    start: Ints  # per row, ns on the common clock
+    wait_until: Ints  # per row: when the members that it waits for have arrived
+    is_awaited: Flags  # per row: whether other members wait for it
+    last_arrival: Ints  # per collective: when all members that others wait for have arrived
+    # Per collective: from the last arrival to the lower median of its ends. Of rooted
+    # collectives and messages, which some members finish early, to the last end. Negative where
+    # clocks are not aligned well enough.
     transfer: Ints
 
     @classmethod
-    def of(cls, events: CommunicationEvents, met: Met, ahead: Ints) -> "MatchedEvents":
-        """The meetings of some rows of the events; `ahead` is what clocks are ahead by."""
+    def of(
+        cls, events: CommunicationEvents, participants: Participants, ahead: Ints
+    ) -> "MatchedEvents":
+        """Compute waits and transfers of matched events.
+
+        `ahead` has, for every event, how far the clock of its rank is ahead, in ns.
+        """
         start, stop = (
-            events.start[met.row] - ahead[met.row],
-            events.stop[met.row] - ahead[met.row],
+            events.start[participants.row] - ahead[participants.row],
+            events.stop[participants.row] - ahead[participants.row],
         )
-        ends = stop[np.lexsort((stop, met.number))]
-        order = np.lexsort((start, met.number))
-        row, number, start = met.row[order], met.number[order], start[order]
-        edges = np.searchsorted(number, np.arange(met.count + 1))
-        arrived = start[edges[1:] - 1]
+        ends = stop[np.lexsort((stop, participants.number))]
+        order = np.lexsort((start, participants.number))
+        row, number, start = participants.row[order], participants.number[order], start[order]
+        edges = np.searchsorted(number, np.arange(participants.count + 1))
+        last_arrival = start[edges[1:] - 1]
         op = events.op[row[edges[:-1]]]
         middle = (edges[:-1] + edges[1:] - 1) // 2
         end = ends[np.where(_ends_apart(op), edges[1:] - 1, middle)]
-        until, holds = _waiting(events, row, start, np.diff(edges), arrived)
+        wait_until, is_awaited = _waiting(events, row, start, np.diff(edges), last_arrival)
         return cls(
             row=row,
             edges=edges,
             start=start,
-            until=until,
-            holds=holds,
-            arrived=arrived,
-            transfer=end - arrived,
+            wait_until=wait_until,
+            is_awaited=is_awaited,
+            last_arrival=last_arrival,
+            transfer=end - last_arrival,
         )
 
     @property
     def size(self) -> Ints:
-        """How many members each has."""
+        """Number of members, per collective."""
         return np.diff(self.edges)
 
     @property
     def first(self) -> Ints:
-        """The row of the first to come."""
+        """Row of the first arrival, per collective."""
         return self.edges[:-1]
 
     @property
     def last(self) -> Ints:
-        """The row of the last to come."""
+        """Row of the last arrival, per collective."""
         return self.edges[1:] - 1
 
     @property
     def wait(self) -> Ints:
-        """Of each row: how long it was there before whom it waits for."""
-        wait: Ints = np.maximum(self.until - self.start, 0)
+        """Wait time in ns, per row: from its start to the last arrival that it waits for."""
+        wait: Ints = np.maximum(self.wait_until - self.start, 0)
         return wait
 
     @property
-    def held_up(self) -> Ints:
-        """Of each meeting: how much later the last came than the one before, if that waits."""
-        late = self.arrived - self.start[self.last - 1]
-        return np.where(self.holds[self.last], late, 0)
+    def wait_caused(self) -> Ints:
+        """Wait that the last arrival causes, per collective, in ns.
+
+        It is the time between the last two arrivals; 0 where no member waits for the last.
+        """
+        late = self.last_arrival - self.start[self.last - 1]
+        return np.where(self.is_awaited[self.last], late, 0)
 
     @property
-    def later(self) -> Ints:
-        """Of each row: how much later it came than the lower median of the others."""
+    def lateness(self) -> Ints:
+        """Time from the lower median of the other members' arrivals to the row's, in ns."""
         size, place = np.repeat(self.size, self.size), self._place()
         middle = (size - 2) // 2
-        middle += middle >= place  # a row is none of the others
-        later: Ints = self.start - self.start[np.repeat(self.first, self.size) + middle]
-        return later
+        middle += middle >= place  # leave the row itself out
+        lateness: Ints = self.start - self.start[np.repeat(self.first, self.size) + middle]
+        return lateness
 
     def largest(self, values: Ints) -> Ints:
-        """Of each meeting the largest value of its members; `values` are by event."""
-        return self._over(np.maximum, values[self.row])
+        """Return the largest value of the members, per collective; `values` are per event."""
+        return self._reduce(np.maximum, values[self.row])
 
     def smallest(self, values: Ints) -> Ints:
-        """Of each meeting the smallest value of its members; `values` are by event."""
-        return self._over(np.minimum, values[self.row])
+        """Return the smallest value of the members, per collective; `values` are per event."""
+        return self._reduce(np.minimum, values[self.row])
 
     def total(self, values: Ints) -> Ints:
-        """Of each meeting the sum over its rows."""
-        return self._over(np.add, values)
+        """Return the sum over the members, per collective; `values` are per row."""
+        return self._reduce(np.add, values)
 
-    def _over(self, what: np.ufunc, values: Ints) -> Ints:
+    def _reduce(self, operation: np.ufunc, values: Ints) -> Ints:
         if not len(self.size):
             return np.zeros(0, np.int64)
-        found: Ints = what.reduceat(values, self.first)
-        return found
+        reduced: Ints = operation.reduceat(values, self.first)
+        return reduced
 
     def _place(self) -> Ints:
         return np.arange(len(self.row)) - np.repeat(self.first, self.size)
 
 
 def _ends_apart(op: NDArray[np.int8]) -> Flags:
-    """Whether members may be done before others have come."""
+    """Return whether members of an operation may finish before others arrive."""
     apart: Flags = np.isin(op, _FROM_ROOT) | np.isin(op, _TO_ROOT) | (op == _MESSAGE)
     return apart
 
 
 def _waiting(
-    events: CommunicationEvents, row: Ints, start: Ints, size: Ints, arrived: Ints
+    events: CommunicationEvents, row: Ints, start: Ints, size: Ints, last_arrival: Ints
 ) -> tuple[Ints, Flags]:
-    """Until when each row waits, and whether others wait for it."""
-    until, op = np.repeat(arrived, size), events.op[row]
-    holds = np.ones(len(row), np.bool_)
+    """Return until when each row waits, and whether others wait for it."""
+    wait_until, op = np.repeat(last_arrival, size), events.op[row]
+    is_awaited = np.ones(len(row), np.bool_)
     from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)
     if from_root.any() or to_root.any():
         is_root = events.partner[row] == events.rank[row]
         meeting = np.repeat(np.arange(len(size)), size)
-        begun = np.zeros(len(size), np.int64)
-        begun[meeting[is_root]] = start[is_root]
-        until = np.where(from_root, begun[meeting], until)
-        until = np.where(to_root & ~is_root, start, until)
-        holds = np.where(from_root, is_root, ~to_root | ~is_root)
-    return until, holds
+        root_start = np.zeros(len(size), np.int64)
+        root_start[meeting[is_root]] = start[is_root]
+        wait_until = np.where(from_root, root_start[meeting], wait_until)
+        wait_until = np.where(to_root & ~is_root, start, wait_until)
+        is_awaited = np.where(from_root, is_root, ~to_root | ~is_root)
+    return wait_until, is_awaited
 
 
 class MeetingPairs(NamedTuple):
-    """Parts and meetings, one pair a row, sorted by meeting and then by part."""
+    """Parts and the meetings that they take part in, sorted by meeting, then by part."""
 
     part: Ints
     meeting: Ints
@@ -293,9 +332,10 @@ class MeetingPairs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instances:
-    """Collectives and exchanges in order of time; a row a part, those of an instance together.
+    """Matched collectives, and exchanges of messages, of several ranks, in order of time.
 
-    Times are ns on the first rank's clock.
+    A *part* is one rank's event in an instance, a row; parts of an instance are adjacent. Times
+    are ns on the first rank's clock.
     """
 
     instance: Ints
@@ -307,24 +347,22 @@ class Instances:
     start: Ints
     stop: Ints
     is_whole: Flags  # by instance: no participant is missing
-    needed: MeetingPairs  # two parts or more of each meeting have to start
-    waiting: (
-        MeetingPairs  # before one part or more can end; a part waits in one meeting at most
-    )
+    needed: MeetingPairs  # parts that have to start, two or more per meeting
+    waiting: MeetingPairs  # parts that can end only then; a part waits in one meeting at most
 
     def __len__(self) -> int:
         return len(self.row)
 
     @property
     def arrived(self) -> Ints:
-        """When the last part of each meeting started."""
+        """Start of the last part, per meeting."""
         begin = _begins(self.needed.meeting)
         latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
         return latest
 
     @property
     def last(self) -> Ints:
-        """The part of each meeting that started last, the first of several."""
+        """The part that starts last, per meeting; the first of several."""
         part, meeting = self.needed
         order = np.lexsort((-part, self.start[part], meeting))
         last: Ints = part[order[_ends(meeting)]]
@@ -332,23 +370,23 @@ class Instances:
 
     @property
     def until(self) -> Ints:
-        """Until when each part waits; its own start where it waits for nobody."""
+        """Time until which each part waits; its own start where it does not wait."""
         until = self.start.copy()
         until[self.waiting.part] = self.arrived[self.waiting.meeting]
         return until
 
     def wait_caused(self) -> tuple[Ints, Flags]:
-        """Return how much later each part is than the one before it, and whether it is last.
+        """Return the time in ns that others wait for each part, and whether the part is last.
 
-        Last is a part for which the others of its meetings wait longest. Where it is not, it
-        causes 0 ns.
+        A part is last if the others of its meetings wait for it the longest. Other parts cause
+        0.
         """
         part, meeting = self.needed
         start = self.start[part]
         ordered = start[np.lexsort((start, meeting))]
         ends = _ends(meeting)
         late = ordered[ends] - ordered[ends - 1]
-        # A part that alone waits for the others holds up nobody.
+        # Nobody waits for a part that is the only one to wait.
         alone = np.full(len(late), NONE)
         sole = np.flatnonzero(np.bincount(self.waiting.meeting) == 1)
         alone[sole] = self.waiting.part[_begins(self.waiting.meeting)[sole]]
@@ -363,9 +401,10 @@ class Instances:
 
 
 def _begins(sorted_: Ints) -> Ints:
+    """Return the first row of each run of equal numbers."""
     return np.flatnonzero(np.diff(sorted_, prepend=-1))
 
 
 def _ends(sorted_: Ints) -> Ints:
-    """Return the last row of each of the sorted numbers."""
+    """Return the last row of each run of equal numbers."""
     return np.append(_begins(sorted_)[1:], len(sorted_)) - 1

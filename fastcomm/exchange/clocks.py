@@ -1,8 +1,8 @@
-"""How far the clocks of ranks are apart: all members leave a collective at the same time.
+"""Clock offsets between ranks, from collectives that end on all members at the same time.
 
-An offset is that of a rank's clock less that of its reference: taken from the rank's times, it
-makes them the reference's. Ranks that no collective joins, directly or through others, have
-nothing to be compared by.
+The offset of a rank is its clock minus the clock of its reference rank, in ns: subtract it from
+the rank's times to convert them. Ranks without a chain of common collectives to a reference
+have no offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,25 +21,27 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
 
-# Of one operation in one group and iteration: more of them say nothing new.
+# Collectives used per operation, group and iteration; more do not improve the estimate.
 _MOST = 8
-# And of matched ones so many of one group.
+# Matched collectives used per group.
 _SPREAD = 32
-# An offset applies from so many matches on, and if it is so many times its spread.
+# An offset is applied from this number of matches on, if it exceeds FAR times its spread.
 LEAST_MATCHES = 3
 FAR = 10
-# Below this the ends of a collective differ by themselves.
+# Ends of one collective differ by up to this, even on one clock.
 LEAST_NS = 100_000
 
-# The ends of collectives, a row a collective and rank. Equal in all but `rank` and `stop`: one
-# collective.
+# Ends of collectives, a row per collective and rank. Rows that are equal in all columns but
+# `rank` and `stop` are of one collective.
 ENDS = pa.schema(
     [
         pa.field("rank", pa.int32(), nullable=False),
-        pa.field("group", pa.int64(), nullable=False),  # stands for its ranks, else its name
+        pa.field("group", pa.int64(), nullable=False),  # hash of its ranks, else of its name
         pa.field("op", pa.int8(), nullable=False),
-        pa.field("iteration", pa.int64(), nullable=False),  # its number; -1: `place` is a seq
-        pa.field("place", pa.int64(), nullable=False),  # seq, or the how-manieth of its op
+        pa.field("iteration", pa.int64(), nullable=False),  # its number; -1 if `place` is a seq
+        pa.field(
+            "place", pa.int64(), nullable=False
+        ),  # seq, or the index in its op, group and iteration
         pa.field("stop", pa.int64(), nullable=False),
     ]
 )
@@ -47,23 +49,31 @@ ENDS = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """How far a rank's clock is ahead of that of `reference`, and what says so."""
+    """Offset between the clock of a rank and the clock of its reference rank."""
 
     rank: int
     reference: int
     offset_ns: int
-    spread_ns: int  # median deviation of the matches, summed on the way to the reference
-    matches: int  # the fewest on the way
+    spread_ns: int  # median deviation of the matches, summed over the chain to the reference
+    matches: int  # number of matched collectives, the fewest along the chain
 
     @property
     def applies(self) -> bool:
-        """Whether the offset is so far above its spread that times are better with it."""
+        """Whether the offset is large enough against its spread to correct times with it."""
         far = abs(self.offset_ns) > max(FAR * self.spread_ns, LEAST_NS)
         return far and self.matches >= LEAST_MATCHES
 
 
 def ends(trace: Trace) -> pa.Table:
-    """The ends of one rank's collectives whose group is known, inside of iterations."""
+    """Return the ends of one rank's collectives of known groups, inside iterations.
+
+    Returns
+    -------
+    pyarrow.Table
+        Schema `ENDS`; at most eight rows per operation, group and iteration. Empty if the trace
+        has no times.
+
+    """
     if "times" in trace.meta.lacks:
         return ENDS.empty_table()
     comm = trace.comm.combine_chunks()
@@ -95,16 +105,25 @@ def ends(trace: Trace) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """A member of a collective a row, beside the lowest rank that is in it."""
+class EndOffsets:
+    """Differences of ends: a row per member of a collective, compared with its lowest rank."""
 
-    low: NDArray[np.int32]
+    low: NDArray[np.int32]  # lowest rank of the collective
     rank: NDArray[np.int32]
-    ahead: Ints  # ns that its end is behind that of the lowest
+    ahead: Ints  # end on `rank` minus end on `low`, ns
 
     @classmethod
     def of(cls, rank: Ints, stop: Ints, *key: NDArray[np.integer]) -> Self:
-        """Compare ends; those of one collective have the same key."""
+        """Compare ends within each collective.
+
+        Parameters
+        ----------
+        rank, stop
+            Rank, and end in ns on its clock, per row.
+        *key
+            Columns that are equal in rows of one collective, and in no others.
+
+        """
         order = np.lexsort((rank, *key))
         first = _firsts(np.stack(key)[:, order])
         ranks, stop = rank[order].astype(np.int32), stop[order]
@@ -113,8 +132,8 @@ class Apart:
         return cls(ranks[lowest], ranks[others], stop[others] - stop[lowest])
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All of several."""
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts; requires at least one part."""
         return cls(
             np.concatenate([part.low for part in parts]),
             np.concatenate([part.rank for part in parts]),
@@ -122,56 +141,84 @@ class Apart:
         )
 
 
-def offsets_of(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> tuple[ClockOffset, ...]:
-    """The offsets that collectives tell which are matched: a row an end, `instance` whose."""
-    return offsets(matched_apart(rank, group, instance, stop))
+def offsets_of_matches(
+    rank: Ints, group: Ints, instance: Ints, stop: Ints
+) -> tuple[ClockOffset, ...]:
+    """Return clock offsets by the ends of matched collectives.
+
+    Parameters
+    ----------
+    rank, group, instance, stop
+        Per row: rank, label of the group, number of the collective, end in ns.
+
+    Returns
+    -------
+    tuple of ClockOffset
+        By rank; see `offsets`.
+
+    """
+    return offsets(matched_end_offsets(rank, group, instance, stop))
 
 
-def matched_apart(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> Apart:
-    """The ends of collectives that are matched, a row an end, `instance` whose.
+def matched_end_offsets(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> EndOffsets:
+    """Compare the ends of some matched collectives of each group.
 
-    Only operations of ENDS_TOGETHER tell of clocks. Of those of a group a few are enough.
+    Rows are members of collectives: rank, label of the group, number of the collective, end in
+    ns. Pass only operations of `schema.ENDS_TOGETHER`.
     """
     chosen = _sample(group, instance)
-    return Apart.of(rank[chosen], stop[chosen], instance[chosen])
+    return EndOffsets.of(rank[chosen], stop[chosen], instance[chosen])
 
 
 def _sample(group: Ints, instance: Ints) -> Ints:
-    """The rows of some of the instances of each group, evenly spread."""
+    """Return the rows of some collectives of each group, evenly spread."""
     number, first, place = np.unique(instance, return_index=True, return_inverse=True)
-    of_each = group[first]
-    order = np.argsort(of_each, kind="stable")
-    _, begin, size = np.unique(of_each[order], return_index=True, return_counts=True)
+    groups = group[first]
+    order = np.argsort(groups, kind="stable")
+    _, begin, size = np.unique(groups[order], return_index=True, return_counts=True)
     within = np.arange(len(number)) - np.repeat(begin, size)
     chosen = np.zeros(len(number), np.bool_)
     chosen[order] = within % np.repeat(-(-size // _SPREAD), size) == 0
     return np.flatnonzero(chosen[place])
 
 
-def by_rank(rank: Ints, offsets: Mapping[int, int]) -> Ints:
-    """Of each row the offset of its rank's clock; 0 where nothing tells."""
+def offset_by_row(rank: Ints, offsets: Mapping[int, int]) -> Ints:
+    """Return the offset of each row's rank, in ns; 0 for ranks that `offsets` does not have."""
     ranks, place = np.unique(rank, return_inverse=True)
-    return np.array([offsets.get(each, 0) for each in ranks.tolist()], np.int64)[place]
+    return np.array([offsets.get(number, 0) for number in ranks.tolist()], np.int64)[place]
 
 
-def labels(groups: pa.Table, *, described: bool = False) -> Iterator[int | None]:
-    """A number for each group, the same on every rank; None for a group of one.
+def labels(groups: pa.Table, *, by_description: bool = False) -> Iterator[int | None]:
+    """Yield the label of each process group: a hash that is equal on all ranks.
 
-    Groups of the same ranks have the same, unless it counts how they are `described`, too.
+    Groups with equal ranks (or, without ranks, equal name and size) have equal labels.
+
+    Parameters
+    ----------
+    groups
+        Schema `schema.GROUPS`.
+    by_description
+        Whether groups of equal ranks but different descriptions have different labels.
+
+    Yields
+    ------
+    int or None
+        64 bit, signed. None for a group of one rank, or without ranks and name.
+
     """
     for row in groups.select(["name", "ranks", "size", "description"]).to_pylist():
-        said = row["ranks"] or (row["name"] and (row["name"], row["size"]))
-        if said and described:
-            said = (said, row["description"])
-        if not said or row["size"] == 1:
+        identity = row["ranks"] or (row["name"] and (row["name"], row["size"]))
+        if identity and by_description:
+            identity = (identity, row["description"])
+        if not identity or row["size"] == 1:
             yield None
         else:
-            digest = blake2b(repr(said).encode(), digest_size=8).digest()
+            digest = blake2b(repr(identity).encode(), digest_size=8).digest()
             yield int.from_bytes(digest, "big", signed=True)
 
 
 def _places(group: Ints, op: NDArray[np.int8], iteration: NDArray[np.int32]) -> Ints:
-    """The how-manieth each row is of those of its group, operation and iteration."""
+    """Return the index of each row among the rows of its group, operation and iteration."""
     keys = np.lexsort((iteration, op, group))
     parts = np.stack([group[keys], op[keys], iteration[keys]])
     place = np.empty(len(keys), np.int64)
@@ -180,7 +227,7 @@ def _places(group: Ints, op: NDArray[np.int8], iteration: NDArray[np.int32]) -> 
 
 
 def _firsts(parts: Ints) -> Ints:
-    """For each column of sorted keys the place of the first that is equal to it."""
+    """Return, for each column of sorted keys, the index of the first equal column."""
     count = parts.shape[1]
     new = np.ones(count, np.bool_)
     new[1:] = (parts[:, 1:] != parts[:, :-1]).any(axis=0)
@@ -188,31 +235,37 @@ def _firsts(parts: Ints) -> Ints:
 
 
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
-    """The same of ENDS of all ranks."""
+    """Return clock offsets by rank; `table` has schema `ENDS` and the ends of all ranks."""
     key = (table[name].to_numpy() for name in ("op", "iteration", "place", "group"))
-    return offsets(Apart.of(table["rank"].to_numpy(), table["stop"].to_numpy(), *key))
+    return offsets(EndOffsets.of(table["rank"].to_numpy(), table["stop"].to_numpy(), *key))
 
 
-def offsets(apart: Apart) -> tuple[ClockOffset, ...]:
-    """The offset of each rank that others can be compared with, by rank.
+def offsets(ends: EndOffsets) -> tuple[ClockOffset, ...]:
+    """Return the clock offset of each rank that shares collectives with other ranks.
 
-    The lowest rank of those that are joined is their reference. From rank to rank leads the way
-    of the least spread.
+    The reference of connected ranks is the lowest of them. Offsets are added up along the chain
+    of ranks with the smallest sum of spreads.
+
+    Returns
+    -------
+    tuple of ClockOffset
+        Sorted by rank.
+
     """
-    neighbours: dict[int, list[tuple[int, _Pair]]] = {}
-    for pair in _pairs(apart):
-        neighbours.setdefault(pair.low, []).append((1, pair))
-        neighbours.setdefault(pair.high, []).append((-1, pair))
-    found: dict[int, ClockOffset] = {}
-    for rank in sorted(neighbours):
-        if rank not in found:
-            found |= _reached(rank, neighbours)
-    return tuple(found[rank] for rank in sorted(found))
+    neighbors: dict[int, list[tuple[int, _Pair]]] = {}
+    for pair in _pairs(ends):
+        neighbors.setdefault(pair.low, []).append((1, pair))
+        neighbors.setdefault(pair.high, []).append((-1, pair))
+    by_rank: dict[int, ClockOffset] = {}
+    for rank in sorted(neighbors):
+        if rank not in by_rank:
+            by_rank |= _offsets_from(rank, neighbors)
+    return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two ranks that met: how far the clock of `high` is ahead of that of `low`."""
+    """Two ranks with common collectives: the clock of `high` minus that of `low`, in ns."""
 
     low: int
     high: int
@@ -221,26 +274,26 @@ class _Pair:
     matches: int
 
 
-def _pairs(apart: Apart) -> Iterator[_Pair]:
-    """Each two ranks, over all their collectives."""
-    order = np.lexsort((apart.ahead, apart.rank, apart.low))
-    low, rank, ahead = apart.low[order], apart.rank[order], apart.ahead[order]
+def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
+    """Yield every two ranks that have collectives in common."""
+    order = np.lexsort((ends.ahead, ends.rank, ends.low))
+    low, rank, ahead = ends.low[order], ends.rank[order], ends.ahead[order]
     begin = np.flatnonzero(_firsts(np.stack([low, rank])) == np.arange(len(order)))
     size = np.diff(np.append(begin, len(order)))
     # Medians, the lower of two: whole numbers, however large.
     middle = begin + (size - 1) // 2
     offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)
-    off = np.abs(ahead - offset[pair])
-    spread = off[np.lexsort((off, pair))][middle]
-    found = (low[begin], rank[begin], offset, spread, size)
-    yield from map(_Pair, *(column.tolist() for column in found))
+    deviation = np.abs(ahead - offset[pair])
+    spread = deviation[np.lexsort((deviation, pair))][middle]
+    columns = (low[begin], rank[begin], offset, spread, size)
+    yield from map(_Pair, *(column.tolist() for column in columns))
 
 
-def _reached(
-    reference: int, neighbours: dict[int, list[tuple[int, _Pair]]]
+def _offsets_from(
+    reference: int, neighbors: dict[int, list[tuple[int, _Pair]]]
 ) -> dict[int, ClockOffset]:
-    """The offsets of all ranks that a way leads to."""
-    found: dict[int, ClockOffset] = {}
+    """Return the offsets of all ranks connected to the reference (Dijkstra's algorithm)."""
+    done: dict[int, ClockOffset] = {}
     start = ClockOffset(
         rank=reference, reference=reference, offset_ns=0, spread_ns=0, matches=1 << 62
     )
@@ -248,20 +301,20 @@ def _reached(
     best = {reference: start}
     while waiting:
         _, steps, rank = heappop(waiting)
-        if rank in found:
+        if rank in done:
             continue
-        here = found[rank] = best[rank]
-        for sign, pair in neighbours[rank]:
+        current = done[rank] = best[rank]
+        for sign, pair in neighbors[rank]:
             other = pair.high if sign > 0 else pair.low
-            spread = here.spread_ns + pair.spread
+            spread = current.spread_ns + pair.spread
             if other not in best or spread < best[other].spread_ns:
                 best[other] = ClockOffset(
                     rank=other,
                     reference=reference,
-                    offset_ns=here.offset_ns + sign * pair.offset,
+                    offset_ns=current.offset_ns + sign * pair.offset,
                     spread_ns=spread,
-                    matches=min(here.matches, pair.matches),
+                    matches=min(current.matches, pair.matches),
                 )
                 heappush(waiting, (spread, steps + 1, other))
-    most = max(each.matches for each in found.values() if each is not start)
-    return {**found, reference: replace(start, matches=most)}
+    most = max(offset.matches for offset in done.values() if offset is not start)
+    return {**done, reference: replace(start, matches=most)}

@@ -1,6 +1,6 @@
-"""What several ranks did together, as columns: matched collectives, and exchanges of messages.
+"""Matched collectives, and exchanges of point-to-point messages, of several ranks as columns.
 
-An event of a rank that belongs to an instance is a part of it.
+An *instance* is one of them; a *part* is the event of one rank in it.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,10 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 _COLUMNS = ("op", "tag", "start", "stop", "seq", "payload_bytes", "root", "event")
 _PARTNERS = ("sends_to", "receives_from")
 _PAIR = 2
-_REFUSED = "collectives do not match in size or root and are not joined"
 
 
 class _InstanceRows(NamedTuple):
-    """Instances of some rows of the communication; pairs are of rows."""
+    """Instances as rows of the communication; pairs hold rows as well."""
 
     row: Ints  # ascending
     instance: Ints
@@ -44,36 +43,36 @@ class _InstanceRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCommunication:
-    """The communication of several ranks, rank behind rank, and its matches; NULL for null."""
+    """Communication of several ranks, concatenated, and its matches; NULL stands for null."""
 
     ranks: tuple[int, ...]
     columns: Mapping[str, Ints]  # of `schema.COMM`; `rank`; `place` of the group in `labels`
     partners: pa.Table
-    group: Ints  # a number that is the same on every rank; NULL where nothing tells one
+    group: Ints  # per row: label, equal on all ranks; NULL if its members are unknown
     labels: tuple[str, ...]
-    sizes: Ints  # of the groups
-    directed: Ints  # rows of messages of which it is known who sends and who receives
-    together: Ints  # rows that are matched as collectives
-    matches: Matches  # of these
+    sizes: Ints  # number of ranks per group, as `labels`
+    directed: Ints  # rows of messages with known sender and receiver
+    synchronous: Ints  # rows that are matched as collectives
+    matches: Matches  # a value per element of `synchronous`
 
     @classmethod
     def of(cls, traces: Mapping[int, Trace]) -> Self:
-        """Put the ranks one behind the other, and match their collectives."""
+        """Concatenate the communication of ranks, and match their collectives."""
         comm = [trace.comm for trace in traces.values()]
-        table = pa.concat_tables([each.select((*_COLUMNS, *_PARTNERS)) for each in comm])
+        table = pa.concat_tables([part.select((*_COLUMNS, *_PARTNERS)) for part in comm])
         groups = [trace.groups for trace in traces.values()]
-        first = np.cumsum([0, *(each.num_rows for each in groups)])
+        first = np.cumsum([0, *(part.num_rows for part in groups)])
         columns = {name: filled(table[name]) for name in _COLUMNS}
-        columns["rank"] = np.repeat(list(traces), [each.num_rows for each in comm])
+        columns["rank"] = np.repeat(list(traces), [part.num_rows for part in comm])
         columns["place"] = np.concatenate(
-            [filled(each["group"], 0) + at for each, at in zip(comm, first, strict=False)]
+            [filled(part["group"], 0) + at for part, at in zip(comm, first, strict=False)]
         )
         group = np.concatenate([_labels(trace) for trace in traces.values()])
         directed = table["sends_to"].is_valid().to_numpy() & (columns["op"] == OP["SendRecv"])
-        together = np.flatnonzero((group != NULL) & ~directed)
-        said = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
-        said |= {"group": group, "payload": columns["payload_bytes"]}
-        rows = [row for each in groups for row in each.to_pylist()]
+        synchronous = np.flatnonzero((group != NULL) & ~directed)
+        call_columns = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
+        call_columns |= {"group": group, "payload": columns["payload_bytes"]}
+        rows = [row for part in groups for row in part.to_pylist()]
         return cls(
             ranks=tuple(traces),
             columns=columns,
@@ -82,68 +81,80 @@ class RunCommunication:
             labels=tuple(_label(row) for row in rows),
             sizes=np.array([NULL if r["size"] is None else r["size"] for r in rows], np.int64),
             directed=np.flatnonzero((group != NULL) & directed),
-            together=together,
-            matches=match(CollectiveCalls.of(said, together)),
+            synchronous=synchronous,
+            matches=match(CollectiveCalls.of(call_columns, synchronous)),
         )
 
     def ahead(self) -> dict[int, int]:
-        """Return what each clock is ahead of its reference, where beyond doubt; else 0."""
+        """Return the clock offset of each rank in ns; 0 without a significant offset."""
         rank, op, stop = (self.columns[name] for name in ("rank", "op", "stop"))
-        known = (self.matches.instance != NONE) & np.isin(
-            op[self.together], numbers(ENDS_TOGETHER)
+        is_matched = (self.matches.instance != NONE) & np.isin(
+            op[self.synchronous], numbers(ENDS_TOGETHER)
         )
-        rows, number = self.together[known], self.matches.instance[known]
-        offsets = clocks.offsets_of(rank[rows], self.group[rows], number, stop[rows])
-        applied = {each.rank: each.offset_ns for each in offsets if each.applies}
-        return {each: applied.get(each, 0) for each in self.ranks}
+        rows, number = self.synchronous[is_matched], self.matches.instance[is_matched]
+        offsets = clocks.offsets_of_matches(rank[rows], self.group[rows], number, stop[rows])
+        applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
+        return {number: applied.get(number, 0) for number in self.ranks}
 
     def instances(
         self, inside: Mapping[int, Flags], ahead: Mapping[int, int]
     ) -> tuple[Instances, list[str]]:
         """Return the instances of several ranks, and notes on communication that is in none.
 
-        `inside` says which rows of a rank's `comm` count, `ahead` by how much its clock is.
+        Parameters
+        ----------
+        inside
+            By rank: a Boolean per row of its `comm`, whether the event counts.
+        ahead
+            By rank: offset of its clock in ns.
+
+        Returns
+        -------
+        tuple of Instances and list of str
+            Notes have the count and the reason, such as "3 messages lack their other side and
+            are not joined".
+
         """
         counts = np.concatenate([inside[rank] for rank in self.ranks])
-        exchanged, lacking = self._exchanges(counts, ahead)
-        together, silent = self._collectives(counts)
+        exchanged, unmatched = self._exchanges(counts, ahead)
+        collectives, unknown = self._collectives(counts)
         notes = {
-            "messages lack their other side and are not joined": lacking,
+            "messages lack their other side and are not joined": unmatched,
             "collectives are on one rank alone of those that were read": self._alone(counts),
             "collectives do not match in size or root and are not joined": self._refused(
                 counts
             ),
-            "collectives whose root or peers are unknown or not read are not joined": silent,
+            "collectives whose root or peers are unknown or not read are not joined": unknown,
         }
-        return self._in_order(exchanged, together, ahead), [
-            f"{count} {words}" for words, count in notes.items() if count
+        return self._in_order(exchanged, collectives, ahead), [
+            f"{count} {reason}" for reason, count in notes.items() if count
         ]
 
     def _collectives(self, counts: Flags) -> tuple[_InstanceRows, int]:
-        """Return the collectives of two ranks or more; and how many say too little."""
-        own = (self.matches.instance != NONE) & counts[self.together]
-        row, number = self.together[own], self.matches.instance[own]
+        """Return collectives of several ranks, and the number of them without known waits."""
+        own = (self.matches.instance != NONE) & counts[self.synchronous]
+        row, number = self.synchronous[own], self.matches.instance[own]
         several = np.bincount(number, minlength=self.matches.count)[number] > 1
         row, number = row[several], _by_first(number[several])
         root, is_known = self._roots(row, number)
-        silent = int((~is_known).sum())
-        kept = is_known[number]
-        row, number = row[kept], _by_first(number[kept])
+        unknown = int((~is_known).sum())
+        is_chosen = is_known[number]
+        row, number = row[is_chosen], _by_first(number[is_chosen])
         root = root[is_known]
         count = np.bincount(number, minlength=len(root))
         size = self.sizes[self.columns["place"][row[_first(number)]]]
         return _InstanceRows(
             row, number, (size == NULL) | (count == size), *self._meetings(row, number, root)
-        ), silent
+        ), unknown
 
     def _roots(self, row: Ints, number: Ints) -> tuple[Ints, Flags]:
-        """Return the row of each collective's root, or NONE; and whether who waits is known."""
+        """Return the row of each collective's root or NONE, and whether its waits are known."""
         op, first = self.columns["op"][row], _first(number)
-        said = np.full(len(first), NULL)
-        known = np.flatnonzero(self.columns["root"][row] != NULL)[::-1]
-        said[number[known]] = self.columns["root"][row[known]]
+        root_rank = np.full(len(first), NULL)
+        has_root = np.flatnonzero(self.columns["root"][row] != NULL)[::-1]
+        root_rank[number[has_root]] = self.columns["root"][row[has_root]]
         root = np.full(len(first), NONE)
-        is_root = np.flatnonzero(self.columns["rank"][row] == said[number])[::-1]
+        is_root = np.flatnonzero(self.columns["rank"][row] == root_rank[number])[::-1]
         root[number[is_root]] = row[is_root]
         is_pair = self.sizes[self.columns["place"][row[first]]] == _PAIR
         of_all = np.isin(op[first], numbers(ENDS_TOGETHER))
@@ -154,11 +165,11 @@ class RunCommunication:
     def _meetings(
         self, row: Ints, number: Ints, root: Ints
     ) -> tuple[MeetingPairs, MeetingPairs]:
-        """Return who has to come to which meeting, and who waits there: pairs of rows."""
+        """Return which rows each meeting needs, and which rows wait in it."""
         own_root, op = root[number], self.columns["op"][row]
         from_root = (own_root != NONE) & np.isin(op, numbers(FROM_ROOT))
         to_root = (own_root != NONE) & ~from_root
-        # One meeting a collective; behind them, one for each who waits for its root alone.
+        # One meeting per collective; then one per member that waits for its root alone.
         other = from_root & (row != own_root)
         single = len(root) + np.arange(int(other.sum()))
         needed = (row[~from_root], row[other], own_root[other])
@@ -171,10 +182,10 @@ class RunCommunication:
         )
 
     def _exchanges(self, counts: Flags, ahead: Mapping[int, int]) -> tuple[_InstanceRows, int]:
-        """Return exchanges, joined by messages; and how many messages lack their other side.
+        """Return exchanges, joined by messages, and the number of messages without other side.
 
         A receive waits for its send, and a send for its receive. But a send that fits a buffer
-        is over before anybody receives: where it ended first, it did not wait.
+        is over before anybody receives: if it ends first, it did not wait.
         """
         side_row, messages = self._messages(ahead)
         matches = match_messages(messages)
@@ -187,15 +198,17 @@ class RunCommunication:
         number = _by_first(_components(ends.reshape(2, -1), len(row)))
         is_whole = np.ones(int(number.max(initial=-1)) + 1, np.bool_)
         is_whole[number[np.isin(row, side_row[~paired])]] = False
-        offset = clocks.by_rank(self.columns["rank"], ahead)
+        offset = clocks.offset_by_row(self.columns["rank"], ahead)
         received = self.columns["start"][receiver] - offset[receiver]
         waits = received <= self.columns["stop"][sender] - offset[sender]
-        pairs = _met(np.append(receiver, sender[waits]), np.append(sender, receiver[waits]))
-        lacking = int((matches.lacking(messages) & counts[side_row]).sum())
-        return _InstanceRows(row, number, is_whole, *pairs), lacking
+        pairs = _pairwise_meetings(
+            np.append(receiver, sender[waits]), np.append(sender, receiver[waits])
+        )
+        unmatched = int((matches.unmatched(messages) & counts[side_row]).sum())
+        return _InstanceRows(row, number, is_whole, *pairs), unmatched
 
     def _messages(self, ahead: Mapping[int, int]) -> tuple[Ints, Messages]:
-        """Return the row of each side of a message, and the messages on clocks that agree."""
+        """Return the row of each side of a message, and the messages on aligned clocks."""
         partners = self.partners.take(self.directed)
         sides = Sides.of(*(partners[name].combine_chunks() for name in _PARTNERS))
         row = self.directed[sides.event]
@@ -209,17 +222,19 @@ class RunCommunication:
             group=self.group[row],
             seq=seq,
             size=np.where(sides.is_only, payload, NULL),
-            stop=stop - clocks.by_rank(rank, ahead),
+            stop=stop - clocks.offset_by_row(rank, ahead),
         )
 
     def _in_order(
-        self, exchanged: _InstanceRows, together: _InstanceRows, ahead: Mapping[int, int]
+        self, exchanged: _InstanceRows, collectives: _InstanceRows, ahead: Mapping[int, int]
     ) -> Instances:
-        """Put instances in order of their first start, and number their parts and meetings."""
-        row = np.append(exchanged.row, together.row)
-        instance = np.append(exchanged.instance, together.instance + len(exchanged.is_whole))
-        is_whole = np.append(exchanged.is_whole, together.is_whole)
-        start = self.columns["start"][row] - clocks.by_rank(self.columns["rank"][row], ahead)
+        """Sort instances by their first start, and number their parts and meetings."""
+        row = np.append(exchanged.row, collectives.row)
+        instance = np.append(exchanged.instance, collectives.instance + len(exchanged.is_whole))
+        is_whole = np.append(exchanged.is_whole, collectives.is_whole)
+        start = self.columns["start"][row] - clocks.offset_by_row(
+            self.columns["rank"][row], ahead
+        )
         begin = np.full(len(is_whole), np.iinfo(np.int64).max)
         np.minimum.at(begin, instance, start)
         by_time = np.argsort(begin, kind="stable")
@@ -232,7 +247,7 @@ class RunCommunication:
             MeetingPairs(
                 part[np.append(a.part, b.part)], np.append(a.meeting, b.meeting + meetings)
             )
-            for a, b in zip(exchanged[3:], together[3:], strict=True)
+            for a, b in zip(exchanged[3:], collectives[3:], strict=True)
         )
         needed, waiting = _numbered(needed, waiting)
         columns = {name: column[row[order]] for name, column in self.columns.items()}
@@ -251,18 +266,18 @@ class RunCommunication:
         )
 
     def _alone(self, counts: Flags) -> int:
-        """Return how many collectives are on one rank alone of several of its group."""
-        op, rank = self.columns["op"][self.together], self.columns["rank"][self.together]
+        """Count collectives on only one rank, of groups that several ranks have."""
+        op, rank = self.columns["op"][self.synchronous], self.columns["rank"][self.synchronous]
         missing = (self.matches.instance == NONE) & (self.matches.refused == NONE)
-        missing &= counts[self.together] & (op != OP["SendRecv"])
-        group = self.group[self.together]
-        known = np.unique(np.stack([group, rank]), axis=1)[0]
-        several, times = np.unique(known, return_counts=True)
+        missing &= counts[self.synchronous] & (op != OP["SendRecv"])
+        group = self.group[self.synchronous]
+        groups = np.unique(np.stack([group, rank]), axis=1)[0]
+        several, times = np.unique(groups, return_counts=True)
         return int((missing & np.isin(group, several[times > 1])).sum())
 
     def _refused(self, counts: Flags) -> int:
-        """Return how many collectives have another size or root on one rank than on another."""
-        refused = self.matches.refused[counts[self.together]]
+        """Count collectives whose size or root differs between ranks."""
+        refused = self.matches.refused[counts[self.synchronous]]
         return len(np.unique(refused[refused != NONE]))
 
 
@@ -273,13 +288,13 @@ def _label(group: dict[str, object]) -> str:
 
 
 def _labels(trace: Trace) -> Ints:
-    """Return the number of the group of each row."""
-    label = pa.array(clocks.labels(trace.groups, described=True), pa.int64())
+    """Return the label of the group of each row of `trace.comm`; NULL where unknown."""
+    label = pa.array(clocks.labels(trace.groups, by_description=True), pa.int64())
     return filled(label.take(trace.comm["group"].combine_chunks()))
 
 
 def _components(ends: Ints, count: int) -> Ints:
-    """Return which nodes edges join, directly or through others: a number for each."""
+    """Return the number of the connected component of each node."""
     from scipy.sparse import coo_array  # few runs have messages
     from scipy.sparse.csgraph import connected_components
 
@@ -288,19 +303,19 @@ def _components(ends: Ints, count: int) -> Ints:
     return number
 
 
-def _met(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, MeetingPairs]:
-    """Return meetings by who waits for whom: one for all who wait for the same."""
+def _pairwise_meetings(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, MeetingPairs]:
+    """Return meetings by who waits for whom; all that wait for the same events share one."""
     needs: dict[int, set[int]] = {}
-    for one, other in zip(waiter.tolist(), awaited.tolist(), strict=True):
-        needs.setdefault(one, {one}).add(other)
+    for row, needed_row in zip(waiter.tolist(), awaited.tolist(), strict=True):
+        needs.setdefault(row, {row}).add(needed_row)
     number: dict[tuple[int, ...], int] = {}
     waiting = [
-        (one, number.setdefault(tuple(sorted(needs[one])), len(number)))
-        for one in sorted(needs)
+        (row, number.setdefault(tuple(sorted(needs[row])), len(number)))
+        for row in sorted(needs)
     ]
-    needed = [(one, meeting) for key, meeting in number.items() for one in key]
-    both = (np.array(pairs, np.int64).reshape(-1, 2).T for pairs in (needed, waiting))
-    return MeetingPairs(*next(both)), MeetingPairs(*next(both))
+    needed = [(row, meeting) for key, meeting in number.items() for row in key]
+    columns = (np.array(pairs, np.int64).reshape(-1, 2).T for pairs in (needed, waiting))
+    return MeetingPairs(*next(columns)), MeetingPairs(*next(columns))
 
 
 def _numbered(needed: MeetingPairs, waiting: MeetingPairs) -> tuple[MeetingPairs, MeetingPairs]:
@@ -321,7 +336,7 @@ def _sorted(pairs: MeetingPairs, place: Ints) -> MeetingPairs:
 
 
 def _by_first(number: Ints) -> Ints:
-    """Return the numbers anew, in the order of their first appearance."""
+    """Return the numbers, renumbered in order of first appearance."""
     _, first, place = np.unique(number, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[place]
 

@@ -1,17 +1,17 @@
-"""Which collective, or which message, of one rank is which of another.
+"""Match events of ranks: find those that are one collective, or one message.
 
-Two collectives are one if their groups have the same members and their sequence numbers are the
-same. In a group where not every event has a number of its own they are brought in line: by
-operation and size, and by their ends, which all members reach at the same time. So a rank that
-lost some events, at the edge of its trace or between, does not shift all that follow.
+Events match if their groups have the same members and their sequence numbers are equal. In a
+group where some events have no unique number, the sequences of its ranks are aligned instead:
+by operation and size, and by their ends, which all members reach at the same time. So missing
+events of one rank do not shift all later events.
 
-Operations with a root, and messages of two that do not say who sends, end on one rank before
-they end on another. They are series of their own, an operation each, and come after the others,
-by whose ends the clocks are set.
+Operations with a root, and messages in a group of two without a direction, may end at different
+times. Each such operation is a sequence of its own. They are matched last, on clocks that are
+aligned by the ends of the other collectives.
 
-Messages from one rank to another in a group are a route, and do not overtake each other on it:
-the k-th that is sent is the k-th that is received. Where one side lacks some they are brought
-in line, by number, by size and by their ends.
+Messages from one rank to another in a group form a *route*. They keep their order: the k-th
+sent is the k-th received. If one side misses some, both sides are aligned by number, by size
+and by their ends.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange import sequences
-from fastcomm.exchange.clocks import by_rank, offsets_of
+from fastcomm.exchange.clocks import offset_by_row, offsets_of_matches
 from fastcomm.exchange.sequences import MOST_AGREE, NEAR_NS, NONE, edges
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OPS, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -34,7 +34,7 @@ ROOTED = numbers(FROM_ROOT + TO_ROOT)
 _EVEN = numbers(EVEN)
 _RANK_BITS = 40
 _ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
-# Groups are hashes; what an operation's own series adds to one has to be large, too.
+# Groups are hashes; the constant that tells the operations of one group apart is large, too.
 _SERIES = 0x632BE59BD9B4E019
 
 _ROUTE_BITS = 32
@@ -42,31 +42,31 @@ _ROUTE_BITS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCalls:
-    """Events that are one rank's part in a collective each, in any order; a row an event.
+    """Events that are one rank's part in a collective, in any order; a row per event.
 
-    That is whatever a group does together: operations of `schema.ENDS_TOGETHER`, operations
-    with a root, and messages in a group of two whose direction is not known.
+    Operations of `schema.ENDS_TOGETHER`, operations with a root, and messages in a group of two
+    whose direction is unknown.
     """
 
     rank: Ints
     group: Ints  # the label of its members
     op: Ints  # index into OPS
-    seq: Ints  # NULL where there is none
-    size: Ints  # bytes, where they have to be the same on all members; else NULL
+    seq: Ints  # NULL if unknown
+    size: Ints  # bytes, of operations whose members have equal sizes; else NULL
     stop: Ints  # ns, on the rank's clock
-    root: Ints | None = None  # global rank; NULL where there is none. None: nowhere known
+    root: Ints | None = None  # global rank; NULL if none; None if all are unknown
 
     @classmethod
     def of(cls, columns: Mapping[str, Ints], rows: Ints) -> Self:
-        """Take some rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop`, `root`.
+        """Select rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop` and `root`.
 
-        A payload says which collective it is where all members have the same one; what stands
-        under `root` for other operations is ignored.
+        Payloads are used only of operations whose members have equal payloads, roots only of
+        operations with a root.
         """
-        taken = {name: column[rows] for name, column in columns.items()}
-        op, payload, root = (taken.pop(name) for name in ("op", "payload", "root"))
+        selected = {name: column[rows] for name, column in columns.items()}
+        op, payload, root = (selected.pop(name) for name in ("op", "payload", "root"))
         return cls(
-            **taken,
+            **selected,
             op=op.astype(np.int64),
             size=np.where(np.isin(op, _EVEN), payload, NULL),
             root=np.where(np.isin(op, ROOTED), root, NULL),
@@ -75,43 +75,43 @@ class CollectiveCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """The collective of each row: numbers from 0, NONE where no other rank has it."""
+    """The collective of each row, numbered from 0; NONE where no other rank has it."""
 
     instance: Ints
     count: int  # of collectives
-    dropped: int  # rows of ranks that could not be brought in line with their group
-    refused: Ints  # as `instance`: those left out, whose members disagree in size or root
-    numbered: Flags  # of each row: it was matched by its sequence number, not by order and end
+    dropped: int  # rows of ranks that could not be aligned with their group
+    refused: Ints  # as `instance`: collectives left out as sizes or roots of members differ
+    numbered: Flags  # per row: matched by its sequence number, not by order and end
 
 
 def match(calls: CollectiveCalls) -> Matches:
-    """Find the collectives that several ranks have."""
+    """Match the collectives that several ranks have; results are per row of `calls`."""
     apart = _ENDS_APART[calls.op]
     series = _series(calls, apart)
-    instance, rest = _by_number(series)
+    instance, unnumbered = _by_number(series)
     done, dropped = int(instance.max(initial=NONE)) + 1, 0
     numbered = instance != NONE
     for ends_apart in (False, True):
-        rows = rest[apart[rest] == ends_apart]
+        rows = unnumbered[apart[unnumbered] == ends_apart]
         if ends_apart and len(rows):
             series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
         for own in _groups(series, rows):
-            places, lost = _by_order(series, own, ends_apart=ends_apart)
-            dropped += lost
+            places, skipped = _by_order(series, own, ends_apart=ends_apart)
+            dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
-    contradicts = _contradicts(calls, instance, done)
-    found, count = _of_several(instance, ~contradicts)
+    is_contradictory = _contradictory(calls, instance, done)
+    matched, count = _of_several(instance, ~is_contradictory)
     refused = np.broadcast_to(np.int64(NONE), len(instance))
-    if contradicts.any():
-        refused, _ = _of_several(instance, contradicts)
+    if is_contradictory.any():
+        refused, _ = _of_several(instance, is_contradictory)
     return Matches(
-        instance=found, count=count, dropped=dropped, refused=refused, numbered=numbered
+        instance=matched, count=count, dropped=dropped, refused=refused, numbered=numbered
     )
 
 
 def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
-    """The same calls with a group of its own for each operation that does not end together."""
+    """Return the calls with a separate group per operation with different ends."""
     if not apart.any():
         return calls
     group = calls.group.copy()
@@ -120,8 +120,8 @@ def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
 
 
 def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
-    """The collective of each row by its number; and the rows that numbers tell nothing of."""
-    # One sort tells it where there are numbers; a rank and an operation are one key.
+    """Match rows by sequence number; return their collectives, and the rows left unmatched."""
+    # Operation and rank are combined into one sort key.
     member = calls.op << _RANK_BITS | calls.rank
     order = np.lexsort((member, calls.seq, calls.group))
     sorted_ = _Sorted(*(column[order] for column in (calls.group, calls.seq, member)))
@@ -134,25 +134,25 @@ def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """Rows by group, number, operation and rank."""
+    """Rows sorted by group, number, operation and rank."""
 
     group: Ints
     seq: Ints
     member: Ints
 
     def numbered(self) -> Flags:
-        """Whether each event has its own, of a rank and an operation, all over its group."""
+        """Whether all events of the row's group have a unique number per rank and operation."""
         bad: Flags = self.seq == NULL
         bad[1:] |= ~self._differ(self.group, self.seq, self.member)
         starts = edges(self.group)
         if not len(starts):
             return bad
-        spoilt = np.logical_or.reduceat(bad, starts)
-        numbered: Flags = ~np.repeat(spoilt, np.diff(np.append(starts, len(bad))))
+        has_bad = np.logical_or.reduceat(bad, starts)
+        numbered: Flags = ~np.repeat(has_bad, np.diff(np.append(starts, len(bad))))
         return numbered
 
     def begins_another(self) -> Flags:
-        """Whether a row is of another collective than the one before."""
+        """Whether a row belongs to another collective than the previous row."""
         op = self.member >> _RANK_BITS
         return np.append(
             np.ones(min(1, len(op)), np.bool_), self._differ(self.group, self.seq, op)
@@ -166,20 +166,20 @@ class _Sorted:
 
 
 def _groups(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
-    """The rows of each group, by rank and end."""
+    """Yield the rows of each group, sorted by rank and end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
     yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
 
 
 def _by_order(calls: CollectiveCalls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
-    """Places of a group's rows in the sequence that its ranks share; how many have none."""
+    """Align the rows of a group; return their places, and the number of rows without one."""
     code, first = _codes(calls, rows), edges(calls.rank[rows])
-    bring = sequences.of_ends_apart if ends_apart else sequences.of_one_end
-    return bring(code, calls.stop[rows], first)
+    align = sequences.align_by_order if ends_apart else sequences.align_by_end
+    return align(code, calls.stop[rows], first)
 
 
 def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
-    """One number for each pair of operation and size; for an operation where a size lacks."""
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
     op, size = calls.op[rows], calls.size[rows]
     unsized = np.isin(op, op[size == NULL])
     sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
@@ -187,97 +187,100 @@ def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
 
 
 def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
-    """What the clock of each row's rank is ahead by, as far as the collectives so far tell."""
+    """Return the clock offset of each row's rank, by the collectives matched so far."""
     rows = np.flatnonzero((instance != NONE) & together)
-    found = offsets_of(calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
-    return by_rank(calls.rank, {each.rank: each.offset_ns for each in found})
+    columns = (calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
+    offsets = {offset.rank: offset.offset_ns for offset in offsets_of_matches(*columns)}
+    return offset_by_row(calls.rank, offsets)
 
 
-def _contradicts(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
-    """Of each collective whether two of its members say another size or root."""
-    found = np.zeros(count, np.bool_)
-    for said in (calls.size, calls.root):
-        if said is None:
+def _contradictory(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
+    """Return, per collective, whether sizes or roots of its members differ."""
+    is_contradictory = np.zeros(count, np.bool_)
+    for values in (calls.size, calls.root):
+        if values is None:
             continue
         one = np.full(count + 1, NULL)  # one behind the last for NONE
-        one[instance] = said
-        if (one[instance] == said)[instance != NONE].all():
+        one[instance] = values
+        if (one[instance] == values)[instance != NONE].all():
             continue
-        known = np.flatnonzero((instance != NONE) & (said != NULL))
-        number, value = instance[known], said[known]
+        rows = np.flatnonzero((instance != NONE) & (values != NULL))
+        number, value = instance[rows], values[rows]
         one[number] = value
-        found[number[one[number] != value]] = True
-    return found
+        is_contradictory[number[one[number] != value]] = True
+    return is_contradictory
 
 
 def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
-    """Instances numbered anew, without those of one rank alone and those that do not count."""
-    known = instance != NONE
-    several = (np.bincount(instance[known], minlength=len(counts)) > 1) & counts
+    """Renumber instances: only those that count and that several ranks have."""
+    is_matched = instance != NONE
+    several = (np.bincount(instance[is_matched], minlength=len(counts)) > 1) & counts
     if several.all():
         return instance, len(several)
     number = np.where(several, np.cumsum(several) - 1, NONE)
-    found = np.full(len(instance), NONE, np.int64)
-    found[known] = number[instance[known]]
-    return found, int(several.sum())
+    renumbered = np.full(len(instance), NONE, np.int64)
+    renumbered[is_matched] = number[instance[is_matched]]
+    return renumbered, int(several.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """One side of a message a row, in any order; those of one rank and moment in their own.
+    """Sides of messages, in any order: a row per side.
 
     An event that sends to two ranks and receives from one is three rows.
     """
 
-    rank: Ints  # whose side it is, from 0 on
-    peer: Ints  # the rank of the other side
+    rank: Ints  # rank of this side
+    peer: Ints  # rank of the other side
     is_send: Flags
     group: Ints  # the label of its members
-    seq: Ints  # NULL where there is none; need not be the same on both sides
-    size: Ints  # bytes of this message alone; NULL
-    stop: Ints  # ns, on clocks that agree as well as is known
+    seq: Ints  # NULL if unknown; may differ between the sides
+    size: Ints  # bytes of this message; NULL if unknown
+    stop: Ints  # ns, on aligned clocks as far as offsets are known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageMatches:
-    """The message of each row: numbers from 0, each on two rows; NONE without other side."""
+    """The message of each row, numbered from 0; NONE without its other side."""
 
     instance: Ints
     count: int  # of messages
 
-    def lacking(self, messages: Messages) -> Flags:
-        """Which rows have no other side, though there are messages of that rank."""
-        found: Flags = (self.instance == NONE) & np.isin(messages.peer, messages.rank)
-        return found
+    def unmatched(self, messages: Messages) -> Flags:
+        """Return which rows have no other side, though the rank of that side has messages."""
+        is_unmatched: Flags = (self.instance == NONE) & np.isin(messages.peer, messages.rank)
+        return is_unmatched
 
     def pairs(self, is_send: Flags) -> tuple[Ints, Ints]:
-        """For each message the row that sends it, and the row that receives it."""
+        """Return the sending and the receiving row of each message."""
         sender, receiver = (np.empty(self.count, np.int64) for _ in range(2))
-        for side, found in ((is_send, sender), (~is_send, receiver)):
-            rows = np.flatnonzero(side & (self.instance != NONE))
-            found[self.instance[rows]] = rows
+        for is_side, row_of in ((is_send, sender), (~is_send, receiver)):
+            rows = np.flatnonzero(is_side & (self.instance != NONE))
+            row_of[self.instance[rows]] = rows
         return sender, receiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The messages of events as rows: of which event, to or from whom."""
+    """Sides of messages, a row each."""
 
-    event: Ints  # place among the events
+    event: Ints  # index of the event
     peer: Ints
     is_send: Flags
-    is_only: Flags  # the event has no other message
+    is_only: Flags  # whether the event has one message
 
     @classmethod
     def of(cls, sends_to: pa.Array, receives_from: pa.Array) -> "Sides":
-        """Take them from the lists that COMM has of its events; null lists are empty."""
+        """Convert the list columns `sends_to` and `receives_from`; null lists are empty."""
         count = len(sends_to)
         lists = (sends_to, receives_from)
         sizes = [
-            each.value_lengths().fill_null(0).to_numpy(zero_copy_only=False) for each in lists
+            ranks.value_lengths().fill_null(0).to_numpy(zero_copy_only=False) for ranks in lists
         ]
         event = np.concatenate([np.repeat(np.arange(count), size) for size in sizes])
-        peer = np.concatenate([each.flatten().to_numpy(zero_copy_only=False) for each in lists])
+        peer = np.concatenate(
+            [ranks.flatten().to_numpy(zero_copy_only=False) for ranks in lists]
+        )
         is_send = np.repeat([True, False], [int(size.sum()) for size in sizes])
         order = np.argsort(event, kind="stable")
         of_event = sizes[0] + sizes[1]
@@ -290,101 +293,111 @@ class Sides:
 
 
 def match_messages(messages: Messages) -> MessageMatches:
-    """Find the messages of which both sides are there."""
+    """Match messages of which both sides are present; results are per row."""
     instance = np.full(len(messages.rank), NONE, np.int64)
     if not len(instance):
         return MessageMatches(instance=instance, count=0)
     routes = _Routes.of(messages)
-    alike, sent, received = routes.alike()
+    is_complete, sent, received = routes.complete()
     instance[routes.row[sent]] = instance[routes.row[received]] = np.arange(len(sent))
     done = len(sent)
-    for route in np.flatnonzero((routes.sent > 0) & (routes.received > 0) & ~alike).tolist():
-        ours, theirs = routes.brought_in_line(route)
-        instance[routes.row[ours]] = instance[routes.row[theirs]] = done + np.arange(len(ours))
-        done += len(ours)
+    for route in np.flatnonzero(
+        (routes.sent > 0) & (routes.received > 0) & ~is_complete
+    ).tolist():
+        sent_rows, received_rows = routes.aligned(route)
+        instance[routes.row[sent_rows]] = instance[routes.row[received_rows]] = (
+            done + np.arange(len(sent_rows))
+        )
+        done += len(sent_rows)
     return MessageMatches(instance=instance, count=done)
 
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Rows by route, what is sent before what is received, each in the order of its ends."""
+    """Rows by route: first those that send, then those that receive, each sorted by end."""
 
     row: Ints  # of the messages
     seq: Ints
     size: Ints
     stop: Ints
-    begin: Ints  # of each route its first place
-    sent: Ints  # of each route how many
+    begin: Ints  # first row of each route
+    sent: Ints  # number of sending rows per route
     received: Ints
 
     @classmethod
     def of(cls, messages: Messages) -> "_Routes":
-        """Sort them."""
+        """Sort the rows of messages by route."""
         is_send = messages.is_send
         sender = np.where(is_send, messages.rank, messages.peer)
         receiver = np.where(is_send, messages.peer, messages.rank)
-        way = sender << _ROUTE_BITS | receiver
-        row = np.lexsort((messages.stop, ~is_send, way, messages.group))
-        new = np.append(True, np.diff(way[row]) != 0)
+        route = sender << _ROUTE_BITS | receiver
+        row = np.lexsort((messages.stop, ~is_send, route, messages.group))
+        new = np.append(True, np.diff(route[row]) != 0)
         new[1:] |= messages.group[row[1:]] != messages.group[row[:-1]]
         begin = np.flatnonzero(new)
         sent = np.add.reduceat(is_send[row].astype(np.int64), begin)
         columns = (messages.seq[row], messages.size[row], messages.stop[row])
         return cls(row, *columns, begin, sent, np.diff(np.append(begin, len(row))) - sent)
 
-    def alike(self) -> tuple[Flags, Ints, Ints]:
-        """The routes whose sides have the same messages, and the places of their pairs.
+    def complete(self) -> tuple[Flags, Ints, Ints]:
+        """Return the routes whose two sides have equal messages, and the rows of their pairs.
 
-        Then numbers and sizes are the same as far as they are known, and ends are near.
+        Numbers and sizes of both sides have to be equal, as far as known, and ends near.
         """
         route = np.repeat(np.arange(len(self.begin)), np.where(self._even, self.sent, 0))
         first = np.cumsum(np.append(0, np.where(self._even, self.sent, 0)))[:-1]
         sent = self.begin[route] + np.arange(len(route)) - first[route]
         received = sent + self.sent[route]
-        other = np.abs(self.stop[sent] - self.stop[received]) > NEAR_NS
-        for said in (self.seq, self.size):
-            ours, theirs = said[sent], said[received]
-            other |= (ours != theirs) & (ours != NULL) & (theirs != NULL)
-        found = self._even & (np.bincount(route[other], minlength=len(self.begin)) == 0)
-        return found, sent[found[route]], received[found[route]]
+        differs = np.abs(self.stop[sent] - self.stop[received]) > NEAR_NS
+        for values in (self.seq, self.size):
+            sent_values, received_values = values[sent], values[received]
+            differs |= (
+                (sent_values != received_values)
+                & (sent_values != NULL)
+                & (received_values != NULL)
+            )
+        is_complete = self._even & (np.bincount(route[differs], minlength=len(self.begin)) == 0)
+        return is_complete, sent[is_complete[route]], received[is_complete[route]]
 
     @property
     def _even(self) -> Flags:
         even: Flags = self.sent == self.received
         return even
 
-    def brought_in_line(self, route: int) -> tuple[Ints, Ints]:
-        """The places of a route's pairs, where its sides may lack some."""
+    def aligned(self, route: int) -> tuple[Ints, Ints]:
+        """Return the rows of a route's pairs, where its sides may miss some."""
         begin, sent = int(self.begin[route]), int(self.sent[route])
-        ours = np.arange(begin, begin + sent)
-        theirs = np.arange(begin + sent, begin + sent + int(self.received[route]))
-        return self._by_number(ours, theirs) or self._by_order(ours, theirs)
+        sent_rows = np.arange(begin, begin + sent)
+        received_rows = np.arange(begin + sent, begin + sent + int(self.received[route]))
+        return self._by_number(sent_rows, received_rows) or self._by_order(
+            sent_rows, received_rows
+        )
 
-    def _by_number(self, ours: Ints, theirs: Ints) -> tuple[Ints, Ints] | None:
-        """By the numbers, if these count the same on both sides: where ends agree with them."""
-        seqs = self.seq[ours], self.seq[theirs]
-        fewer = min(len(ours), len(theirs))
+    def _by_number(self, sent_rows: Ints, received_rows: Ints) -> tuple[Ints, Ints] | None:
+        """Match by number, if numbers are unique and ends agree; else None."""
+        seqs = self.seq[sent_rows], self.seq[received_rows]
+        fewer = min(len(sent_rows), len(received_rows))
         if any((seq == NULL).any() or len(np.unique(seq)) < len(seq) for seq in seqs):
             return None
-        _, here, there = np.intersect1d(*seqs, assume_unique=True, return_indices=True)
-        if len(here) < MOST_AGREE * fewer:
+        _, sent, received = np.intersect1d(*seqs, assume_unique=True, return_indices=True)
+        if len(sent) < MOST_AGREE * fewer:
             return None
-        late = self.stop[theirs[there]] - self.stop[ours[here]]
+        late = self.stop[received_rows[received]] - self.stop[sent_rows[sent]]
         if np.median(np.abs(late - np.median(late))) > NEAR_NS:
             return None
-        return ours[here], theirs[there]
+        return sent_rows[sent], received_rows[received]
 
-    def _by_order(self, ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
-        """By order, sizes and ends; by order and ends where the sides see sizes otherwise."""
-        rows, first = np.append(ours, theirs), np.array([0, len(ours)])
+    def _by_order(self, sent_rows: Ints, received_rows: Ints) -> tuple[Ints, Ints]:
+        """Match by order, sizes and ends; without sizes if they differ between the sides."""
+        rows, first = np.append(sent_rows, received_rows), np.array([0, len(sent_rows)])
         size = self.size[rows]
         _, code = np.unique(size, return_inverse=True)
-        nothing = np.zeros(len(rows), np.int64)
-        for each in (nothing if (size == NULL).any() else code, nothing):
-            place, lost = sequences.of_ends_apart(each, self.stop[rows], first)
-            if not lost:
+        no_code = np.zeros(len(rows), np.int64)
+        for codes in (no_code if (size == NULL).any() else code, no_code):
+            place, missing = sequences.align_by_order(codes, self.stop[rows], first)
+            if not missing:
                 break
-        own, other = place[: len(ours)], place[len(ours) :]
-        theirs, other = theirs[other != NONE], other[other != NONE]
-        _, here, there = np.intersect1d(own, other, assume_unique=True, return_indices=True)
-        return ours[here], theirs[there]
+        own, other = place[: len(sent_rows)], place[len(sent_rows) :]
+        received_rows, other = received_rows[other != NONE], other[other != NONE]
+        _, sent, received = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+        return sent_rows[sent], received_rows[received]

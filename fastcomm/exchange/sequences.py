@@ -1,13 +1,13 @@
-"""Records of several ranks that should be one sequence, though each may lack some items.
+"""Align the sequences of several ranks, each of which may miss some items.
 
-An item has a code, which is the same wherever it is the same item, and the time of its end. The
-places found are numbers from 0, NONE for an item whose rank could not be brought in line.
+An item has a code, equal for equal items, and an end in ns. Its place is its index in the
+common sequence, from 0; NONE if its rank cannot be aligned.
 
-Collectives whose process group the trace does not name are such items: a stream runs them one
-after the other, and all members of a collective finish it at the same time. If all ranks have
-the same operations on a stream in the same order, and the ends agree once a constant clock
-offset is removed, the k-th on one rank is the k-th on another. Whatever leaves a doubt is
-refused. Times are in ns; each rank has its own clock.
+Collectives of unknown process groups are such items: a stream runs them one after the other,
+and all members of a collective finish it at the same time. So if all ranks have the same
+operations on a stream in the same order, and the ends agree once a constant clock offset is
+removed, the k-th on one rank is the k-th on another. In case of doubt nothing is matched: a
+wrong match is worse than none. Times are in ns. Each rank has its own clock.
 """
 
 from collections.abc import Callable
@@ -21,37 +21,40 @@ from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 NONE = -1
 
-# So many items of one rank may lack before another rank's, or the rank is not brought in line.
-MOST_LOST = 64
-# Ends of one collective differ by less, but for the offset of the clocks.
+# Number of items that a rank may miss; with more missing, it is not aligned.
+MAX_MISSING = 64
+# Maximum difference between the ends of one collective on aligned clocks.
 APART_NS = 250_000
-# Ends that agree agree within this; of so many items the offset of two clocks is estimated.
+# Tolerance of clock offsets, and the number of items used to estimate an offset.
 _AGREE_NS = 200_000
 _SAMPLE = 256
-# Where not all end together most still do, within this; and if so many agree, it is no chance.
+# For operations that may end at different times: ends within NEAR_NS agree; a share of
+# MOST_AGREE agreeing ends is not by chance.
 NEAR_NS = 1_000_000
 MOST_AGREE = 0.75
-# Where less than half do, the nearest is taken that is not farther away.
+# If fewer than half agree, the nearest item is taken, at most this far away.
 _FAR_NS = 100_000_000
 
-# Places of one rank's items (codes, ends) among those of all ranks before (codes, ends), and
-# the ends on their clock; None where the rank cannot be brought in line.
+# Codes and ends.
 _Items = tuple[Ints, Ints]
-_Found = _Items | None
-_Search = Callable[[Ints, Ints, Ints, Ints], _Found]
+# Places of a rank's items in the common sequence, and their ends on its clock; None if the rank
+# cannot be aligned.
+_Alignment = tuple[Ints, Ints] | None
+# Takes codes and ends of the common sequence, then codes and ends of the rank.
+_Search = Callable[[Ints, Ints, Ints, Ints], _Alignment]
 
 # Fewer matched collectives on a stream do not show whether their ends agree.
 LEAST = 3
-# Ends that differ by less agree, whatever else is known.
+# Ends that differ by less than this agree in any case.
 FLOOR_NS = 20_000
 # Ends agree if they differ by less than this share of the gap between two collectives.
 _SHARE_OF_GAP = 0.1
 # Ends have to be closer to each other than arrivals are, by this factor.
 _CLOSER = 4
-# Shares of two sequences that have to be in both: of the shorter, and of the longer.
+# Minimum share of common collectives: of the shorter sequence, and of the longer.
 _LEAST_COMMON = (0.75, 0.5)
-# Ranks form separate groups if a rank's ends are so many times closer to those of its
-# neighbor than to those of the farthest rank.
+# Ranks form separate groups if a rank's ends are closer to its nearest rank's than to its
+# farthest rank's by this factor.
 _SEPARATE = 4
 _LEAST_RANKS_TO_SEPARATE = 4
 _RANKS_AT_ONCE = 256
@@ -70,72 +73,83 @@ Refusal = Literal[
 
 
 def edges(sorted_values: Ints) -> Ints:
-    """Where each run of equal values begins."""
+    """Return where each run of equal values begins."""
     new = np.ones(len(sorted_values), np.bool_)
     new[1:] = sorted_values[1:] != sorted_values[:-1]
     return np.flatnonzero(new)
 
 
-def of_one_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
-    """Places of items that end on all ranks at the same time; how many have none.
+def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+    """Align items that end on all ranks at the same time.
 
-    Items are sorted by rank and end, `first` is where each rank begins; each has its own clock.
+    Parameters
+    ----------
+    code, stop
+        Code, and end in ns on the rank's clock, per item; sorted by rank and end.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item, and the number of items without a place.
+
     """
     lengths = np.diff(np.append(first, len(code)))
     if len(first) > 1 and (lengths == lengths[0]).all():
         shape = (len(first), int(lengths[0]))
         if _in_line(code.reshape(shape), stop.reshape(shape)):
             return np.tile(np.arange(shape[1]), shape[0]), 0
-    return _brought_in_line(code, stop, first, _by_ends)
+    return _aligned_ranks(code, stop, first, _by_ends)
 
 
-def of_ends_apart(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
-    """The same of items of which one rank may be done before another: broadcasts, messages.
+def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+    """Align items that may end on one rank before another, such as broadcasts and messages.
 
-    Clocks should agree. What all ranks have in the same order goes by place, unless most ends
-    agree otherwise; else by ends.
+    Parameters and results are those of `align_by_end`, but clocks should be aligned. Items that
+    all ranks have in equal order are aligned by order, unless most ends disagree; else by ends.
     """
-    return _brought_in_line(code, stop, first, _by_place_or_ends)
+    return _aligned_ranks(code, stop, first, _by_place_or_ends)
 
 
 def _in_line(code: Ints, stop: Ints) -> bool:
-    """Whether rows of items are the same sequence: in codes, and in the gaps of their ends."""
+    """Whether rows are one sequence: with equal codes, and ends at a constant offset."""
     if (code != code[0]).any():
         return False
     ahead = stop - stop[0]
-    off = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
-    return bool((off <= _AGREE_NS).all())
+    deviation = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
+    return bool((deviation <= _AGREE_NS).all())
 
 
-def _brought_in_line(code: Ints, stop: Ints, first: Ints, search: _Search) -> tuple[Ints, int]:
-    """Places in the sequence of all, which begins as the longest rank's and grows."""
+def _aligned_ranks(code: Ints, stop: Ints, first: Ints, search: _Search) -> tuple[Ints, int]:
+    """Align all ranks; the common sequence begins as the longest rank's, and grows."""
     split = np.split(np.arange(len(code)), first[1:])
     ranks = sorted(split, key=lambda own: (-len(own), own[:1].tolist()))
-    found = np.full(len(code), NONE, np.int64)
+    places = np.full(len(code), NONE, np.int64)
     longest = ranks[0]
-    found[longest] = np.arange(len(longest))
+    places[longest] = np.arange(len(longest))
     all_code, all_stop, number = code[longest], stop[longest], np.arange(len(longest))
-    lost = 0
+    skipped = 0
     for own in ranks[1:]:
-        searched = search(all_code, all_stop, code[own], stop[own])
-        if searched is None:
-            lost += len(own)
+        result = search(all_code, all_stop, code[own], stop[own])
+        if result is None:
+            skipped += len(own)
             continue
-        place, shifted = searched
-        known = place != NONE
-        found[own[known]] = number[place[known]]
-        fresh = len(number) + np.arange(int((~known).sum()))
-        found[own[~known]] = fresh
-        merged = np.append(all_stop, shifted[~known])
+        place, shifted = result
+        has_place = place != NONE
+        places[own[has_place]] = number[place[has_place]]
+        fresh = len(number) + np.arange(int((~has_place).sum()))
+        places[own[~has_place]] = fresh
+        merged = np.append(all_stop, shifted[~has_place])
         order = np.argsort(merged, kind="stable")
         all_stop = merged[order]
-        all_code = np.append(all_code, code[own[~known]])[order]
+        all_code = np.append(all_code, code[own[~has_place]])[order]
         number = np.append(number, fresh)[order]
-    return found, lost
+    return places, skipped
 
 
-def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
-    """By ends that agree; by place where they do not, but all codes do."""
+def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
+    """Align by ends; by order if ends disagree but all codes are equal."""
     shifted = stop - offset(all_code, all_stop, code, stop)
     place = _aligned((all_code, all_stop), (code, shifted), APART_NS)
     if place is None and np.array_equal(code, all_code):
@@ -143,10 +157,10 @@ def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
     return None if place is None else (place, shifted)
 
 
-def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
-    """By place where all codes agree, by ends where these are alike for more."""
+def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
+    """Align by order if all codes are equal, else by ends."""
     if np.array_equal(code, all_code):
-        return _counted_off(all_code, all_stop, stop), stop
+        return _by_place(all_code, all_stop, stop), stop
     for apart, is_shifted in ((NEAR_NS, False), (NEAR_NS, True), (_FAR_NS, False)):
         ahead = offset(all_code, all_stop, code, stop) if is_shifted else 0
         place = _aligned((all_code, all_stop), (code, stop - ahead), apart)
@@ -155,31 +169,42 @@ def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) ->
     return None
 
 
-def _counted_off(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
-    """Place by place, unless nearly all ends agree in another way and fewer in this one."""
-    here = int((np.abs(all_stop - stop) <= NEAR_NS).sum())
-    if here < len(code):
+def _by_place(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
+    """Align by order, unless nearly all ends agree in another way, and fewer in this one."""
+    agreed_in_order = int((np.abs(all_stop - stop) <= NEAR_NS).sum())
+    if agreed_in_order < len(code):
         place = _aligned((code, all_stop), (code, stop), NEAR_NS)
         agreed = 0 if place is None else int((place != NONE).sum())
-        if place is not None and agreed > here and agreed >= MOST_AGREE * len(code):
+        if place is not None and agreed > agreed_in_order and agreed >= MOST_AGREE * len(code):
             return _filled(place, code, code)
     return np.arange(len(code))
 
 
 def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
-    """Places by code and end; None where too many items have none."""
-    if abs(len(all_[0]) - len(own[0])) > 2 * MOST_LOST:
+    """Return places by code and end; None if too many items have none."""
+    if abs(len(all_[0]) - len(own[0])) > 2 * MAX_MISSING:
         return None
     place = nearest(all_, own, apart)
     missing = int((place == NONE).sum())
-    return None if missing > min(MOST_LOST, len(place) // 2) else place
+    return None if missing > min(MAX_MISSING, len(place) // 2) else place
 
 
 def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
-    """Places of as many items as can be, as near as can be, and none farther than `apart`.
+    """Match items of equal code: as many as possible, as near as possible.
 
-    Where longer than that nothing ends, in either, the sequences fall into pieces; most pieces
-    are one item of each.
+    Parameters
+    ----------
+    all_, own
+        Codes, and ends in ns, of the common sequence and of a rank; sorted by end.
+    apart
+        Maximum distance of matched ends in ns. Longer gaps divide the sequences into
+        independent pieces.
+
+    Returns
+    -------
+    ndarray
+        Place per item of `own`; NONE without a match.
+
     """
     times = np.concatenate([all_[1], own[1]])
     order = np.argsort(times, kind="stable")
@@ -194,40 +219,41 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     place[b[alike]] = a[alike]
     several = (sizes[0] > 0) & (sizes[1] > 0) & (sizes[0] + sizes[1] > 2)  # noqa: PLR2004
     for k in np.flatnonzero(several).tolist():
-        here, there = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
-        columns = (all_[0][here], all_[1][here], own[0][there], own[1][there])
-        found = matching.align(*columns, MOST_LOST, apart)
-        place[there] = np.where(found == NONE, NONE, found + a[k])
+        common, rank_items = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
+        columns = (all_[0][common], all_[1][common], own[0][rank_items], own[1][rank_items])
+        matched = matching.align(*columns, MAX_MISSING, apart)
+        place[rank_items] = np.where(matched == NONE, NONE, matched + a[k])
     return place
 
 
 def _bounds(piece: Ints, count: int) -> Ints:
-    """Where each piece of sorted pieces begins, and the last ends."""
+    """Return where each of the sorted pieces begins, then where the last ends."""
     return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 
 def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:
-    """Places, with those of items between two that have one, if as many lack on both sides."""
-    found = place.copy()
-    known = np.flatnonzero(place != NONE)
-    own = np.concatenate([[-1], known, [len(code)]])
-    other = np.concatenate([[-1], place[known], [len(all_code)]])
+    """Add places of items between two matched ones, where both sequences have as many."""
+    filled = place.copy()
+    matched = np.flatnonzero(place != NONE)
+    own = np.concatenate([[-1], matched, [len(code)]])
+    other = np.concatenate([[-1], place[matched], [len(all_code)]])
     gap = np.diff(own)
     for k in np.flatnonzero((gap > 1) & (gap == np.diff(other))).tolist():
         inner = np.arange(other[k] + 1, other[k + 1])
         if np.array_equal(all_code[inner], code[own[k] + 1 : own[k + 1]]):
-            found[own[k] + 1 : own[k + 1]] = inner
-    return found
+            filled[own[k] + 1 : own[k + 1]] = inner
+    return filled
 
 
 def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
-    """How far b's clock is ahead of a's: what most pairs of ends that could be one agree on.
+    """Estimate how far clock b is ahead of clock a, in ns.
 
-    Of several that equally many agree on it is the smallest.
+    It is the difference on which most pairs of ends that could be one item agree; the smallest
+    of several such differences; 0 without a pair.
     """
     chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
-    shift = np.arange(-MOST_LOST, MOST_LOST + 1)
-    # Items may lack at the beginning of one, at its end, or between.
+    shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    # Items may be missing at the beginning, at the end, or between.
     shift = np.union1d(shift, shift + len(a_stop) - len(b_stop))
     place = chosen[:, None] + shift[None, :]
     inside = (place >= 0) & (place < len(a_stop))
@@ -249,7 +275,7 @@ class Stream:
 
     op: Ints  # index into OPS
     size: Ints  # bytes, where they are the same on all members; else NULL
-    iteration: Ints  # number
+    iteration: Ints  # number of the iteration
     start: Ints
     stop: Ints
 
@@ -258,7 +284,7 @@ class Stream:
 
     @property
     def tolerance_ns(self) -> int:
-        """How far the ends of one collective may differ between this rank and another."""
+        """Maximum difference between the ends of one collective on two aligned ranks."""
         if len(self) < 2:  # noqa: PLR2004 - no gap
             return FLOOR_NS
         gap = float(np.median(np.diff(self.stop)))
@@ -266,28 +292,34 @@ class Stream:
 
 
 def places(reference: Stream, own: Stream) -> Ints | Refusal:
-    """Return for each collective of a rank its place on the reference rank, or NONE.
+    """Match the collectives of a rank with those of the reference rank, on one stream.
 
-    A refusal where the two do not have the same sequence. Either may lack some collectives at
-    its beginning and its end; of those between only one of the two may.
+    Either may miss some at its beginning and its end, but only one of them in between.
+
+    Returns
+    -------
+    ndarray or Refusal
+        Index on the reference rank per collective of the rank, or NONE; a refusal if the two do
+        not have the same sequence.
+
     """
     if min(len(reference), len(own)) < LEAST:
         return "few"
-    ours, theirs = _codes(reference, own)
-    if np.array_equal(ours, theirs):
+    reference_code, own_code = _codes(reference, own)
+    if np.array_equal(reference_code, own_code):
         place = np.arange(len(own))
         if _agree(reference, own, place):
             return place
-    ahead = offset(ours, reference.stop, theirs, own.stop)
+    ahead = offset(reference_code, reference.stop, own_code, own.stop)
     apart = reference.tolerance_ns
-    place = nearest((ours, reference.stop), (theirs, own.stop - ahead), apart)
+    place = nearest((reference_code, reference.stop), (own_code, own.stop - ahead), apart)
     if not _is_one_sequence(place, len(reference)):
-        return "ends" if np.array_equal(np.sort(ours), np.sort(theirs)) else "order"
+        return "ends" if np.array_equal(np.sort(reference_code), np.sort(own_code)) else "order"
     return place if _agree(reference, own, place) else "ends"
 
 
 def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
-    """One number for each pair of operation and size; for an operation if a size is unknown."""
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
     op, size = np.append(reference.op, own.op), np.append(reference.size, own.size)
     unsized = np.isin(op, op[size == NULL])
     sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
@@ -296,37 +328,38 @@ def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
 
 
 def _is_one_sequence(place: Ints, length: int) -> bool:
-    """Whether enough is common, and between the common ones only one of the two lacks some."""
+    """Whether enough is common, and only one of the two has gaps in the common part."""
     common, lengths = np.flatnonzero(place != NONE), sorted((len(place), length))
-    least = max(share * each for share, each in zip(_LEAST_COMMON, lengths, strict=True))
+    least = max(share * count for share, count in zip(_LEAST_COMMON, lengths, strict=True))
     if len(common) < max(LEAST, least):
         return False
-    found = place[common]
+    matched = place[common]
     own_alone = int(common[-1] - common[0]) + 1 - len(common)
-    other_alone = int(found[-1] - found[0]) + 1 - len(common)
-    is_ordered = bool((np.diff(found) > 0).all())
+    other_alone = int(matched[-1] - matched[0]) + 1 - len(common)
+    is_ordered = bool((np.diff(matched) > 0).all())
     return (
         is_ordered
         and not min(own_alone, other_alone)
-        and own_alone + other_alone <= (min(MOST_LOST, len(common)))
+        and own_alone + other_alone <= (min(MAX_MISSING, len(common)))
     )
 
 
 def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
-    """Whether ends agree, and most collectives are in iterations of the same number."""
+    """Whether ends agree, and most collectives have equal iteration numbers."""
     common = np.flatnonzero(place != NONE)
     other = place[common]
     late = own.stop[common] - reference.stop[other]
-    off = np.abs(late - _lower_median(late))
+    deviation = np.abs(late - _lower_median(late))
     same = own.iteration[common] == reference.iteration[other]
-    return bool(off.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
+    return bool(deviation.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Times of all ranks in some collectives of a stream, less the end on the reference rank.
+    """Times of all ranks in some collectives of a stream, minus the end on the reference rank.
 
-    Both are shaped (ranks, collectives), on one clock; NaN where a rank lacks one.
+    Both arrays have shape (ranks, collectives), in ns on one clock; NaN where a rank misses
+    one.
     """
 
     start: Floats
@@ -334,32 +367,46 @@ class Sample:
 
     @classmethod
     def of(cls, start: Ints, stop: Ints, end: Ints) -> "Sample":
-        """Align clocks by ends; NULL where a rank lacks one. `end`: of the reference."""
-        lacks = stop == NULL
+        """Align the clocks of ranks by ends.
+
+        Parameters
+        ----------
+        start, stop
+            Shape (ranks, collectives), on the clock of each rank; NULL where a rank misses one.
+        end
+            Ends on the reference rank, one per collective.
+
+        """
+        is_missing = stop == NULL
         ahead = np.array(
-            [_lower_median((own - end)[~lack]) for own, lack in zip(stop, lacks, strict=True)]
+            [
+                _lower_median((stops - end)[~missing])
+                for stops, missing in zip(stop, is_missing, strict=True)
+            ]
         )
         return cls(
             *(
-                np.where(lacks, np.nan, np.where(lacks, 0, times - end - ahead[:, None]))
+                np.where(
+                    is_missing, np.nan, np.where(is_missing, 0, times - end - ahead[:, None])
+                )
                 for times in (start, stop)
             )
         )
 
     @property
     def ends_ns(self) -> Floats:
-        """From the first to the last end of each collective."""
+        """Time from the first to the last end, per collective."""
         span: Floats = np.nanmax(self.stop, axis=0) - np.nanmin(self.stop, axis=0)
         return span
 
     @property
     def arrivals_ns(self) -> Floats:
-        """From the first to the last arrival at each collective."""
+        """Time from the first to the last arrival, per collective."""
         span: Floats = np.nanmax(self.start, axis=0) - np.nanmin(self.start, axis=0)
         return span
 
     def refusal(self) -> Refusal | None:
-        """Why these are not one sequence of collectives of all ranks, if they are not."""
+        """Return why these are not collectives of all ranks; None if they are."""
         if np.isnan(self.stop).all(axis=1).any():
             return "few"
         last_arrival, first_end = np.nanmax(self.start, axis=0), np.nanmin(self.stop, axis=0)
@@ -371,27 +418,29 @@ class Sample:
         return "separate" if self._falls_apart() else None
 
     def _falls_apart(self) -> bool:
-        """Whether ranks fall into groups that end together, each apart from the others."""
+        """Whether ranks form groups that end together, each apart from the others."""
         if len(self.stop) < _LEAST_RANKS_TO_SEPARATE:
             return False
-        off = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
-        parts = [_distances(off, first) for first in range(0, len(off), _RANKS_AT_ONCE)]
-        near, far = (np.concatenate(each) for each in zip(*parts, strict=True))
+        deviation = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
+        parts = [
+            _distances(deviation, first) for first in range(0, len(deviation), _RANKS_AT_ONCE)
+        ]
+        near, far = (np.concatenate(values) for values in zip(*parts, strict=True))
         nearest, farthest = float(np.median(near)), float(np.median(far))
         return farthest > max(FLOOR_NS / 2, _SEPARATE * nearest)
 
 
 def _lower_median(values: Ints) -> np.int64:
-    """Return the lower of two medians; 0 of no values."""
+    """Return the lower of two medians; 0 without values."""
     ordered = np.sort(values)
     return ordered[(len(ordered) - 1) // 2] if len(ordered) else np.int64(0)
 
 
-def _distances(off: Floats, first: int) -> tuple[Floats, Floats]:
-    """Root mean square distances of some ranks to their nearest and farthest other rank."""
-    own, square = off[first : first + _RANKS_AT_ONCE], (off**2).sum(axis=1)
-    between = square[first : first + len(own), None] + square - 2 * own @ off.T
-    distance = np.sqrt(np.maximum(between, 0) / off.shape[1])
+def _distances(deviation: Floats, first: int) -> tuple[Floats, Floats]:
+    """Return root mean square distances of ranks to their nearest and farthest other rank."""
+    own, square = deviation[first : first + _RANKS_AT_ONCE], (deviation**2).sum(axis=1)
+    between = square[first : first + len(own), None] + square - 2 * own @ deviation.T
+    distance = np.sqrt(np.maximum(between, 0) / deviation.shape[1])
     farthest = distance.max(axis=1)
     rows = np.arange(len(own))
     distance[rows, rows + first] = np.inf

@@ -1,7 +1,8 @@
-"""Graphs of events, and of operations on devices: what has to wait for what.
+"""Dependency graphs of events, and of operations on devices.
 
-A `Graph` has two nodes an event and typed, weighted edges: longest paths, delays, slack. A
-`DeviceGraph` has nodes that take time (float64 ns), each on a device, and is replayed.
+A `Graph` has two nodes per event (its start and its end) and typed edges, whose weights are
+int64 ns; this module computes its longest paths, delays and slack. A `DeviceGraph` has one node
+per operation, which takes time (float64 ns) on one device, and can be replayed.
 """
 
 from collections.abc import Sequence
@@ -19,36 +20,50 @@ from fastcomm_kernels.arrays import Flags, Floats, Ints
 from fastcomm_kernels.graph import NONE, Edges, Numbers, index
 
 EDGE_KINDS = (
-    "operator",  # an event's own time
-    "dependency",  # between operators, or calls that take one lock
-    "launch",  # from the start of the call to the start of its work
-    "kernel_kernel",  # between one piece of work and the next on its stream
-    "sync",  # from the end of work to what waited for it
-    "inferred",  # the same, where only the times tell
-    "unexplained",  # from the latest node before, where nothing else is known
-    "join",  # from the start of one participant to when all have come
+    "operator",  # from the start to the end of an event
+    "dependency",  # between operators, or between calls that take the same lock
+    "launch",  # from the start of a runtime call to the start of the work that it launched
+    "kernel_kernel",  # between consecutive work on a stream
+    "sync",  # from the end of work to the event that waited for it
+    "inferred",  # a synchronization that only the times suggest
+    "unexplained",  # from the latest node before, for a node without another predecessor
+    "join",  # from the start of one participant to the arrival of the last
 )
 EDGE_KIND = {name: number for number, name in enumerate(EDGE_KINDS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Nodes and edges; `event` and `owner` are rows of the table of events."""
+    """Events as nodes, with typed and weighted edges.
 
-    event: Numbers  # of each node
-    time: Ints
-    is_end: Flags
-    source: Numbers  # of each edge
-    target: Numbers
-    kind: NDArray[np.int8]
-    weight: Ints
-    owner: Numbers
+    The first three fields have one value per node, the others one value per edge.
+    """
+
+    event: Numbers  # row of the table of events
+    time: Ints  # ns
+    is_end: Flags  # end of the event, rather than its start
+    source: Numbers  # node
+    target: Numbers  # node
+    kind: NDArray[np.int8]  # position in EDGE_KINDS
+    weight: Ints  # ns
+    owner: Numbers  # row of the event that the edge's time belongs to, or NONE
 
     @classmethod
     def of(cls, nodes: tuple[Numbers, Ints, Flags], edges: Edges, count: int) -> Self:
-        """The graph of the first `count` edges; a pair that comes again replaces the first."""
-        kept = kernels.selected(edges, slice(count))
-        source, target, kind, weight, owner = _merged(kept, len(nodes[0]))
+        """Build a graph from columns.
+
+        Parameters
+        ----------
+        nodes
+            Columns `event`, `time` and `is_end`.
+        edges
+            Columns of the edges; a repeated pair of nodes replaces its first edge.
+        count
+            How many of the edges to use.
+
+        """
+        selected = kernels.selected(edges, slice(count))
+        source, target, kind, weight, owner = _merged(selected, len(nodes[0]))
         return cls(
             event=nodes[0],
             time=nodes[1],
@@ -61,25 +76,25 @@ class Graph:
         )
 
     @cached_property
-    def into(self) -> tuple[Numbers, Numbers]:
-        """The edges by target."""
+    def incoming(self) -> tuple[Numbers, Numbers]:
+        """Index of the edges by target: for each node its first position, then edges."""
         return kernels.index(self.target, len(self.event))
 
     @cached_property
-    def out(self) -> tuple[Numbers, Numbers]:
-        """The edges by source."""
+    def outgoing(self) -> tuple[Numbers, Numbers]:
+        """Index of the edges by source: for each node its first position, then edges."""
         return kernels.index(self.source, len(self.event))
 
     @cached_property
-    def used(self) -> int:
-        """How many nodes have an edge."""
+    def connected_nodes(self) -> int:
+        """Number of nodes that have an edge."""
         marks = np.zeros(len(self.event), np.bool_)
         marks[self.source] = marks[self.target] = True
         return int(marks.sum())
 
     @cached_property
     def places(self) -> tuple[Numbers, Numbers]:
-        """The nodes of the start and the end of each row of the events; NONE without any."""
+        """Start node and end node by row of the table of events; NONE for rows without."""
         size = int(self.event.max(initial=NONE)) + 1
         first, last = np.full(size, NONE, np.int32), np.full(size, NONE, np.int32)
         number = np.arange(len(self.event), dtype=np.int32)
@@ -87,46 +102,46 @@ class Graph:
         last[self.event[self.is_end]] = number[self.is_end]
         return first, last
 
-    def weighing(self, weight: Ints) -> Self:
-        """The same graph with other weights."""
+    def with_weights(self, weight: Ints) -> Self:
+        """Return a copy with other edge weights, in ns."""
         return replace(self, weight=weight)
 
-    def owned_by(self, event: Numbers, owner: Numbers) -> Self:
-        """The same graph with other numbers for its events."""
+    def with_events(self, event: Numbers, owner: Numbers) -> Self:
+        """Return a copy whose nodes and edges refer to other rows of a table of events."""
         return replace(self, event=event, owner=owner)
 
     def counts(self) -> dict[str, int]:
-        """How many edges there are of each kind."""
+        """Return the number of edges of each kind."""
         edges = np.bincount(self.kind, minlength=len(EDGE_KINDS))
         return {name: int(edges[number]) for number, name in enumerate(EDGE_KINDS)}
 
 
 def _merged(edges: Edges, nodes: int) -> Edges:
-    """The edges without repetitions: the last one's kind and weight at the first one's place.
+    """Merge edges between the same two nodes into the first: the last kind and weight win.
 
-    One without an owner leaves the owner before.
+    The last owner wins, too, except NONE.
     """
     first = kernels.originals(kernels.index(edges.target, nodes), edges.source, nodes)
-    again = np.flatnonzero(first != np.arange(len(first)))
-    if not len(again):
+    repeated = np.flatnonzero(first != np.arange(len(first)))
+    if not len(repeated):
         return edges
-    edges = kernels.selected(edges, np.ones(len(first), np.bool_))
-    place = first[again]
-    edges.kind[place] = edges.kind[again]
-    edges.weight[place] = edges.weight[again]
-    owned = again[edges.owner[again] != NONE]
+    edges = kernels.selected(edges, np.ones(len(first), np.bool_))  # a copy, to write into
+    original = first[repeated]
+    edges.kind[original] = edges.kind[repeated]
+    edges.weight[original] = edges.weight[repeated]
+    owned = repeated[edges.owner[repeated] != NONE]
     edges.owner[first[owned]] = edges.owner[owned]
-    keep = np.ones(len(first), np.bool_)
-    keep[again] = False
-    return kernels.selected(edges, keep)
+    is_first = np.ones(len(first), np.bool_)
+    is_first[repeated] = False
+    return kernels.selected(edges, is_first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongestPath:
-    """A way through a graph, from its first node to its last."""
+    """Nodes and edges of a path through a graph, in order."""
 
     nodes: Numbers
-    edges: Numbers  # one fewer than nodes, none where there is no node
+    edges: Numbers  # one fewer than nodes; empty for an empty path
 
     @classmethod
     def empty(cls) -> Self:
@@ -135,45 +150,84 @@ class LongestPath:
 
     @classmethod
     def to(cls, last: int, through: Numbers, source: Numbers) -> Self:
-        """Return the path to node `last`; `through` has the last edge of the way to each."""
+        """Return the path to node `last`.
+
+        Parameters
+        ----------
+        last
+            Node at which the path ends.
+        through
+            For each node the last edge of its longest path, or NONE.
+        source
+            Source node of each edge.
+
+        """
         edges = kernels.path_to(last, through, source)
         return cls(nodes=np.append(source[edges], np.int32(last)), edges=edges)
 
 
 def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None:
-    """The path of the greatest weight; None where the graph has a cycle."""
-    order = kernels.topological(graph.source, graph.target, graph.out, len(graph.event))
-    if len(order) < graph.used:
+    """Return the path with the largest sum of weights, or None if the graph has a cycle.
+
+    Parameters
+    ----------
+    graph
+        Its own weights are used unless `weight` is given.
+    weight
+        Weight of each edge, ns.
+
+    """
+    order = kernels.topological(graph.source, graph.target, graph.outgoing, len(graph.event))
+    if len(order) < graph.connected_nodes:
         return None
     weight = graph.weight if weight is None else weight
     if not len(order):
         return LongestPath.empty()
-    length, through = kernels.longest_path(order, graph.into, graph.source, weight, 0)
+    length, through = kernels.longest_path(order, graph.incoming, graph.source, weight, 0)
     return LongestPath.to(int(order[np.argmax(length[order])]), through, graph.source)
 
 
 def acyclic_order(source: Ints, target: Ints, names: Sequence[str]) -> Numbers:
-    """Return all nodes, each behind its predecessors.
+    """Sort all nodes topologically, nodes without edges last.
 
-    `names` has one name a node. Raises FastcommError where nodes wait for each other.
+    Parameters
+    ----------
+    source, target
+        Nodes of each edge.
+    names
+        Name of each node, for the error.
+
+    Raises
+    ------
+    FastcommError
+        If the edges have a cycle.
+
     """
     nodes, before, after = len(names), source.astype(np.int32), target.astype(np.int32)
     order = kernels.topological(before, after, kernels.index(before, nodes), nodes)
     has_edges = np.zeros(nodes, np.bool_)
     has_edges[source] = has_edges[target] = True
-    alone = np.flatnonzero(~has_edges).astype(np.int32)
+    isolated = np.flatnonzero(~has_edges).astype(np.int32)
     has_edges[order] = False
     if has_edges.any():
         stuck = names[int(np.argmax(has_edges))]
         raise FastcommError(f"cyclic dependencies: {stuck} waits for itself or for a cycle")
-    return np.append(order, alone)
+    return np.append(order, isolated)
 
 
 def measured_delays(graph: Graph, on_device: Flags) -> Ints:
-    """The measured delay of what binds a node; of all else the least of its kind.
+    """Return the weight of each edge, in ns, with which a replay yields the measured times.
 
-    That is 0, but of a launch the median of those that bind: none is faster. `on_device` is by
-    node. The replay of these weights has the measured times, to the nanosecond.
+    The edge that determines when a node begins gets its measured delay. Other edges get the
+    least delay of their kind: 0, and for launches the median of the determining ones.
+
+    Parameters
+    ----------
+    graph
+        The events of a step.
+    on_device
+        For each node, whether its event runs on the device.
+
     """
     least = np.zeros(len(EDGE_KINDS), np.int64)
     measured = _delays(graph, on_device, least)
@@ -186,38 +240,44 @@ def measured_delays(graph: Graph, on_device: Flags) -> Ints:
 
 def _delays(graph: Graph, on_device: Flags, least: Ints) -> Ints:
     nodes = graph.time, on_device
-    return kernels.delays(nodes, graph.into[0], graph.source, graph.kind, least)
+    return kernels.delays(nodes, graph.incoming[0], graph.source, graph.kind, least)
 
 
 def slack(graph: Graph, on_device: Flags) -> Ints:
-    """By how many ns each node could be reached later without the last one being so."""
+    """Return by how many ns each node could be delayed without delaying the last node.
+
+    `on_device` says for each node whether its event runs on the device.
+    """
     end = np.int64(graph.time.max(initial=0))
     weight = measured_delays(graph, on_device)
-    return kernels.latest(graph.into[0], graph.source, weight, end) - graph.time
+    return kernels.latest(graph.incoming[0], graph.source, weight, end) - graph.time
 
 
 class DeviceSchedule(NamedTuple):
-    """Start and end of each operation, and the operations in the order in which they ran."""
+    """Result of a replay: times of each operation, and the order in which they ran."""
 
-    start: Floats
-    end: Floats
-    order: Ints
+    start: Floats  # ns
+    end: Floats  # ns
+    order: Ints  # operations, by start
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGraph:
-    """Operations with the device of each, and edges from each to those that wait for it."""
+    """Operations that run on devices, and edges to the operations that wait for them."""
 
-    source: Ints  # of each edge
+    # one value per edge
+    source: Ints
     target: Ints
-    lag: Floats  # from the source's end to the target's earliest start
-    at_start: Ints  # 1 where the target waits for the source's start instead
-    device: Ints  # of each operation
-    priority: Ints  # of those ready at once, the least runs first
-    busy: Floats  # how long the device is taken after the operation
-    group: Ints
-    releases: Ints  # 1 where it releases an exclusive device
-    kind: Ints  # of each device: 0 for one operation at a time, or UNLIMITED, EXCLUSIVE
+    lag: Floats  # ns from the source's end to the target's earliest start
+    at_start: Ints  # 1 if the target waits for the source's start instead of its end
+    # one value per operation
+    device: Ints
+    priority: Ints  # of operations ready at the same time, the smallest runs first
+    busy: Floats  # ns for which the device stays occupied after the operation
+    group: Ints  # holder of an exclusive device: operations of one group share it
+    releases: Ints  # 1 if the operation releases an exclusive device
+    # one value per device
+    kind: Ints  # 0 for one operation at a time, or UNLIMITED, EXCLUSIVE
 
     @cached_property
     def _successors(self) -> tuple[Ints, Ints, Floats, Ints]:
@@ -230,8 +290,15 @@ class DeviceGraph:
     ) -> DeviceSchedule:
         """Run every operation as early as its predecessors and its device allow.
 
-        `ready` and `free`, when operations and devices may begin, are written into. The
-        earliest possible start runs next; with `by_device` the device that is free first.
+        Parameters
+        ----------
+        duration
+            Duration of each operation, ns.
+        ready, free
+            Earliest start of each operation and of each device, ns. Both are overwritten.
+        by_device
+            Choose the device that is free first, instead of the earliest possible start.
+
         """
         work = (
             self.device,
@@ -245,7 +312,10 @@ class DeviceGraph:
         return DeviceSchedule(*run(self._successors, work, self.kind, ready, free))
 
     def consecutive(self, order: Ints) -> tuple[Ints, Ints]:
-        """Pairs of operations that ran one after the other on a device of limited capacity."""
+        """Return pairs of operations that ran one after the other on a device.
+
+        Devices of unlimited capacity have no such pairs. `order` is that of a schedule.
+        """
         nodes = order[np.argsort(self.device[order], kind="stable")]
         device = self.device[nodes]
         follows = (device[1:] == device[:-1]) & (

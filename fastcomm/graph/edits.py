@@ -1,7 +1,7 @@
-"""What-if edits as data, of events of a step or of durations of operations.
+"""What-if edits as data: `Edit` for the events of a step, `DurationChange` for operations.
 
-A step's `Edit` selects events by their columns: ``comm:TP``, ``name:REGEX``, ``stream:7``. What
-the key of a `DurationChange` selects is up to the model whose operations change.
+An `Edit` selects events by their columns, in texts such as ``comm:TP``, ``name:REGEX`` and
+``stream:7``. Changes of durations have keys, whose meaning the changed model defines.
 """
 
 import math
@@ -22,7 +22,7 @@ from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Flags, Floats
 
 _MS = 1e6
-_LARGEST = 64 << 20  # bytes of a file of changes, which may name every operation
+_MAX_FILE_BYTES = 64 << 20  # of a file of changes, which may name every operation
 
 Action = Literal["scale", "set", "remove", "fuse"]
 DELAYS = ("launches", "gaps", "host-gaps")
@@ -30,62 +30,84 @@ DELAYS = ("launches", "gaps", "host-gaps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """One change to a step."""
+    """One what-if change to a step; the functions of this module construct the common ones."""
 
     action: Action
-    what: str  # a selection; of "remove" one of DELAYS
-    value: float = 0.0  # a factor, or ns
+    target: str  # a selection of events, see `selected`; for "remove" one of DELAYS
+    value: float = 0.0  # "scale": a factor; "set" and "fuse": ns
 
     def __post_init__(self) -> None:
-        """Check the factor: with a larger one times would no longer fit 64 bits."""
+        """Raise ConfigError for a factor so large that scaled times would overflow 64 bits."""
         if self.action == "scale":
             _check_factor(self.value, self.value)
 
     def __str__(self) -> str:
         if self.action == "remove":
-            return f"remove {self.what}"
+            return f"remove {self.target}"
         if self.action == "fuse":
             return f"fuse kernels below {self.value / 1000:g} us"
         amount = f"{self.value:g}" if self.action == "scale" else f"{self.value / 1000:g} us"
-        return f"{self.action} {self.what} = {amount}"
+        return f"{self.action} {self.target} = {amount}"
 
 
-def scale(what: str, factor: float) -> Edit:
-    """Multiply the own time of the selected events by a factor: `scale("comm:TP", 0.5)`."""
-    return Edit(action="scale", what=what, value=factor)
+def scale(selection: str, factor: float) -> Edit:
+    """Multiply the durations of the selected events by a factor: `scale("comm:TP", 0.5)`."""
+    return Edit(action="scale", target=selection, value=factor)
 
 
-def set_time(what: str, time_ns: float) -> Edit:
-    """Set the own time of the selected events to a number of nanoseconds."""
-    return Edit(action="set", what=what, value=time_ns)
+def set_time(selection: str, time_ns: float) -> Edit:
+    """Set the duration of each selected event to `time_ns` nanoseconds."""
+    return Edit(action="set", target=selection, value=time_ns)
 
 
 def remove(delays: str) -> Edit:
     """Remove delays: "launches", "gaps" between kernels, "host-gaps" between operators."""
-    return Edit(action="remove", what=_known(delays, DELAYS, "remove"))
+    return Edit(action="remove", target=_one_of(DELAYS, delays, "remove"))
 
 
 _KINDS = ("comm", "compute", "copy", "host")
-_WORDS = ("op", "tag", "stream", "thread", "name")
+_COLUMNS = ("op", "tag", "stream", "thread", "name")
 
 
-def selected(events: pa.Table, words: str) -> Flags:
-    """Which rows of a table of `rows.EVENT` a selection means."""
-    chosen = np.ones(events.num_rows, np.bool_)
-    for part in words.split("+"):
-        chosen &= _part(events, part.strip(), words)
-    return chosen
+def selected(events: pa.Table, selection: str) -> Flags:
+    """Return which events a selection matches.
+
+    Parameters
+    ----------
+    events
+        Table with the columns of `rows.EVENT`.
+    selection
+        One or several conditions joined by ``+``, all of which must hold: a kind of event
+        (comm, compute, copy, host), a kind with a tag (``comm:TP``), or a column with a value
+        (``op:AllReduce``, ``stream:7``, ``name:REGEX``).
+
+    Returns
+    -------
+    ndarray of bool
+        One value per row.
+
+    Raises
+    ------
+    ConfigError
+        If a condition is invalid.
+
+    """
+    mask = np.ones(events.num_rows, np.bool_)
+    for condition in selection.split("+"):
+        mask &= _matches(events, condition.strip(), selection)
+    return mask
 
 
-def _part(events: pa.Table, part: str, words: str) -> Flags:
-    key, _, value = part.partition(":")
+def _matches(events: pa.Table, condition: str, selection: str) -> Flags:
+    """Return the rows that match one condition of a selection."""
+    key, _, value = condition.partition(":")
     if key in _KINDS:
-        chosen = _of_kind(events, key)
-        return chosen & _equal(events["tag"], _known(value, TAGS, words)) if value else chosen
+        mask = _of_kind(events, key)
+        return mask & _equal(events["tag"], _one_of(TAGS, value, selection)) if value else mask
     if key == "op" and value:
-        return _equal(events["op"], _known(value, OPS, words))
+        return _equal(events["op"], _one_of(OPS, value, selection))
     if key == "tag" and value:
-        return _equal(events["tag"], _known(value, TAGS, words))
+        return _equal(events["tag"], _one_of(TAGS, value, selection))
     if key == "stream" and re.fullmatch(r"-?\d+", value):
         return _equal(events["stream"], int(value))
     if key == "thread" and value:
@@ -94,10 +116,12 @@ def _part(events: pa.Table, part: str, words: str) -> Flags:
         try:
             return _flags(pc.match_substring_regex(events["name"], value))
         except pa.ArrowInvalid as error:
-            raise ConfigError(f"{words!r}: {value!r} is no expression: {error}") from error
+            raise ConfigError(
+                f"{selection!r}: invalid regular expression {value!r}: {error}"
+            ) from error
     raise ConfigError(
-        f"{words!r}: found {part!r}, wanted one of {', '.join(_KINDS)}, or one of "
-        f"{', '.join(_WORDS)} with a value behind a colon"
+        f"{selection!r}: invalid condition {condition!r}: expected {', '.join(_KINDS)}, or "
+        f"{', '.join(_COLUMNS)} with a value after a colon, as in name:gemm"
     )
 
 
@@ -122,14 +146,17 @@ def _flags(column: pa.ChunkedArray) -> Flags:
     return flags
 
 
-def _known(word: str, words: tuple[str, ...], selection: str) -> str:
-    if word not in words:
-        raise ConfigError(f"{selection!r}: found {word!r}, wanted one of {', '.join(words)}")
-    return word
+def _one_of(choices: tuple[str, ...], value: str, context: str) -> str:
+    """Return `value`; ConfigError, which quotes the context, if it is none of the choices."""
+    if value not in choices:
+        raise ConfigError(
+            f"{context!r}: invalid value {value!r}: expected one of {', '.join(choices)}"
+        )
+    return value
 
 
 def duration_ns(text: str) -> float:
-    """Nanoseconds of "10us"; ConfigError for anything else."""
+    """Parse a duration with a unit, such as "10us", into ns; raise ConfigError if invalid."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*", text)
     try:
         number = float(match[1]) if match else math.nan
@@ -138,53 +165,65 @@ def duration_ns(text: str) -> float:
     duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[match[2] if match else "s"]
     if not DURATION_NS.holds(duration):
         raise ConfigError(
-            f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us, at most "
-            f"{DURATION_NS.most / 1e9:.15g}s"
+            f"invalid duration {shortened(text)!r}: expected a number and a unit, as in 10us, "
+            f"at most {DURATION_NS.most / 1e9:.15g}s"
         )
     return duration
 
 
 def factor(text: str) -> float:
-    """A factor of the range `SPEED`, or 0 for no time; ConfigError for anything else."""
+    """Parse a factor of durations: 0, or in the range `SPEED`. Raise ConfigError if invalid."""
     number = amount(text)
     _check_factor(number, text)
     return number
 
 
 def amount(text: str) -> float:
-    """A finite number, 0 or more; ConfigError for anything else."""
+    """Parse a finite number that is 0 or more; raise ConfigError if invalid."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ConfigError(f"factor {shortened(text)!r}: wanted {SPEED}, or 0")
+        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
     return number
 
 
 def _check_factor(number: float, text: object) -> None:
     if number != 0 and not SPEED.holds(number):
-        raise ConfigError(f"factor {shortened(text)!r}: wanted {SPEED}, or 0")
+        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
 
 
 def speed(kind: str, text: str) -> Edit:
-    """Return the edit that divides the durations of a kind of events by a factor."""
-    times = factor(text)
-    SPEED.check(times, f"{shortened(text)!r} times as fast")
-    return Edit(action="scale", what=kind, value=1 / times)
+    """Return the edit that divides the durations of a kind of events by a speedup.
 
+    Parameters
+    ----------
+    kind
+        "compute" or "comm".
+    text
+        The speedup as text, in the range `SPEED`.
 
-def removal(text: str) -> Edit:
-    """The removal of delays of a kind."""
-    return Edit(action="remove", what=_known(text, DELAYS, "remove"))
+    Raises
+    ------
+    ConfigError
+        If the text is not such a number.
+
+    """
+    speedup = factor(text)
+    SPEED.check(speedup, f"speedup {shortened(text)!r}")
+    return Edit(action="scale", target=kind, value=1 / speedup)
 
 
 def read_edits(path: Path) -> list[Edit]:
-    """The edits in a TOML file: a list of tables ``[[edit]]``, in order."""
+    """Read the edits of a TOML file, tables ``[[edit]]``, in order.
+
+    Raises ConfigError if the file is not TOML, or an edit is invalid.
+    """
     document = files.toml(path)
     tables = document.get("edit")
     if set(document) != {"edit"} or not isinstance(tables, list):
-        raise ConfigError(f"{path}: found {sorted(document)}, wanted tables [[edit]]")
+        raise ConfigError(f"{path}: expected only tables [[edit]], got {sorted(document)}")
     try:
         return [edit_of(table) for table in tables]
     except ConfigError as error:
@@ -192,55 +231,92 @@ def read_edits(path: Path) -> list[Edit]:
 
 
 def edit_of(table: Mapping[str, Any]) -> Edit:
-    """Return the edit of one table, by its action: scale, set, remove, hide, and so on."""
-    words = {key: str(value) for key, value in table.items()}
-    what = words.pop("what", None)
-    if len(words) != 1:
-        raise ConfigError(f"an edit has {sorted(table)}; wanted one action, and perhaps `what`")
-    ((action, value),) = words.items()
+    """Return the edit of one table ``[[edit]]``.
+
+    Parameters
+    ----------
+    table
+        One action: ``scale`` or ``set`` together with ``what``, a selection of events, or one
+        of ``remove``, ``hide``, ``fuse_below``, ``compute_speedup``
+        and ``comm_speedup``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no action, several, or an invalid value.
+
+    """
+    values = {key: str(value) for key, value in table.items()}
+    selection = values.pop("what", None)
+    if len(values) != 1:
+        raise ConfigError(
+            f"invalid edit with {', '.join(sorted(table)) or 'no key'}: expected exactly one "
+            "action, and `what` for scale and set"
+        )
+    ((action, value),) = values.items()
     if action in ("scale", "set"):
-        if what is None:
-            raise ConfigError(f"{action} = {value}: wanted `what` it means")
+        if selection is None:
+            raise ConfigError(f"{action} = {value}: missing `what`, the events to change")
         amount = factor(value) if action == "scale" else duration_ns(value)
-        return Edit(action="scale" if action == "scale" else "set", what=what, value=amount)
+        return Edit(
+            action="scale" if action == "scale" else "set", target=selection, value=amount
+        )
     simple = {
-        "remove": lambda: removal(value),
-        "hide": lambda: Edit(action="scale", what=f"comm:{value}", value=0.0),
-        "fuse_below": lambda: Edit(action="fuse", what="compute", value=duration_ns(value)),
+        "remove": lambda: remove(value),
+        "hide": lambda: Edit(action="scale", target=f"comm:{value}", value=0.0),
+        "fuse_below": lambda: Edit(action="fuse", target="compute", value=duration_ns(value)),
         "compute_speedup": lambda: speed("compute", value),
         "comm_speedup": lambda: speed("comm", value),
     }
-    if action not in simple or what is not None:
+    if action not in simple or selection is not None:
         raise ConfigError(
-            f"found the edit {dict(table)}, wanted scale or set with `what`, or one of "
-            f"{', '.join(simple)}"
+            f"invalid edit {dict(table)}: expected scale or set with `what`, or one of "
+            f"{', '.join(simple)} without it"
         )
     return simple[action]()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationChange:
-    """A delay in ns that is added to a duration, and the ratio by which the sum is scaled."""
+    """Change of an operation's duration to ``(duration + delay_ns) * ratio``."""
 
     delay_ns: float = 0.0
     ratio: float = 1.0
-    is_ideal: bool = False  # the duration is the ideal one before the change
+    is_ideal: bool = False  # change the ideal duration instead of the measured one
 
     def applied(self, duration: Floats) -> Floats:
-        """Return changed durations; with a delay none falls below 0."""
+        """Return the changed durations, in ns. With a delay, none falls below 0."""
         delayed = np.maximum(duration + self.delay_ns, 0.0) if self.delay_ns else duration
         return np.asarray(delayed * self.ratio)
 
 
 def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationChange]:
-    """Return the changes of a JSON file by key, in its order.
+    """Read changes of durations from a JSON file: ``{"KEY": {"delay": ms, "ratio": r}}``.
 
-    `has_ideal` allows ``"ideal": true``. Raises ConfigError for anything else in the file.
+    Parameters
+    ----------
+    path
+        JSON file, at most 64 MiB.
+    has_ideal
+        Whether changes may have the key ``"ideal"``.
+
+    Returns
+    -------
+    dict
+        Change by key, in the order of the file.
+
+    Raises
+    ------
+    ConfigError
+        If the file has another form, or a value is out of range.
+
     """
-    tables = files.json(path, _LARGEST)
+    tables = files.json(path, _MAX_FILE_BYTES)
     if not isinstance(tables, dict):
         ideal = ', "ideal": true' if has_ideal else ""
-        raise ConfigError(f'{path}: wanted {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}')
+        raise ConfigError(
+            f'{path}: expected an object {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}'
+        )
     return {
         str(key): _change(table, f"{path}: {key}", has_ideal=has_ideal)
         for key, table in tables.items()
@@ -248,14 +324,20 @@ def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationCh
 
 
 def _change(table: Any, place: str, *, has_ideal: bool) -> DurationChange:
+    """Return the change of one JSON object; `place`, its file and key, begins every error."""
     names = ["delay", "ratio", "ideal"] if has_ideal else ["delay", "ratio"]
-    fields = table if isinstance(table, dict) else {"?": table}
-    if odd := set(fields) - set(names):
-        raise ConfigError(f"{place}: found {sorted(odd)}, wanted {' and '.join(names)}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place}: expected an object with {' and '.join(names)}")
+    if unknown := set(table) - set(names):
+        raise ConfigError(
+            f"{place}: unknown key {', '.join(map(repr, sorted(unknown)))}: expected "
+            f"{' and '.join(names)}"
+        )
+    fields = table
     delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
     ideal = fields.get("ideal", False)
     DELAY_MS.check(delay, f"{place}: delay, in ms")
     FACTOR.check(ratio, f"{place}: ratio")
     if not isinstance(ideal, bool):
-        raise ConfigError(f"{place}: ideal is {ideal!r}, wanted true or false")
+        raise ConfigError(f"{place}: invalid ideal {ideal!r}: expected true or false")
     return DurationChange(delay_ns=delay * _MS, ratio=float(ratio), is_ideal=ideal)

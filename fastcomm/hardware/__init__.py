@@ -1,7 +1,8 @@
 """Clusters: GPU, links and measured curves, from shipped files or a user's TOML.
 
-`docs/isp.md` has a table of the keys. All of them describe a `Cluster`; `GpuLinks`, which is
-all that an expert all-to-all needs, takes three.
+`docs/isp.md` has a table of the keys. A `Cluster` needs all of them; `GpuLinks`, for expert
+all-to-alls, needs three. Times are in seconds, sizes in bytes, bandwidths in bytes per second,
+and rates in FLOPs per second.
 """
 
 from dataclasses import dataclass, field, fields
@@ -22,13 +23,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCurve:
-    """Rates at some sizes: log-log between, constant time below, constant rate above."""
+    """Rate by FLOPs: log-log between the knots, constant time below, constant rate above."""
 
     flops: tuple[float, ...]
     rates: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs."""
         work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
         rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
         return np.asarray(work / rate)
@@ -36,13 +37,13 @@ class GemmCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTable:
-    """Measured times: linear between, the first time below, proportional above."""
+    """Time by FLOPs: linear between the entries, the first below, proportional above."""
 
     flops: tuple[float, ...]
     times: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs."""
         work = np.asarray(flops, np.float64)
         beyond = np.maximum(work / self.flops[-1], 1.0)
         return np.asarray(np.interp(work, self.flops, self.times) * beyond)
@@ -50,18 +51,21 @@ class GemmTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Causal FlashAttention: a start, a share by element, a share by FLOP; each way."""
+    """Time of causal FlashAttention: a start, a time per element and a time per FLOP.
+
+    Each field has a value for the forward and one for the backward pass.
+    """
 
     start: tuple[float, float]
-    element: tuple[float, float]
-    rate: tuple[float, float]
+    element: tuple[float, float]  # seconds per element
+    rate: tuple[float, float]  # FLOPs per second
 
     def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the time of `bsz` sequences of `seq` tokens of `hidden` local elements."""
+        """Return the time of `bsz` sequences of `seq` tokens, `hidden` local elements wide."""
         return self._seconds(0, 2, bsz, seq, hidden)
 
     def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the time of the backward pass, which has five halves of the FLOPs."""
+        """Return the time of the backward pass, which has 2.5 times the FLOPs."""
         return self._seconds(1, 5, bsz, seq, hidden)
 
     def _seconds(
@@ -75,7 +79,10 @@ class AttentionCurve:
 
 
 def bus_factor(op: str, ranks: ArrayLike) -> Array:
-    """Return the bytes that a rank sends, as a share of the volume."""
+    """Return the bytes that each rank sends, as a share of the volume of a collective.
+
+    The factors are those of nccl-tests' bus bandwidth; 1 for point-to-point messages.
+    """
     n = np.asarray(ranks, np.float64)
     if op == "p2p":
         return np.ones_like(n)
@@ -84,56 +91,55 @@ def bus_factor(op: str, ranks: ArrayLike) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """One operation in one group size: the faster of two lines, seconds over bus bytes.
+    """Measured lines of one operation in one group size; the faster of the two counts.
 
-    Small messages have a protocol of their own: a shorter start and a lower bandwidth.
+    Small messages use another protocol, with a shorter start-up time and a lower bus bandwidth.
     """
 
     ranks: int
-    alpha: float
-    bus: float
+    alpha: float  # start-up time
+    bus: float  # bus bandwidth
     small_alpha: float
     small_bus: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Hardware, all that a strategy's time and memory depend on."""
+    """Hardware that the time and memory of a strategy depend on."""
 
     name: str
     gpus_per_node: int
-    memory: float
-    peak: float
-    hbm: float
-    bw_intra: float
-    bw_node: float
-    # What is left of a node's bandwidth in a group of up to so many ranks: divisors.
+    memory: float  # of a GPU
+    peak: float  # FLOPs per second of a GPU
+    hbm: float  # memory bandwidth of a GPU
+    bw_intra: float  # of a GPU inside its node
+    bw_node: float  # of a node to other nodes
+    # (ranks, divisor): divides `bw_node` in groups of up to `ranks` ranks.
     contention: tuple[tuple[int, float], ...]
-    alpha_intra: float
-    alpha_inter: float
-    # Each rank beyond `alpha_from` adds this to the start of a collective over nodes.
+    alpha_intra: float  # start-up time inside a node
+    alpha_inter: float  # start-up time between nodes
+    # Added to `alpha_inter` for each rank beyond `alpha_from`.
     alpha_rank: float
     alpha_from: int
     gemm: GemmCurve | GemmTable
     attention: AttentionCurve
-    unfused: float
-    fits: dict[str, tuple[LinkFit, ...]] = field(default_factory=dict)
-    # A start a call, a step of a ring, or a level of a tree.
+    unfused: float  # FLOPs per second of the matrix products of unfused attention
+    fits: dict[str, tuple[LinkFit, ...]] = field(default_factory=dict)  # by operation
+    # Start-up time per call ("call"), step of a ring ("ring") or level of a tree ("tree").
     comm_model: str = "call"
-    # What of this was not measured.
-    note: str = ""
+    note: str = ""  # which values were not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Time of a message: a start-up, and a time a unit."""
+    """Time of a message: a start-up time, and a time per unit of its size."""
 
     start_s: float = 0.0
     unit_s: float
 
     @property
     def pair(self) -> tuple[float, float]:
-        """As the kernels take it."""
+        """Start-up time and time per unit, as kernels take them."""
         return float(self.start_s), float(self.unit_s)
 
 
@@ -149,9 +155,8 @@ _LINK_RANGES = {
 class GpuLinks:
     """Links of one GPU: "inter" to other nodes, by its NIC, and "intra" inside its node.
 
-    An efficiency is the share of a bandwidth that is reached, a start what a message costs
-    before its bytes. A receiver is slower by `incast` for each sender beyond the first.
-    `ConfigError` for a number out of its range.
+    An efficiency is the reached share of a bandwidth. `incast` slows a receiver down for each
+    sender beyond the first. Raises `ConfigError` for a number out of its range.
     """
 
     inter_bytes_per_s: float = 50.0 * GIB
@@ -164,26 +169,26 @@ class GpuLinks:
 
     def __post_init__(self) -> None:
         """Check that every number is in its range."""
-        for each in fields(self):
-            within = _LINK_RANGES[each.name.split("_", 1)[-1]]
-            within.check(getattr(self, each.name), each.name)
+        for option in fields(self):
+            valid_range = _LINK_RANGES[option.name.split("_", 1)[-1]]
+            valid_range.check(getattr(self, option.name), option.name)
 
     @property
     def inter(self) -> float:
-        """Bytes per second that a NIC reaches."""
+        """Reached bandwidth of a NIC."""
         return self.inter_bytes_per_s * self.inter_efficiency
 
     @property
     def intra(self) -> float:
-        """Bytes per second that a GPU reaches inside its node."""
+        """Reached bandwidth of a GPU inside its node."""
         return self.intra_bytes_per_s * self.intra_efficiency
 
     def inter_cost(self, size: int) -> Cost:
-        """Return the time of tokens of `size` bytes on a NIC."""
+        """Return the cost of tokens of `size` bytes through a NIC."""
         return Cost(start_s=self.inter_start_s, unit_s=size / self.inter)
 
     def intra_cost(self, size: int) -> Cost:
-        """Return the time of tokens of `size` bytes inside a node."""
+        """Return the cost of tokens of `size` bytes inside a node."""
         return Cost(start_s=self.intra_start_s, unit_s=size / self.intra)
 
 
@@ -202,9 +207,9 @@ _SMALL = Range(0, 1e9)  # us, ps, and the ranks of alpha_us.from
 
 
 def shipped() -> list[str]:
-    """Names of the clusters that come with the package."""
+    """Return the sorted names of the clusters that come with the package."""
     folder = resources.files("fastcomm.hardware") / "data"
-    return sorted(each.name[:-5] for each in folder.iterdir() if each.name.endswith(".toml"))
+    return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
 def load(name: str | Path) -> Cluster:
@@ -213,7 +218,7 @@ def load(name: str | Path) -> Cluster:
     Raises
     ------
     ConfigError
-        If there is no such cluster, or a key is unknown, missing or wrong.
+        If there is no such cluster, or a key is unknown, missing or invalid.
 
     """
     return parse(_text(name), str(name))
@@ -222,22 +227,22 @@ def load(name: str | Path) -> Cluster:
 def load_links(name: str | Path, gpus_per_node: int) -> GpuLinks:
     """Return the links of a GPU in a shipped cluster, or in one that a TOML file describes.
 
-    The GPUs of a node share its bandwidth to other nodes evenly. The file needs no keys but
-    those of links.
+    The GPUs of a node share its bandwidth to other nodes evenly. The file needs only the keys
+    of links.
 
     Raises
     ------
     ConfigError
-        If there is no such cluster, a key is unknown, missing or wrong, or its nodes have
-        another number of GPUs.
+        If there is no such cluster, a key is unknown, missing or invalid, or its nodes do not
+        have `gpus_per_node` GPUs.
 
     """
     where = str(name)
-    said = _checked_keys(_text(name), where, _LINK_KEYS)
-    node, intra = _bandwidths(said, where, ("bw_node", "bw_intra"))
-    if (gpus := _gpus(said, where)) != gpus_per_node:
+    values = _checked_keys(_text(name), where, _LINK_KEYS)
+    node, intra = _bandwidths(values, where, ("bw_node", "bw_intra"))
+    if (gpus := _gpus(values, where)) != gpus_per_node:
         raise ConfigError(
-            f"{where}: gpus_per_node is {gpus}, that of the workload is {gpus_per_node}"
+            f"{where}: gpus_per_node is {gpus}, but the workload has {gpus_per_node}"
         )
     return GpuLinks(inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)
 
@@ -249,67 +254,73 @@ def _text(name: str | Path) -> str:
         return source.read_text("utf-8")
     if not Path(name).exists():
         raise ConfigError(
-            f"cluster {str(name)!r}: neither a file nor one of {', '.join(shipped())}"
+            f"cluster {str(name)!r}: no such file, and not one of {', '.join(shipped())}"
         )
     return text(Path(name))
 
 
-def _checked_keys(toml: str, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
-    """Parse a TOML text; ConfigError for a key that is unknown or missing."""
-    said = parsed_toml(toml, where)
-    if unknown := said.keys() - set(_KEYS):
-        raise ConfigError(
-            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"
-        )
-    if missing := [key for key in needed if key not in said]:
-        raise ConfigError(f"{where}: no key {', '.join(missing)}")
-    return said
+def _checked_keys(toml: str, where: str, required: tuple[str, ...]) -> dict[str, Any]:
+    """Parse a TOML text; raise ConfigError if a key is unknown or missing."""
+    values = parsed_toml(toml, where)
+    if unknown := values.keys() - set(_KEYS):
+        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; expected {', '.join(_KEYS)}")
+    if missing := [key for key in required if key not in values]:
+        raise ConfigError(f"{where}: missing key {', '.join(missing)}")
+    return values
 
 
-def _bandwidths(said: dict[str, Any], where: str, keys: tuple[str, ...]) -> list[float]:
-    return [parse_bandwidth(said[key], f"{where}: {key}") for key in keys]
+def _bandwidths(values: dict[str, Any], where: str, keys: tuple[str, ...]) -> list[float]:
+    return [parse_bandwidth(values[key], f"{where}: {key}") for key in keys]
 
 
-def _gpus(said: dict[str, Any], where: str) -> int:
-    """Return the GPUs of a node, a whole number."""
-    gpus = said["gpus_per_node"]
+def _gpus(values: dict[str, Any], where: str) -> int:
+    """Return the GPUs of a node; raise ConfigError unless it is a whole number in range."""
+    gpus = values["gpus_per_node"]
     if type(gpus) is not int or not RANKS.holds(gpus):
-        raise ConfigError(f"{where}: gpus_per_node: found {shortened(gpus)}, wanted {RANKS}")
+        raise ConfigError(f"{where}: invalid gpus_per_node {shortened(gpus)}: expected {RANKS}")
     return gpus
 
 
 def parse(toml: str, where: str) -> Cluster:
-    """Return the cluster that a TOML text describes; `ConfigError` says which key is wrong."""
-    said = _checked_keys(toml, where, _KEYS[:-1])
+    """Return the cluster that a TOML text describes.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, missing or invalid; the message starts with `where`.
+
+    """
+    values = _checked_keys(toml, where, _KEYS[:-1])
     try:
-        return _cluster(said, where)
+        return _cluster(values, where)
     except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError(
-            f"{where}: {type(error).__name__}: {error}; a shipped file shows the form"
+            f"{where}: {type(error).__name__}: {error}; docs/isp.md describes the keys"
         ) from error
 
 
-def _cluster(said: dict[str, Any], where: str) -> Cluster:
-    _check_ranges(said, where)
-    hbm, intra, node = _bandwidths(said, where, ("hbm", "bw_intra", "bw_node"))
-    alpha = [float(said["alpha_us"][key]) for key in _ALPHA]
+def _cluster(values: dict[str, Any], where: str) -> Cluster:
+    """Return the cluster of checked keys, in the units of this module."""
+    _check_ranges(values, where)
+    hbm, intra, node = _bandwidths(values, where, ("hbm", "bw_intra", "bw_node"))
+    alpha = [float(values["alpha_us"][key]) for key in _ALPHA]
     cluster = Cluster(
-        name=str(said["name"]),
-        gpus_per_node=_gpus(said, where),
-        memory=parse_quantity(said["memory"], f"{where}: memory"),
-        peak=float(said["peak_tflops"]) * 1e12,
+        name=str(values["name"]),
+        gpus_per_node=_gpus(values, where),
+        memory=parse_quantity(values["memory"], f"{where}: memory"),
+        peak=float(values["peak_tflops"]) * 1e12,
         hbm=hbm,
         bw_intra=intra,
         bw_node=node,
-        contention=tuple((int(n), float(factor)) for n, factor in said["contention"]),
+        contention=tuple((int(n), float(factor)) for n, factor in values["contention"]),
         alpha_intra=alpha[0] * 1e-6,
         alpha_inter=alpha[1] * 1e-6,
         alpha_rank=alpha[2] * 1e-6,
         alpha_from=int(alpha[3]),
-        gemm=_gemm(said["gemm"]),
-        attention=_attention(said["attention"]),
-        unfused=float(said["unfused_tflops"]) * 1e12,
-        note=str(said.get("note", "")),
+        gemm=_gemm(values["gemm"]),
+        attention=_attention(values["attention"]),
+        unfused=float(values["unfused_tflops"]) * 1e12,
+        note=str(values.get("note", "")),
     )
     _check(cluster, where)
     return cluster
@@ -322,8 +333,8 @@ def _gemm(knots: list[list[float]]) -> GemmCurve:
     )
 
 
-def _attention(said: dict[str, list[float]]) -> AttentionCurve:
-    start, element, rate = (said[key] for key in _ATTENTION)
+def _attention(values: dict[str, list[float]]) -> AttentionCurve:
+    start, element, rate = (values[key] for key in _ATTENTION)
     return AttentionCurve(
         start=(start[0] * 1e-6, start[1] * 1e-6),
         element=(element[0] * 1e-12, element[1] * 1e-12),
@@ -332,27 +343,28 @@ def _attention(said: dict[str, list[float]]) -> AttentionCurve:
 
 
 def _check(cluster: Cluster, where: str) -> None:
+    """Raise ConfigError unless the knots of contention and GEMM are sorted."""
     steps = [n for n, _ in cluster.contention]
     if not steps or steps != sorted(set(steps)):
-        raise ConfigError(f"{where}: contention has to rise in ranks, found {steps}")
+        raise ConfigError(f"{where}: contention must be sorted by ranks, not {steps}")
     if not cluster.gemm.flops or list(cluster.gemm.flops) != sorted(set(cluster.gemm.flops)):
-        raise ConfigError(f"{where}: gemm has to rise in FLOPs, found {cluster.gemm.flops}")
+        raise ConfigError(f"{where}: gemm must be sorted by FLOPs, not {cluster.gemm.flops}")
 
 
-def _check_ranges(said: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for the first number out of its range, with its key."""
+def _check_ranges(values: dict[str, Any], where: str) -> None:
+    """Raise ConfigError for the first number out of its range."""
     checks = {
-        "peak_tflops": ([said["peak_tflops"]], _TFLOPS),
-        "unfused_tflops": ([said["unfused_tflops"]], _TFLOPS),
-        "contention, ranks": ([ranks for ranks, _ in said["contention"]], _COUNT),
-        "contention, divisors": ([divisor for _, divisor in said["contention"]], _DIVISOR),
-        "gemm, FLOPs": ([flops for flops, _ in said["gemm"]], _FLOPS),
-        "gemm, TFLOPS": ([tflops for _, tflops in said["gemm"]], _TFLOPS),
-        "attention.tflops": (said["attention"]["tflops"], _TFLOPS),
-        "attention.start_us": (said["attention"]["start_us"], _SMALL),
-        "attention.element_ps": (said["attention"]["element_ps"], _SMALL),
-        **{f"alpha_us.{key}": ([said["alpha_us"][key]], _SMALL) for key in _ALPHA},
+        "peak_tflops": ([values["peak_tflops"]], _TFLOPS),
+        "unfused_tflops": ([values["unfused_tflops"]], _TFLOPS),
+        "contention, ranks": ([ranks for ranks, _ in values["contention"]], _COUNT),
+        "contention, divisors": ([divisor for _, divisor in values["contention"]], _DIVISOR),
+        "gemm, FLOPs": ([flops for flops, _ in values["gemm"]], _FLOPS),
+        "gemm, TFLOPS": ([tflops for _, tflops in values["gemm"]], _TFLOPS),
+        "attention.tflops": (values["attention"]["tflops"], _TFLOPS),
+        "attention.start_us": (values["attention"]["start_us"], _SMALL),
+        "attention.element_ps": (values["attention"]["element_ps"], _SMALL),
+        **{f"alpha_us.{key}": ([values["alpha_us"][key]], _SMALL) for key in _ALPHA},
     }
-    for key, (values, within) in checks.items():
-        for value in values:
-            within.check(value, f"{where}: {key}")
+    for key, (numbers, valid_range) in checks.items():
+        for number in numbers:
+            valid_range.check(number, f"{where}: {key}")

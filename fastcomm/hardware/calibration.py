@@ -1,4 +1,8 @@
-"""Fit a cluster's links, GEMMs and attention to timed messages and kernels."""
+"""Fit a cluster's links, GEMMs and attention to timed messages and kernels.
+
+Times are in seconds, sizes in bytes, work in FLOPs. A `Line` is the start-up time of a message
+and the bandwidth after it, in seconds and bytes per second.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -14,41 +18,37 @@ from fastcomm.hardware.measurements import TimedMessage
 Array = NDArray[np.float64]
 Line = tuple[float, float]
 
-_ROUNDS = 30
-_FLOOR = 0.02
-# A second line has to explain this much more, and needs so many sizes on each side.
-_GAIN = 0.8
-_SIDE = 3
-_FAST = 0.1
-# Sizes have to be this far apart.
-_SPAN = 4
+_ROUNDS = 30  # of reweighting
+_FLOOR = 0.02  # relative error below which a point's weight no longer grows
+_GAIN = 0.8  # two lines are used if they reduce the error of one line by this factor
+_SIDE = 3  # sizes on each side of the change between two lines
+_FAST = 0.1  # quantile of times that include waiting for other ranks
+_SPAN = 4  # ratio of the largest to the smallest size, to fit a start and a bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Fit of one operation in one group size, in seconds and bytes per second."""
+    """Line fitted to one operation in one group size, and its relative errors."""
 
     op: str
     ranks: int
     messages: int
     sizes: int
-    alpha: float
-    bus: float
+    alpha: float  # start-up time in seconds
+    bus: float  # bus bandwidth in bytes per second
     median_error: float
     worst_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeResidual:
-    """Fit of work of one kind and size: FLOPs, and FLOPs per second."""
+    """Curve fitted to kernels of one kind and size, and its relative errors."""
 
-    what: str
+    kind: str  # "GEMM" or "attention forward" or "attention backward"
     calls: int
-    # Median of the work, and the rate measured on it, over that of the curve before.
-    flops: float
-    rate: float
-    efficiency: float
-    # After the fit.
+    flops: float  # median of the calls
+    rate: float  # measured FLOPs per second
+    efficiency: float  # `rate` over the rate of the curve before the fit
     median_error: float
     worst_error: float
 
@@ -60,36 +60,35 @@ class Calibration:
     cluster: Cluster
     residuals: tuple[Residual, ...] = ()
     compute: tuple[ComputeResidual, ...] = ()
-    # In words.
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # one sentence for each thing that was not fitted
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how well links and compute are described, as it stands in JSON."""
+        """Return the residuals as they stand in JSON, times in nanoseconds."""
         return {
             "calibration": [
                 {
-                    "op": each.op,
-                    "ranks": each.ranks,
-                    "messages": each.messages,
-                    "sizes": each.sizes,
-                    "start_ns": each.alpha * 1e9,
-                    "bus_bytes_per_s": each.bus,
-                    "median_error": each.median_error,
-                    "worst_error": each.worst_error,
+                    "op": line.op,
+                    "ranks": line.ranks,
+                    "messages": line.messages,
+                    "sizes": line.sizes,
+                    "start_ns": line.alpha * 1e9,
+                    "bus_bytes_per_s": line.bus,
+                    "median_error": line.median_error,
+                    "worst_error": line.worst_error,
                 }
-                for each in self.residuals
+                for line in self.residuals
             ],
             "calibration_compute": [
                 {
-                    "what": each.what,
-                    "calls": each.calls,
-                    "flops": each.flops,
-                    "flops_per_s": each.rate,
-                    "efficiency": each.efficiency,
-                    "median_error": each.median_error,
-                    "worst_error": each.worst_error,
+                    "what": curve.kind,
+                    "calls": curve.calls,
+                    "flops": curve.flops,
+                    "flops_per_s": curve.rate,
+                    "efficiency": curve.efficiency,
+                    "median_error": curve.median_error,
+                    "worst_error": curve.worst_error,
                 }
-                for each in self.compute
+                for curve in self.compute
             ],
         }
 
@@ -97,24 +96,52 @@ class Calibration:
 def calibrate(
     cluster: Cluster, messages: list[TimedMessage], *, waits: bool = False
 ) -> Calibration:
-    """Fit every operation and group size; `waits` says that times hold waiting, too."""
+    """Fit start-up time and bandwidth of every operation and group size.
+
+    Parameters
+    ----------
+    cluster
+        Its usual start-up times are used where a single size was measured.
+    messages
+        Point-to-point messages are ignored.
+    waits
+        Whether times include waiting for other ranks, as in a trace. Then the fastest tenth of
+        messages of equal size is used, otherwise their median.
+
+    Returns
+    -------
+    Calibration
+        The cluster with the fitted lines, and the errors of each line.
+
+    Raises
+    ------
+    ConfigError
+        If no message is a collective.
+
+    """
     grouped: dict[tuple[str, int], list[TimedMessage]] = defaultdict(list)
     for message in messages:
         if message.op != "p2p":
             grouped[message.op, message.ranks].append(message)
     if not grouped:
-        raise ConfigError("calibration: no collective with a size, a group and a time")
+        raise ConfigError(
+            "calibration: no collective has a size, a group and a duration, which a fit of "
+            "links needs"
+        )
     fits: dict[str, list[LinkFit]] = defaultdict(list)
     residuals, skipped = [], []
     for (op, ranks), group in sorted(grouped.items()):
         moved, time = _by_size(group, waits)
         moved = moved * bus_factor(op, ranks)
-        usual = _usual_start(cluster, ranks)
-        if len(time) == 1 and time[0] < 2 * usual:
-            spent = f"{time[0] * 1e6:.0f} us"
-            skipped.append(f"{op} on {ranks}: one size in {spent}, mostly its start")
+        start = _usual_start(cluster, ranks)
+        if len(time) == 1 and time[0] < 2 * start:
+            duration = f"{time[0] * 1e6:.0f} us"
+            skipped.append(
+                f"{op} on {ranks} ranks: a single size, whose {duration} are mostly "
+                "start-up time"
+            )
             continue
-        lines = _lines(moved, time, usual)
+        lines = _fit_lines(moved, time, start)
         fits[op].append(_fit(ranks, *lines))
         residuals.append(_residual(op, ranks, len(group), lines, (moved, time)))
     measured = replace(cluster, fits={op: tuple(lines) for op, lines in fits.items()})
@@ -130,8 +157,9 @@ def _fit(ranks: int, small: Line, large: Line) -> LinkFit:
 def _residual(
     op: str, ranks: int, messages: int, lines: tuple[Line, Line], measured: tuple[Array, Array]
 ) -> Residual:
+    """Return the relative errors of fitted lines; `measured` has bus bytes and seconds."""
     moved, time = measured
-    errors = np.abs(_faster(*lines, moved) / time - 1)
+    errors = np.abs(_faster_line(*lines, moved) / time - 1)
     return Residual(
         op=op,
         ranks=ranks,
@@ -145,48 +173,52 @@ def _residual(
 
 
 def _usual_start(cluster: Cluster, ranks: int) -> float:
+    """Return the cluster's start-up time in a group of consecutive ranks."""
     return cluster.alpha_intra if ranks <= cluster.gpus_per_node else cluster.alpha_inter
 
 
 def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Array, Array]:
+    """Return the distinct volumes, and a quantile of the times of each."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for message in group:
         sizes[message.volume].append(message.seconds)
     volumes = sorted(sizes)
     share = _FAST if waits else 0.5
     if volumes[-1] < _SPAN * volumes[0]:
-        # So close to one another they tell one number, not a start and a bandwidth.
+        # Sizes so close determine one number, not a start and a bandwidth.
         times = [message.seconds for message in group]
         return np.array([np.median(volumes)]), np.array([np.quantile(times, share)])
     return np.array(volumes), np.array([np.quantile(sizes[v], share) for v in volumes])
 
 
-def _lines(moved: Array, time: Array, usual: float) -> tuple[Line, Line]:
-    """Return the lines of small and large messages; equal if two explain little more."""
-    whole = _line(moved, time, usual)
-    best, pair = _GAIN * _misfit(_faster(whole, whole, moved), time), (whole, whole)
+def _fit_lines(moved: Array, time: Array, start: float) -> tuple[Line, Line]:
+    """Fit a line to small and one to large messages; equal if two explain little more."""
+    single = _fit_line(moved, time, start)
+    best, pair = _GAIN * _misfit(_faster_line(single, single, moved), time), (single, single)
     for cut in range(_SIDE, len(time) - _SIDE + 1):
-        small = _line(moved[:cut], time[:cut], usual)
-        large = _line(moved[cut:], time[cut:], usual)
-        misfit = _misfit(_faster(small, large, moved), time)
+        small = _fit_line(moved[:cut], time[:cut], start)
+        large = _fit_line(moved[cut:], time[cut:], start)
+        misfit = _misfit(_faster_line(small, large, moved), time)
         if small[0] <= large[0] and small[1] <= large[1] and misfit < best:
             best, pair = misfit, (small, large)
     return pair
 
 
-def _faster(small: Line, large: Line, moved: Array) -> Array:
+def _faster_line(small: Line, large: Line, moved: Array) -> Array:
+    """Return the seconds of the faster of two lines for bus bytes `moved`."""
     return np.minimum(small[0] + moved / small[1], large[0] + moved / large[1])
 
 
-def _misfit(found: Array, time: Array) -> float:
-    return float(np.abs(found / time - 1).mean())
+def _misfit(predicted: Array, time: Array) -> float:
+    """Return the mean relative error."""
+    return float(np.abs(predicted / time - 1).mean())
 
 
-def _line(moved: Array, time: Array, usual: float) -> Line:
-    """Start and bandwidth with the least relative errors, each counted once, not squared."""
+def _fit_line(moved: Array, time: Array, usual_start: float) -> Line:
+    """Fit start and bandwidth with the least absolute relative errors."""
     if len(time) == 1:
-        # One size tells one number: the start is the usual one, or all there is.
-        start = min(usual, 0.5 * float(time[0]))
+        # One size determines the bandwidth alone: take the usual start, at most half the time.
+        start = min(usual_start, 0.5 * float(time[0]))
         return start, float(moved[0] / (time[0] - start))
     weight = 1 / time
     for _ in range(_ROUNDS):
@@ -201,104 +233,125 @@ def _line(moved: Array, time: Array, usual: float) -> Line:
     return float(start), float(1 / slope)
 
 
-_WAYS = ("attention forward", "attention backward")
+_ATTENTION_PASSES = ("attention forward", "attention backward")
 
 
-class Product(NamedTuple):
-    """A timed product of matrices."""
+class TimedGemm(NamedTuple):
+    """FLOPs and duration of a matrix product."""
 
     flops: float
     seconds: float
 
 
-class Attended(NamedTuple):
-    """A timed causal attention; `hidden` counts all heads of the rank."""
+class TimedAttention(NamedTuple):
+    """Shape and duration of a causal attention call of one rank."""
 
     backward: bool
     bsz: int
     seq_len: int
-    hidden: int
+    hidden: int  # elements of all heads of the rank
     seconds: float
 
 
-def fit_products(
-    cluster: Cluster, products: list[Product]
-) -> tuple[Cluster, list[ComputeResidual]]:
-    """Fit the GEMM curve to the median rate of each octave of FLOPs; keep its shape beyond."""
+def fit_gemm(cluster: Cluster, calls: list[TimedGemm]) -> tuple[Cluster, list[ComputeResidual]]:
+    """Fit the GEMM curve to the median rate of each octave of FLOPs.
+
+    Outside the measured sizes the curve keeps its shape, scaled by the nearest octave.
+
+    Returns
+    -------
+    cluster : Cluster
+        With the fitted curve; unchanged without calls, or if its curve is a measured table.
+    residuals : list of ComputeResidual
+        One for each octave.
+
+    """
     curve = cluster.gemm
-    if not products or not isinstance(curve, GemmCurve):
+    if not calls or not isinstance(curve, GemmCurve):
         return cluster, []
-    flops, seconds = (np.array(column) for column in zip(*products, strict=True))
+    flops, seconds = (np.array(column) for column in zip(*calls, strict=True))
     octave = np.floor(np.log2(flops))
-    groups = [octave == each for each in np.unique(octave)]
+    groups = [octave == value for value in np.unique(octave)]
     middle = np.array([np.median(flops[group]) for group in groups])
     rate = np.array([np.median(flops[group] / seconds[group]) for group in groups])
     ratio = rate * curve.seconds(middle) / middle
-    fitted = _through(curve, middle, rate, ratio)
-    found = [
+    fitted = _curve_through(curve, middle, rate, ratio)
+    residuals = [
         ComputeResidual(
-            what="products",
+            kind="GEMM",
             calls=int(group.sum()),
             flops=float(middle[place]),
             rate=float(rate[place]),
             efficiency=float(ratio[place]),
-            **_off(fitted.seconds(flops[group]), seconds[group]),
+            **_relative_errors(fitted.seconds(flops[group]), seconds[group]),
         )
         for place, group in enumerate(groups)
     ]
-    return replace(cluster, gemm=fitted), found
+    return replace(cluster, gemm=fitted), residuals
 
 
-def _through(curve: GemmCurve, flops: Array, rate: Array, ratio: Array) -> GemmCurve:
+def _curve_through(curve: GemmCurve, flops: Array, rate: Array, ratio: Array) -> GemmCurve:
+    """Replace the curve inside the measured FLOPs; scale it by the nearest `ratio` outside."""
     knots = dict(zip(flops.tolist(), rate.tolist(), strict=True))
-    for known, usual in zip(curve.flops, curve.rates, strict=True):
-        if not flops[0] <= known <= flops[-1]:
-            knots[known] = usual * float(ratio[0] if known < flops[0] else ratio[-1])
+    for knot, knot_rate in zip(curve.flops, curve.rates, strict=True):
+        if not flops[0] <= knot <= flops[-1]:
+            knots[knot] = knot_rate * float(ratio[0] if knot < flops[0] else ratio[-1])
     places, rates = sorted(knots), []
     slowest = np.inf
     for place in reversed(places):
-        # Less work never takes more time.
+        # Smaller work must not take longer than larger work.
         slowest = min(slowest, place / knots[place])
         rates.append(place / slowest)
     return GemmCurve(flops=tuple(places), rates=tuple(reversed(rates)))
 
 
 def fit_attention(
-    cluster: Cluster, calls: list[Attended]
+    cluster: Cluster, calls: list[TimedAttention]
 ) -> tuple[Cluster, list[ComputeResidual]]:
-    """Scale both slopes of the attention curve by the median call, for each way."""
-    curve, found = cluster.attention, []
-    for way, what in enumerate(_WAYS):
-        mine = [call for call in calls if call.backward == bool(way)]
-        if not mine:
+    """Scale the slopes of the attention curve by the median call, forward and backward apart.
+
+    Returns
+    -------
+    cluster : Cluster
+        With the scaled curve; a pass without calls keeps its curve.
+    residuals : list of ComputeResidual
+        One for each pass with calls.
+
+    """
+    curve, residuals = cluster.attention, []
+    for way, kind in enumerate(_ATTENTION_PASSES):
+        pass_calls = [call for call in calls if call.backward == bool(way)]
+        if not pass_calls:
             continue
-        seconds = np.array([call.seconds for call in mine])
-        before = _attention(curve, mine, way)
+        seconds = np.array([call.seconds for call in pass_calls])
+        before = _predicted(curve, pass_calls, way)
         start = curve.start[way]
         slower = float(np.median(np.maximum(seconds - start, 0.1 * seconds) / (before - start)))
         curve = _scaled(curve, way, slower)
         flops = np.array(
-            [(5 if way else 2) * c.bsz * c.seq_len**2 * float(c.hidden) for c in mine]
+            [(5 if way else 2) * c.bsz * c.seq_len**2 * float(c.hidden) for c in pass_calls]
         )
-        found.append(
+        residuals.append(
             ComputeResidual(
-                what=what,
-                calls=len(mine),
+                kind=kind,
+                calls=len(pass_calls),
                 flops=float(np.median(flops)),
                 rate=float(np.median(flops / seconds)),
                 efficiency=1 / slower,
-                **_off(_attention(curve, mine, way), seconds),
+                **_relative_errors(_predicted(curve, pass_calls, way), seconds),
             )
         )
-    return replace(cluster, attention=curve), found
+    return replace(cluster, attention=curve), residuals
 
 
-def _attention(curve: AttentionCurve, calls: list[Attended], way: int) -> Array:
-    ask = curve.backward if way else curve.forward
-    return np.array([float(ask(each.bsz, each.seq_len, each.hidden)) for each in calls])
+def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> Array:
+    """Return the seconds of attention calls by a curve; `way` 0 is forward, 1 backward."""
+    seconds = curve.backward if way else curve.forward
+    return np.array([float(seconds(call.bsz, call.seq_len, call.hidden)) for call in calls])
 
 
 def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
+    """Return the curve with the slopes of one pass scaled by `slower`."""
     element, rate = list(curve.element), list(curve.rate)
     element[way] *= slower
     rate[way] /= slower
@@ -307,6 +360,6 @@ def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
     )
 
 
-def _off(fitted: Array, seconds: Array) -> dict[str, float]:
-    off = np.abs(fitted / seconds - 1)
-    return {"median_error": float(np.median(off)), "worst_error": float(off.max())}
+def _relative_errors(fitted: Array, seconds: Array) -> dict[str, float]:
+    errors = np.abs(fitted / seconds - 1)
+    return {"median_error": float(np.median(errors)), "worst_error": float(errors.max())}

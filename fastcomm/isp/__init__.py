@@ -1,6 +1,6 @@
-"""Which way of splitting a model over a cluster trains fastest, and fits.
+"""Search for the fastest way to split a model over a cluster that fits into memory.
 
-The `Question` of a search has the model, the world size, the batch and the memory limit.
+The `Question` of a search has model, world sizes, global batch, memory and constraints.
 """
 
 from dataclasses import dataclass, replace
@@ -18,9 +18,10 @@ ALGOS = ("isp", "msp", "fsp", "mtp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchRule:
-    """The rule that says which micro-batches are tried.
+    """Which micro-batches a search tries.
 
-    `least` to `most` tokens a step; `micro_bsz` and `micro_num` leave only one value each.
+    A step has `least` to `most` tokens. `micro_bsz` and `micro_num` fix the size and the number
+    of micro-batches.
     """
 
     least: int
@@ -30,57 +31,51 @@ class MicroBatchRule:
 
     @property
     def strict(self) -> bool:
-        """Whether the batch is one number."""
+        """Whether the global batch is a single number."""
         return self.least == self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A search, in both modes; `Question.check` says what can never be answered."""
+    """What a search is asked, in either mode."""
 
     model: Model
     world_sizes: tuple[int, ...]
     seq_len: int
     batch: MicroBatchRule
-    # None is the GPU's.
-    memory: float | None = None
+    memory: float | None = None  # bytes; None is the memory of the cluster's GPU
     algos: tuple[str, ...] = ALGOS
     pp: tuple[int, ...] | None = None
     sp: tuple[int, ...] | None = None
     dtype_size: int = 2
     flash: bool = True
-    # What contention takes: share of the shorter of two overlapped parts.
+    # Cost of contention, as a share of the shorter of two overlapped parts.
     penalty: float = 0.2
     overlap_grad: bool = False
     grad_sync: str = "all_reduce"
     param_sync: str = "broadcast"
-    # "per_op": each product overlaps its own weights alone.
+    # "layer": all GEMMs of a layer overlap its gathers; "per_op": each GEMM its own.
     overlap: str = "layer"
-    # Virtual stages of a rank, interleaved; None is all that divide a stage's layers.
-    interleave: tuple[int, ...] | None = None
-    # Ranks that share a layer's experts; None is all that divide both.
-    ep: tuple[int, ...] | None = None
-    # Tokens of the fullest rank's experts over their mean.
-    imbalance: float = 1.0
-    # "copies": a token goes to each of its experts; "nodes": once to each of their nodes.
+    interleave: tuple[int, ...] | None = None  # virtual stages of a rank; None is any
+    ep: tuple[int, ...] | None = None  # ranks that share a layer's experts; None is any
+    imbalance: float = 1.0  # tokens of the busiest rank over the mean
+    # "copies": a token is sent to each of its experts; "nodes": once to each of their nodes.
     dispatch: str = "copies"
-    # Hide the experts' all-to-alls behind another micro-batch's arithmetic.
-    overlap_experts: bool = False
-    # What an MTP rank sends to the next stage: all of it ("whole"), or its share ("scatter").
+    overlap_experts: bool = False  # overlap expert all-to-alls with another micro-batch
+    # What an MTP rank sends to the next stage: everything ("whole"), or a share ("scatter").
     p2p: str = "whole"
-    any_schedule: bool = False
-    # DeepSpeed-Ulysses: weights whole or cut by all replicas.
-    ulysses: bool = False
+    any_schedule: bool = False  # allow fewer micro-batches than stages
+    ulysses: bool = False  # DeepSpeed-Ulysses: weights unsharded, or sharded by all replicas
 
     def check(self) -> None:
-        """Raise `ConfigError` for what no strategy can satisfy."""
+        """Raise `ConfigError` if no strategy can satisfy the question."""
         if not self.world_sizes:
-            raise ConfigError("world size: none is left, wanted at least one")
+            raise ConfigError("world size: expected at least one")
         PENALTY.check(self.penalty, "penalty")
         IMBALANCE.check(self.imbalance, "imbalance")
         if unknown := set(self.algos) - set(ALGOS):
             raise ConfigError(
-                f"algorithm {min(unknown)!r}: known are {', '.join(ALGOS)} (and dsp)"
+                f"unknown algorithm {min(unknown)!r}: expected {', '.join(ALGOS)}, or dsp alone"
             )
         self._check_batch()
         self._check_shards()
@@ -89,14 +84,14 @@ class Question:
         batch = self.batch
         if batch.least > batch.most:
             raise ConfigError(
-                f"global batch: the least, {batch.least}, is above the most, {batch.most}"
+                f"global batch: the minimum {batch.least} is above the maximum {batch.most}"
             )
         if batch.strict and batch.least % self.seq_len:
             lower = batch.least // self.seq_len * self.seq_len
             nearest = f"{lower} or {lower + self.seq_len}" if lower else str(self.seq_len)
             raise ConfigError(
-                f"global batch {batch.least}: no multiple of the sequence length "
-                f"{self.seq_len}; the nearest are {nearest}"
+                f"global batch {batch.least} is not a multiple of the sequence length "
+                f"{self.seq_len}; try {nearest}"
             )
 
     def _check_shards(self) -> None:
@@ -104,52 +99,65 @@ class Question:
         for pp in self.pp or ():
             if pp > model.layers:
                 raise ConfigError(
-                    f"pp {pp}: {model.name} has {model.layers} layers, its most stages"
+                    f"invalid pp {pp}: {model.name} has only {model.layers} layers"
                 )
         if self.ep and not model.experts and set(self.ep) != {1}:
-            raise ConfigError(f"ep: {model.name} has no experts to spread")
+            raise ConfigError(f"invalid ep: {model.name} has no experts")
         experts = model.experts.number if model.experts else 1
-        for name, asked, whole, what in (
+        for name, degrees, total, unit in (
             ("sp", self.sp, model.heads, "heads"),
             ("ep", self.ep, experts, "experts"),
             ("interleave", self.interleave, model.layers, "layers"),
         ):
-            for each in asked or ():
-                if whole % each:
-                    near = max(n for n in range(1, min(each, whole) + 1) if whole % n == 0)
+            for degree in degrees or ():
+                if total % degree:
+                    near = max(n for n in range(1, min(degree, total) + 1) if total % n == 0)
                     raise ConfigError(
-                        f"{name} {each}: {model.name} has {whole} {what}, which it has to "
-                        f"divide; the nearest below is {near}"
+                        f"invalid {name} {degree}: it must divide the {total} {unit} of "
+                        f"{model.name}; the nearest smaller degree is {near}"
                     )
 
 
-# A batch that anything fits: the micro-batches are given.
+# Tokens of a step without a limit, if the micro-batches are fixed.
 _ANY = 1 << 60
 _NODE = 8
 _PAIR = 2
 
 
 def world_sizes(text: str | float | tuple[int, ...], node: int = _NODE) -> tuple[int, ...]:
-    """The sizes of "128", "64,128" or "64-256": every whole node from least to most."""
-    found: list[int] = []
+    """Parse world sizes such as "128", "64,128" or "64-256".
+
+    A range has every multiple of `node` GPUs from its least to its most.
+
+    Raises
+    ------
+    ConfigError
+        If a part is not a number or a range, or a range has no whole node.
+
+    """
+    sizes: list[int] = []
     for part in _parts(text):
         ends = [parse_quantity(end, "world size", RANKS.most) for end in part.split("-")]
         if len(ends) > _PAIR or ends[0] > ends[-1]:
-            raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
+            raise ConfigError(
+                f"invalid world size {part!r}: expected numbers or ranges, as in 128 or 64-256"
+            )
         if len(ends) == 1:
-            found += ends
-        elif not (whole := list(range(-(-ends[0] // node) * node, ends[1] + 1, node))):
-            raise ConfigError(f"world size: no whole node of {node} GPUs lies in {part!r}")
+            sizes += ends
+        elif not (nodes := list(range(-(-ends[0] // node) * node, ends[1] + 1, node))):
+            raise ConfigError(
+                f"invalid world size {part!r}: it has no multiple of {node}, the GPUs of a node"
+            )
         else:
-            found += whole
-    return tuple(dict.fromkeys(found))
+            sizes += nodes
+    return tuple(dict.fromkeys(sizes))
 
 
-def numbers(text: Quantities, what: str) -> tuple[int, ...] | None:
-    """The numbers of "1,2,4" or "4Ki,64Ki"; None for nothing said."""
+def numbers(text: Quantities, option: str) -> tuple[int, ...] | None:
+    """Parse numbers such as "1,2,4" or "4Ki,64Ki"; None stays None."""
     if text is None:
         return None
-    return tuple(dict.fromkeys(parse_quantity(part, what) for part in _parts(text)))
+    return tuple(dict.fromkeys(parse_quantity(part, option) for part in _parts(text)))
 
 
 def _parts(text: str | float | tuple[int, ...]) -> list[str]:
@@ -157,15 +165,22 @@ def _parts(text: str | float | tuple[int, ...]) -> list[str]:
 
 
 def algorithms(text: str | None) -> tuple[str, ...]:
-    """The algorithms of "MSP,FSP"; all where nothing is said."""
+    """Parse algorithms such as "MSP,FSP"; None is all."""
     return tuple(part.strip().lower() for part in text.split(",")) if text else ALGOS
 
 
 def batch(options: SearchOptions) -> MicroBatchRule:
-    """The rule of the batch: one number, a range, or a given pair."""
-    whole, least, most, bsz, num = (
-        None if value is None else parse_quantity(value, what)
-        for what, value in (
+    """Return the rule of the micro-batches that the options describe.
+
+    Raises
+    ------
+    ConfigError
+        If the options contradict each other, or leave the global batch open.
+
+    """
+    total, least, most, bsz, num = (
+        None if value is None else parse_quantity(value, option)
+        for option, value in (
             ("global batch", options.global_batch),
             ("global batch min", options.global_batch_min),
             ("global batch max", options.global_batch_max),
@@ -173,26 +188,26 @@ def batch(options: SearchOptions) -> MicroBatchRule:
             ("micro num", options.micro_num),
         )
     )
-    if whole is None and least is None and most is None:
+    if total is None and least is None and most is None:
         if bsz is None or num is None:
             raise ConfigError(
-                "global batch: say its tokens, as in 4Mi, or both micro_bsz and micro_num"
+                "missing global batch: give its tokens, as in 4Mi, or micro_bsz and micro_num"
             )
         return MicroBatchRule(least=1, most=_ANY, micro_bsz=bsz, micro_num=num)
-    if whole is not None and (least is not None or most is not None):
-        raise ConfigError("global batch: one number or a range, not both")
-    if whole is None and most is None:
-        raise ConfigError("global batch: a range needs a most")
+    if total is not None and (least is not None or most is not None):
+        raise ConfigError("global batch: expected one number or a range, not both")
+    if total is None and most is None:
+        raise ConfigError("global batch: a range needs a maximum")
     return MicroBatchRule(
-        least=whole or least or 1, most=whole or most or _ANY, micro_bsz=bsz, micro_num=num
+        least=total or least or 1, most=total or most or _ANY, micro_bsz=bsz, micro_num=num
     )
 
 
 def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Question:
     """Return the question that the options ask.
 
-    With several sequence lengths, `seq_len` chooses one; by default the first is taken, and
-    the question is not checked.
+    With several sequence lengths, `seq_len` chooses one; by default the first is taken, and the
+    question is not checked.
 
     Raises
     ------
@@ -202,16 +217,16 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     """
     model, world_size, length = options.model, options.world_size, options.seq_len
     if model is None:
-        raise ConfigError("model: not said")
+        raise ConfigError("missing option --model")
     if world_size is None:
-        raise ConfigError("world size: not said")
+        raise ConfigError("missing option --world-size")
     if length is None:
-        raise ConfigError("seq len: not said")
+        raise ConfigError("missing option --seq-len")
     algos = algorithms(options.algorithms)
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
-        raise ConfigError("dsp is isp with weights whole or fully sharded: ask for it alone")
-    # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
+        raise ConfigError("dsp cannot be compared with other algorithms: search it alone")
+    # DeepSpeed-Ulysses overlaps nothing: both parts count in full.
     penalty = 1.0 if ulysses else options.penalty
     lengths = numbers(length, "sequence length") or ()
     question = Question(

@@ -1,4 +1,4 @@
-"""Strategies that share their layout, and the parameters that each pipeline stage holds."""
+"""Strategies of one layout, and the parameters that each pipeline stage holds."""
 
 from dataclasses import dataclass
 
@@ -11,30 +11,34 @@ from fastcomm.isp.model import Layer, Model
 # As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.
 Ints = NDArray[np.int64]
 
-NONE, FULL, SELECTIVE = 0, 1, 2
+NONE, FULL, SELECTIVE = 0, 1, 2  # recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """What is priced at once; `Block.one` makes that of a single strategy."""
+class StrategyGrid:
+    """Strategies of one layout, priced at once.
+
+    A row, (rows, 1), is a micro-batch, a recompute mode and a number of virtual stages. A
+    column, (columns,), is a set of shards. `one` makes the grid of a single strategy.
+    """
 
     world: int
     pp: int
     sp: int
     algo: str
+    # By row: sequences of a micro-batch, number of micro-batches, NONE, FULL or SELECTIVE.
     bsz: Ints
     num: Ints
-    ck: Ints
+    recompute: Ints
+    # By column: shards of parameters, gradients and optimizer states.
     para: Ints
     grads: Ints
     os: Ints
-    # Ranks that share a layer's experts, next to one another.
-    ep: int = 1
-    # Virtual stages of a rank, by rows; None is one everywhere.
-    stages: Ints | None = None
+    ep: int = 1  # consecutive ranks that share a layer's experts
+    stages: Ints | None = None  # virtual stages of a rank, by row; None is one everywhere
 
     @classmethod
-    def one(  # noqa: PLR0913 a strategy has so many numbers
+    def one(  # noqa: PLR0913 numbers of a strategy
         cls,
         *,
         world: int,
@@ -43,13 +47,13 @@ class Block:
         sp: int = 1,
         bsz: int = 1,
         num: int = 1,
-        ck: int = 0,
+        recompute: int = 0,
         shards: tuple[int, int, int] = (1, 1, 1),
         ep: int = 1,
         interleave: int = 1,
-    ) -> "Block":
-        """A single strategy."""
-        row = [np.array([[value]], np.int64) for value in (bsz, num, ck)]
+    ) -> "StrategyGrid":
+        """Make the grid of one strategy; `shards` are of parameters, gradients and states."""
+        row = [np.array([[value]], np.int64) for value in (bsz, num, recompute)]
         cut = [np.array([value], np.int64) for value in shards]
         return cls(
             world=world,
@@ -58,7 +62,7 @@ class Block:
             algo=algo,
             bsz=row[0],
             num=row[1],
-            ck=row[2],
+            recompute=row[2],
             para=cut[0],
             grads=cut[1],
             os=cut[2],
@@ -68,7 +72,7 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Number of rows and columns."""
         return len(self.bsz), len(self.os)
 
     @property
@@ -78,53 +82,61 @@ class Block:
 
     @property
     def isp(self) -> bool:
-        """Whether weights are sharded apart from the sequence."""
+        """Whether weights are sharded independently of the sequence."""
         return self.algo == "isp"
 
     @property
     def tp(self) -> int:
-        """By how much the algorithm itself cuts the weights."""
+        """Degree by which the algorithm itself shards the weights."""
         return 1 if self.isp else self.sp
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold, or share, the same weights."""
+        """Ranks that hold or share the same weights."""
         return self.world // self.pp if self.isp else self.dp
 
     @property
     def holders(self) -> int:
-        """Ranks that hold, or share, the same experts."""
+        """Ranks that hold or share the same experts."""
         return self.world // self.pp // self.ep
 
     @property
     def interleave(self) -> Ints | int:
-        """Virtual stages of a rank, by rows."""
+        """Virtual stages of a rank, by row."""
         return 1 if self.stages is None else self.stages
 
     @property
     def whole(self) -> int:
-        """By how much the norms and stage inputs are cut: MTP repeats them on every rank."""
+        """Degree by which norms and stage inputs are sharded; 1 for MTP."""
         return 1 if self.algo == "mtp" else self.sp
 
-    def kept(self, question: Question, layer: Layer) -> float:
-        """What a layer keeps, scores apart, in units of D/2 bytes a hidden element."""
-        whole = 4 if self.algo == "msp" else self._repeated(question)
-        return self._spread(question, layer, whole)
+    def saved_activations(self, question: Question, layer: Layer) -> float:
+        """Return the activations that a layer saves for its backward pass, without scores.
 
-    def touched(self, question: Question, layer: Layer) -> float:
-        """The same of what element-wise work reads: MSP cuts its norms."""
-        return self._spread(question, layer, self._repeated(question))
+        The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
+        """
+        repeated = 4 if self.algo == "msp" else self._repeated(question)
+        return self._sharded(question, layer, repeated)
 
-    def _spread(self, question: Question, layer: Layer, whole: int) -> float:
-        # 8 around attention and MLP, 10 of queries, keys, values and their result.
+    def elementwise_traffic(self, question: Question, layer: Layer) -> float:
+        """Return what element-wise work of a layer reads, in the unit of `saved_activations`.
+
+        Unlike saved activations, MSP shards its norms.
+        """
+        return self._sharded(question, layer, self._repeated(question))
+
+    def _sharded(self, question: Question, layer: Layer, repeated: int) -> float:
+        """Return activations of a layer: ranks repeat `repeated`, and shard the others."""
+        # 8 around attention and MLP, 10 of queries, keys, values and attention output.
         around = 8 + 10 * question.model.breadth
         wide = layer.wide
         if layer.experts:
             copies = layer.experts.top_k * (4 + 8 * layer.experts.ffn / question.model.hidden)
             wide += (question.imbalance - 1) * copies
-        return whole + (around - whole + wide) / self.sp
+        return repeated + (around - repeated + wide) / self.sp
 
     def _repeated(self, question: Question) -> int:
+        """Return the activations that every rank of a tensor-parallel group repeats."""
         if self.algo != "mtp":
             return 0
         return 8 if question.model.mlp == "swiglu" else 10
@@ -132,76 +144,81 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedElements:
-    """Elements of a rank before its shards; the ranks that have them too are `stride` apart."""
+    """Elements of a rank before sharding, and the shards by which they are divided."""
 
     elements: float
     para: Ints
     grads: Ints
     os: Ints
-    replicas: int
-    stride: int
+    replicas: int  # ranks that hold the same elements
+    stride: int  # distance between these ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What shards cut, and ISP's embedding and head, which only the sequence's shards cut."""
+    """Parameters of a pipeline stage: sharded pieces, and those sharded by `sp` alone."""
 
     pieces: tuple[ShardedElements, ...]
-    rest: float
+    unsharded: float  # elements of ISP's embedding and head; 0 for other algorithms
 
     @classmethod
     def of(
-        cls, block: Block, question: Question, counts: tuple[int, ...], ends: int
+        cls, grid: StrategyGrid, question: Question, counts: tuple[int, ...], ends: int
     ) -> "Stage":
-        """A stage of so many layers of each kind, with so many of embedding and head."""
+        """Return a stage of `counts` layers of each kind, with `ends` embeddings and heads."""
         model = question.model
         inside = sum(
             count * kind.parameters for count, kind in zip(counts, model.kinds, strict=True)
         )
-        inside = inside / block.tp
+        inside = inside / grid.tp
         ends = min(ends, 1) if model.tied else ends
-        outside = ends * model.embedding / block.sp
-        blocks, rest = (inside, outside) if block.isp else (inside + outside, 0.0)
-        pieces = [layers_of(block, blocks)]
+        outside = ends * model.embedding / grid.sp
+        layers, unsharded = (inside, outside) if grid.isp else (inside + outside, 0.0)
+        pieces = [layers_of(grid, layers)]
         if model.experts:
-            pieces.append(experts_of(block, counts[0] * model.expert_parameters / block.ep))
-        return cls(pieces=tuple(pieces), rest=rest)
+            pieces.append(experts_of(grid, counts[0] * model.expert_parameters / grid.ep))
+        return cls(pieces=tuple(pieces), unsharded=unsharded)
 
-    def states(self, block: Block) -> NDArray[np.float64]:
-        """Elements that a rank optimizes; of ISP's ends half, where there are two to share."""
-        cut = sum(piece.elements / piece.os for piece in self.pieces)
-        return np.asarray(cut + self.rest / min(2, block.dp))
+    def states(self, grid: StrategyGrid) -> NDArray[np.float64]:
+        """Return the elements whose optimizer states a rank holds, by column of the grid."""
+        sharded = sum(piece.elements / piece.os for piece in self.pieces)
+        # Two data-parallel ranks share ISP's embedding and head.
+        return np.asarray(sharded + self.unsharded / min(2, grid.dp))
 
 
-def places(pp: int, model: Model) -> list[int]:
-    """Stages that can be slowest or fullest: first, first of the long, last; around experts."""
+def candidate_stages(pp: int, model: Model) -> list[int]:
+    """Return the stages that can be the slowest or the fullest, sorted.
+
+    These are the first, the first with one layer more, the last, and with experts the first
+    ones that have them.
+    """
     least, longer = divmod(model.layers, pp)
-    found = {0, pp - longer if longer else 0, pp - 1}
+    stages = {0, pp - longer if longer else 0, pp - 1}
     if len(model.kinds) > 1 and model.experts:
         begin = model.experts.dense_layers // least
-        found |= {place for place in (begin, begin + 1) if place < pp}
-    return sorted(found)
+        stages |= {stage for stage in (begin, begin + 1) if stage < pp}
+    return sorted(stages)
 
 
-def layers_of(block: Block, elements: float) -> ShardedElements:
-    """So many elements of layers, apart from their routed experts."""
+def layers_of(grid: StrategyGrid, elements: float) -> ShardedElements:
+    """Return `elements` of layers, without routed experts, with the shards of a grid."""
     return ShardedElements(
         elements=elements,
-        para=block.para,
-        grads=block.grads,
-        os=block.os,
-        replicas=block.replicas,
-        stride=block.tp,
+        para=grid.para,
+        grads=grid.grads,
+        os=grid.os,
+        replicas=grid.replicas,
+        stride=grid.tp,
     )
 
 
-def experts_of(block: Block, elements: float) -> ShardedElements:
-    """So many elements of routed experts: cut as far as the ranks that hold them allow."""
+def experts_of(grid: StrategyGrid, elements: float) -> ShardedElements:
+    """Return `elements` of routed experts, sharded over the ranks that hold them."""
     return ShardedElements(
         elements=elements,
-        para=np.gcd(block.para, block.holders),
-        grads=np.gcd(block.grads, block.holders),
-        os=np.gcd(block.os, block.holders),
-        replicas=block.holders,
-        stride=block.ep,
+        para=np.gcd(grid.para, grid.holders),
+        grads=np.gcd(grid.grads, grid.holders),
+        os=np.gcd(grid.os, grid.holders),
+        replicas=grid.holders,
+        stride=grid.ep,
     )

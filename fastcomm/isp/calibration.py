@@ -1,28 +1,26 @@
-"""What a search is answered with: a cluster, its measured tables, its fit to a run."""
+"""Set up the cluster of a search: measured tables, and fits to traces or benchmarks."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.hardware import Cluster, load
 from fastcomm.hardware.calibration import (
-    Attended,
     Calibration,
     ComputeResidual,
-    Product,
+    TimedAttention,
+    TimedGemm,
     calibrate,
     fit_attention,
-    fit_products,
+    fit_gemm,
 )
 from fastcomm.hardware.measurements import (
     AttentionTable,
     ComputeTables,
     TimedMessage,
-    of_events,
+    messages_of_events,
     read_attention,
     read_gemm,
     read_measurements,
@@ -36,16 +34,17 @@ if TYPE_CHECKING:
     from fastcomm.trace.run import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
-# Where an operator has its two factors.
-_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+# Index of the first of two factors among the inputs of an operator.
+_GEMMS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 
 
 class _Attention(NamedTuple):
+    """Positions of the inputs of an attention operator."""
+
     backward: bool
-    # Where the queries are, and whether it is causal; the place of the sequence in a shape.
-    query: int
-    causal: int
-    sequence: int
+    query: int  # input with the queries
+    causal: int  # input that says whether attention is causal
+    sequence: int  # dimension of the sequence in a shape
 
 
 _ATTENTION = {
@@ -56,78 +55,87 @@ _ATTENTION = {
     "flash_attn::_flash_attn_forward": _Attention(False, 0, 5, 1),
     "flash_attn::_flash_attn_backward": _Attention(True, 1, 11, 1),
 }
-NAMES = (*_PRODUCTS, *_ATTENTION)
+NAMES = (*_GEMMS, *_ATTENTION)
 
 
-class Timed(NamedTuple):
-    """Timed work, and the number of calls that were left out by reason."""
+class TimedWork(NamedTuple):
+    """Timed GEMMs and attention calls, and the number of calls left out by reason."""
 
-    products: list[Product]
-    attention: list[Attended]
+    gemms: list[TimedGemm]
+    attention: list[TimedAttention]
     left_out: Counter[str]
 
 
-def timed(calls: "list[ShapedCall]") -> Timed:
-    """Return the work of calls in half precision, which curves describe."""
-    found = Timed([], [], Counter())
+def classify(calls: "list[ShapedCall]") -> TimedWork:
+    """Return the GEMMs and attention calls in half precision, which the curves describe."""
+    result = TimedWork([], [], Counter())
     for call in calls:
-        work = product(call) if call.name in _PRODUCTS else attention(call)
+        work = gemm(call) if call.name in _GEMMS else attention(call)
         if isinstance(work, str):
-            found.left_out[work] += 1
-        elif isinstance(work, Product):
-            found.products.append(work)
+            result.left_out[work] += 1
+        elif isinstance(work, TimedGemm):
+            result.gemms.append(work)
         else:
-            found.attention.append(work)
-    return found
+            result.attention.append(work)
+    return result
 
 
-def product(call: "ShapedCall") -> Product | str:
-    """Return the product of two matrices, or of a batch of them, or why it is none."""
-    first = _PRODUCTS[call.name]
+def gemm(call: "ShapedCall") -> TimedGemm | str:
+    """Return the GEMM or batched GEMM of a call, or the reason why it is not usable."""
+    first = _GEMMS[call.name]
     if len(call.dims) < first + 2 or not call.types[first : first + 1]:
         return "no shapes"
     if call.types[first] not in _HALF:
-        return f"products of {call.types[first]}"
-    left, right = call.dims[first : first + 2]
-    if len(left) < 2 or len(left) != len(right) or left[-1] != right[-2]:  # noqa: PLR2004
-        return "shapes that are no product"
-    flops = 2.0 * right[-1]
-    for each in left:
-        flops *= each
-    return Product(flops, call.seconds) if flops else "products of nothing"
+        return f"GEMM of {call.types[first]}"
+    a_dims, b_dims = call.dims[first : first + 2]
+    if len(a_dims) < 2 or len(a_dims) != len(b_dims) or a_dims[-1] != b_dims[-2]:  # noqa: PLR2004
+        return "shapes that do not multiply"
+    flops = 2.0 * b_dims[-1]
+    for size in a_dims:
+        flops *= size
+    return TimedGemm(flops, call.seconds) if flops else "empty GEMM"
 
 
-def attention(call: "ShapedCall") -> Attended | str:
-    """Return the causal attention of whole sequences with themselves, or why it is none."""
-    how = _ATTENTION[call.name]
-    if len(call.dims) < how.query + 2 or len(call.types) <= how.query:
+def attention(call: "ShapedCall") -> TimedAttention | str:
+    """Return the causal self-attention of a call, or the reason why it is not usable."""
+    operator = _ATTENTION[call.name]
+    if len(call.dims) < operator.query + 2 or len(call.types) <= operator.query:
         return "no shapes"
-    query, key = call.dims[how.query : how.query + 2]
+    query, key = call.dims[operator.query : operator.query + 2]
     if len(query) != 4 or len(key) != 4:  # noqa: PLR2004 batch, sequence, heads, width
         return "attention of packed sequences"
-    if call.types[how.query] not in _HALF:
-        return f"attention of {call.types[how.query]}"
-    if query[how.sequence] != key[how.sequence]:
-        return "attention of two lengths"
-    if call.values[how.causal : how.causal + 1] != ("True",):
-        return "attention that is not causal, or does not say so"
-    heads = query[3 - how.sequence]
+    if call.types[operator.query] not in _HALF:
+        return f"attention of {call.types[operator.query]}"
+    if query[operator.sequence] != key[operator.sequence]:
+        return "attention between sequences of different lengths"
+    if call.values[operator.causal : operator.causal + 1] != ("True",):
+        return "attention that is not recorded as causal"
+    heads = query[3 - operator.sequence]
     hidden = heads * query[3]
-    return Attended(how.backward, query[0], query[how.sequence], hidden, call.seconds)
+    return TimedAttention(
+        operator.backward, query[0], query[operator.sequence], hidden, call.seconds
+    )
 
 
-# A few ranks tell what the links do; a thousand say it again.
+# Ranks of a run measure the same links: a few are enough.
 _RANKS = 8
 
 
 def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
-    """Collectives of the first ranks: operation, group size, payload, duration."""
-    found: list[TimedMessage] = []
+    """Return the collectives of the first `most_ranks` ranks with their sizes and durations.
+
+    Raises
+    ------
+    FastcommError
+        If no collective has both a size and a group.
+
+    """
+    messages: list[TimedMessage] = []
     for rank in run.ranks[:most_ranks]:
         trace = run.read(rank)
         sizes = trace.groups["size"].to_pylist()
         comm = trace.comm.select(["op", "group", "payload_bytes", "start", "stop"]).to_pylist()
-        found += of_events(
+        messages += messages_of_events(
             (
                 OPS[row["op"]],
                 None if row["group"] is None else sizes[row["group"]],
@@ -136,68 +144,68 @@ def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
             )
             for row in comm
         )
-    if not found:
+    if not messages:
         raise FastcommError(
-            f"{len(run.ranks)} ranks: no collective has both a size and a group to calibrate by"
+            f"calibration: no collective of {len(run.ranks)} ranks has both a size and a group"
         )
-    return found
+    return messages
 
 
-def work(run: "RunTraces", most_ranks: int = 1) -> Timed:
-    """Products and attention of the first ranks, where their traces have shapes.
+def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
+    """Return the timed work of the first `most_ranks` ranks whose traces have shapes.
 
-    Ranks do the same work on equal GPUs: one tells all.
+    One rank is enough: all ranks do the same work on equal GPUs.
     """
-    # Few searches read traces, and what reads them takes long to load.
+    # slow to import, rarely needed
     from fastcomm.readers.kineto import reader
     from fastcomm.readers.kineto.shapes import calls
 
-    found: list[ShapedCall] = []
+    shaped: list[ShapedCall] = []
     for source in run.sources[:most_ranks]:
         if reader.claims(source.path):
-            found += calls(source.path, NAMES)
-    return timed(found)
-
-
-def spread(messages: list[TimedMessage]) -> dict[str, int]:
-    """Return the number of sizes of each operation."""
-    return {
-        op: len(np.unique([m.volume for m in messages if m.op == op]))
-        for op in sorted({m.op for m in messages})
-    }
+            shaped += calls(source.path, NAMES)
+    return classify(shaped)
 
 
 _BENCHMARKS = (".txt", ".log", ".out", ".csv", ".parquet")
-# Of the peak: clocks are boosted, and times are rounded.
+# Highest plausible rate over the peak: clocks are boosted, and times are rounded.
 _MOST = 1.1
-_LINKS_ONLY = "links only: GEMM and attention keep the cluster's curves"
+_LINKS_ONLY = "only links were fitted, GEMM and attention keep the curves of the cluster"
 
 
 def calibrated(path: Path, cluster: Cluster) -> Calibration:
-    """Fit a cluster to traces, to what `fastcomm metrics` wrote, or to a benchmark of links."""
+    """Fit a cluster to traces, to output of `fastcomm metrics`, or to a benchmark of links.
+
+    Raises
+    ------
+    ConfigError
+        If the path does not exist, or nothing can be fitted to it.
+
+    """
     if not path.exists():
-        raise ConfigError(f"calibration: {path}: there is no such file or folder")
+        raise ConfigError(f"calibration: {path}: no such file or folder")
     if (path / "events.parquet").exists():
         return _links(path, cluster, waits=True)
     if path.suffix in _BENCHMARKS:
         return _links(path, cluster, waits=path.suffix == ".parquet")
-    return _of_run(path, cluster)
+    return _fit_run(path, cluster)
 
 
 def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
-    found = calibrate(cluster, read_measurements(path), waits=waits)
-    why = f"{path.name} has no shapes of operators; {_LINKS_ONLY}"
+    """Fit links alone, to a benchmark or to metrics."""
+    links = calibrate(cluster, read_measurements(path), waits=waits)
+    reason = f"{path.name} has no operator shapes: {_LINKS_ONLY}"
     return Calibration(
-        cluster=found.cluster, residuals=found.residuals, skipped=(*found.skipped, why)
+        cluster=links.cluster, residuals=links.residuals, skipped=(*links.skipped, reason)
     )
 
 
-def _of_run(path: Path, cluster: Cluster) -> Calibration:
-    """Fit links and curves, as far as the traces tell; an error if they tell neither."""
+def _fit_run(path: Path, cluster: Cluster) -> Calibration:
+    """Fit links and curves to traces as far as possible; raise an error if neither is."""
     from fastcomm.readers.runs import open_run
 
     run = open_run(path)
-    fitted, residuals, skipped = of_work(work(run), cluster)
+    fitted, residuals, skipped = fit_work(work(run), cluster)
     try:
         links = calibrate(fitted, messages(run), waits=True)
     except FastcommError as error:
@@ -212,56 +220,76 @@ def _of_run(path: Path, cluster: Cluster) -> Calibration:
     )
 
 
-def of_work(
-    found: Timed, cluster: Cluster
+def fit_work(
+    work: TimedWork, cluster: Cluster
 ) -> tuple[Cluster, tuple[ComputeResidual, ...], tuple[str, ...]]:
-    """Curves through timed work; what was left out, in words."""
-    possible = [
-        work for work in found.products if work.flops < _MOST * cluster.peak * work.seconds
-    ]
-    cluster, products = fit_products(cluster, possible)
-    cluster, attention = fit_attention(cluster, found.attention)
-    skipped = [f"{count} calls left out: {why}" for why, count in found.left_out.items()]
-    if beyond := len(found.products) - len(possible):
-        skipped.append(f"{beyond} calls left out: products beyond the peak of {cluster.name}")
-    if not products and not attention:
-        why = "no product or attention of half precision says its shapes (record_shapes=True)"
-        skipped.append(f"{why}; {_LINKS_ONLY}")
-    elif not products or len(attention) < 2:  # noqa: PLR2004 there and back
-        missing = [] if products else ["GEMM"]
+    """Fit the GEMM and attention curves of a cluster.
+
+    Returns
+    -------
+    cluster : Cluster
+        With the fitted curves.
+    residuals : tuple of ComputeResidual
+        Errors of the fitted curves.
+    skipped : tuple of str
+        One sentence for each thing that was not fitted.
+
+    """
+    possible = [call for call in work.gemms if call.flops < _MOST * cluster.peak * call.seconds]
+    cluster, gemms = fit_gemm(cluster, possible)
+    cluster, attention = fit_attention(cluster, work.attention)
+    skipped = [f"{count} calls left out: {reason}" for reason, count in work.left_out.items()]
+    if beyond := len(work.gemms) - len(possible):
+        skipped.append(f"{beyond} calls left out: GEMM faster than the peak of {cluster.name}")
+    if not gemms and not attention:
+        skipped.append(
+            f"no GEMM or attention in half precision has shapes: {_LINKS_ONLY}; record traces "
+            "with record_shapes=True"
+        )
+    elif not gemms or len(attention) < 2:  # noqa: PLR2004 forward and backward
+        missing = [] if gemms else ["GEMM"]
         missing += [] if len(attention) == 2 else ["attention"]  # noqa: PLR2004
-        skipped.append(f"not measured: {', '.join(missing)} keeps the cluster's curve")
+        skipped.append(
+            f"{' and '.join(missing)} not fully measured: the curve of the cluster is used"
+        )
     elif cluster.note:
         cluster = replace(cluster, note="")
-    return cluster, (*products, *attention), tuple(skipped)
+    return cluster, (*gemms, *attention), tuple(skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The cluster that a search is priced for, and the measurements in use."""
+    """Cluster and measurements that a search uses."""
 
     cluster: Cluster
     attention: AttentionTable | None = None
     calibration: Calibration | None = None
-    tables: ComputeTables | None = None  # where both products and attention were measured
+    tables: ComputeTables | None = None  # if both GEMM and attention were measured
 
 
 def setting(options: SearchOptions) -> Setting:
-    """Return cluster, measured tables and mode, as the options say."""
+    """Load the cluster and measured tables of the options, and calibrate the cluster.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or invalid.
+
+    """
     cluster = load(str(options.cluster or "a800"))
     gemm = options.gemm_table and read_gemm(Path(options.gemm_table))
     attention = options.attention_table and read_attention(Path(options.attention_table))
     gpu = "910b" if "910b" in cluster.name.lower() else "a800"
-    found = read_tables(Path(options.compat_tables), gpu) if options.compat_tables else None
-    if found is None and gemm and attention:
-        found = ComputeTables(gemm, attention)
-    if found:
-        gemm, attention = found
+    tables = read_tables(Path(options.compat_tables), gpu) if options.compat_tables else None
+    if tables is None and gemm and attention:
+        tables = ComputeTables(gemm, attention)
+    if tables:
+        gemm, attention = tables
     measured = calibrated(Path(options.calibrate), cluster) if options.calibrate else None
     cluster = measured.cluster if measured else cluster
     return Setting(
         cluster=replace(cluster, gemm=gemm or cluster.gemm, comm_model=options.comm_model),
         attention=attention or None,
         calibration=measured,
-        tables=found,
+        tables=tables,
     )

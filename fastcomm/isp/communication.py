@@ -1,7 +1,7 @@
-"""Times of collectives on a cluster, and the design note's own formulas.
+"""Times of collectives on a cluster, and the formulas of the ISP paper's design note.
 
-The design note writes `p` ranks, a start `alpha` a step, and the time of a byte: its formulas
-take bytes, seconds and bytes per second, and can be called alone.
+Sizes are in bytes, times in seconds, bandwidths in bytes per second. `alpha` is a start-up
+time.
 """
 
 from math import log2
@@ -15,7 +15,10 @@ Floats = NDArray[np.float64]
 
 
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether each group lies in one node."""
+    """Return whether each group of ranks lies in one node.
+
+    `stride` is the distance between two consecutive ranks of a group.
+    """
     n, room = np.asarray(ranks, np.float64), cluster.gpus_per_node
     return np.asarray((n <= room) & ((n - 1) * np.asarray(stride) <= room - 1))
 
@@ -28,7 +31,24 @@ def collective(
     stride: ArrayLike = 1,
     calls: ArrayLike = 1,
 ) -> Floats:
-    """Return the seconds to move `volume` bytes in so many calls."""
+    """Return the seconds of collectives, from measured lines where the cluster has them.
+
+    Parameters
+    ----------
+    cluster
+        Its fitted lines count before its bandwidths.
+    op
+        "all_gather", "reduce_scatter", "all_reduce", "broadcast" or "all_to_all".
+    volume
+        Bytes of all calls together, as nccl-tests counts them.
+    ranks
+        Size of the group; 1 takes no time.
+    stride
+        Distance between two consecutive ranks of the group.
+    calls
+        Number of calls; each has a start-up time.
+
+    """
     n = np.asarray(ranks, np.float64)
     inside = is_inside(cluster, n, stride)
     size, count = np.asarray(volume, np.float64), np.asarray(calls, np.float64)
@@ -45,7 +65,7 @@ def collective(
 
 
 def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the seconds before the first byte."""
+    """Return the start-up time of a call."""
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
         return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
@@ -54,13 +74,14 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the bytes per second that a rank in a node, or a node in a larger group, sends."""
+    """Return the bandwidth of a rank inside its node, or of a node in a larger group."""
     return np.asarray(
-        np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks))
+        np.where(inside, cluster.bw_intra, cluster.bw_node / _contention(cluster, ranks))
     )
 
 
-def _slow(cluster: Cluster, ranks: Floats) -> Floats:
+def _contention(cluster: Cluster, ranks: Floats) -> Floats:
+    """Return the divisor of a node's bandwidth in groups of this size."""
     steps = np.array([most for most, _ in cluster.contention])
     divisors = np.array([divisor for _, divisor in cluster.contention])
     return divisors[np.minimum(np.searchsorted(steps, ranks), len(steps) - 1)]
@@ -69,28 +90,32 @@ def _slow(cluster: Cluster, ranks: Floats) -> Floats:
 def _exchange(
     cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
 ) -> Floats:
-    """Return the seconds of an all-to-all, in nodes and between them at the same time."""
+    """Return the seconds of an all-to-all, inside nodes and between them at the same time."""
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
-    away = (
-        room * piece * np.maximum(ranks - room, 0) / (cluster.bw_node / _slow(cluster, ranks))
+    inter = (
+        room
+        * piece
+        * np.maximum(ranks - room, 0)
+        / (cluster.bw_node / _contention(cluster, ranks))
     )
-    near = piece * (np.minimum(ranks, room) - 1) / cluster.bw_intra
-    return np.asarray(np.where(inside, near, np.maximum(away * share, near)))
+    intra = piece * (np.minimum(ranks, room) - 1) / cluster.bw_intra
+    return np.asarray(np.where(inside, intra, np.maximum(inter * share, intra)))
 
 
 def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
     """Return the seconds of an all-to-all that sends `share` of its bytes to other nodes.
 
-    Ranks are consecutive. Bytes that arrive in a node go on to as many of its ranks as ever.
+    Ranks are consecutive. The bytes that arrive in a node are forwarded to all of its ranks
+    that need them.
     """
     n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
     room = cluster.gpus_per_node
     if ranks <= room:
         return collective(cluster, "all_to_all", size, n)
-    away = room * share * size * (1 - room / n) * _slow(cluster, n) / cluster.bw_node
-    near = size * (room - 1) / room / cluster.bw_intra
-    return np.asarray(start(cluster, n, is_inside(cluster, n, 1)) + np.maximum(away, near))
+    inter = room * share * size * (1 - room / n) * _contention(cluster, n) / cluster.bw_node
+    intra = size * (room - 1) / room / cluster.bw_intra
+    return np.asarray(start(cluster, n, is_inside(cluster, n, 1)) + np.maximum(inter, intra))
 
 
 def _fitted(
@@ -120,12 +145,12 @@ def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
 
 
 def ring(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Seconds of a ring: a start a step, and each rank's share but its own."""
+    """Return the seconds of a ring all-gather: a start per step, and the other ranks' bytes."""
     return (ranks - 1) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
 def tree(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Seconds of a tree: starts grow with the logarithm only."""
+    """Return the seconds of a tree: starts grow with the logarithm of the ranks."""
     return log2(ranks) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
@@ -133,42 +158,46 @@ COMM_MODELS = {"ring": ring, "tree": tree}
 
 
 def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Seconds of the two gathers of a sharded model: forward and backward."""
+    """Return the seconds of the two gathers of a sharded model, forward and backward."""
     return 2 * ring(shard, volume, alpha, bandwidth)
 
 
 def gradients(
     shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
 ) -> float:
-    """Seconds of the reduce-scatters of a step, one a micro-batch."""
+    """Return the seconds of the reduce-scatters of a step, one per micro-batch."""
     return micro_num * ring(shard, volume, alpha, bandwidth)
 
 
 def states(
     shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
 ) -> float:
-    """Seconds of the broadcasts after the optimizer; the search itself counts one."""
+    """Return the seconds of broadcasts after the optimizer; the search itself counts one."""
     return times * ring(shard, volume, alpha, bandwidth)
 
 
 def all_to_all(
     shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
 ) -> float:
-    """Seconds of a layer's four forward all-to-alls in a node, which share one start."""
+    """Return the seconds of a layer's forward all-to-alls in a node, with one start for all."""
     return ring(shard, calls * volume, alpha, bandwidth)
 
 
 def scaling_efficiency(rate: float, rate_of_one: float) -> float:
-    """T_1 / (T_N N) where rates are tokens a GPU and second."""
+    """Return T_1 / (T_N N), from the tokens per GPU and second of both."""
     return rate / rate_of_one
 
 
 def two_gpus(algo: str) -> dict[str, float]:
-    """What each of two ranks sends a layer and keeps, in units of D b S h and of D/2 b S h."""
+    """Return what each of two ranks sends and saves per layer.
+
+    `sent` and `sent_with_checkpoints` are in units of D b S h bytes, `kept` in units of D/2 b S
+    h bytes.
+    """
     sent = {"mtp": (4.0, 6.0), "msp": (4.0, 6.0), "fsp": (5.0, 7.0), "isp": (2.0, 3.0)}[algo]
-    whole = {"mtp": 8, "msp": 4, "fsp": 0, "isp": 0}[algo]
+    repeated = {"mtp": 8, "msp": 4, "fsp": 0, "isp": 0}[algo]
     return {
         "sent": sent[0],
         "sent_with_checkpoints": sent[1],
-        "kept": whole + (118 / 3 - whole) / 2,
+        "kept": repeated + (118 / 3 - repeated) / 2,
     }

@@ -1,4 +1,8 @@
-"""Time of a layer, forward and backward: matrix products, attention, experts, communication."""
+"""Time of one layer and one micro-batch: GEMM, attention, experts, communication.
+
+Times are in seconds. An `Array` has a value for each strategy of a grid, or has one row or one
+column if it does not depend on the other; see `StrategyGrid`.
+"""
 
 from dataclasses import dataclass
 from math import comb
@@ -10,7 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp import Question
-from fastcomm.isp.block import FULL, NONE, Block, ShardedElements, Stage, experts_of, layers_of
+from fastcomm.isp.block import (
+    FULL,
+    NONE,
+    ShardedElements,
+    Stage,
+    StrategyGrid,
+    experts_of,
+    layers_of,
+)
 from fastcomm.isp.communication import by_node, collective
 from fastcomm.isp.model import Experts, Layer
 
@@ -19,33 +31,44 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """For each measured length, logarithms of widths, and the ratios forward and backward."""
+    """Ratios of measured attention times to the formula, by sequence length and width."""
 
-    lengths: Array
-    widths: tuple[Array, ...]
-    ratios: tuple[Array, ...]
+    lengths: Array  # logarithms of the measured sequence lengths
+    widths: tuple[Array, ...]  # of each length, logarithms of batch x local hidden size
+    ratios: tuple[Array, ...]  # of each length, (2, widths): forward and backward
 
     @classmethod
     def of(cls, table: AttentionTable, cluster: Cluster) -> "Correction":
-        """Equal widths, however they come about, count by their mean."""
-        where: dict[int, dict[int, list[tuple[float, float]]]] = {}
+        """Compare a measured table with the formula; entries of equal width are averaged."""
+        measured: dict[int, dict[int, list[tuple[float, float]]]] = {}
         for (b, s, hidden), (forward, backward) in table.items():
             ratio = (
                 forward / float(cluster.attention.forward(b, s, hidden)),
                 backward / float(cluster.attention.backward(b, s, hidden)),
             )
-            where.setdefault(s, {}).setdefault(b * hidden, []).append(ratio)
-        lengths = sorted(where)
-        widths = [sorted(where[length]) for length in lengths]
+            measured.setdefault(s, {}).setdefault(b * hidden, []).append(ratio)
+        lengths = sorted(measured)
+        widths = [sorted(measured[length]) for length in lengths]
         ratios = [
-            np.array([np.mean(where[length][width], axis=0) for width in each]).T
-            for length, each in zip(lengths, widths, strict=True)
+            np.array([np.mean(measured[length][width], axis=0) for width in row]).T
+            for length, row in zip(lengths, widths, strict=True)
         ]
-        logs = tuple(np.log(each) for each in widths)
+        logs = tuple(np.log(row) for row in widths)
         return cls(np.log(lengths), logs, tuple(ratios))
 
     def at(self, seq: float, local: ArrayLike) -> tuple[Array, Array]:
-        """Both ratios of a length and batch x hidden elements, clamped, by logarithms."""
+        """Return the forward and the backward ratio at a length and width.
+
+        Ratios are interpolated by logarithms, and clamped outside the measured range.
+
+        Parameters
+        ----------
+        seq
+            Tokens of a sequence.
+        local
+            Batch size x local hidden size.
+
+        """
         length, width = float(np.log(seq)), np.log(np.asarray(local, np.float64))
         above = int(np.clip(np.searchsorted(self.lengths, length), 0, len(self.lengths) - 1))
         below = max(above - 1, 0) if length < self.lengths[above] else above
@@ -59,55 +82,58 @@ class Correction:
         return forward, backward
 
     def _line(self, place: int, way: int, width: Array) -> Array:
+        """Interpolate the ratio of a pass by width, at the measured length of this index."""
         return np.asarray(np.interp(width, self.widths[place], self.ratios[place][way]))
 
 
-def copies(block: Block, question: Question, experts: Experts) -> Array:
-    """Copies of tokens that the fullest rank sends, and works on, in a micro-batch."""
-    tokens = 1.0 * block.bsz * question.seq_len / block.sp
+def copies(grid: StrategyGrid, question: Question, experts: Experts) -> Array:
+    """Return the copies of tokens that the busiest rank sends and computes per micro-batch."""
+    tokens = 1.0 * grid.bsz * question.seq_len / grid.sp
     return np.asarray(tokens * experts.top_k * question.imbalance)
 
 
-def product(block: Block, question: Question, cluster: Cluster, experts: Experts) -> Array:
-    """One of the three products of all experts of a rank, forward, as one grouped kernel.
+def expert_gemm(
+    grid: StrategyGrid, question: Question, cluster: Cluster, experts: Experts
+) -> Array:
+    """Return the forward time of one of the three grouped GEMMs of a rank's experts.
 
-    Few tokens do not make it faster than reading the weights.
+    It is at least the time to read the weights.
     """
-    work = 2.0 * copies(block, question, experts) * question.model.hidden * experts.ffn
-    read = question.dtype_size * _expert_weights(block, question, experts) / cluster.hbm
+    work = 2.0 * copies(grid, question, experts) * question.model.hidden * experts.ffn
+    read = question.dtype_size * _expert_weights(grid, question, experts) / cluster.hbm
     return np.maximum(cluster.gemm.seconds(work), read)
 
 
-def _expert_weights(block: Block, question: Question, experts: Experts) -> float:
-    """Elements of one matrix, of all experts of a rank."""
-    return experts.number / block.ep * question.model.hidden * experts.ffn
+def _expert_weights(grid: StrategyGrid, question: Question, experts: Experts) -> float:
+    """Return the elements of one matrix of all experts of a rank."""
+    return experts.number / grid.ep * question.model.hidden * experts.ffn
 
 
 def _expert_exchange(
-    block: Block, question: Question, cluster: Cluster, experts: Experts
+    grid: StrategyGrid, question: Question, cluster: Cluster, experts: Experts
 ) -> Array:
-    """Seconds of a layer's dispatches and combines, forward and backward."""
-    volume = question.dtype_size * question.model.hidden * copies(block, question, experts)
-    calls = 4 + 2 * (block.ck == FULL).astype(np.float64)
+    """Return the seconds of a layer's expert all-to-alls, forward and backward."""
+    volume = question.dtype_size * question.model.hidden * copies(grid, question, experts)
+    calls = 4 + 2 * (grid.recompute == FULL).astype(np.float64)
     if question.dispatch == "copies":
-        return np.asarray(calls * collective(cluster, "all_to_all", volume, block.ep))
-    nodes = -(-block.ep // cluster.gpus_per_node)
-    once = by_node(cluster, volume, block.ep, visited(experts, nodes) / experts.top_k)
+        return np.asarray(calls * collective(cluster, "all_to_all", volume, grid.ep))
+    nodes = -(-grid.ep // cluster.gpus_per_node)
+    once = by_node(cluster, volume, grid.ep, visited_nodes(experts, nodes) / experts.top_k)
     return np.asarray(calls * once)
 
 
-def visited(experts: Experts, nodes: int) -> float:
-    """Nodes that a token's experts lie on, on average, if all are as likely."""
-    near = min(nodes, experts.node_limit or nodes)
-    # Of the experts on so many nodes, none of the token's is on a given one.
-    number = experts.number * near // nodes
-    missed = comb(number - number // near, experts.top_k) / comb(number, experts.top_k)
-    return near * (1 - missed)
+def visited_nodes(experts: Experts, nodes: int) -> float:
+    """Return the mean number of nodes that hold experts of a token, for uniform routing."""
+    limit = min(nodes, experts.node_limit or nodes)
+    number = experts.number * limit // nodes
+    # Probability that a given node has none of the token's experts.
+    missed = comb(number - number // limit, experts.top_k) / comb(number, experts.top_k)
+    return limit * (1 - missed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """A layer's attention, once each way; what is recomputed does not count."""
+    """Time of a layer's attention in each pass, without recompute."""
 
     forward: Array
     backward: Array
@@ -115,104 +141,109 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """A layer, forward and backward, by rows of a block; what is recomputed counts."""
+    """Compute time of a layer, forward and backward, with recompute."""
 
-    # One product of each shape, forward, and how many there are.
-    products: tuple[tuple[Array, int], ...]
-    linear: Array
+    gemms: tuple[tuple[Array, int], ...]  # forward time of a GEMM, and number of such GEMMs
+    linear: Array  # all GEMMs
     attention: Array
-    attention_backward: Array
+    attention_backward: Array  # without recompute
     elementwise: Array
 
 
 def compute(
-    block: Block, question: Question, cluster: Cluster, layer: Layer, attention: Attention
+    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
 ) -> Compute:
-    """Arithmetic of one kind of layer."""
-    tokens = 2.0 * block.bsz * question.seq_len / block.sp
-    products = [
+    """Return the compute time of one kind of layer."""
+    tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
+    gemms = [
         (cluster.gemm.seconds(tokens * elements), count) for elements, count in layer.matrices
     ]
     if layer.experts:
-        products.append((product(block, question, cluster, layer.experts), 3))
-    again = (block.ck == FULL).astype(np.float64)
-    forward = sum(time * count for time, count in products)
-    repeats = again if question.flash else (block.ck != NONE).astype(np.float64)
-    unit = question.dtype_size / 2 * block.bsz * question.seq_len * question.model.hidden
+        gemms.append((expert_gemm(grid, question, cluster, layer.experts), 3))
+    recompute = (grid.recompute == FULL).astype(np.float64)
+    forward = sum(time * count for time, count in gemms)
+    repeats = recompute if question.flash else (grid.recompute != NONE).astype(np.float64)
+    elements = question.dtype_size / 2 * grid.bsz * question.seq_len * question.model.hidden
+    traffic = elements * grid.elementwise_traffic(question, layer)
     return Compute(
-        products=tuple(products),
-        linear=(3 + again) * forward,
+        gemms=tuple(gemms),
+        linear=(3 + recompute) * forward,
         attention=(1 + repeats) * attention.forward + attention.backward,
         attention_backward=attention.backward,
-        elementwise=2 * (2.5 + again) * unit * block.touched(question, layer) / cluster.hbm,
+        elementwise=2 * (2.5 + recompute) * traffic / cluster.hbm,
     )
 
 
-def head(block: Block, question: Question, cluster: Cluster) -> Array:
-    """Logits of a micro-batch, forward and backward."""
-    tokens = 2.0 * block.bsz * question.seq_len / block.sp
+def head(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array:
+    """Return the seconds of a micro-batch's logits, forward and backward."""
+    tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
     return np.asarray(3 * cluster.gemm.seconds(tokens * question.model.embedding))
 
 
-def attend(
-    block: Block, question: Question, cluster: Cluster, measured: Correction | None = None
+def attention_time(
+    grid: StrategyGrid,
+    question: Question,
+    cluster: Cluster,
+    correction: Correction | None = None,
 ) -> Attention:
-    """A layer's attention."""
-    model, seq, sp = question.model, float(question.seq_len), block.sp
+    """Return the time of a layer's attention, corrected by measurements if there are any."""
+    model, seq, sp = question.model, float(question.seq_len), grid.sp
     if not question.flash:
-        flops = 4.0 * block.bsz * seq**2 * model.hidden * model.breadth / sp
-        moved = 12.0 * block.bsz * model.heads * seq**2 / sp
-        forward = flops / cluster.unfused + moved / cluster.hbm
+        flops = 4.0 * grid.bsz * seq**2 * model.hidden * model.breadth / sp
+        traffic = 12.0 * grid.bsz * model.heads * seq**2 / sp
+        forward = flops / cluster.unfused + traffic / cluster.hbm
         return Attention(forward=forward, backward=2 * forward)
     local = model.hidden * model.breadth / sp
-    forward = cluster.attention.forward(block.bsz, seq, local)
-    backward = cluster.attention.backward(block.bsz, seq, local)
-    if measured:
-        ahead, back = measured.at(seq, block.bsz * local)
-        forward, backward = forward * ahead, backward * back
+    forward = cluster.attention.forward(grid.bsz, seq, local)
+    backward = cluster.attention.backward(grid.bsz, seq, local)
+    if correction:
+        forward_ratio, backward_ratio = correction.at(seq, grid.bsz * local)
+        forward, backward = forward * forward_ratio, backward * backward_ratio
     return Attention(forward=forward, backward=backward)
 
 
-def optimizer(block: Block, stage: Stage, cluster: Cluster) -> Array:
-    """Seconds of the update: fp32 states read and written, weights written and cleared."""
-    states = stage.states(block)
-    weights = sum(piece.elements / piece.para for piece in stage.pieces) + stage.rest
+def optimizer(grid: StrategyGrid, stage: Stage, cluster: Cluster) -> Array:
+    """Return the seconds of the optimizer's step.
+
+    It reads and writes fp32 states, and writes and clears weights: 30 bytes per state, 4 per
+    weight.
+    """
+    states = stage.states(grid)
+    weights = sum(piece.elements / piece.para for piece in stage.pieces) + stage.unsharded
     return np.asarray((30 * states + 4 * weights) / cluster.hbm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One kind of layer and one micro-batch."""
+    """Time of one kind of layer and one micro-batch, forward and backward."""
 
     work: Compute
-    # Gathers and reductions of weights; products with what of those shows.
-    gathers: Array
-    overlap: Array
-    sequence: Array
-    # The experts' all-to-alls, and what of them shows; None without experts.
-    exchange: Array | None
-    exposed: Array | None
-    seconds: Array
+    gathers: Array  # gathers and reductions of weights
+    overlap: Array  # GEMMs and exposed gathers
+    sequence: Array  # communication of activations
+    exchange: Array | None  # all-to-alls of experts; None without experts
+    exposed: Array | None  # exposed part of `exchange`
+    seconds: Array  # total
 
 
 def layer_cost(
-    block: Block, question: Question, cluster: Cluster, layer: Layer, attention: Attention
+    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
 ) -> LayerCost:
-    """What one kind of layer costs."""
-    work = compute(block, question, cluster, layer, attention)
-    gathers, overlap = weights(block, question, cluster, layer, work)
-    moved = sequence(block, question, cluster, layer)
-    seconds = overlap + moved + work.attention + work.elementwise
+    """Return the time of one kind of layer."""
+    work = compute(grid, question, cluster, layer, attention)
+    gathers, overlap = weights(grid, question, cluster, layer, work)
+    activations = sequence(grid, question, cluster, layer)
+    seconds = overlap + activations + work.attention + work.elementwise
     exchange = exposed = None
     if layer.experts:
-        exchange = _expert_exchange(block, question, cluster, layer.experts)
+        exchange = _expert_exchange(grid, question, cluster, layer.experts)
         exposed = _exposed(question, work, exchange)
         seconds = seconds + exposed
     return LayerCost(
         work=work,
         gathers=gathers,
         overlap=overlap,
-        sequence=moved,
+        sequence=activations,
         exchange=exchange,
         exposed=exposed,
         seconds=seconds,
@@ -220,55 +251,69 @@ def layer_cost(
 
 
 def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
+    """Return the part of expert all-to-alls that compute does not overlap."""
     if not question.overlap_experts:
         return exchange
-    arithmetic = work.linear + work.attention + work.elementwise
-    contention = question.penalty * np.minimum(arithmetic, exchange)
-    return np.asarray(np.maximum(0.0, exchange - arithmetic) + contention)
+    compute_time = work.linear + work.attention + work.elementwise
+    contention = question.penalty * np.minimum(compute_time, exchange)
+    return np.asarray(np.maximum(0.0, exchange - compute_time) + contention)
 
 
 def weights(
-    block: Block, question: Question, cluster: Cluster, layer: Layer, work: Compute
+    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, work: Compute
 ) -> tuple[Array, Array]:
-    """Seconds to gather and reduce a layer's weights, and of products with them overlapped."""
-    d, k, tp = question.dtype_size, question.penalty, block.tp
+    """Return the seconds of weight communication, and of GEMMs overlapped with it.
+
+    Of two overlapped parts the longer counts, plus `question.penalty` of the shorter.
+
+    Returns
+    -------
+    gathers : ndarray
+        Gathers and reductions of a layer's weights.
+    overlap : ndarray
+        GEMMs and the exposed part of the gathers.
+
+    """
+    d, k, tp = question.dtype_size, question.penalty, grid.tp
     volume = np.array([[d * elements / tp] for elements, _ in layer.matrices])
-    each = _gathered(cluster, volume, layers_of(block, 0.0))
+    times = _gathers(cluster, volume, layers_of(grid, 0.0))
     if layer.experts:
-        routed = np.array([[d * _expert_weights(block, question, layer.experts)]])
-        each = np.concatenate([each, _gathered(cluster, routed, experts_of(block, 0.0))])
-    counts = np.array([[count] for _, count in work.products])
-    comm = (each * counts).sum(axis=0)
+        routed = np.array([[d * _expert_weights(grid, question, layer.experts)]])
+        times = np.concatenate([times, _gathers(cluster, routed, experts_of(grid, 0.0))])
+    counts = np.array([[count] for _, count in work.gemms])
+    comm = (times * counts).sum(axis=0)
     if question.overlap == "layer":
         both = np.maximum(work.linear, comm) + k * np.minimum(work.linear, comm)
         return comm, np.where(comm > 0, both, work.linear)
-    passes = 3 + (block.ck == FULL)
+    passes = 3 + (grid.recompute == FULL)
     both = sum(
-        count * (np.maximum(passes * time, moved) + k * np.minimum(passes * time, moved))
-        for (time, count), moved in zip(work.products, each, strict=True)
+        count * (np.maximum(passes * time, gather) + k * np.minimum(passes * time, gather))
+        for (time, count), gather in zip(work.gemms, times, strict=True)
     )
     return comm, np.where(comm > 0, both, work.linear)
 
 
-def _gathered(cluster: Cluster, volume: Array, piece: ShardedElements) -> Array:
-    """Two gathers and a reduction of each volume."""
-    each = 2 * collective(cluster, "all_gather", volume, piece.para, piece.stride)
-    return each + collective(cluster, "reduce_scatter", volume, piece.grads, piece.stride)
+def _gathers(cluster: Cluster, volume: Array, piece: ShardedElements) -> Array:
+    """Return the seconds of two gathers and a reduction of each volume."""
+    gathers = 2 * collective(cluster, "all_gather", volume, piece.para, piece.stride)
+    return gathers + collective(cluster, "reduce_scatter", volume, piece.grads, piece.stride)
 
 
-def sequence(block: Block, question: Question, cluster: Cluster, layer: Layer) -> Array:
-    """Seconds of a layer's all-to-alls, gathers or reductions of activations."""
-    model, again = question.model, (block.ck == FULL).astype(np.float64)
-    volume = 1.0 * question.dtype_size * block.bsz * question.seq_len * model.hidden
-    if block.isp:
-        # Keys and values are repeated up to the shards, where they are fewer.
-        group = max(model.kv_heads, min(block.sp, model.heads)) / model.heads
+def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer) -> Array:
+    """Return the seconds of a layer's communication of activations."""
+    model, recompute = question.model, (grid.recompute == FULL).astype(np.float64)
+    volume = 1.0 * question.dtype_size * grid.bsz * question.seq_len * model.hidden
+    if grid.isp:
+        # Keys and values are repeated if there are fewer heads of them than shards.
+        group = max(model.kv_heads, min(grid.sp, model.heads)) / model.heads
         volume = volume * model.breadth
-        once = collective(cluster, "all_to_all", volume / block.sp, block.sp)
-        return np.asarray(once * (8 + 4 * again) * (2 + 2 * group) / 4)
-    if block.algo == "mtp":
-        return np.asarray(collective(cluster, "all_reduce", volume, block.sp) * (4 + 2 * again))
-    calls = (8 if block.algo == "msp" else 10) + 4 * again
-    # Routed experts take tokens as they are sharded: those around attention are left.
+        once = collective(cluster, "all_to_all", volume / grid.sp, grid.sp)
+        return np.asarray(once * (8 + 4 * recompute) * (2 + 2 * group) / 4)
+    if grid.algo == "mtp":
+        return np.asarray(
+            collective(cluster, "all_reduce", volume, grid.sp) * (4 + 2 * recompute)
+        )
+    calls = (8 if grid.algo == "msp" else 10) + 4 * recompute
+    # Routed experts take sharded tokens: only the calls around attention remain.
     calls = calls / 2 if layer.experts and not layer.experts.shared else calls
-    return np.asarray(collective(cluster, "all_gather", volume, block.sp) * calls)
+    return np.asarray(collective(cluster, "all_gather", volume, grid.sp) * calls)

@@ -1,4 +1,8 @@
-"""The transformer that is trained, as numbers: attention, MLP or experts, vocabulary."""
+"""Shapes of transformer models: attention, MLP or experts, vocabulary.
+
+Sizes are numbers of elements. A matrix is given as its elements and the number of matrices of
+that size.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,24 +13,19 @@ VOCAB = 103168
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of SwiGLU experts in place of the MLP, in every layer but the first ones."""
+    """A mixture of SwiGLU experts that replaces the MLP in every layer but the first ones."""
 
     number: int
-    # Experts of a token.
-    top_k: int
-    # Width of one.
-    ffn: int
-    # Width of those that every token visits, all together.
-    shared: int = 0
-    # The first layers keep the MLP.
-    dense_layers: int = 0
-    # A token's experts lie on so many nodes at most; 0: on any.
-    node_limit: int = 0
+    top_k: int  # experts of a token
+    ffn: int  # width of an expert
+    shared: int = 0  # total width of the experts that every token visits
+    dense_layers: int = 0  # first layers, which have an MLP instead
+    node_limit: int = 0  # most nodes that the experts of a token may lie on; 0 is no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Latent attention: all from short vectors. Ranks are theirs, other widths a head's."""
+    """Multi-head latent attention: ranks of the projections, and widths of a head."""
 
     q_rank: int
     kv_rank: int
@@ -37,19 +36,18 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one kind of layer is made of, apart from its routed experts."""
+    """Weights and activations of one kind of layer, without its routed experts."""
 
-    # Elements of each weight matrix, and how many have this size.
     matrices: tuple[tuple[float, int], ...]
     parameters: float
-    # Elements a token that the MLP or the experts keep, in multiples of hidden.
+    # Elements per token that the MLP or the experts save for the backward pass, over `hidden`.
     wide: float
     experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The shape of a decoder: `kinds` of layers, the usual one first."""
+    """Shape of a decoder model."""
 
     name: str
     hidden: int
@@ -59,14 +57,11 @@ class Model:
     ffn: int
     vocab: int = VOCAB
     mlp: str = "swiglu"
-    # Of the original's table: 0 for any other model.
-    billions: float = 0
-    # Width of a head where it is not hidden / heads.
-    head_dim: int = 0
+    billions: float = 0  # size of an InternLM preset, 0 for any other model
+    head_dim: int = 0  # width of a head; 0 is hidden / heads
     latent: Latent | None = None
     experts: Experts | None = None
-    # Whether embedding and head are one matrix.
-    tied: bool = False
+    tied: bool = False  # whether embedding and head are one matrix
 
     @property
     def group(self) -> float:
@@ -75,43 +70,43 @@ class Model:
 
     @property
     def breadth(self) -> float:
-        """Mean width of queries and values, all heads, in multiples of hidden."""
+        """Mean width of queries and values over all heads, in multiples of hidden."""
         if self.latent:
-            each = (self.latent.nope + self.latent.rope + self.latent.value) / 2
-            return self.heads * each / self.hidden
+            head = (self.latent.nope + self.latent.rope + self.latent.value) / 2
+            return self.heads * head / self.hidden
         return self.heads * self.head_dim / self.hidden if self.head_dim else 1.0
 
     @property
     def rotary(self) -> int:
-        """Width that positions turn, of a head."""
+        """Width of a head that rotary embeddings apply to."""
         if self.latent:
             return self.latent.rope
         return self.head_dim or self.hidden // self.heads
 
     @property
     def attention(self) -> tuple[tuple[float, int], ...]:
-        """Elements of each matrix around attention, and how many have this size."""
+        """Matrices around attention."""
         if self.latent is None:
             square = float(self.hidden) ** 2 * self.breadth
             return ((1 + 2 * self.group) * square, 1), (square, 1)
-        h, a, cut = float(self.hidden), self.heads, self.latent
+        h, a, latent = float(self.hidden), self.heads, self.latent
         return (
-            (h * cut.q_rank, 1),
-            (float(cut.q_rank) * a * (cut.nope + cut.rope), 1),
-            (h * (cut.kv_rank + cut.rope), 1),
-            (float(cut.kv_rank) * a * (cut.nope + cut.value), 1),
-            (float(a) * cut.value * h, 1),
+            (h * latent.q_rank, 1),
+            (float(latent.q_rank) * a * (latent.nope + latent.rope), 1),
+            (h * (latent.kv_rank + latent.rope), 1),
+            (float(latent.kv_rank) * a * (latent.nope + latent.value), 1),
+            (float(a) * latent.value * h, 1),
         )
 
     @property
     def matrices(self) -> tuple[tuple[float, int], ...]:
-        """The same of a layer without experts."""
+        """Matrices of a layer without experts."""
         mlp = (float(self.hidden) * self.ffn, 3 if self.mlp == "swiglu" else 2)
         return (*self.attention, mlp)
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of such a layer, its norms included for SwiGLU as the original counts."""
+        """Parameters of a layer without experts; only SwiGLU layers count their norms."""
         norms = 2 * self.hidden if self.mlp == "swiglu" else 0
         return norms + sum(elements * count for elements, count in self.matrices)
 
@@ -123,37 +118,41 @@ class Model:
 
     @property
     def kinds(self) -> tuple[Layer, ...]:
-        """The usual layer; then the one without experts, where the first layers have none."""
+        """Kinds of layers: the usual one, then the dense one of a model with experts."""
         return _kinds(self)
 
     def counts(self, place: int, pp: int) -> tuple[int, ...]:
-        """Layers of each kind on a stage; the last stages hold one more."""
+        """Return the layers of each kind on pipeline stage `place` of `pp`.
+
+        If `pp` does not divide the layers, the last stages have one layer more.
+        """
         least, longer = divmod(self.layers, pp)
         first = place * least + max(0, place - (pp - longer))
-        mine = least + int(place >= pp - longer)
-        dense = self.experts.dense_layers if self.experts else 0
-        plain = min(max(dense - first, 0), mine)
-        return (mine - plain, plain)[: len(self.kinds)]
+        total = least + int(place >= pp - longer)
+        dense_layers = self.experts.dense_layers if self.experts else 0
+        dense = min(max(dense_layers - first, 0), total)
+        return (total - dense, dense)[: len(self.kinds)]
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of the head."""
+        """Parameters of the embedding, or of the head."""
         return self.vocab * self.hidden
 
     @property
     def parameters(self) -> float:
-        """Parameters of the whole model."""
-        return self._of_all(self.expert_parameters)
+        """Parameters of the model."""
+        return self._total(self.expert_parameters)
 
     @property
     def active(self) -> float:
-        """Parameters that a token meets."""
+        """Parameters that a token uses."""
         experts = self.experts
-        return self._of_all(
+        return self._total(
             self.expert_parameters * experts.top_k / experts.number if experts else 0.0
         )
 
-    def _of_all(self, experts: float) -> float:
+    def _total(self, experts: float) -> float:
+        """Return the parameters of the model if a layer has `experts` parameters of experts."""
         layers = sum(
             count * (kind.parameters + (experts if kind.experts else 0.0))
             for kind, count in zip(self.kinds, self.counts(0, 1), strict=True)
@@ -162,14 +161,17 @@ class Model:
 
     @property
     def wide(self) -> float:
-        """Elements a token that the MLP keeps for the backward, in multiples of hidden."""
+        """Elements per token that the MLP saves for the backward pass, over hidden."""
         if self.mlp != "swiglu":
             return 16.0 * self.ffn / (4 * self.hidden)
         usual = self.ffn == swiglu_width(self.hidden)
         return 64 / 3 if usual else 8 * self.ffn / self.hidden
 
     def flops(self, seq_len: int, passes: int = 3) -> float:
-        """FLOPs a token: 3 passes are the model's, 4 those with recomputation."""
+        """Return the FLOPs per token.
+
+        `passes` is 3 for forward and backward (MFU), and 4 with full recompute (HFU).
+        """
         attention = 4.0 * seq_len * self.hidden * self.breadth
         layers = sum(
             passes * count * (2 * self._linear(kind) + attention)
@@ -178,11 +180,11 @@ class Model:
         return layers + 6.0 * self.embedding
 
     def _linear(self, kind: Layer) -> float:
-        """Elements of a layer that a token is multiplied with."""
+        """Return the elements of weight matrices of a layer that a token is multiplied with."""
         if experts := kind.experts:
             routed = self.expert_parameters * experts.top_k / experts.number
             return sum(elements * count for elements, count in kind.matrices) + routed
-        # A usual width counts as 8/3 of hidden, unrounded, as everyone's MFU does.
+        # The usual width counts as 8/3 of hidden without rounding, as is common for MFU.
         mlp = 8.0 * self.hidden**2 if self.wide in {64 / 3, 16.0} else 0.0
         mlp = mlp or self.matrices[-1][0] * self.matrices[-1][1]
         return sum(elements * count for elements, count in self.attention) + mlp
@@ -201,7 +203,7 @@ def _with_experts(model: Model, experts: Experts) -> Layer:
     h = float(model.hidden)
     shared = ((h * experts.shared, 3),) if experts.shared else ()
     matrices = (*model.attention, (h * experts.number, 1), *shared)
-    # A copy of a token: gathered, three widths, and its output before the weighted sum.
+    # Per copy of a token: its input, three expert widths, and its output before the sum.
     copies = experts.top_k * (4 + 8 * experts.ffn / h)
     return Layer(
         matrices=matrices,
@@ -212,5 +214,5 @@ def _with_experts(model: Model, experts: Experts) -> Layer:
 
 
 def swiglu_width(hidden: int) -> int:
-    """Width of a SwiGLU MLP as InternLM rounds it."""
+    """Return the width of a SwiGLU MLP as InternLM rounds it."""
     return 256 * ceil(int(hidden * 8 / 3) / 256)

@@ -20,11 +20,11 @@ _SIZES = {
 }
 
 
-def of_size(billions: float, vocab: int = VOCAB) -> Model:
-    """The InternLM model of that many billions of parameters."""
+def internlm(billions: float, vocab: int = VOCAB) -> Model:
+    """Return the InternLM model of that many billions of parameters, or raise ConfigError."""
     if billions not in _SIZES:
-        known = ", ".join(f"{size:g}" for size in _SIZES)
-        raise ConfigError(f"model size {billions:g}: known are {known} (billions)")
+        sizes = ", ".join(f"{size:g}" for size in _SIZES)
+        raise ConfigError(f"unknown model size {billions:g}: expected {sizes} (billions)")
     hidden, heads, layers = _SIZES[billions]
     return Model(
         name=f"internlm-{billions:g}b",
@@ -45,6 +45,7 @@ def _llama(
     latent: Latent | None = None,
     experts: Experts | None = None,
 ) -> Model:
+    """Return a model with SwiGLU; `shape` is hidden, heads, kv_heads, layers, ffn, vocab."""
     hidden, heads, kv_heads, layers, ffn, vocab = shape
     return Model(
         name=name,
@@ -67,7 +68,7 @@ _MODELS = (
     _llama("llama3-8b", 4096, 32, 8, 32, 14336, 128256),
     _llama("llama3-70b", 8192, 64, 8, 80, 28672, 128256),
     _llama("llama3-405b", 16384, 128, 8, 126, 53248, 128256),
-    # Models with experts: config.json of each on Hugging Face, by its maker.
+    # Models with experts: from their config.json on Hugging Face.
     _llama(  # mistralai/Mixtral-8x7B-v0.1
         *("mixtral-8x7b", 4096, 32, 8, 32, 14336, 32000),
         experts=Experts(number=8, top_k=2, ffn=14336),
@@ -86,7 +87,7 @@ _MODELS = (
         head_dim=128,
         experts=Experts(number=128, top_k=8, ffn=1536),
     ),
-    _llama(  # deepseek-ai/DeepSeek-V3, without its module that predicts a second token
+    _llama(  # deepseek-ai/DeepSeek-V3, without its multi-token prediction module
         *("deepseek-v3", 7168, 128, 128, 61, 18432, 129280),
         latent=Latent(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128),
         experts=Experts(
@@ -94,34 +95,50 @@ _MODELS = (
         ),
     ),
 )
-PRESETS = {f"internlm-{size:g}b": of_size(size) for size in _SIZES}
+PRESETS = {f"internlm-{size:g}b": internlm(size) for size in _SIZES}
 PRESETS |= {model.name: model for model in _MODELS}
 
 
-def load(said: str | float) -> Model:
-    """A model by preset ("internlm-7b"), size (7, "7B"), TOML file or Hugging Face config."""
-    text = str(said).lower()
+def load(name: str | float) -> Model:
+    """Load a model by preset, size, TOML file or Hugging Face configuration.
+
+    Parameters
+    ----------
+    name
+        A preset ("internlm-7b"), billions of parameters (7 or "7B"), a TOML file, a
+        config.json, or a folder with one.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such model, or a key of the file is missing or invalid.
+
+    """
+    text = str(name).lower()
     if text in PRESETS:
         return PRESETS[text]
     try:
-        return of_size(float(text.removesuffix("b")))
+        return internlm(float(text.removesuffix("b")))
     except ValueError:
         pass
-    path = Path(str(said))
+    path = Path(str(name))
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
-        raise ConfigError(f"model {said!r}: no file, no size, none of {', '.join(PRESETS)}")
-    return _checked(_plain(_parsed(path), path), path)
+        raise ConfigError(
+            f"unknown model {name!r}: expected a file, a size such as 7B, or one of "
+            f"{', '.join(PRESETS)}"
+        )
+    return _checked(_model(_parsed(path), path), path)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     parsed = files.json(path) if path.suffix == ".json" else files.toml(path)
     if not isinstance(parsed, dict):
-        raise ConfigError(f"{path}: found {type(parsed).__name__}, wanted a table of keys")
+        raise ConfigError(f"{path}: expected a table of keys, not {type(parsed).__name__}")
     return parsed
 
 
-# Each of ours, and how Hugging Face names it.
+# Keys of fastcomm, and their names in configurations of Hugging Face.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head"),
@@ -144,96 +161,103 @@ _NAMES = {
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
 }
-_MOST = 1 << 40  # of anything that a model has
+_MOST = 1 << 40  # largest number in a configuration
 _GATED = ("silu", "swish", "swiglu")
 
 
-def _plain(said: dict[str, Any], path: Path) -> Model:
-    if "mlp" in said and said["mlp"] not in {"swiglu", "gelu"}:
-        raise ConfigError(f"{path}: mlp: found {said['mlp']!r}, wanted swiglu or gelu")
-    gated = said.get("hidden_act", said.get("activation_function", "silu")) in _GATED
-    mlp = said.get("mlp", "swiglu" if gated else "gelu")
-    hidden, heads = _number(said, "hidden", path), _number(said, "heads", path)
-    usual = swiglu_width(hidden) if mlp == "swiglu" else 4 * hidden
-    ffn = _number(said, "ffn", path, usual)
-    latent = _latent(said, path)
-    head_dim = 0 if latent else _number(said, "head_dim", path, 0)
+def _model(config: dict[str, Any], path: Path) -> Model:
+    """Return the model of a configuration, in the keys of fastcomm or Hugging Face."""
+    if "mlp" in config and config["mlp"] not in {"swiglu", "gelu"}:
+        raise ConfigError(f"{path}: invalid mlp {config['mlp']!r}: expected swiglu or gelu")
+    gated = config.get("hidden_act", config.get("activation_function", "silu")) in _GATED
+    mlp = config.get("mlp", "swiglu" if gated else "gelu")
+    hidden, heads = _number(config, "hidden", path), _number(config, "heads", path)
+    default_ffn = swiglu_width(hidden) if mlp == "swiglu" else 4 * hidden
+    ffn = _number(config, "ffn", path, default_ffn)
+    latent = _latent(config, path)
+    head_dim = 0 if latent else _number(config, "head_dim", path, 0)
     return Model(
-        name=str(said.get("name", said.get("_name_or_path") or path.stem)),
+        name=str(config.get("name", config.get("_name_or_path") or path.stem)),
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if latent else _number(said, "kv_heads", path, heads),
-        layers=_number(said, "layers", path),
+        kv_heads=heads if latent else _number(config, "kv_heads", path, heads),
+        layers=_number(config, "layers", path),
         ffn=ffn,
-        vocab=_number(said, "vocab", path, VOCAB),
+        vocab=_number(config, "vocab", path, VOCAB),
         mlp=mlp,
         head_dim=0 if head_dim * heads == hidden else head_dim,
         latent=latent,
-        experts=_experts(said, path, ffn),
-        tied=bool(said.get("tied", said.get("tie_word_embeddings", False))),
+        experts=_experts(config, path, ffn),
+        tied=bool(config.get("tied", config.get("tie_word_embeddings", False))),
     )
 
 
-def _latent(said: dict[str, Any], path: Path) -> Latent | None:
-    """Latent attention, where the file has the width of its keys and values."""
-    if not any(said.get(name) for name in ("kv_rank", *_NAMES["kv_rank"])):
+def _latent(config: dict[str, Any], path: Path) -> Latent | None:
+    """Return latent attention, if the file has the rank of its keys and values."""
+    if not any(config.get(name) for name in ("kv_rank", *_NAMES["kv_rank"])):
         return None
     names = ("q_rank", "kv_rank", "nope", "rope", "value")
-    return Latent(**{name: _number(said, name, path) for name in names})
+    return Latent(**{name: _number(config, name, path) for name in names})
 
 
-def _experts(said: dict[str, Any], path: Path, ffn: int) -> Experts | None:
-    """The mixture, where the file has more than one expert."""
-    number = _number(said, "experts", path, 0)
+def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
+    """Return the mixture of experts, if the file has more than one expert."""
+    number = _number(config, "experts", path, 0)
     if number < 2:  # noqa: PLR2004 one expert is an MLP
         return None
-    if said.get("mlp_only_layers") or _number(said, "every", path, 1) != 1:
+    if config.get("mlp_only_layers") or _number(config, "every", path, 1) != 1:
         raise ConfigError(
-            f"{path}: mlp_only_layers, decoder_sparse_step, moe_layer_freq: wanted experts in "
-            "every layer but the first ones (first_k_dense_replace)"
+            f"{path}: mlp_only_layers, decoder_sparse_step or moe_layer_freq: only the first "
+            "layers may have no experts (first_k_dense_replace)"
         )
-    width = _number(said, "expert_ffn", path, ffn)
-    shared = _number(said, "shared_ffn", path, 0)
+    width = _number(config, "expert_ffn", path, ffn)
+    shared = _number(config, "shared_ffn", path, 0)
     return Experts(
         number=number,
-        top_k=_number(said, "top_k", path),
+        top_k=_number(config, "top_k", path),
         ffn=width,
-        shared=shared or width * _number(said, "shared_experts", path, 0),
-        dense_layers=_number(said, "dense_layers", path, 0),
+        shared=shared or width * _number(config, "shared_experts", path, 0),
+        dense_layers=_number(config, "dense_layers", path, 0),
         # A single group of experts limits nothing.
-        node_limit=_number(said, "node_limit", path, 0) if said.get("n_group") != 1 else 0,
+        node_limit=_number(config, "node_limit", path, 0) if config.get("n_group") != 1 else 0,
     )
 
 
-def _number(said: dict[str, Any], key: str, path: Path, usual: int | None = None) -> int:
+def _number(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    """Return the number under a key or one of its Hugging Face names."""
     names = (key, *_NAMES[key])
-    value = next((said[name] for name in names if said.get(name) is not None), usual)
-    # Where nothing is usual, or that is at least 1, 0 says nothing that could be meant.
-    least = 0 if usual == 0 else 1
+    value = next((config[name] for name in names if config.get(name) is not None), default)
+    # 0 is valid only if it is the default.
+    least = 0 if default == 0 else 1
     if type(value) is not int or not least <= value <= _MOST:
         raise ConfigError(
-            f"{path}: {' or '.join(names)}: found {value!r}, wanted a whole number"
+            f"{path}: invalid {' or '.join(names)} {value!r}: expected a whole number"
         )
     return value
 
 
 def _checked(model: Model, path: Path) -> Model:
+    """Return the model; raise ConfigError if its sizes contradict each other."""
     if model.hidden % model.heads and not (model.head_dim or model.latent):
         raise ConfigError(
-            f"{path}: hidden {model.hidden} is no multiple of {model.heads} heads"
+            f"{path}: hidden {model.hidden} is not a multiple of {model.heads} heads"
         )
     if model.heads % model.kv_heads:
         raise ConfigError(
-            f"{path}: {model.heads} heads are no multiple of {model.kv_heads} kv_heads"
+            f"{path}: {model.heads} heads are not a multiple of {model.kv_heads} kv_heads"
         )
     experts = model.experts
     if experts and experts.top_k > experts.number:
-        raise ConfigError(f"{path}: a token has {experts.top_k} of {experts.number} experts")
+        raise ConfigError(
+            f"{path}: top_k is {experts.top_k}, but there are {experts.number} experts"
+        )
     if experts and experts.dense_layers >= model.layers:
         raise ConfigError(
-            f"{path}: {experts.dense_layers} of {model.layers} layers have no experts: "
-            "none is left with them"
+            f"{path}: dense_layers is {experts.dense_layers}, but there are {model.layers} "
+            "layers; at least one needs experts"
         )
     if experts and model.mlp != "swiglu":
-        raise ConfigError(f"{path}: mlp: found {model.mlp!r}, wanted swiglu with experts")
+        raise ConfigError(
+            f"{path}: invalid mlp {model.mlp!r}: a model with experts needs swiglu"
+        )
     return model

@@ -1,4 +1,8 @@
-"""Time of a step and memory of a rank: pipeline, synchronization, optimizer, activations."""
+"""Time of a step and memory of a rank: pipeline, synchronization, optimizer, activations.
+
+Times are in seconds. The names of the terms are the fields of a record, see `SearchResult`. An
+array broadcasts to the shape of the grid of strategies.
+"""
 
 from typing import Any
 
@@ -7,50 +11,75 @@ from numpy.typing import NDArray
 
 from fastcomm.hardware import Cluster
 from fastcomm.isp import Question
-from fastcomm.isp.block import FULL, NONE, Block, ShardedElements, Stage, experts_of, places
+from fastcomm.isp.block import (
+    FULL,
+    NONE,
+    ShardedElements,
+    Stage,
+    StrategyGrid,
+    candidate_stages,
+    experts_of,
+)
 from fastcomm.isp.communication import collective, is_inside
-from fastcomm.isp.layer import Correction, LayerCost, attend, head, layer_cost, optimizer
+from fastcomm.isp.layer import (
+    Correction,
+    LayerCost,
+    attention_time,
+    head,
+    layer_cost,
+    optimizer,
+)
 
 Array = NDArray[Any]
 Costs = dict[str, Any]  # seconds and rates by name
-Bytes = dict[str, Any]
+Bytes = dict[str, Any]  # bytes by name
 
 
 def price(
-    block: Block, question: Question, cluster: Cluster, measured: Correction | None = None
+    grid: StrategyGrid,
+    question: Question,
+    cluster: Cluster,
+    correction: Correction | None = None,
 ) -> Costs:
-    """Return the times of a step in seconds, and its rates, by name."""
-    attention = attend(block, question, cluster, measured)
+    """Return the times of a step in seconds, and its rates, by name of the field."""
+    attention = attention_time(grid, question, cluster, correction)
     layers = [
-        layer_cost(block, question, cluster, kind, attention) for kind in question.model.kinds
+        layer_cost(grid, question, cluster, kind, attention) for kind in question.model.kinds
     ]
-    pipe = _pipeline(block, question, layers, head(block, question, cluster))
-    pipe["p2p"] = _p2p(block, question, cluster)
-    last = question.model.counts(block.pp - 1, block.pp)
-    stage = Stage.of(block, question, last, 2 if block.pp == 1 else 1)
-    grad = _gradients(block, question, cluster, stage)
+    pipeline = _pipeline(grid, question, layers, head(grid, question, cluster))
+    pipeline["p2p"] = _p2p(grid, question, cluster)
+    last_counts = question.model.counts(grid.pp - 1, grid.pp)
+    stage = Stage.of(grid, question, last_counts, 2 if grid.pp == 1 else 1)
+    grad = _gradients(grid, question, cluster, stage)
     if question.overlap_grad:
-        grad = np.maximum(0.0, grad - _backward(block, layers, last))
-    param = _parameters(block, question, cluster, stage)
-    update = optimizer(block, stage, cluster)
-    total = pipe["all_fwd_bwd_cost"] + pipe["bubble"] + pipe["p2p"] + grad + param + update
+        grad = np.maximum(0.0, grad - _backward(grid, layers, last_counts))
+    param = _parameters(grid, question, cluster, stage)
+    update = optimizer(grid, stage, cluster)
+    total = (
+        pipeline["all_fwd_bwd_cost"]
+        + pipeline["bubble"]
+        + pipeline["p2p"]
+        + grad
+        + param
+        + update
+    )
     return {
         **_layer(layers),
-        **pipe,
-        "pp_comm_cost": pipe["p2p"] + pipe["bubble"],
+        **pipeline,
+        "pp_comm_cost": pipeline["p2p"] + pipeline["bubble"],
         "zp_comm_cost": param,
         "wdp_comm_cost": grad,
         "grad_sync": grad,
         "param_sync": param,
         "optimizer": update,
-        **_rates(block, question, cluster, total),
+        **_rates(grid, question, cluster, total),
     }
 
 
 def _layer(layers: list[LayerCost]) -> Costs:
     """Return the costs of the usual layer, and the time of one without experts."""
     usual = layers[0]
-    found: Costs = {
+    costs: Costs = {
         "overlap_latency": usual.overlap,
         "comp_wp": usual.work.linear,
         "comp_attn": usual.work.attention,
@@ -59,101 +88,108 @@ def _layer(layers: list[LayerCost]) -> Costs:
         "sp_comm_cost": usual.sequence,
     }
     if usual.exchange is not None:
-        found |= {"ep_comm_cost": usual.exchange, "ep_exposed": usual.exposed}
+        costs |= {"ep_comm_cost": usual.exchange, "ep_exposed": usual.exposed}
     if len(layers) > 1:
-        found["dense_layer"] = layers[1].seconds
-    return found
+        costs["dense_layer"] = layers[1].seconds
+    return costs
 
 
 def _pipeline(
-    block: Block, question: Question, layers: list[LayerCost], logits: Array
+    grid: StrategyGrid, question: Question, layers: list[LayerCost], logits: Array
 ) -> Costs:
     """Return the time of the slowest stage, and of the bubble."""
-    model, pp = question.model, block.pp
+    model, pp = question.model, grid.pp
 
     def stage(counts: tuple[int, ...]) -> Array:
         return np.asarray(
-            sum(count * each.seconds for count, each in zip(counts, layers, strict=True))
+            sum(count * layer.seconds for count, layer in zip(counts, layers, strict=True))
         )
 
     whole = stage(model.counts(0, 1)) + logits
     slowest = stage(model.counts(pp - 1, pp)) + logits
-    found: Costs = {"head": logits}
+    costs: Costs = {"head": logits}
     if len(layers) > 1:
         place = np.full(np.shape(slowest), pp - 1)
-        for other in places(pp, model)[:-1]:
+        for other in candidate_stages(pp, model)[:-1]:
             time = stage(model.counts(other, pp))
             place, slowest = np.where(time > slowest, other, place), np.maximum(time, slowest)
-        found["slowest_stage"] = place
-    return found | {
+        costs["slowest_stage"] = place
+    return costs | {
         "fwd_bwd_cost": slowest,
-        "all_fwd_bwd_cost": block.num * slowest,
-        "bubble": (whole - slowest) / block.interleave,
+        "all_fwd_bwd_cost": grid.num * slowest,
+        "bubble": (whole - slowest) / grid.interleave,
     }
 
 
-def _backward(block: Block, layers: list[LayerCost], counts: tuple[int, ...]) -> Array:
-    """Arithmetic of a stage's last backward, which the gradients' reduction hides behind."""
-    again = block.ck == FULL
-    each = [
-        count * (2 * layer.work.linear / (3 + again) + layer.work.attention_backward)
+def _backward(grid: StrategyGrid, layers: list[LayerCost], counts: tuple[int, ...]) -> Array:
+    """Return the compute time of a stage's last backward, which overlaps gradient reduction."""
+    recompute = grid.recompute == FULL
+    times = [
+        count * (2 * layer.work.linear / (3 + recompute) + layer.work.attention_backward)
         for count, layer in zip(counts, layers, strict=True)
     ]
-    return np.asarray(sum(each))
+    return np.asarray(sum(times))
 
 
-def _rates(block: Block, question: Question, cluster: Cluster, total: Array) -> Costs:
-    model, tokens = question.model, block.bsz * block.num * question.seq_len * block.dp
-    tgs = tokens / (block.world * total)
-    three, four = (model.flops(question.seq_len, passes) for passes in (3, 4))
+def _rates(grid: StrategyGrid, question: Question, cluster: Cluster, total: Array) -> Costs:
+    """Return tokens/s/GPU, duration, batch in tokens, MFU and HFU of a step."""
+    model, tokens = question.model, grid.bsz * grid.num * question.seq_len * grid.dp
+    tgs = tokens / (grid.world * total)
+    model_flops, hardware_flops = (model.flops(question.seq_len, passes) for passes in (3, 4))
     return {
         "tgs": tgs,
         "total_latency": total,
         "g_bsz": tokens,
-        "mfu": tgs * three / cluster.peak,
-        "hfu": tgs * np.where(block.ck == FULL, four, three) / cluster.peak,
+        "mfu": tgs * model_flops / cluster.peak,
+        "hfu": tgs
+        * np.where(grid.recompute == FULL, hardware_flops, model_flops)
+        / cluster.peak,
     }
 
 
-def _p2p(block: Block, question: Question, cluster: Cluster) -> Array | float:
-    if block.pp == 1:
-        return 0.0 * block.num
-    stride = block.world // block.pp
-    whole = 1.0 * question.dtype_size * block.bsz * question.seq_len * question.model.hidden
-    scatter = block.algo == "mtp" and question.p2p == "scatter"
-    volume = whole / (block.sp if scatter else block.whole)
-    if is_inside(cluster, block.pp, stride):
-        one = cluster.alpha_intra + volume / cluster.bw_intra
+def _p2p(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array | float:
+    """Return the seconds of all messages between pipeline stages."""
+    if grid.pp == 1:
+        return 0.0 * grid.num
+    stride = grid.world // grid.pp
+    whole = 1.0 * question.dtype_size * grid.bsz * question.seq_len * question.model.hidden
+    scatter = grid.algo == "mtp" and question.p2p == "scatter"
+    volume = whole / (grid.sp if scatter else grid.whole)
+    if is_inside(cluster, grid.pp, stride):
+        message = cluster.alpha_intra + volume / cluster.bw_intra
     else:
         siblings = min(stride, cluster.gpus_per_node)
-        one = cluster.alpha_inter + volume * siblings / cluster.bw_node
+        message = cluster.alpha_inter + volume * siblings / cluster.bw_node
     if scatter:
-        one = one + collective(cluster, "all_gather", whole, block.sp)
-    return 2 * (block.num + block.pp - 1) * block.interleave * one
+        message = message + collective(cluster, "all_gather", whole, grid.sp)
+    return 2 * (grid.num + grid.pp - 1) * grid.interleave * message
 
 
-_BUCKET = 512 * 2**20
+_BUCKET = 512 * 2**20  # bytes of a gradient bucket, which is one call
 
 
-def _gradients(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
-    """Return the seconds to reduce the gradients of a stage over all ranks that hold them."""
+def _gradients(grid: StrategyGrid, question: Question, cluster: Cluster, stage: Stage) -> Array:
+    """Return the seconds to reduce a stage's gradients over all ranks that hold them."""
     d = question.dtype_size
-    time = _bucketed(cluster, "all_reduce", np.float64(d * stage.rest), block.dp, block.sp)
+    time = _bucketed(cluster, "all_reduce", np.float64(d * stage.unsharded), grid.dp, grid.sp)
     for piece in stage.pieces:
-        for part in _reduced(question, cluster, piece):
+        for part in _reductions(question, cluster, piece):
             time = time + part
     return time
 
 
-def _reduced(question: Question, cluster: Cluster, piece: ShardedElements) -> tuple[Array, ...]:
+def _reductions(
+    question: Question, cluster: Cluster, piece: ShardedElements
+) -> tuple[Array, ...]:
+    """Return the seconds of the collectives that reduce the gradients of a piece."""
     d, n = question.dtype_size, piece.replicas
     volume, stride = d * piece.elements / piece.grads, piece.stride * piece.grads
     if question.grad_sync == "all_reduce":
         return (_bucketed(cluster, "all_reduce", volume, n // piece.grads, stride),)
-    left = d * piece.elements / piece.os
+    scattered = d * piece.elements / piece.os
     return (
         _bucketed(cluster, "reduce_scatter", volume, piece.os // piece.grads, stride),
-        _bucketed(cluster, "all_reduce", left, n // piece.os, piece.stride * piece.os),
+        _bucketed(cluster, "all_reduce", scattered, n // piece.os, piece.stride * piece.os),
     )
 
 
@@ -164,15 +200,18 @@ def _bucketed(
     ranks: NDArray[np.int64] | int,
     stride: NDArray[np.int64] | int,
 ) -> Array:
+    """Return the seconds of a collective with one call per bucket."""
     calls = np.maximum(1, np.ceil(volume / _BUCKET))
     return collective(cluster, op, volume, ranks, stride, calls)
 
 
-def _parameters(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
+def _parameters(
+    grid: StrategyGrid, question: Question, cluster: Cluster, stage: Stage
+) -> Array:
     """Return the seconds to send updated parameters to all ranks that need them."""
     d = question.dtype_size
-    rest = collective(cluster, "broadcast", d * stage.rest, block.dp, block.sp)
-    time = np.zeros(len(block.os))
+    unsharded = collective(cluster, "broadcast", d * stage.unsharded, grid.dp, grid.sp)
+    time = np.zeros(len(grid.os))
     for piece in stage.pieces:
         parts, stride = piece.os // piece.para, piece.stride * piece.para
         volume = d * piece.elements / piece.para
@@ -180,43 +219,45 @@ def _parameters(block: Block, question: Question, cluster: Cluster, stage: Stage
             time = time + collective(cluster, "all_gather", volume, parts, stride)
         else:
             time = time + collective(cluster, "broadcast", volume, parts, stride, parts)
-    return np.maximum(time, rest) if block.isp else time
+    return np.maximum(time, unsharded) if grid.isp else time
 
 
-# CUDA context, NCCL buffers, the allocator's waste.
+# Bytes of the CUDA context, NCCL buffers and fragmentation.
 _CONTEXT = 1.5e9
-# Bytes a parameter that the step needs for a moment: an fp32 gradient, flat buffers.
+# Bytes per parameter during the optimizer's step: an fp32 gradient and flat buffers.
 _TRANSIENT = 16
 
 
-def memory(block: Block, question: Question) -> Bytes:
-    """Return the terms of the fullest stage in bytes; `total_mm_cost` has to fit."""
-    found: Bytes | None = None
-    for place in places(block.pp, question.model):
-        terms = _stage(block, question, place)
-        if found is None:
-            found = terms
+def memory(grid: StrategyGrid, question: Question) -> Bytes:
+    """Return the bytes of the fullest stage by name; `total_mm_cost` is their total."""
+    fullest: Bytes | None = None
+    for stage in candidate_stages(grid.pp, question.model):
+        terms = _stage(grid, question, stage)
+        if fullest is None:
+            fullest = terms
             continue
-        more = terms["total_mm_cost"] > found["total_mm_cost"]
-        found = {name: np.where(more, terms[name], found[name]) for name in terms}
-    assert found is not None  # there is a first stage
-    return found
+        is_fuller = terms["total_mm_cost"] > fullest["total_mm_cost"]
+        fullest = {name: np.where(is_fuller, terms[name], fullest[name]) for name in terms}
+    assert fullest is not None  # there is a first stage
+    return fullest
 
 
-def _stage(block: Block, question: Question, place: int) -> Bytes:
-    pp, d = block.pp, question.dtype_size
+def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
+    """Return the terms of the memory of pipeline stage `place`."""
+    pp, d = grid.pp, question.dtype_size
     last = place == pp - 1
     counts = question.model.counts(place, pp)
-    stage = Stage.of(block, question, counts, int(place == 0) + int(last))
-    states = stage.states(block)
-    weights = d * (sum(each.elements / each.para for each in stage.pieces) + stage.rest)
-    grads = d * (sum(each.elements / each.grads for each in stage.pieces) + stage.rest)
-    kept = _activations(block, question, np.minimum(block.num, pp - place), counts)
-    kept |= _last(block, question) if last else dict.fromkeys(_LAST, 0.0)
-    others = _buffers(block, question, sum(counts))
+    stage = Stage.of(grid, question, counts, int(place == 0) + int(last))
+    pieces, states = stage.pieces, stage.states(grid)
+    weights = d * (sum(piece.elements / piece.para for piece in pieces) + stage.unsharded)
+    grads = d * (sum(piece.elements / piece.grads for piece in pieces) + stage.unsharded)
+    in_flight = np.minimum(grid.num, pp - place)
+    activations = _activations(grid, question, in_flight, counts)
+    activations |= _last(grid, question) if last else dict.fromkeys(_LAST, 0.0)
+    others = _buffers(grid, question, sum(counts))
     activation, buffers = (
-        sum((np.asarray(each) for each in terms.values()), np.float64(0))
-        for terms in (kept, others)
+        sum((np.asarray(term) for term in terms.values()), np.float64(0))
+        for terms in (activations, others)
     )
     fixed = weights + grads + 12 * states
     peak = fixed + _TRANSIENT * states
@@ -227,34 +268,35 @@ def _stage(block: Block, question: Question, place: int) -> Bytes:
         "step_peak": _CONTEXT + peak,
         "activation": activation,
         "stage": np.float64(place),
-        **kept,
+        **activations,
         **others,
     }
 
 
 def _activations(
-    block: Block, question: Question, flying: Array, counts: tuple[int, ...]
+    grid: StrategyGrid, question: Question, in_flight: Array, counts: tuple[int, ...]
 ) -> Bytes:
+    """Return the activations of a stage with `in_flight` micro-batches."""
     d, seq, model = question.dtype_size, question.seq_len, question.model
-    unit = d / 2 * block.bsz * seq * model.hidden
-    virtual = block.pp * block.interleave
-    flying = np.where(
-        block.interleave > np.int64(1), flying * (1 + (block.pp - 1) / virtual), flying
+    unit = d / 2 * grid.bsz * seq * model.hidden
+    virtual = grid.pp * grid.interleave
+    in_flight = np.where(
+        grid.interleave > np.int64(1), in_flight * (1 + (grid.pp - 1) / virtual), in_flight
     )
-    scores = 0.0 if question.flash else 5 * model.heads * seq / (model.hidden * block.sp)
-    held = np.where(block.ck == NONE, scores, 0.0)
+    scores = 0.0 if question.flash else 5 * model.heads * seq / (model.hidden * grid.sp)
+    saved_scores = np.where(grid.recompute == NONE, scores, 0.0)
     kinds = [
-        (count, block.kept(question, kind))
+        (count, grid.saved_activations(question, kind))
         for count, kind in zip(counts, model.kinds, strict=True)
         if count
     ]
-    full = block.ck == FULL
-    live = unit * (max(kept for _, kept in kinds) + scores)
-    inputs = d * block.bsz * seq * model.hidden / block.whole
-    layers = sum(flying * count * (unit * (kept + held)) for count, kept in kinds)
+    full = grid.recompute == FULL
+    recomputed = unit * (max(saved for _, saved in kinds) + scores)
+    inputs = d * grid.bsz * seq * model.hidden / grid.whole
+    layers = sum(in_flight * count * (unit * (saved + saved_scores)) for count, saved in kinds)
     return {
-        "blocks_activation": np.where(full, live, layers),
-        "block_output_activation": np.where(full, flying * sum(counts) * inputs, 0.0),
+        "blocks_activation": np.where(full, recomputed, layers),
+        "block_output_activation": np.where(full, in_flight * sum(counts) * inputs, 0.0),
     }
 
 
@@ -264,35 +306,37 @@ _LAST = (
 )
 
 
-def _last(block: Block, question: Question) -> Bytes:
-    model, d, sp = question.model, question.dtype_size, block.sp
-    tokens = 1.0 * block.bsz * question.seq_len
+def _last(grid: StrategyGrid, question: Question) -> Bytes:
+    """Return the activations around the head, on the last stage."""
+    model, d, sp = question.model, question.dtype_size, grid.sp
+    tokens = 1.0 * grid.bsz * question.seq_len
     return {
-        "norm_activation": 4 * tokens * model.hidden / block.whole,
-        "head_input_activation": d * tokens * model.hidden / block.whole,
+        "norm_activation": 4 * tokens * model.hidden / grid.whole,
+        "head_input_activation": d * tokens * model.hidden / grid.whole,
         "head_output_activation": (d + 4) * tokens * model.vocab / sp,
         "backward_mem_peak": 2 * d * tokens * model.hidden * (1 + 1 / sp)
         + d * model.embedding / sp,
     }
 
 
-def _buffers(block: Block, question: Question, layers: int) -> Bytes:
+def _buffers(grid: StrategyGrid, question: Question, layers: int) -> Bytes:
+    """Return gathered weights, rotary tables and the pipeline buffer of a stage."""
     model, d = question.model, question.dtype_size
     kind = model.kinds[0]
     weights = sum(elements * count for elements, count in kind.matrices)
-    pool = np.where(block.para > 1, 4 * d * weights / block.tp, 0.0)
+    pool = np.where(grid.para > 1, 4 * d * weights / grid.tp, 0.0)
     if kind.experts:
-        routed = 4 * d * model.expert_parameters / block.ep
-        pool = pool + np.where(experts_of(block, routed).para > 1, routed, 0.0)
-    piece = d * block.bsz * question.seq_len * model.hidden / block.whole
+        routed = 4 * d * model.expert_parameters / grid.ep
+        pool = pool + np.where(experts_of(grid, routed).para > 1, routed, 0.0)
+    piece = d * grid.bsz * question.seq_len * model.hidden / grid.whole
     return {
         "mem_pool_mm": pool,
         "rotary_emb_sincos_cache_mm": 2.0 * d * layers * question.seq_len * model.rotary / 2,
-        "pp_p2p_buffer": piece if block.pp > 1 else 0.0,
+        "pp_p2p_buffer": piece if grid.pp > 1 else 0.0,
     }
 
 
-def evaluate(block: Block, question: Question, cluster: Cluster) -> dict[str, Any]:
-    """Return every number of a single strategy, by the names of a record."""
-    found = price(block, question, cluster) | memory(block, question)
-    return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
+def evaluate(grid: StrategyGrid, question: Question, cluster: Cluster) -> dict[str, Any]:
+    """Return every field of a single strategy: seconds, bytes and rates by name."""
+    fields = price(grid, question, cluster) | memory(grid, question)
+    return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in fields.items()}

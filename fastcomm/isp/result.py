@@ -1,7 +1,11 @@
-"""Strategies that fit, as columns, the best first; where none fits, what excludes them all."""
+"""Feasible strategies as columns, ranked by tokens/s/GPU.
+
+Columns are in seconds and bytes, under the names of the original simulator; `with_units`
+converts them for JSON and tables.
+"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +28,21 @@ Fields = Mapping[str, ArrayLike]
 
 @dataclass(frozen=True)
 class FeasibleCells:
-    """The kept cells of a block: their places, row by row, and the block's fields."""
+    """The feasible cells of a grid of strategies, and the fields of the whole grid.
+
+    A cell is numbered row by row. Each field is an array that broadcasts to `shape`.
+    """
 
     shape: tuple[int, int]
     cells: NDArray[np.int64]
     fields: Fields
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, int], mask: NDArray[np.bool_], fields: Fields
+    ) -> "FeasibleCells":
+        """Select the cells whose entry of `mask`, an array of `shape`, is true."""
+        return cls(shape, np.flatnonzero(mask.reshape(-1)), fields)
 
     @cached_property
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -38,11 +52,12 @@ class FeasibleCells:
 
     @property
     def _widths(self) -> NDArray[np.int64]:
+        """Number of feasible cells in each row."""
         edges = np.arange(self.shape[0] + 1) * self.shape[1]
         return np.diff(np.searchsorted(self.cells, edges))
 
     def axis(self, name: str) -> str:
-        """What a field depends on: the part, its rows, its columns, or each cell."""
+        """Return what a field depends on: "part" (nothing), "row", "column", "cell" (both)."""
         value = np.asarray(self.fields[name])
         if value.size == 1:
             return "part"
@@ -51,14 +66,17 @@ class FeasibleCells:
         return "row" if value.shape[1] == 1 else "cell"
 
     def along(self, name: str, axis: str) -> Column:
-        """One field, once for each value of an axis that it depends on at most."""
+        """Return a field once for each value of an axis.
+
+        The field may depend on no other axis, see `axis`.
+        """
         if axis == "cell":
             return self.column(name)
         lengths = {"part": 1, "row": self.shape[0], "column": self.shape[1]}
         return np.broadcast_to(np.asarray(self.fields[name]).reshape(-1), lengths[axis])
 
     def column(self, name: str) -> Column:
-        """One field of all kept cells."""
+        """Return a field of every feasible cell."""
         value, axis = np.asarray(self.fields[name]), self.axis(name)
         if axis == "part":
             return np.full(len(self.cells), value.reshape(-1)[0])
@@ -68,30 +86,26 @@ class FeasibleCells:
         return value.reshape(-1).take(rows if axis == "row" else columns)
 
     def value(self, name: str, place: int) -> Any:
-        """One field of one kept cell."""
+        """Return a field of one cell, by its index among the feasible cells."""
         row, column = divmod(int(self.cells[place]), self.shape[1])
         return np.broadcast_to(np.asarray(self.fields[name]), self.shape)[row, column].item()
 
 
-def kept(shape: tuple[int, int], mask: NDArray[np.bool_], fields: Fields) -> FeasibleCells:
-    """The part of a block that fits."""
-    return FeasibleCells(shape, np.flatnonzero(mask.reshape(-1)), fields)
-
-
 @dataclass(frozen=True, slots=True)
 class Records:
-    """All feasible strategies by TGS, highest first; equals in the order of enumeration."""
+    """All feasible strategies, ranked by tokens/s/GPU, ties in the order of enumeration."""
 
     parts: tuple[FeasibleCells, ...]
-    # For each place of the ranking, the cell among all parts' cells.
+    # Index of each ranked strategy among the cells of all parts.
     ranking: NDArray[np.int64]
-    _made: dict[str, Column] = field(default_factory=dict)
-    # For each place of the ranking, which value of an axis is its own, among all parts' values.
+    # Ranked columns by name, filled on demand.
+    _columns: dict[str, Column] = field(default_factory=dict)
+    # By axis, the index of each ranked strategy among the values of all parts.
     _indices: dict[str, Column] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: list[FeasibleCells]) -> "Records":
-        """Rank them."""
+        """Rank the cells of all parts."""
         if not parts:
             return cls((), np.zeros(0, np.int64))
         tgs, *order = (
@@ -112,32 +126,33 @@ class Records:
     def __getitem__(self, name: str) -> Column:
         if not self.parts:
             return np.zeros(0)
-        if name not in self._made:
+        if name not in self._columns:
             axis = self._axis(name)
             values = np.concatenate([part.along(name, axis) for part in self.parts])
-            self._made[name] = values.take(self._index(axis))
-        return self._made[name]
+            self._columns[name] = values.take(self._index(axis))
+        return self._columns[name]
 
     def _axis(self, name: str) -> str:
-        """What a field depends on in any part; rows here and columns there make it a cell's."""
-        found = {part.axis(name) for part in self.parts} - {"part"}
-        return "part" if not found else found.pop() if len(found) == 1 else "cell"
+        """Return on what a field depends in all parts together."""
+        axes = {part.axis(name) for part in self.parts} - {"part"}
+        return "part" if not axes else axes.pop() if len(axes) == 1 else "cell"
 
     def _index(self, axis: str) -> Column:
+        """Return the index of each ranked strategy among the values of an axis in all parts."""
         if axis == "cell":
             return self.ranking
         if axis not in self._indices:
-            found, begun = [], 0
+            indices, offset = [], 0
             for part in self.parts:
-                own = {"part": np.zeros(len(part.cells), np.int64)}
-                own |= dict(zip(("row", "column"), part.places, strict=True))
-                found.append(own[axis] + begun)
-                begun += {"part": 1, "row": part.shape[0], "column": part.shape[1]}[axis]
-            self._indices[axis] = np.concatenate(found)[self.ranking]
+                by_axis = {"part": np.zeros(len(part.cells), np.int64)}
+                by_axis |= dict(zip(("row", "column"), part.places, strict=True))
+                indices.append(by_axis[axis] + offset)
+                offset += {"part": 1, "row": part.shape[0], "column": part.shape[1]}[axis]
+            self._indices[axis] = np.concatenate(indices)[self.ranking]
         return self._indices[axis]
 
     def row(self, place: int) -> dict[str, Any]:
-        """One strategy, by its place in the ranking."""
+        """Return the fields of one strategy, by its place in the ranking."""
         cell = int(self.ranking[place])
         for part in self.parts:
             if cell < len(part.cells):
@@ -146,13 +161,13 @@ class Records:
         raise IndexError(place)
 
 
-# Numbers of a record that count things.
+# Fields of a record that are integers.
 _WHOLE = (
     *("pp", "sp", "wp_size", "zp_size", "seq_len", "micro_bsz", "micro_num"),
     *("activation_ckpt", "world_size", "g_bsz", "p_para", "p_grads", "p_os"),
     *("ep", "interleave", "slowest_stage"),
 )
-# What a point of the front says of its strategy.
+# Fields of a strategy of the Pareto front.
 _SHORT = (
     *("algo_type", "world_size", "pp", "interleave", "sp", "ep", "wp_size", "zp_size"),
     *("p_para", "p_grads", "p_os"),
@@ -161,7 +176,7 @@ _SHORT = (
 Record = dict[str, Any]
 
 
-# Of a record, in seconds and in bytes.
+# Fields in seconds and in bytes.
 _TIMES = frozenset(
     [
         *("all_fwd_bwd_cost", "bubble", "comp_attn", "comp_wp", "dense_layer", "elementwise"),
@@ -182,35 +197,36 @@ _NS = 1e9
 
 
 def with_units(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record or a table in ns and bytes, under names that say so."""
-    found = {}
+    """Return the fields of a record or table in ns and bytes, with units in their names."""
+    converted = {}
     for name, value in fields.items():
         if name in _TIMES:
-            found[f"{name}_ns"] = value * _NS
+            converted[f"{name}_ns"] = value * _NS
         elif name == "tgs":
-            found["tokens_per_s_per_gpu"] = value
+            converted["tokens_per_s_per_gpu"] = value
         else:
-            found[f"{name}_bytes" if name in _SIZES else name] = value
-    return found
+            converted[f"{name}_bytes" if name in _SIZES else name] = value
+    return converted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareChange:
     """The best strategy of a cluster that differs in one thing."""
 
-    what: str
+    name: str
     best: Record | None
-    # Of the rate, over that of the cluster as it is; None where one of them has no strategy.
+    # Relative gain of tokens/s/GPU; None if this or the unchanged cluster has no strategy.
     gain: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the change as it stands in JSON."""
-        return {**asdict(self), "best": self.best and with_units(self.best)}
+        """Return the change as a JSON object."""
+        best = self.best and with_units(self.best)
+        return {"what": self.name, "best": best, "gain": self.gain}
 
 
 def original(record: Record) -> dict[str, object]:
-    """The chosen configuration, in the original's shape; with the spread of experts, if any."""
-    spread = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
+    """Return a strategy by the option names of the original simulator, and `ep_size`."""
+    experts = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
     return {
         "algo_type": record["algo_type"],
         "seq_len": record["seq_len"],
@@ -221,50 +237,48 @@ def original(record: Record) -> dict[str, object]:
         "wp_size": record["wp_size"],
         "zp_size": record["zp_size"],
         "activation_ckpt": record["activation_ckpt"],
-        **spread,
+        **experts,
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult(TableResult):
-    """The answer to a question; `columns` has the feasible strategies by TGS, highest first."""
+    """Result of a search; `columns` has the feasible strategies, ranked by tokens/s/GPU."""
 
     question: Question
     cluster: str
     mode: str
     candidates: int
-    rejected: dict[str, int]
-    # The least memory that any candidate needs; None where none got as far.
-    least_memory: float | None
+    rejected: dict[str, int]  # candidates by reason
+    least_memory: float | None  # bytes of the smallest candidate; None without candidates
     columns: Records
-    # Data-parallel degrees that the batch does not suit.
-    unsuited: tuple[int, ...] = ()
+    unsuited: tuple[int, ...] = ()  # data-parallel degrees that the global batch rules out
     notes: tuple[str, ...] = ()
     calibration: "Calibration | None" = None
     sensitivity: tuple[HardwareChange, ...] | None = None
-    top: int = 6  # how many strategies the JSON lists
+    top: int = 6  # number of strategies in the JSON document
 
     @property
     def feasible(self) -> int:
-        """How many strategies fit."""
+        """Number of feasible strategies."""
         return len(self.columns)
 
     def record(self, place: int) -> Record:
-        """One strategy, by its place in the ranking from 0."""
+        """Return the fields of one strategy, by its place in the ranking from 0."""
         row = self.columns.row(place)
         row |= {name: int(row[name]) for name in _WHOLE if name in row}
         return row | {"algo_type": ALGOS[int(row.pop("algo"))]}
 
     def best(self, count: int = 6) -> list[Record]:
-        """The first of the ranking."""
+        """Return the `count` fastest strategies."""
         return [self.record(place) for place in range(min(count, self.feasible))]
 
     def best_by_algo(self) -> dict[str, Record]:
-        """The first of each algorithm."""
+        """Return the fastest strategy of each algorithm."""
         return self._first_of("algo", lambda value: ALGOS[int(value)])
 
     def best_by_world(self) -> dict[int, Record]:
-        """The first of each world size."""
+        """Return the fastest strategy of each world size."""
         return self._first_of("world_size", int)
 
     def _first_of(self, name: str, key: Any) -> dict[Any, Record]:
@@ -275,23 +289,26 @@ class SearchResult(TableResult):
         return {key(values[at]): self.record(int(places[at])) for at in order}
 
     def pareto(self) -> list[Record]:
-        """Strategies that no other beats in both TGS and memory; the fastest first."""
+        """Return the strategies that no other beats in both speed and memory.
+
+        The fastest comes first, the smallest last.
+        """
         if not self.feasible:
             return []
         memory = self.columns["total_mm_cost"]
-        # Of equally fast ones the smallest comes first, and so rules the others out.
+        # Of equally fast strategies the smallest comes first, and so excludes the others.
         order = np.lexsort((memory, -self.columns["tgs"]))
         least = np.minimum.accumulate(memory[order])
         smaller = np.concatenate([[True], least[1:] < least[:-1]])
         return [self.record(int(place)) for place in order[smaller]]
 
     def nearest(self) -> str:
-        """Where nothing fits: what kept it out, and the nearest that would work."""
+        """Explain why no strategy is feasible, and the nearest change that helps."""
         return nearest(self.question, self.rejected, self.least_memory, self.unsuited)
 
     @property
     def is_compat(self) -> bool:
-        """Whether fields are those of the original simulator, in seconds."""
+        """Whether this is a search of the original simulator, with its fields in seconds."""
         return self.mode != "default"
 
     def _named(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,24 +321,24 @@ class SearchResult(TableResult):
         columns = {name: self.columns[name] for name in self.columns if name != "algo"}
         if self.feasible:
             places = self.columns["algo"].astype(np.int8)
-            words = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(ALGOS))
-            return pa.table({"algo_type": words, **self._named(columns)})
+            algorithms = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(ALGOS))
+            return pa.table({"algo_type": algorithms, **self._named(columns)})
         return pa.table({"algo_type": pa.array([], pa.string())})
 
     def figures(self) -> dict[str, str]:
-        """Return the model, the cluster, and the best strategy of how many."""
-        found = {"model": self.question.model.name, "cluster": self.cluster}
-        found["feasible"] = f"{self.feasible} of {self.candidates}"
+        """Return the model, the cluster, the number of strategies and the best one."""
+        figures = {"model": self.question.model.name, "cluster": self.cluster}
+        figures["feasible"] = f"{self.feasible} of {self.candidates}"
         for best in self.best(1):
             layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
             degrees = ", ".join(f"{name} {best[name]}" for name in layout)
-            found["best"] = f"{best['algo_type']} ({degrees})"
-            found["step"] = format_s(best["total_latency"])
-        return found
+            figures["best"] = f"{best['algo_type']} ({degrees})"
+            figures["step"] = format_s(best["total_latency"])
+        return figures
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        by_world, known = self.best_by_world(), self.calibration
+        by_world, calibration = self.best_by_world(), self.calibration
         chosen = {"chosen": original(self.record(0))} if self.feasible else {}
         changes = [change.to_dict() for change in self.sensitivity or ()]
         return {
@@ -332,15 +349,15 @@ class SearchResult(TableResult):
             "feasible": self.feasible,
             "rejected": self.rejected,
             **self._named({"least_memory": self.least_memory}),
-            "best": [self._named(each) for each in self.best(self.top)],
+            "best": [self._named(record) for record in self.best(self.top)],
             "best_by_algo": {n: self._named(best) for n, best in self.best_by_algo().items()},
             "best_by_world": {str(n): self._named(best) for n, best in by_world.items()},
             "pareto": [
                 self._named({name: row[name] for name in _SHORT if name in row})
                 for row in self.pareto()
             ],
-            "notes": [*self.notes, *(known.skipped if known else ())],
+            "notes": [*self.notes, *(calibration.skipped if calibration else ())],
             **chosen,
-            **(known.to_dict() if known else {}),
+            **(calibration.to_dict() if calibration else {}),
             **({} if self.sensitivity is None else {"sensitivity": changes}),
         }

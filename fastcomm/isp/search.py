@@ -1,4 +1,4 @@
-"""Search all strategies by tokens per second per GPU: once, over sizes, on other hardware."""
+"""Rank all strategies by tokens/s/GPU: one search, sweeps, and searches on other hardware."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +11,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp import ALGOS, Question, question_of
-from fastcomm.isp.block import Block
+from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.price import memory, price
@@ -22,10 +22,9 @@ from fastcomm.isp.result import (
     Record,
     Records,
     SearchResult,
-    kept,
     with_units,
 )
-from fastcomm.isp.space import Counts, blocks
+from fastcomm.isp.space import Counts, grids
 from fastcomm.options import SearchOptions
 from fastcomm.result import TableResult
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Candidates of one search: ten seconds, and some GB.
+# Most candidates of one search, which takes about ten seconds and some GB.
 MOST = 30_000_000
 
 
@@ -42,22 +41,39 @@ def search(
     cluster: Cluster,
     attention: AttentionTable | None = None,
 ) -> SearchResult:
-    """Return all feasible strategies of every world size, ranked."""
+    """Return all feasible strategies of every world size, ranked by tokens/s/GPU.
+
+    Parameters
+    ----------
+    question
+        Model, batch, world sizes and constraints.
+    cluster
+        Hardware whose GPU memory is the limit, unless the question has one.
+    attention
+        Measured attention times, which correct the formula.
+
+    Raises
+    ------
+    ConfigError
+        If no strategy can satisfy the question, or it has more than `MOST` candidates.
+
+    """
     question.check()
     limit = cluster.memory if question.memory is None else question.memory
-    measured = Correction.of(attention, cluster) if attention else None
+    correction = Correction.of(attention, cluster) if attention else None
     counts = Counts()
     parts: list[FeasibleCells] = []
     least = np.inf
-    for block in _all_blocks(question, counts):
-        used = memory(block, question)
-        total = np.broadcast_to(used["total_mm_cost"], block.shape)
+    for grid in _all_grids(question, counts):
+        memory_terms = memory(grid, question)
+        total = np.broadcast_to(memory_terms["total_mm_cost"], grid.shape)
         least = min(least, float(total.min()))
         fits = total <= limit
         counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
         if fits.any():
-            costs = price(block, question, cluster, measured)
-            parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
+            costs = price(grid, question, cluster, correction)
+            fields = {**_key(grid, question), **costs, **memory_terms}
+            parts.append(FeasibleCells.of(grid.shape, fits, fields))
     return SearchResult(
         question=question,
         cluster=cluster.name,
@@ -71,52 +87,53 @@ def search(
     )
 
 
-def _all_blocks(question: Question, counts: Counts) -> Iterator[Block]:
+def _all_grids(question: Question, counts: Counts) -> Iterator[StrategyGrid]:
     for world in question.world_sizes:
-        for block in blocks(question, world, counts):
+        for grid in grids(question, world, counts):
             if counts.cells > MOST:
                 raise ConfigError(
-                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
+                    f"more than {MOST} candidates: narrow the batch, or set --pp or --sp"
                 )
-            yield block
+            yield grid
 
 
 def notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return what of a cluster was not measured, in words."""
+    """Return the notes of a cluster on values that were not measured."""
     return (f"{cluster.name}: {cluster.note}",) if cluster.note else ()
 
 
-# Where FlashAttention was measured: beyond, its formula stands alone.
+# FlashAttention was measured up to this length, and from this local hidden size on.
 _LONGEST = 256 * 2**10
 _NARROWEST = 512
 
 
-def _key(block: Block, question: Question) -> Fields:
-    beyond = question.flash and (
-        question.seq_len > _LONGEST or _width(question) // block.sp < _NARROWEST
+def _key(grid: StrategyGrid, question: Question) -> Fields:
+    """Return the fields of a record that identify a strategy."""
+    extrapolated = question.flash and (
+        question.seq_len > _LONGEST or _width(question) // grid.sp < _NARROWEST
     )
-    whole = {
-        "algo": ALGOS.index(block.algo),
-        "pp": block.pp,
-        "sp": block.sp,
+    degrees = {
+        "algo": ALGOS.index(grid.algo),
+        "pp": grid.pp,
+        "sp": grid.sp,
         "seq_len": question.seq_len,
-        "world_size": block.world,
-        "ep": block.ep,
+        "world_size": grid.world,
+        "ep": grid.ep,
     }
     return {
-        **{name: np.asarray(value, np.int64) for name, value in whole.items()},
-        "wp_size": block.para,
-        # The original's: what the optimizer adds to the weights' shards.
-        "zp_size": block.os // block.para,
-        "micro_bsz": block.bsz,
-        "micro_num": block.num,
-        "activation_ckpt": block.ck,
-        "interleave": np.asarray(block.interleave),
-        "p_para": block.para,
-        "p_grads": block.grads,
-        "p_os": block.os,
+        **{name: np.asarray(value, np.int64) for name, value in degrees.items()},
+        "wp_size": grid.para,
+        # As in the original simulator: shards of optimizer states over those of weights.
+        "zp_size": grid.os // grid.para,
+        "micro_bsz": grid.bsz,
+        "micro_num": grid.num,
+        "activation_ckpt": grid.recompute,
+        "interleave": np.asarray(grid.interleave),
+        "p_para": grid.para,
+        "p_grads": grid.grads,
+        "p_os": grid.os,
         "modelsize": np.asarray(question.model.parameters / 1e9),
-        "extrapolated": np.asarray(beyond),
+        "extrapolated": np.asarray(extrapolated),
     }
 
 
@@ -128,18 +145,23 @@ def _width(question: Question) -> float:
 def search_strategies(**options: Any) -> SearchResult:
     """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
 
+    Returns
+    -------
+    SearchResult
+        Feasible strategies, ranked by tokens/s/GPU.
+
     Raises
     ------
     ConfigError
-        If an option is unknown, missing or wrong.
+        If an option is unknown, missing or invalid.
 
     """
-    asked = build(SearchOptions, options, "search_strategies")
-    if asked.compat is not None:
-        raise ConfigError("compat: wanted fastcomm.compat.isp.search_strategies for that")
-    using = setting(asked)
-    found = search(question_of(asked), using.cluster, attention=using.attention)
-    return replace(found, calibration=using.calibration)
+    search_options = build(SearchOptions, options, "search_strategies")
+    if search_options.compat is not None:
+        raise ConfigError("compat: use fastcomm.compat.isp.search_strategies instead")
+    hardware = setting(search_options)
+    result = search(question_of(search_options), hardware.cluster, attention=hardware.attention)
+    return replace(result, calibration=hardware.calibration)
 
 
 def sensitivity(
@@ -148,37 +170,40 @@ def sensitivity(
     best: Record | None,
     attention: AttentionTable | None = None,
 ) -> tuple[HardwareChange, ...]:
-    """Search again with a cluster that is better in one thing, for each such thing."""
+    """Search again on clusters that differ in one thing, such as twice the link bandwidth.
+
+    `best` is the best strategy of the cluster as it is, to which each gain is relative.
+    """
     limit = cluster.memory if question.memory is None else question.memory
-    changed = {
+    variants = {
         "links in a node x2": (question, replace(cluster, bw_intra=2 * cluster.bw_intra)),
         "links between nodes x2": (question, replace(cluster, bw_node=2 * cluster.bw_node)),
         "memory bandwidth x2": (question, replace(cluster, hbm=2 * cluster.hbm)),
         "memory x1.5": (replace(question, memory=1.5 * limit), cluster),
-        "arithmetic x1.5": (question, _quicker(cluster, 1.5)),
+        "arithmetic x1.5": (question, _with_faster_compute(cluster, 1.5)),
     }
-    found = []
-    for what, (asked, other) in changed.items():
-        new = next(iter(search(asked, other, attention=attention).best(1)), None)
+    changes = []
+    for name, (varied, hardware) in variants.items():
+        new = next(iter(search(varied, hardware, attention=attention).best(1)), None)
         gain = new["tgs"] / best["tgs"] - 1 if new and best else None
-        found.append(HardwareChange(what=what, best=new, gain=gain))
-    return tuple(found)
+        changes.append(HardwareChange(name=name, best=new, gain=gain))
+    return tuple(changes)
 
 
-def _quicker(cluster: Cluster, times: float) -> Cluster:
-    """Curves of a GPU that multiplies and attends so much faster."""
+def _with_faster_compute(cluster: Cluster, factor: float) -> Cluster:
+    """Return the cluster with GEMM and attention faster by a factor."""
     attention, gemm = cluster.attention, cluster.gemm
     if isinstance(gemm, GemmCurve):
-        gemm = replace(gemm, rates=tuple(rate * times for rate in gemm.rates))
+        gemm = replace(gemm, rates=tuple(rate * factor for rate in gemm.rates))
     else:
-        gemm = replace(gemm, times=tuple(time / times for time in gemm.times))
+        gemm = replace(gemm, times=tuple(seconds / factor for seconds in gemm.times))
     forward, backward = attention.rate
     faster = AttentionCurve(
         start=attention.start,
         element=attention.element,
-        rate=(forward * times, backward * times),
+        rate=(forward * factor, backward * factor),
     )
-    return replace(cluster, gemm=gemm, attention=faster, peak=cluster.peak * times)
+    return replace(cluster, gemm=gemm, attention=faster, peak=cluster.peak * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,30 +215,28 @@ class SweepPoint:
     candidates: int
     feasible: int
     best: Record | None
-    # Why there is none, in words.
-    why: str
-    # Rate over that of the smallest world with an answer: T_1 / (T_N N).
+    why: str  # why there is no strategy; empty if there is one
+    # tokens/s/GPU over those of the smallest world size with a strategy: T_1 / (T_N N).
     scaling: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the search as it stands in JSON."""
+        """Return the search as a JSON object."""
         return {**asdict(self), "best": self.best and with_units(self.best)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchSweep(TableResult):
-    """All searches, by sequence length and then by world size."""
+    """Searches of a sweep, ordered by sequence length and then by world size."""
 
     cells: tuple[SweepPoint, ...]
-    # What was not measured of the cluster.
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # which values of the cluster were not measured
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         return {"cells": [cell.to_dict() for cell in self.cells], "notes": list(self.notes)}
 
     def to_arrow(self) -> "pa.Table":
-        """Return a row per search, with the fields of its best strategy, null without one."""
+        """Return a row per search, with the fields of its best strategy, or nulls."""
         import pyarrow as pa
 
         cells = self.contents()["cells"]
@@ -228,9 +251,9 @@ class SearchSweep(TableResult):
         return pa.Table.from_pylist(rows)
 
     def figures(self) -> dict[str, str]:
-        """Return the number of searches, and of those with an answer."""
-        found = sum(cell.best is not None for cell in self.cells)
-        return {"searches": str(len(self.cells)), "with a strategy": str(found)}
+        """Return the number of searches, and of those with a strategy."""
+        feasible = sum(cell.best is not None for cell in self.cells)
+        return {"searches": str(len(self.cells)), "with a strategy": str(feasible)}
 
 
 def sweep(
@@ -242,21 +265,22 @@ def sweep(
     """Search every world size of the question at every sequence length."""
     cells = []
     for seq_len in seq_lens:
-        base = None
+        smallest_rate = None
         for world in sorted(question.world_sizes):
-            asked = replace(question, world_sizes=(world,), seq_len=seq_len)
-            cell = _cell(asked, cluster, attention)
+            point = replace(question, world_sizes=(world,), seq_len=seq_len)
+            cell = _cell(point, cluster, attention)
             if cell.best:
-                base = base or cell.best["tgs"]
-                cell = replace(cell, scaling=cell.best["tgs"] / base)
+                smallest_rate = smallest_rate or cell.best["tgs"]
+                cell = replace(cell, scaling=cell.best["tgs"] / smallest_rate)
             cells.append(cell)
     return SearchSweep(cells=tuple(cells), notes=notes(cluster))
 
 
 def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> SweepPoint:
+    """Search one world size and sequence length; the reason replaces the result of an error."""
     world, seq_len = question.world_sizes[0], question.seq_len
     try:
-        found = search(question, cluster, attention=attention)
+        result = search(question, cluster, attention=attention)
     except ConfigError as error:
         return SweepPoint(
             world_size=world,
@@ -266,12 +290,12 @@ def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None
             best=None,
             why=str(error),
         )
-    best = next(iter(found.best(1)), None)
+    best = next(iter(result.best(1)), None)
     return SweepPoint(
         world_size=world,
         seq_len=seq_len,
-        candidates=found.candidates,
-        feasible=found.feasible,
+        candidates=result.candidates,
+        feasible=result.feasible,
         best=best,
-        why="" if best else found.nearest(),
+        why="" if best else result.nearest(),
     )

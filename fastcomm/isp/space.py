@@ -1,4 +1,4 @@
-"""The strategies that can exist: divisors, heads, batches and chains of shards."""
+"""Enumerate the strategies that can exist: divisors, heads, batches and chains of shards."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fastcomm.isp import Question
-from fastcomm.isp.block import FULL, NONE, SELECTIVE, Block, Ints
+from fastcomm.isp.block import FULL, NONE, SELECTIVE, Ints, StrategyGrid
 from fastcomm.units import format_gib
 
 _REASONS = ("heads", "experts", "batch", "schedule", "memory")
@@ -15,59 +15,56 @@ _REASONS = ("heads", "experts", "batch", "schedule", "memory")
 
 @dataclass(slots=True)
 class Counts:
-    """Candidates, and why each fell out: `candidates` is the feasible and all of `rejected`.
+    """Number of candidates, and of those rejected by reason.
 
-    A candidate is a layout (pipeline, sequence shard, experts, algorithm), a row (micro-batch,
-    checkpoints, virtual stages) and a chain of shards. A layout that no batch suits counts as
-    if one did.
+    A candidate is a layout (pipeline, sequence shards, experts, algorithm), a row (micro-batch,
+    recompute, virtual stages) and a chain of shards. A layout that no micro-batch suits counts
+    as if one did. `candidates` is the sum of the feasible and the rejected.
     """
 
     candidates: int = 0
     rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
-    # The data-parallel degrees of layouts that no batch suits.
-    unsuited: set[int] = field(default_factory=set)
-    # Candidates that have to be priced.
-    cells: int = 0
+    unsuited: set[int] = field(default_factory=set)  # data-parallel degrees rejected by batch
+    cells: int = 0  # candidates to price
 
     def reject(self, reason: str, count: int) -> None:
-        """Count so many candidates that fell out."""
+        """Count `count` candidates as rejected for a reason."""
         self.candidates += count
         self.rejected[reason] += count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRows:
-    """What varies inside a layout: those that the schedule allows, and how many there are."""
+    """Rows of a layout that the schedule allows."""
 
     bsz: Ints
     num: Ints
-    ck: Ints
+    recompute: Ints
     stages: Ints
-    every: int
-    # Whether a micro-batch suits the batch at all.
-    suited: bool
+    total: int  # rows before the schedule rejects any
+    suited: bool  # whether any micro-batch suits the global batch
 
 
 @cache
 def divisors(n: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(each for each in range(1, n + 1) if n % each == 0)
+    """Return all divisors of a number, ascending."""
+    return tuple(divisor for divisor in range(1, n + 1) if n % divisor == 0)
 
 
 @cache
 def chains(n: int) -> Ints:
-    """Every P | G | O | n, one a column."""
-    found = [
+    """Return every chain of divisors P | G | O | n, as an array of shape (3, chains)."""
+    triples = [
         (para, grads, os)
         for os in divisors(n)
         for grads in divisors(os)
         for para in divisors(grads)
     ]
-    return np.array(sorted(found), np.int64).T
+    return np.array(sorted(triples), np.int64).T
 
 
-def blocks(question: Question, world: int, counts: Counts) -> Iterator[Block]:
-    """Every block of one world size that heads, experts and batch allow."""
+def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGrid]:
+    """Yield the strategies of one world size, layout by layout; count the rejected ones."""
     for pp in divisors(world):
         if pp > question.model.layers or (question.pp and pp not in question.pp):
             continue
@@ -81,29 +78,30 @@ def blocks(question: Question, world: int, counts: Counts) -> Iterator[Block]:
 
 def _layouts(
     question: Question, key: tuple[int, int, int, str], rows: LayoutRows, counts: Counts
-) -> Iterator[Block]:
+) -> Iterator[StrategyGrid]:
+    """Yield a grid for each degree of expert parallelism; `key` is world, pp, sp, algorithm."""
     world, pp, sp, algo = key
     para, grads, os = _shards(question, world // pp if algo == "isp" else world // pp // sp)
-    every = rows.every * len(os)
+    total = rows.total * len(os)
     for ep in _degrees(question, world // pp):
-        if reason := _refused(question, sp, algo, rows):
-            counts.reject(reason, every)
+        if reason := _rejection(question, sp, algo, rows):
+            counts.reject(reason, total)
             if reason == "batch":
                 counts.unsuited.add(world // pp // sp)
             continue
         cells = len(rows.num) * len(os)
-        counts.reject("schedule", every - cells)
+        counts.reject("schedule", total - cells)
         counts.candidates += cells
         counts.cells += cells
         if cells:
-            yield Block(
+            yield StrategyGrid(
                 world=world,
                 pp=pp,
                 sp=sp,
                 algo=algo,
                 bsz=rows.bsz,
                 num=rows.num,
-                ck=rows.ck,
+                recompute=rows.recompute,
                 para=para,
                 grads=grads,
                 os=os,
@@ -113,19 +111,19 @@ def _layouts(
 
 
 def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
-    """Over how many of a stage's ranks the experts of a layer can be spread."""
+    """Return the numbers of a stage's ranks over which the experts of a layer can be spread."""
     experts = question.model.experts
     if experts is None:
         return (1,)
     return tuple(
-        each
-        for each in divisors(ranks)
-        if experts.number % each == 0 and (question.ep is None or each in question.ep)
+        ep
+        for ep in divisors(ranks)
+        if experts.number % ep == 0 and (question.ep is None or ep in question.ep)
     )
 
 
-def _refused(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | None:
-    """Why a layout falls out, if it does."""
+def _rejection(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | None:
+    """Return the reason to reject a layout, or None."""
     if not _heads_allow(question, sp, algo):
         return "heads"
     # Experts take each token once: where every rank has all of them, none could tell whose.
@@ -135,6 +133,7 @@ def _refused(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | 
 
 
 def _heads_allow(question: Question, sp: int, algo: str) -> bool:
+    """Whether a sequence or tensor degree divides the heads as the algorithm requires."""
     model = question.model
     if model.heads % sp or sp > model.heads:
         return False
@@ -143,21 +142,22 @@ def _heads_allow(question: Question, sp: int, algo: str) -> bool:
 
 
 def _shards(question: Question, replicas: int) -> Ints:
-    found = chains(replicas)
+    """Return the chains of shards over replicas, shape (3, chains)."""
+    shards = chains(replicas)
     if question.ulysses:
-        return found[:, (found[0] == 1) | (found[0] == replicas)]
-    return found
+        return shards[:, (shards[0] == 1) | (shards[0] == replicas)]
+    return shards
 
 
 def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
-    """Every micro-batch, checkpointing and number of virtual stages."""
+    """Combine micro-batches, recompute modes and numbers of virtual stages."""
     pairs = micro_batches(question, dp)
-    ways = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
+    modes = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
     table = np.array(
         [
-            (b, m, ck, v)
+            (b, m, recompute, v)
             for b, m in pairs or [(1, 0)]
-            for ck in ways
+            for recompute in modes
             for v in _virtual(question, pp)
         ],
         np.int64,
@@ -165,26 +165,31 @@ def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
     _, num, _, stages = table.T
     allowed = (num > 0) & ((num >= pp) | question.any_schedule)
     allowed &= (stages == 1) | (num % pp == 0)
-    bsz, num, ck, stages = (column[:, None] for column in table[allowed].T)
+    bsz, num, recompute, stages = (column[:, None] for column in table[allowed].T)
     return LayoutRows(
-        bsz=bsz, num=num, ck=ck, stages=stages, every=len(table), suited=bool(pairs)
+        bsz=bsz,
+        num=num,
+        recompute=recompute,
+        stages=stages,
+        total=len(table),
+        suited=bool(pairs),
     )
 
 
 def _virtual(question: Question, pp: int) -> tuple[int, ...]:
-    """Virtual stages of a rank: what divides a stage's layers, if all stages have as many."""
+    """Return the numbers of virtual stages of a rank, which divide the layers of each stage."""
     layers = question.model.layers
     if pp == 1 or layers % pp:
         return (1,) if question.interleave is None or 1 in question.interleave else ()
     return tuple(
-        each
-        for each in divisors(layers // pp)
-        if question.interleave is None or each in question.interleave
+        stages
+        for stages in divisors(layers // pp)
+        if question.interleave is None or stages in question.interleave
     )
 
 
 def micro_batches(question: Question, dp: int) -> list[tuple[int, int]]:
-    """Every pair of micro-batch size and number whose tokens lie in the batch."""
+    """Return every pair of micro-batch size and number that the global batch allows."""
     batch = question.batch
     unit = dp * question.seq_len
     least, most = -(-batch.least // unit), batch.most // unit
@@ -197,8 +202,8 @@ def micro_batches(question: Question, dp: int) -> list[tuple[int, int]]:
     if batch.micro_num is not None:
         m = batch.micro_num
         return [(b, m) for b in range(max(1, -(-least // m)), most // m + 1)]
-    wholes = range(max(1, least), most + 1)
-    return [(b, whole // b) for whole in wholes for b in divisors(whole)]
+    totals = range(max(1, least), most + 1)
+    return [(b, total // b) for total in totals for b in divisors(total)]
 
 
 def nearest(
@@ -207,49 +212,62 @@ def nearest(
     least_memory: float | None,
     unsuited: tuple[int, ...],
 ) -> str:
-    """One sentence, by what a search has counted."""
+    """Explain why no strategy is feasible, and what would help.
+
+    Parameters
+    ----------
+    question
+        The question of the search.
+    rejected
+        Candidates by reason.
+    least_memory
+        Bytes of the smallest candidate; None if none was priced.
+    unsuited
+        Data-parallel degrees that the global batch rules out.
+
+    """
     if least_memory is not None:
         need = format_gib(least_memory)
-        return f"nothing fits: the least memory that any strategy needs is {need}"
+        return f"no strategy fits into memory: the smallest needs {need}"
     if unsuited:
         unit = min(unsuited) * question.seq_len
         near = max(unit, round(question.batch.most / unit) * unit)
         return (
-            f"no strategy: global batch {question.batch.most} is no multiple of "
-            f"data-parallel degree x sequence length for any of them; {near} would be"
+            f"no strategy: the global batch {question.batch.most} is not a multiple of "
+            f"data-parallel degree x sequence length for any strategy; try {near}"
         )
     if rejected.get("schedule"):
         return (
-            "no strategy: each has fewer micro-batches than pipeline stages; a smaller pp, a "
-            "larger global batch or --any-schedule would work"
+            "no strategy: all have fewer micro-batches than pipeline stages; try a smaller "
+            "--pp, a larger global batch or --any-schedule"
         )
-    fell = [f"{count} by {reason}" for reason, count in rejected.items() if count]
-    return f"no strategy: rejected {', '.join(fell)}" if fell else _undivided(question)
+    reasons = [f"{count} by {reason}" for reason, count in rejected.items() if count]
+    return f"no strategy: rejected {', '.join(reasons)}" if reasons else _undivided(question)
 
 
 def _undivided(question: Question) -> str:
-    """Which degree that was asked for divides nothing that it has to."""
+    """Name the requested degree that divides nothing that it has to divide."""
     layers = {question.model.layers}
     stages = [pp for pp in question.pp or (1,) if question.model.layers % pp == 0]
-    wholes = {
+    degrees = {
         "pp": (question.pp, set(question.world_sizes)),
         "sp": (question.sp, _over(question.world_sizes, question.pp)),
         "ep": (question.ep, _over(question.world_sizes, question.pp)),
         "interleave": (question.interleave, _over(layers, stages)),
     }
-    for name, (asked, whole) in wholes.items():
-        if asked and not any(each % degree == 0 for each in whole for degree in asked):
-            most = max(whole, default=1)
-            near = max(n for n in range(1, min(asked) + 1) if most % n == 0)
-            parts = " or ".join(str(each) for each in sorted(whole)) or "one layer"
+    for name, (requested, totals) in degrees.items():
+        if requested and not any(n % degree == 0 for n in totals for degree in requested):
+            most = max(totals, default=1)
+            near = max(n for n in range(1, min(requested) + 1) if most % n == 0)
+            parts = " or ".join(str(n) for n in sorted(totals)) or "one layer"
             return (
-                f"no strategy: {name} {', '.join(map(str, asked))} does not divide {parts} "
-                f"({_WHOLES[name]}); the nearest below is {near}"
+                f"no strategy: {name} {', '.join(map(str, requested))} does not divide {parts} "
+                f"({_DIVIDED[name]}); the nearest smaller degree is {near}"
             )
-    return "no strategy: no pp, sp, ep and interleave divide the GPUs and layers together"
+    return "no strategy: no combination of pp, sp, ep and interleave divides the GPUs"
 
 
-_WHOLES = {
+_DIVIDED = {
     "pp": "GPUs",
     "sp": "GPUs of a stage",
     "ep": "GPUs of a stage",
@@ -257,5 +275,6 @@ _WHOLES = {
 }
 
 
-def _over(wholes: Iterable[int], parts: Iterable[int] | None) -> set[int]:
-    return {each // part for each in wholes for part in parts or (1,) if each % part == 0}
+def _over(totals: Iterable[int], parts: Iterable[int] | None) -> set[int]:
+    """Return each total divided by each part that divides it."""
+    return {total // part for total in totals for part in parts or (1,) if total % part == 0}

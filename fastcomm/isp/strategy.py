@@ -1,4 +1,4 @@
-"""One strategy: what its time and memory are made of, and a trainer's arguments for it."""
+"""Terms of one strategy's time and memory, and the arguments of trainers for it."""
 
 from dataclasses import dataclass
 
@@ -9,57 +9,57 @@ from fastcomm.isp.result import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A part of a sum; `level` 0 is a sum, 1 its parts."""
+    """A part of a sum."""
 
     name: str
     value: float
-    words: str
-    level: int = 1
+    text: str  # how the value comes about
+    level: int = 1  # 0 is the sum, 1 a part of it
 
 
 def time_terms(record: Record, question: Question) -> list[Term]:
-    """Seconds of a step; the parts of level 1 add up to the whole."""
+    """Return the seconds of a step; the terms of level 1 add up to the first."""
     num = record["micro_num"]
     layers, plain = _slowest(record, question)
-    each = f"{num} micro-batches x {layers} layers"
+    runs = f"{num} micro-batches x {layers} layers"
 
-    def layer(name: str, words: str, seconds: float) -> Term:
-        return Term(name=name, value=num * layers * seconds, words=f"{each}: {words}")
+    def layer(name: str, text: str, seconds: float) -> Term:
+        return Term(name=name, value=num * layers * seconds, text=f"{runs}: {text}")
 
     terms = [
-        layer("products", "GEMM forward and backward", record["comp_wp"]),
-        layer("attention", "attention forward and backward", record["comp_attn"]),
-        layer("weights exposed", _gathers(record), _shown(record)),
+        layer("GEMM", "forward and backward", record["comp_wp"]),
+        layer("attention", "forward and backward", record["comp_attn"]),
+        layer("weights exposed", _gathers(record), _exposed(record)),
         layer("sequence", _SEQUENCE[record["algo_type"]], record["sp_comm_cost"]),
     ]
     if "ep_comm_cost" in record:
         terms.append(layer("experts exposed", _exchange(record), record["ep_exposed"]))
     if "elementwise" in record:
-        words = "norms, activations, residuals"
-        terms.append(layer("element-wise", words, record["elementwise"]))
+        text = "norms, activations, residuals"
+        terms.append(layer("element-wise", text, record["elementwise"]))
         terms += _ends(record, plain)
     return [
-        Term(name="step", value=record["total_latency"], words=_rate(record), level=0),
+        Term(name="step", value=record["total_latency"], text=_rate(record), level=0),
         *terms,
         *_once(record),
     ]
 
 
 def _slowest(record: Record, question: Question) -> tuple[int, int]:
-    """Layers of the slowest stage: the usual ones, and those without experts."""
+    """Return the layers of the slowest stage: the usual ones, and those without experts."""
     pp = record["pp"]
     counts = question.model.counts(record.get("slowest_stage", pp - 1), pp)
     return counts[0], sum(counts[1:])
 
 
-def _shown(record: Record) -> float:
+def _exposed(record: Record) -> float:
     return float(record["overlap_latency"] - record["comp_wp"])
 
 
 def _gathers(record: Record) -> str:
-    hidden = max(0.0, record["wp_comm_cost"] - _shown(record))
+    overlapped = max(0.0, record["wp_comm_cost"] - _exposed(record))
     return (
-        f"gathers and reductions of {_ms(record['wp_comm_cost'])}, {_ms(hidden)} of it hidden"
+        f"gathers and reductions of {_ms(record['wp_comm_cost'])}, {_ms(overlapped)} overlapped"
     )
 
 
@@ -68,19 +68,20 @@ def _exchange(record: Record) -> str:
 
 
 def _ends(record: Record, plain: int) -> list[Term]:
-    """What a stage has beside its usual layers."""
+    """Return the terms of the head and of layers without experts."""
     num = record["micro_num"]
-    words = f"{num} micro-batches: the vocabulary, on the last stage"
+    text = f"{num} micro-batches: the vocabulary, on the last stage"
     last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1
-    found = [Term(name="head", value=num * record["head"] * last, words=words)]
+    terms = [Term(name="head", value=num * record["head"] * last, text=text)]
     if "dense_layer" in record:
-        words = f"{num} micro-batches x {plain} layers without experts"
+        text = f"{num} micro-batches x {plain} layers without experts"
         value = num * plain * record["dense_layer"]
-        found.append(Term(name="dense layers", value=value, words=words))
-    return found
+        terms.append(Term(name="dense layers", value=value, text=text))
+    return terms
 
 
 def _once(record: Record) -> list[Term]:
+    """Return the terms that occur once per step: pipeline, synchronization, optimizer."""
     pp, num = record["pp"], record["micro_num"]
     transfers = 2 * (num + pp - 1) * record.get("interleave", 1) if pp > 1 else 0
     if "bubble" not in record:
@@ -89,24 +90,24 @@ def _once(record: Record) -> list[Term]:
             "wdp_comm_cost": "reduction of gradients",
             "zp_comm_cost": "broadcast of parameters",
         }
-        return [Term(name=n, value=record[n], words=words) for n, words in names.items()]
+        return [Term(name=n, value=record[n], text=text) for n, text in names.items()]
     return [
-        Term(name="bubble", value=record["bubble"], words=_bubble(record)),
-        Term(name="p2p", value=record["p2p"], words=f"{transfers} transfers"),
+        Term(name="bubble", value=record["bubble"], text=_bubble(record)),
+        Term(name="p2p", value=record["p2p"], text=f"{transfers} transfers"),
         Term(
             name="gradients",
             value=record["grad_sync"],
-            words=f"reduced once a step, sharded by {record['p_grads']}",
+            text=f"reduced once a step, sharded by {record['p_grads']}",
         ),
         Term(
             name="parameters",
             value=record["param_sync"],
-            words=f"sent once a step to {record['p_os'] // record['p_para']} shards",
+            text=f"sent once a step to {record['p_os'] // record['p_para']} shards",
         ),
         Term(
             name="optimizer",
             value=record["optimizer"],
-            words=f"states sharded by {record['p_os']}",
+            text=f"states sharded by {record['p_os']}",
         ),
     ]
 
@@ -134,13 +135,18 @@ _MEMORY = {
 
 
 def memory_terms(record: Record) -> list[Term]:
-    """Bytes of the fullest rank while the last micro-batch runs; the step may need more."""
-    parts = [Term(name=words, value=record[name], words="") for name, words in _MEMORY.items()]
-    whole = Term(name="memory", value=record["total_mm_cost"], words=_moment(record), level=0)
+    """Return the bytes of the fullest rank while the last micro-batch runs.
+
+    The first term is the memory that the rank needs; the optimizer's step may need more than
+    the sum of the others.
+    """
+    parts = [Term(name=label, value=record[name], text="") for name, label in _MEMORY.items()]
+    whole = Term(name="memory", value=record["total_mm_cost"], text=_moment(record), level=0)
     return [whole, *(part for part in parts if part.value)]
 
 
 def _moment(record: Record) -> str:
+    """Return the stage and the moment of the highest memory."""
     if "step_peak" not in record:
         return ""
     moment = "the optimizer's step" if _is_step(record) else "forward and backward"
@@ -148,14 +154,14 @@ def _moment(record: Record) -> str:
 
 
 def _is_step(record: Record) -> bool:
-    """Whether the optimizer's step needs more than forward and backward do."""
+    """Whether the optimizer's step needs more memory than forward and backward."""
     return bool(record.get("step_peak", 0) >= record["total_mm_cost"])
 
 
 def _bubble(record: Record) -> str:
-    words = f"{record['pp'] - 1} other stages"
+    text = f"{record['pp'] - 1} other stages"
     virtual = record.get("interleave", 1)
-    return f"{words}, in {virtual} parts" if virtual > 1 else words
+    return f"{text}, in {virtual} parts" if virtual > 1 else text
 
 
 def _ms(seconds: float) -> str:
@@ -167,14 +173,14 @@ def _rate(record: Record) -> str:
 
 
 def snippet(trainer: str, record: Record, question: Question) -> str:
-    """Arguments for Megatron-LM, or InternEvo's configuration."""
+    """Return the arguments of Megatron-LM or the configuration of InternEvo for a strategy."""
     return (_megatron if trainer == "megatron" else _internevo)(record, question)
 
 
 def _megatron(record: Record, question: Question) -> str:
     model = question.model
     sequences = record["g_bsz"] // record["seq_len"]
-    words = [
+    arguments = [
         f"--num-layers {model.layers} --hidden-size {model.hidden}",
         f"--num-attention-heads {model.heads} --ffn-hidden-size {model.ffn}",
         f"--seq-length {record['seq_len']} --max-position-embeddings {record['seq_len']}",
@@ -184,16 +190,16 @@ def _megatron(record: Record, question: Question) -> str:
         *(_megatron_experts(record, question) if model.experts else ()),
     ]
     if model.mlp == "swiglu":
-        words.append("--swiglu")
+        arguments.append("--swiglu")
     if not model.tied:
-        words.append("--untie-embeddings-and-output-weights")
+        arguments.append("--untie-embeddings-and-output-weights")
     if record["activation_ckpt"] == 1:
-        words.append("--recompute-granularity full --recompute-method uniform")
-        words.append("--recompute-num-layers 1")
+        arguments.append("--recompute-granularity full --recompute-method uniform")
+        arguments.append("--recompute-num-layers 1")
     elif record["activation_ckpt"] == 2:  # noqa: PLR2004 selective, as in a record
-        words.append("--recompute-granularity selective")
-    words.append("--use-flash-attn --bf16")
-    return " \\\n".join(words)
+        arguments.append("--recompute-granularity selective")
+    arguments.append("--use-flash-attn --bf16")
+    return " \\\n".join(arguments)
 
 
 def _megatron_attention(model: Model) -> list[str]:
@@ -203,12 +209,12 @@ def _megatron_attention(model: Model) -> list[str]:
             f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope}",
             f"--qk-pos-emb-head-dim {latent.rope} --v-head-dim {latent.value}",
         ]
-    words = []
+    arguments = []
     if model.kv_heads != model.heads:
-        words.append(f"--group-query-attention --num-query-groups {model.kv_heads}")
+        arguments.append(f"--group-query-attention --num-query-groups {model.kv_heads}")
     if model.head_dim:
-        words.append(f"--kv-channels {model.head_dim}")
-    return words
+        arguments.append(f"--kv-channels {model.head_dim}")
+    return arguments
 
 
 def _megatron_parallel(record: Record, model: Model) -> list[str]:
@@ -217,29 +223,29 @@ def _megatron_parallel(record: Record, model: Model) -> list[str]:
         record["pp"],
         record.get("interleave", 1),
     )
-    words = [
+    arguments = [
         f"--pipeline-model-parallel-size {pp}",
         f"--tensor-model-parallel-size {record['sp'] if tensor else 1}",
     ]
     if virtual > 1:
-        each = model.layers // (pp * virtual)
-        words.append(f"--num-layers-per-virtual-pipeline-stage {each}")
+        layers = model.layers // (pp * virtual)
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
     if not tensor and record["sp"] > 1:
         # Megatron's Ulysses is context parallelism by all-to-all.
-        words.append(f"--context-parallel-size {record['sp']} --cp-comm-type a2a")
+        arguments.append(f"--context-parallel-size {record['sp']} --cp-comm-type a2a")
     if record["algo_type"] in {"msp", "fsp"} and record["sp"] > 1:
-        words.append("--sequence-parallel")
+        arguments.append("--sequence-parallel")
     if _shard(record, "p_os", "zp_size") > 1:
-        words.append("--use-distributed-optimizer")
+        arguments.append("--use-distributed-optimizer")
     if _shard(record, "p_para", "wp_size") > 1:
-        words.append("--use-torch-fsdp2")
-    return words
+        arguments.append("--use-torch-fsdp2")
+    return arguments
 
 
 def _megatron_experts(record: Record, question: Question) -> list[str]:
     model, experts = question.model, question.model.experts
     assert experts is not None
-    words = [
+    arguments = [
         f"--num-experts {experts.number} --moe-router-topk {experts.top_k}",
         f"--moe-ffn-hidden-size {experts.ffn} --moe-grouped-gemm",
         f"--expert-model-parallel-size {record['ep']} --expert-tensor-parallel-size 1",
@@ -248,11 +254,11 @@ def _megatron_experts(record: Record, question: Question) -> list[str]:
         else "--moe-token-dispatcher-type alltoall",
     ]
     if experts.shared:
-        words.append(f"--moe-shared-expert-intermediate-size {experts.shared}")
+        arguments.append(f"--moe-shared-expert-intermediate-size {experts.shared}")
     if experts.dense_layers:
-        rest = model.layers - experts.dense_layers
-        words.append(f"--moe-layer-freq '([0]*{experts.dense_layers}+[1]*{rest})'")
-    return words
+        with_experts = model.layers - experts.dense_layers
+        arguments.append(f"--moe-layer-freq '([0]*{experts.dense_layers}+[1]*{with_experts})'")
+    return arguments
 
 
 def _internevo(record: Record, question: Question) -> str:
@@ -291,5 +297,5 @@ def _internevo(record: Record, question: Question) -> str:
 
 
 def _shard(record: Record, name: str, original_name: str) -> int:
-    """A degree by our name, or in a record of the original by its own."""
+    """Return the shards of a record of either mode; the original simulator has other names."""
     return int(record[name] if name in record else record[original_name])

@@ -1,7 +1,8 @@
-"""The communication metrics: one question a module.
+"""The communication metrics: step breakdown, bandwidth, waits, findings; a module per question.
 
-A rank becomes a `Partial`: tables with a row an iteration, a row a communication event, a row a
-window, and notes on the rank. Partials merge in any order, and that of all ranks answers.
+The trace of a rank becomes a `Partial`: tables with a row per iteration, per communication
+event and per window, and notes on the rank. The merge of partials is associative and
+commutative; `result.Metrics` is computed from the merged partial of all ranks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +27,10 @@ from fastcomm_kernels.arrays import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNote:
-    """What is known of one rank besides its numbers.
+    """Facts about one rank besides its tables.
 
-    `clock` is "device" or "host": by which clock its iterations are cut; null where no device
-    work is recorded. `clock_notes` say why it is the host's.
+    `clock` is the clock that divides its time into iterations, "device" or "host"; null without
+    device work. `clock_notes` say why it is the host's.
     """
 
     rank: int
@@ -37,7 +38,7 @@ class RankNote:
     world_size: int | None
     found_by: str
     warnings: tuple[str, ...]
-    lacks: tuple[str, ...] = ()  # of trace.LACKS
+    missing: tuple[str, ...] = ()  # data, keys of trace.LACKS
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
@@ -46,32 +47,32 @@ class RankNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """The metrics' raw material of some ranks, sorted by rank."""
+    """The tables of some ranks, sorted by rank, from which metrics are computed."""
 
     notes: tuple[RankNote, ...]
-    iterations: pa.Table  # a row an iteration and rank
-    events: pa.Table  # a row a communication event that is in memory
-    windows: pa.Table  # a row a window between phases that is in memory
-    groups: pa.Table  # a row a process group and rank
-    members: pa.Table  # a row a process group: who is in it
-    away: tuple[Piece, ...] = ()  # events that are in files
-    windows_away: tuple[Path, ...] = ()  # files of windows
-    tagged: pa.Table | None = None  # a row a rank, process group and tag of its events
-    sums: pa.Table | None = None  # of the ranks whose events are away, `traffic.sums_by_rank`
+    iterations: pa.Table  # a row per rank and iteration
+    events: pa.Table  # a row per communication event in memory, see `traffic.rows`
+    windows: pa.Table  # a row per window between phases in memory
+    groups: pa.Table  # a row per rank and process group
+    members: pa.Table  # a row per process group: its ranks
+    spilled: tuple[Piece, ...] = ()  # events in spill files
+    spilled_windows: tuple[Path, ...] = ()  # spill files of windows
+    tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
+    sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
 
     def pieces(self) -> tuple[Piece, ...]:
-        """All events."""
-        if self.away and not self.events.num_rows:
-            return self.away
-        return (*self.away, pieces.cut(self.events))
+        """Return all events, in memory and in spill files."""
+        if self.spilled and not self.events.num_rows:
+            return self.spilled
+        return (*self.spilled, pieces.cut(self.events))
 
-    def all_windows(self) -> breakdown.Stock:
-        """All windows."""
-        return (*self.windows_away, self.windows)
+    def all_windows(self) -> breakdown.WindowTables:
+        """Return all windows, in memory and in spill files."""
+        return (*self.spilled_windows, self.windows)
 
     def all_sums(self) -> pa.Table:
-        """`traffic.sums_by_rank` of all ranks."""
-        return _joined([self.sums, traffic.sums_by_rank(self.events)])
+        """Return `traffic.sums_by_rank` of all ranks."""
+        return _merged([self.sums, traffic.sums_by_rank(self.events)])
 
     @classmethod
     def of(
@@ -81,15 +82,25 @@ class Partial:
         only: frozenset[int] | None = None,
         by_host: bool = False,
     ) -> "Partial":
-        """Measure some ranks; of their iterations, only those of these numbers.
+        """Measure the traces of some ranks.
 
-        Iterations are cut by the device's clock where a trace has such windows, unless they
-        all have to be `by_host`.
+        Parameters
+        ----------
+        *traces
+            At least one.
+        byte_kind
+            The kind of bytes in bandwidth and volume.
+        only
+            Numbers of the iterations to measure; None: all.
+        by_host
+            Whether to divide time by the host's marks even where iterations on the device's
+            clock are known.
+
         """
         missing = traces[0].meta.lacks
         is_alike = all(trace.meta.lacks == missing for trace in traces)
-        cut = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
-        stack = Stack.of(cut) if is_alike else None
+        on_clock = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
+        stack = Stack.of(on_clock) if is_alike else None
         if stack is None:
             return merge(
                 [
@@ -100,8 +111,8 @@ class Partial:
         view = View.of(stack, byte_kind, only)
         return cls(
             notes=tuple(
-                _note(trace, beyond, by_host=by_host)
-                for trace, beyond in zip(traces, gaps.outside_by_rank(stack), strict=True)
+                _note(trace, outside, by_host=by_host)
+                for trace, outside in zip(traces, gaps.outside_by_rank(stack), strict=True)
             ),
             iterations=gaps.in_iterations(
                 pa.table(
@@ -120,12 +131,12 @@ class Partial:
         )
 
 
-def _note(trace: Trace, beyond: gaps.RankOutside, *, by_host: bool) -> RankNote:
+def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote:
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
-    clock = "device" if on_device else "host" if beyond.recorded_ns else None
+    clock = "device" if on_device else "host" if outside.recorded_ns else None
     if not on_device:
-        beyond = replace(beyond, early_events=gaps.early_events(trace))
+        outside = replace(outside, early_events=gaps.early_events(trace))
     has_reason = trace.device_iterations is None
     return RankNote(
         rank=meta.rank,
@@ -133,30 +144,30 @@ def _note(trace: Trace, beyond: gaps.RankOutside, *, by_host: bool) -> RankNote:
         world_size=meta.world_size,
         found_by=meta.found_by,
         warnings=(*meta.warnings, *(trace.device_notes if on_device else ())),
-        lacks=meta.lacks,
+        missing=meta.lacks,
         clock=clock,
         clock_notes=trace.device_notes if has_reason else (),
-        # Of a file that is cut, what lies in no step is of the steps that were left out.
-        device_time=None if "times" in meta.lacks or meta.is_truncated else beyond,
+        # In a truncated file, work outside iterations belongs to iterations that were dropped.
+        device_time=None if "times" in meta.lacks or meta.is_truncated else outside,
         unused=meta.unused,
     )
 
 
-def lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks that are missing some data, by the words of `LACKS`."""
-    by_word = {word: tuple(note.rank for note in notes if word in note.lacks) for word in LACKS}
-    return {word: ranks for word, ranks in by_word.items() if ranks}
+def missing_data(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks with missing data, by key of `trace.LACKS`."""
+    by_key = {key: tuple(note.rank for note in notes if key in note.missing) for key in LACKS}
+    return {key: ranks for key, ranks in by_key.items() if ranks}
 
 
 def iteration_clock(notes: Sequence[RankNote]) -> Literal["device", "host"]:
-    """Return the clock of all iterations; ranks without device work do not count."""
+    """Return the clock of all iterations; ranks without device work are ignored."""
     return "device" if any(note.clock == "device" for note in notes) else "host"
 
 
 def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
-    """Return the ranks by the host's clock in a run whose other ranks are by the device's.
+    """Return the ranks with iterations by the host's clock, in a run with the device's clock.
 
-    Ranks without device work do not count. Iterations of two clocks are not comparable.
+    Ranks without device work are ignored. Iterations of different clocks are not comparable.
     """
     if iteration_clock(notes) == "host":
         return ()
@@ -164,15 +175,15 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 
 
 def note_warnings(
-    notes: Sequence[RankNote], lacks: Mapping[str, Sequence[int]], beyond: gaps.Outside
+    notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
 ) -> list[str]:
-    """Return what a user should know of all ranks before trusting the numbers."""
+    """Return the warnings of all ranks: what a user should know before trusting the numbers."""
     by_clock = (
-        gaps.outside_warning(beyond, iteration_clock(notes)),
+        gaps.outside_warning(outside, iteration_clock(notes)),
         gaps.early_warning(note.device_time for note in notes),
     )
     return [
-        *gaps.sentences(lacks, len(notes)),
+        *gaps.sentences(missing, len(notes)),
         *filter(None, by_clock),
         *warnings_of_run((note.rank, note.clock_notes) for note in notes),
         *without_effect([note.unused for note in notes]),
@@ -180,8 +191,8 @@ def note_warnings(
     ]
 
 
-def put_away(part: Partial, path: Path) -> Partial:
-    """The same with its events and windows in files. Raises OSError."""
+def spill(part: Partial, path: Path) -> Partial:
+    """Return the partial with its events and windows moved to spill files. Raises OSError."""
     if not part.events.num_rows and not part.windows.num_rows:
         return part
     windows_path = path.with_name(f"{path.name}.windows")
@@ -189,15 +200,15 @@ def put_away(part: Partial, path: Path) -> Partial:
     return replace(
         part,
         events=part.events.schema.empty_table(),
-        away=(*part.away, pieces.put_away(part.events, path)),
+        spilled=(*part.spilled, pieces.spill(part.events, path)),
         windows=part.windows.schema.empty_table(),
-        windows_away=(*part.windows_away, windows_path),
-        sums=_joined([part.sums, traffic.sums_by_rank(part.events)]),
+        spilled_windows=(*part.spilled_windows, windows_path),
+        sums=_merged([part.sums, traffic.sums_by_rank(part.events)]),
     )
 
 
 def merge(partials: Iterable[Partial]) -> Partial:
-    """One partial of all; the same bytes in whatever order they come. Ranks differ."""
+    """Merge partials of different ranks; the result does not depend on their order."""
     parts = sorted(partials, key=lambda part: part.notes[0].rank if part.notes else -1)
     notes = (note for part in parts for note in part.notes)
     return Partial(
@@ -206,25 +217,26 @@ def merge(partials: Iterable[Partial]) -> Partial:
         events=_by_rank([part.events for part in parts]),
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
-        members=_once([part.members for part in parts]),
-        tagged=_joined([part.tagged for part in parts]),
-        away=tuple(piece for part in parts for piece in part.away),
-        windows_away=tuple(path for part in parts for path in part.windows_away),
-        sums=_joined([part.sums for part in parts]),
+        members=_distinct_groups([part.members for part in parts]),
+        tagged=_merged([part.tagged for part in parts]),
+        spilled=tuple(piece for part in parts for piece in part.spilled),
+        spilled_windows=tuple(path for part in parts for path in part.spilled_windows),
+        sums=_merged([part.sums for part in parts]),
     )
 
 
-def _joined(tables: list[pa.Table | None]) -> pa.Table | None:
-    known = [table for table in tables if table is not None]
-    return _by_rank(known) if known else None
+def _merged(tables: list[pa.Table | None]) -> pa.Table | None:
+    """Return the rows of all tables, sorted by rank; None without a table."""
+    present = [table for table in tables if table is not None]
+    return _by_rank(present) if present else None
 
 
 def _by_rank(tables: list[pa.Table]) -> pa.Table:
-    """The rows of all, sorted by rank, those of one rank in their order."""
+    """Return all rows sorted by rank, rows of one rank in their order."""
     table = pa.concat_tables(tables).combine_chunks()
     rank = table["rank"].to_numpy()
     if (rank[1:] < rank[:-1]).any():
-        # Rows are taken from whole columns: from many pieces it takes several times as long.
+        # Taking rows from chunked columns would be several times slower.
         table = table.take(pa.array(np.argsort(rank, kind="stable")))
     return table
 
@@ -233,9 +245,9 @@ _TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
 
 
 def _group_rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
-    """One row a process group; `labels` are what `clocks.labels` says of them as described."""
+    """Return a row per process group; `labels` are `clocks.labels` by description."""
     groups = stack.groups
-    used = stack.comm["group"].drop_null().to_numpy()
+    groups_of_events = stack.comm["group"].drop_null().to_numpy()
     return pa.table(
         {
             "rank": stack.rank_of_group,
@@ -246,7 +258,7 @@ def _group_rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
             "tag": _TAGS.take(groups["tag"].combine_chunks()),
             "tag_source": _SOURCES.take(groups["tag_source"].combine_chunks()),
             "candidates": _candidates(groups),
-            "events": np.bincount(used, minlength=groups.num_rows),
+            "events": np.bincount(groups_of_events, minlength=groups.num_rows),
         }
     )
 
@@ -255,18 +267,19 @@ def _tagged(stack: Stack) -> pa.Table:
     """Return a row for each rank, process group and tag of its events.
 
     Events of one group differ in their tag where it serves several parallelisms. `place` is the
-    group's place among those of its rank in `_group_rows`; null for events of no known group.
+    index of the group among the rank's rows in `_group_rows`; null for events of unknown
+    groups.
     """
     comm = stack.comm
     group = filled(comm["group"], -1)
     columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
     first, kind = alike(*columns)
     rank, group, tag, source = (column[first] for column in columns)
-    place, known = group - _first_of(stack.rank_of_group, rank), group >= 0
+    place, has_group = group - _first_of(stack.rank_of_group, rank), group >= 0
     return pa.table(
         {
             "rank": rank,
-            "place": pa.array(place, mask=~known),
+            "place": pa.array(place, mask=~has_group),
             "tag": _TAGS.take(pa.array(tag)),
             "tag_source": _SOURCES.take(pa.array(source)),
             "events": np.bincount(kind, minlength=len(first)),
@@ -274,48 +287,48 @@ def _tagged(stack: Stack) -> pa.Table:
     )
 
 
-def described(found: pa.Table, groups: pa.Table) -> pa.Table:
-    """Return the rows of `_tagged` with what `_group_rows` says of each group."""
-    place, rank = filled(found["place"], 0), found["rank"].to_numpy()
+def described(tagged: pa.Table, groups: pa.Table) -> pa.Table:
+    """Return the rows of `_tagged` with description, size and candidates of each group."""
+    place, rank = filled(tagged["place"], 0), tagged["rank"].to_numpy()
     first = _first_of(groups["rank"].to_numpy(), rank)
     row = pa.array(
-        first + place, mask=found["place"].combine_chunks().is_null().to_numpy(False)
+        first + place, mask=tagged["place"].combine_chunks().is_null().to_numpy(False)
     )
     for name in ("description", "size", "candidates"):
         column = groups[name].combine_chunks().take(row)
-        found = found.append_column(
+        tagged = tagged.append_column(
             name, column.fill_null("") if name == "candidates" else column
         )
-    return found
+    return tagged
 
 
-def _first_of(ranks: Ints, asked: Ints) -> Ints:
-    """Return the first row of each asked rank; 0 for a rank that has none."""
-    known, first = np.unique(ranks, return_index=True)
-    if not len(known):
-        return np.zeros(len(asked), np.int64)
-    place = lookup(known, asked)
+def _first_of(ranks: Ints, queried: Ints) -> Ints:
+    """Return the first row of each of some ranks; 0 for a rank without rows."""
+    present, first = np.unique(ranks, return_index=True)
+    if not len(present):
+        return np.zeros(len(queried), np.int64)
+    place = lookup(present, queried)
     return np.where(place >= 0, first[place], 0)
 
 
 def _candidates(groups: pa.Table) -> pa.Array:
-    """Return the tags that fit each group equally well, joined by "/"."""
-    words = ["/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()]
-    return pa.array(words, pa.string())
+    """Return the tags that fit each group equally well, joined by '/'."""
+    texts = ["/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()]
+    return pa.array(texts, pa.string())
 
 
 def _group_members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
-    """The ranks of each process group that several can be in, as far as they are known.
+    """Return the known ranks of each process group that can have several ranks, by label.
 
-    Once each, by label: every rank of a group of thousands says who they all are.
+    A row per group, as every rank of a large group lists all its members.
     """
     label = pa.array(labels, pa.int64())
     table = pa.table({"group": label, "ranks": stack.groups["ranks"]})
-    return _once([table.filter(label.is_valid())])
+    return _distinct_groups([table.filter(label.is_valid())])
 
 
-def _once(tables: Sequence[pa.Table]) -> pa.Table:
-    """The members of all groups of several such tables."""
+def _distinct_groups(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return one row per process group."""
     table = pa.concat_tables(tables).combine_chunks()
     _, first = np.unique(table["group"].to_numpy(), return_index=True)
     return table.take(pa.array(first))

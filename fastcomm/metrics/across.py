@@ -1,4 +1,4 @@
-"""The questions that only many ranks together answer, answered from the merged tables."""
+"""Compare ranks: clocks, matching, waits, links, outliers and causes of lost time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
-from fastcomm.metrics.suspects import Known
+from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockKind
 from fastcomm.trace.columns import filled
@@ -36,20 +36,20 @@ from fastcomm.trace.schema import TAG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """How far a rank's clock is ahead of its reference's; null where nothing joins them."""
+    """Clock offset of a rank from its reference rank; null without common collectives."""
 
     rank: int
     reference: int | None
     offset_ns: int | None
-    spread_ns: int | None  # median deviation of the collectives, summed on the way
-    matches: int  # collectives that say so, the fewest on the way
+    spread_ns: int | None  # median deviation of the collectives, summed over the chain
+    matches: int  # number of collectives, the fewest along the chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Across:
-    """What is seen of ranks beside each other. Times in ns; `n a step` are means over steps."""
+    """Results that need several ranks. Times are ns, as means over steps."""
 
-    clocks: ClockKind  # on which the times of ranks are compared
+    clocks: ClockKind  # whether times of ranks are compared on aligned clocks
     offsets: tuple[Offset, ...]  # by rank
     matching: Matching
     skew: tuple[Skew, ...]
@@ -61,27 +61,27 @@ class Across:
 
     @property
     def by_rank(self) -> tuple[RankWaits, ...]:
-        """Waits over all parallelisms; the rank that others wait for the longest is first."""
+        """Waits over all parallelisms; the rank that causes the longest wait is first."""
         return over_tags(self.waits)
 
     def mean_waits(self) -> dict[str, tuple[float, float]]:
-        """Return the wait and the transfer of a mean rank in a step, in ns, by parallelism."""
+        """Return wait and transfer per step and rank in ns, by parallelism."""
         ranks = max(1, len(self.heat.ranks))
         sums: dict[str, tuple[float, float]] = {}
-        for each in self.waits:
-            wait, transfer = sums.get(each.tag, (0.0, 0.0))
-            sums[each.tag] = (wait + each.wait_ns, transfer + each.transfer_ns)
+        for row in self.waits:
+            wait, transfer = sums.get(row.tag, (0.0, 0.0))
+            sums[row.tag] = (wait + row.wait_ns, transfer + row.transfer_ns)
         return {tag: (wait / ranks, took / ranks) for tag, (wait, took) in sums.items()}
 
     def by_wait_caused(self, count: int | None = None) -> tuple[RankWaits, ...]:
-        """Return the ranks that others wait for, by the wait they cause; at most `count`.
+        """Return the ranks that cause waits, the longest wait first; at most `count`.
 
-        Empty where no collective is matched: then nothing tells which rank is late.
+        Empty if no collective is matched: then it is unknown which rank is late.
         """
-        return tuple(each for each in self.by_rank if each.caused_ns > 0)[:count]
+        return tuple(rank for rank in self.by_rank if rank.caused_ns > 0)[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of the JSON object."""
+        """Return the parts of the JSON document that need several ranks."""
         many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
         return {
             "clocks": {"times": self.clocks, "offsets": plain(self.offsets)},
@@ -93,13 +93,13 @@ class Across:
 
 
 def plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Flat dataclasses as objects; `asdict`, which copies, takes seconds for thousands."""
+    """Return flat dataclasses as dicts; much faster than `asdict`, which copies."""
     return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What ranks are compared by."""
+    """Data of all ranks by which they are compared."""
 
     ranks: Sequence[int]
     iterations: pa.Table
@@ -107,115 +107,127 @@ class Material:
     sums: pa.Table  # `traffic.sums_by_rank`
     groups: pa.Table
     members: pa.Table
-    world_size: int | None = None  # of the job, as far as traces tell
+    world_size: int | None = None  # number of ranks of the job; null if unknown
 
 
 def across(
-    of: Material, clocks: ClockKind, spread: Spread
+    material: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
-    """The answers, and the tables behind them."""
-    grid, groups = HeatArrays.of(of.iterations), groups_by_label(of.groups, of.members)
+    """Compare ranks.
+
+    Returns
+    -------
+    tuple of Across and dict
+        The result, and its tables by name.
+
+    """
+    grid, groups = (
+        HeatArrays.of(material.iterations),
+        groups_by_label(material.groups, material.members),
+    )
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
-    job = _job(of)
-    seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned", job=job)
-    if seen.ungrouped.matched:
-        groups |= group_of_all_ranks(of.ranks)
-    waited = waits(seen.waits, steps)
-    by_rank = over_tags(waited)
+    job = _job(material)
+    comparison = compare_all(material.pieces, spread, is_aligned=clocks == "aligned", job=job)
+    if comparison.ungrouped.matched:
+        groups |= group_of_all_ranks(material.ranks)
+    waits_ = waits(comparison.waits, steps)
+    by_rank = over_tags(waits_)
     step = MeanStep(count=steps, ns=grid.step_ns)
-    linked = links(seen.transfers, groups, step)
-    known = Known(
+    links_ = links(comparison.transfers, groups, step)
+    measurements = Measurements(
         grid=grid,
         stage=stage,
-        received=_received(of.sums, steps),
-        waits={each.rank: each.wait_ns for each in by_rank},
-        caused={each.rank: each.caused_ns for each in by_rank},
-        caused_together=lambda ranks: _caused_together(waited, groups, ranks),
-        longer=lambda rank: longer_exchange(seen, steps, labels_of_rank(of.groups, rank), rank),
+        received=_received(material.sums, steps),
+        waits={row.rank: row.wait_ns for row in by_rank},
+        caused={row.rank: row.caused_ns for row in by_rank},
+        common_wait_caused=lambda ranks: _common_wait_caused(waits_, groups, ranks),
+        longer=lambda rank: longer_exchange(
+            comparison, steps, labels_of_rank(material.groups, rank), rank
+        ),
     )
-    causes = [*suspects.own_work(known), *slow_links(linked, seen, grid)]
+    causes = [*suspects.own_work(measurements), *slow_links(links_, comparison, grid)]
     if not in_order(causes) and clocks == "aligned":
-        causes = suspects.late_rank(known, by_rank)
-    found = Across(
+        causes = suspects.late_rank(measurements, by_rank)
+    result = Across(
         clocks=clocks,
-        offsets=_all_offsets(of.ranks, seen.offsets),
-        matching=matching(seen, of.sums),
-        skew=skew(seen.skews, steps),
-        waits=waited,
-        links=tuple(each.link for each in linked),
+        offsets=_all_offsets(material.ranks, comparison.offsets),
+        matching=matching(comparison, material.sums),
+        skew=skew(comparison.skews, steps),
+        waits=waits_,
+        links=tuple(item.link for item in links_),
         heat=grid.heat(),
         outliers=outliers(grid, stage),
         causes=in_order(causes),
     )
-    return found, _tables(found, grid)
+    return result, _tables(result, grid)
 
 
-def _caused_together(
-    waited: Sequence[Wait], groups: Mapping[int, GroupSummary], ranks: Sequence[int]
+def _common_wait_caused(
+    waits_: Sequence[Wait], groups: Mapping[int, GroupSummary], ranks: Sequence[int]
 ) -> Mapping[int, float]:
-    """Return how long others wait for each of some ranks alone, in groups that all are in.
+    """Return the wait caused by each of some ranks, in groups of which all of them are members.
 
-    Of several parallelisms whose groups hold them all, the one with the longest waits counts:
-    a delay may be waited for once in each.
+    If groups of several parallelisms have them all, the parallelism with the longest waits
+    counts: one delay may cause a wait in each.
     """
-    asked = set(ranks)
-    tags = {each.tag for each in groups.values() if asked.issubset(each.ranks or ())}
+    members = set(ranks)
+    tags = {group.tag for group in groups.values() if members.issubset(group.ranks or ())}
     by_tag = (
         {
-            each.rank: each.wait_caused_ns
-            for each in waited
-            if each.tag == tag and each.rank in asked
+            row.rank: row.wait_caused_ns
+            for row in waits_
+            if row.tag == tag and row.rank in members
         }
         for tag in sorted(tags)
     )
     return max(by_tag, key=lambda by_rank: sum(by_rank.values()), default={})
 
 
-def _job(of: Material) -> ExpectedMembers:
-    """Return who should be in collectives of no known group, as far as all ranks tell."""
-    size = filled(of.groups["size"], 0)
-    is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
-    has_messages = bool(of.sums["messages"].to_numpy().any())
+def _job(material: Material) -> ExpectedMembers:
+    """Return the expected members of collectives of unknown groups."""
+    size = filled(material.groups["size"], 0)
+    is_smaller = bool(((size > 1) & (size < len(material.ranks))).any())
+    has_messages = bool(material.sums["messages"].to_numpy().any())
     return ExpectedMembers(
-        ranks=of.ranks,
-        world_size=of.world_size,
+        ranks=material.ranks,
+        world_size=material.world_size,
         contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
     )
 
 
-def _tables(found: Across, grid: HeatArrays) -> dict[str, pa.Table]:
-    """A table a question."""
+def _tables(result: Across, grid: HeatArrays) -> dict[str, pa.Table]:
+    """Return the tables by name."""
     return {
         "heat": heat_.table(grid),
         **{
             name: table_of(cls, rows)
             for name, cls, rows in (
-                ("skew", Skew, found.skew),
-                ("waits", Wait, found.waits),
-                ("links", Link, found.links),
-                ("outliers", Outlier, found.outliers),
-                ("clocks", Offset, found.offsets),
+                ("skew", Skew, result.skew),
+                ("waits", Wait, result.waits),
+                ("links", Link, result.links),
+                ("outliers", Outlier, result.outliers),
+                ("clocks", Offset, result.offsets),
             )
         },
     }
 
 
-def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Offset, ...]:
-    """A row a rank."""
-    by_rank = {each.rank: each for each in known}
-    found = []
+def _all_offsets(ranks: Sequence[int], offsets: Sequence[ClockOffset]) -> tuple[Offset, ...]:
+    """Return an offset for each rank, with nulls where unknown."""
+    by_rank = {offset.rank: offset for offset in offsets}
+    rows = []
     for rank in ranks:
-        each = by_rank.get(rank)
-        found.append(
+        offset = by_rank.get(rank)
+        rows.append(
             Offset(
                 rank=rank,
-                reference=each.reference if each else None,
-                offset_ns=each.offset_ns if each else None,
-                spread_ns=each.spread_ns if each else None,
-                matches=each.matches if each else 0,
+                reference=offset.reference if offset else None,
+                offset_ns=offset.offset_ns if offset else None,
+                spread_ns=offset.spread_ns if offset else None,
+                matches=offset.matches if offset else 0,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 _TYPES: dict[object, pa.DataType] = {
@@ -228,19 +240,19 @@ _TYPES: dict[object, pa.DataType] = {
 
 
 def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
-    """A table with a row each of a flat dataclass; the columns are there without rows, too."""
+    """Return a table with a row per flat dataclass; without rows it has the columns as well."""
     fields = []
     for name, hint in get_type_hints(cls).items():
-        some = [each for each in get_args(hint) if each is not type(None)]
-        kind = some[0] if some and len(some) < len(get_args(hint)) else hint
+        options = [option for option in get_args(hint) if option is not type(None)]
+        kind = options[0] if options and len(options) < len(get_args(hint)) else hint
         fields.append((name, _TYPES.get(kind, pa.string())))
     schema = pa.schema(fields)
-    columns = {name: [getattr(each, name) for each in rows] for name in schema.names}
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     return pa.table(columns, schema=schema)
 
 
 def _received(sums: pa.Table, steps: int) -> dict[int, float]:
-    """Bytes of each rank's all-to-alls of expert parallelism, a step."""
+    """Return the bytes of each rank's all-to-alls of expert parallelism, per step."""
     exchanged = sums["exchanged_bytes"].to_numpy() > 0
     own = sums.filter(pa.array(exchanged & (sums["tag"].to_numpy() == TAG["EP"])))
     total = own["exchanged_bytes"].to_numpy() / steps

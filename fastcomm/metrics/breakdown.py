@@ -27,9 +27,10 @@ EXACT = ("compute", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed", "memcp
 class Breakdown:
     """Fractions of the iteration time, summed over ranks and iterations before the division.
 
-    `spec`: comm_X is the sum of the events' durations, compute all time without communication,
-    idle what is left of the iteration: negative by how much communication overlaps itself.
-    `exact`: a partition of the time. Compute hides communication, and both hide copies.
+    `spec` (the specification's formula): comm_X is the sum of event durations, compute is all
+    time without communication, idle is the remainder, negative where communication overlaps
+    itself. `exact`: a partition of the time; under compute, communication and copies do not
+    count, and copies do not count under communication.
     """
 
     spec: dict[str, float | None]
@@ -56,7 +57,7 @@ class Breakdown:
 
 
 def _category_columns(view: View) -> dict[str, pa.Array]:
-    """Return the ns of each category of both kinds, a row an iteration."""
+    """Return the ns of each category, of both breakdowns, per iteration."""
     comm = view.comm
     values = np.zeros(len(comm.start), np.int64)
     shape = (len(view.number), len(TAGS))
@@ -74,24 +75,24 @@ def _category_columns(view: View) -> dict[str, pa.Array]:
 
 
 def _exact() -> list[NDArray[np.bool_]]:
-    """The masks of each category of `EXACT`: a partition of all masks."""
+    """Return masks of the categories of `EXACT`, a partition of all combinations of classes."""
     computes, comm = MASKS & COMPUTE != 0, MASKS & COMM
     exposed = [~computes & (comm == tag_bit(tag)) for tag in range(len(TAGS))]
     mixed = ~computes & (comm != 0) & ~np.any(exposed, axis=0)
     return [computes, *exposed, mixed, MASKS == COPY, MASKS == 0]
 
 
-# What communicates at all, and the partition.
+# All communication, then the partition.
 _SETS = sets(MASKS & COMM != 0, *_exact())
 
 
 def breakdown(iterations: pa.Table) -> Breakdown:
-    """Quotients of the sums over all (iteration, rank) that tell."""
+    """Compute both breakdowns from the table of iterations; rows without times are ignored."""
 
     def shares(prefix: str, names: tuple[str, ...]) -> dict[str, float | None]:
-        known = iterations.filter(iterations[f"{prefix}_{names[0]}_ns"].is_valid())
-        total = int(known["time_ns"].to_numpy().sum())
-        sums = {n: int(known[f"{prefix}_{n}_ns"].to_numpy().sum()) for n in names}
+        timed = iterations.filter(iterations[f"{prefix}_{names[0]}_ns"].is_valid())
+        total = int(timed["time_ns"].to_numpy().sum())
+        sums = {n: int(timed[f"{prefix}_{n}_ns"].to_numpy().sum()) for n in names}
         return {name: value / total if total else None for name, value in sums.items()}
 
     return Breakdown(spec=shares("spec", SPEC), exact=shares("exact", EXACT))
@@ -99,7 +100,7 @@ def breakdown(iterations: pa.Table) -> Breakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationTimes:
-    """Times of all (iteration, rank), in ns; null where there is none."""
+    """Statistics of all iterations of all ranks, in ns; null without any."""
 
     mean_ns: float | None
     p99_ns: float | None
@@ -107,17 +108,17 @@ class IterationTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTime:
-    """The iterations of one rank."""
+    """Statistics of the iterations of one rank."""
 
     rank: int
-    iterations: int
+    iterations: int  # number
     mean_ns: float
     p99_ns: float
     max_ns: int
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """Return where each iteration lies, its categories and its overlap, a row an iteration."""
+    """Return times, categories and overlap per iteration, as columns."""
     return {
         "rank": pa.array(view.rank),
         "iteration": pa.array(view.number),
@@ -130,7 +131,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_times(iterations: pa.Table) -> IterationTimes:
-    """The mean and the exact 99th percentile over all (iteration, rank) of known times."""
+    """Return mean and exact 99th percentile of the known iteration times."""
     time = iterations["time_ns"].drop_null().to_numpy()
     if not len(time):
         return IterationTimes(mean_ns=None, p99_ns=None)
@@ -140,7 +141,7 @@ def iteration_times(iterations: pa.Table) -> IterationTimes:
 
 
 def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
-    """The same for each rank, by rank."""
+    """Return iteration times of each rank, sorted by rank."""
     iterations = iterations.filter(iterations["time_ns"].is_valid())
     time, groups = iterations["time_ns"].to_numpy(), Groups.of(iterations["rank"].to_numpy())
     counts = groups.counts
@@ -157,17 +158,17 @@ def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeans:
-    """The mean step of each rank, in ns: every category of `EXACT`, "exposed" and "time".
+    """Mean times per iteration of each rank, in ns.
 
-    A value is NaN where it is unknown.
+    Keys of `ns` are the categories of `EXACT`, "exposed" and "time"; unknown values are NaN.
     """
 
     ranks: Ints
-    ns: dict[str, Floats]  # columns as `ranks`
+    ns: dict[str, Floats]  # by category, a value per rank
 
     @classmethod
     def of(cls, iterations: pa.Table) -> Self:
-        """Sum each rank's iterations and divide by how many they are."""
+        """Average the table of iterations by rank."""
         ranks, at = np.unique(iterations["rank"].to_numpy(), return_inverse=True)
         steps = np.maximum(np.bincount(at, minlength=len(ranks)), 1)
         sums = {
@@ -178,26 +179,26 @@ class RankMeans:
 
     @property
     def is_known(self) -> bool:
-        """Whether compute is known of every rank."""
+        """Whether the compute time of every rank is known."""
         return len(self.ranks) > 0 and not bool(np.isnan(self.ns["compute"]).any())
 
     @property
     def by_compute(self) -> Ints:
-        """Rows from the rank that computes the least to that which computes the most."""
+        """Indices of the ranks, sorted by ascending compute time."""
         return np.lexsort((-self.ranks, self.ns["compute"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeans:
-    """Means over all ranks and a few consecutive steps, in ns, by category of `EXACT`."""
+    """Mean times over all ranks, and over several consecutive steps, in ns."""
 
-    steps: tuple[tuple[int, int], ...]  # numbers of the first and the last of each
-    width: int  # how many steps a mean is over
-    ns: dict[str, Floats]  # columns as `steps`
+    steps: tuple[tuple[int, int], ...]  # first and last number of each interval
+    width: int  # steps per interval
+    ns: dict[str, Floats]  # by category, a value per interval
 
     @classmethod
     def of(cls, iterations: pa.Table, most: int) -> Self:
-        """Divide the steps into at most `most` runs of equal width."""
+        """Average the table of iterations over at most `most` intervals of equal width."""
         iterations = iterations.filter(iterations["iteration"].is_valid())
         numbers, at = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
         width = max(1, -(-len(numbers) // most))
@@ -210,62 +211,69 @@ class StepMeans:
 
 
 def _times(iterations: pa.Table) -> dict[str, Floats]:
-    """Return the ns of each category, of all exposed communication, and of the whole."""
-    found = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
+    """Return the ns of each category, of all exposed communication, and of the iteration."""
+    times = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
     exposed = [name for name in EXACT if name.startswith("exposed_")]
-    found["exposed"] = np.sum([found[name] for name in exposed], axis=0)
-    found["time"] = _floats(iterations["time_ns"])
-    return found
+    times["exposed"] = np.sum([times[name] for name in exposed], axis=0)
+    times["time"] = _floats(iterations["time_ns"])
+    return times
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:
-    """Return a column with NaN for null."""
+    """Return a column as floats, NaN for null."""
     values: Floats = column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
     return values
 
 
 def _means(values: Floats, bins: Ints) -> Floats:
-    """Return the mean of the known values of each bin; 0 where none is known."""
-    known = ~np.isnan(values)
-    sums = np.bincount(bins[known], weights=values[known], minlength=bins.max(initial=-1) + 1)
-    return sums / np.maximum(np.bincount(bins[known], minlength=len(sums)), 1)
+    """Return the mean of the known values per bin; 0 where none is known."""
+    is_known = ~np.isnan(values)
+    sums = np.bincount(
+        bins[is_known], weights=values[is_known], minlength=bins.max(initial=-1) + 1
+    )
+    return sums / np.maximum(np.bincount(bins[is_known], minlength=len(sums)), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Share of merged communication under merged compute.
+    """Share of communication time that is overlapped by compute.
 
-    The mean over all (iteration, rank) that communicate; null where none does.
+    It is the mean of the ratios of all iterations of all ranks that communicate; null without
+    any.
     """
 
     average_overlap_ratio: float | None
-    by_tag: dict[str, float | None]  # of the tags that communicate; null where unknown
+    by_tag: dict[str, float | None]  # tags that communicate; null if unknown
 
 
 _ACTIVE = {
     name: MASKS & bits != 0
     for name, bits in (("comm", COMM), *((tag, tag_bit(t)) for t, tag in enumerate(TAGS)))
 }
-_NAMES = [f"{name}_{what}_ns" for name in _ACTIVE for what in ("union", "overlapped")]
+_NAMES = [f"{name}_{kind}_ns" for name in _ACTIVE for kind in ("union", "overlapped")]
 _OVERLAP_SETS = sets(
-    *(each for active in _ACTIVE.values() for each in (active, active & (MASKS & COMPUTE != 0)))
+    *(
+        masks
+        for active in _ACTIVE.values()
+        for masks in (active, active & (MASKS & COMPUTE != 0))
+    )
 )
 
 
 def _overlap_columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
+    """Return ns of communication, and of its overlap with compute, in total and by tag."""
     covered = view.covered(_OVERLAP_SETS)
     return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
 
 
 def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
-    """Means of the ratios over all (iteration, rank) that tell; `tags` have events."""
+    """Compute the overlap from the table of iterations; `tags` are those with events."""
     is_known = iterations["comm_overlapped_ns"].is_valid()
-    known = iterations.filter(is_known)
-    unknown = tags if known.num_rows < iterations.num_rows else ()
-    by_tag = {tag: _mean_ratio(known, tag) for tag in TAGS}
+    timed = iterations.filter(is_known)
+    unknown = tags if timed.num_rows < iterations.num_rows else ()
+    by_tag = {tag: _mean_ratio(timed, tag) for tag in TAGS}
     return Overlap(
-        average_overlap_ratio=_mean_ratio(known, "comm"),
+        average_overlap_ratio=_mean_ratio(timed, "comm"),
         by_tag={
             tag: ratio for tag, ratio in by_tag.items() if ratio is not None or tag in unknown
         },
@@ -273,16 +281,16 @@ def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
 
 
 def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
-    """Return the communication of a tag under compute, and the rest, of a mean step in ns."""
-    known = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
-    under = known[f"{tag}_overlapped_ns"].to_numpy()
-    union = known[f"{tag}_union_ns"].to_numpy()
+    """Return overlapped and exposed communication of a tag in ns, in a mean iteration."""
+    timed = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
+    under = timed[f"{tag}_overlapped_ns"].to_numpy()
+    union = timed[f"{tag}_union_ns"].to_numpy()
     return float(np.mean(under)), float(np.mean(union - under))
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
     union, overlapped = (
-        iterations[f"{name}_{what}_ns"].to_numpy() for what in ("union", "overlapped")
+        iterations[f"{name}_{kind}_ns"].to_numpy() for kind in ("union", "overlapped")
     )
     busy = union > 0
     return float(np.mean(overlapped[busy] / union[busy])) if busy.any() else None
@@ -290,7 +298,7 @@ def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseWindows:
-    """Windows from phases of one tag to phases of another, in ns; negative: they overlap."""
+    """Windows between phases of two tags, in ns; negative where the phases overlap."""
 
     source: str
     target: str
@@ -301,10 +309,10 @@ class PhaseWindows:
 
 
 def window_rows(view: View) -> pa.Table:
-    """One row a window: rank, iteration, tags as indices into TAGS, length."""
+    """Return a row per window: rank, iteration, tags as indices into TAGS, length."""
     comm = view.comm
-    found = intervals.phases(comm.start, comm.stop, comm.tag, comm.iteration)
-    length, source, target, segment = intervals.windows(*found)
+    columns = intervals.phases(comm.start, comm.stop, comm.tag, comm.iteration)
+    length, source, target, segment = intervals.windows(*columns)
     return pa.table(
         {
             "rank": view.rank[segment],
@@ -316,20 +324,20 @@ def window_rows(view: View) -> pa.Table:
     )
 
 
-Stock = Sequence[pa.Table | Path]  # windows of some ranks each: in memory, or in a file
+WindowTables = Sequence[pa.Table | Path]  # windows of ranks, in memory or in spill files
 
 
-def whole_windows(stock: Stock) -> pa.Table:
-    """The windows of all ranks, by rank."""
+def whole_windows(tables: WindowTables) -> pa.Table:
+    """Return the windows of all ranks, sorted by rank."""
     names = ("rank", "iteration", "from", "to", "window_ns")
-    table = pa.concat_tables([pieces.columns(each, names) for each in stock]).combine_chunks()
+    table = pa.concat_tables([pieces.columns(part, names) for part in tables]).combine_chunks()
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
-def windows_from(stock: Stock, source: int) -> list[PhaseWindows]:
-    """The statistics of the windows behind phases of one tag, in the order of TAGS."""
-    parts = [_own(pieces.columns(each, ("from", "to", "window_ns")), source) for each in stock]
-    target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
+def windows_from(tables: WindowTables, source: int) -> list[PhaseWindows]:
+    """Return statistics of the windows after phases of one tag, in the order of TAGS."""
+    parts = [_own(pieces.columns(part, ("from", "to", "window_ns")), source) for part in tables]
+    target, length = (np.concatenate(values) for values in zip(*parts, strict=True))
     return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
 
 
@@ -350,7 +358,7 @@ def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWin
 
 
 def windows_cdf(table: pa.Table) -> pa.Table:
-    """The cumulative distribution of each pair's windows: the share that is no longer."""
+    """Return the cumulative distribution of windows, by pair of tags: the share not longer."""
     parts = [
         pa.table(
             {

@@ -1,8 +1,8 @@
 """Findings: the causes of lost time in a run, then its symptoms, each with evidence and cost.
 
-The cost of a cause is what a step gains if it is fixed; ranks and stages that delay the same
-steps share that gain (`sharing`). The cost of a symptom is the time it takes of a step. Both
-are in ns, as means over steps.
+The cost of a cause is the time per step that its fix saves; ranks and stages that delay the
+same steps share that time (`sharing`). The cost of a symptom is the time per step that it
+takes. Costs are ns, as means over steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Kind = Literal[
 SYMPTOMS: tuple[Kind, ...] = ("exposed_communication", "copies", "idle")
 Confidence = Literal["high", "medium", "low"]
 
-# A smaller share of a step is no finding; a cause of low confidence needs more.
+# Minimum share of the step of a finding, and of a cause of low confidence.
 LEAST_FINDING = 0.005
 LEAST_UNSURE = 0.01
 _HIGH = 3  # spreads between steps that a cost of high confidence exceeds
@@ -37,7 +37,7 @@ _HIGH = 3  # spreads between steps that a cost of high confidence exceeds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The numbers behind a finding; which of them are known depends on its kind."""
+    """The numbers behind a finding; which of them are set depends on its kind."""
 
     stage: int | None = None  # of the pipeline
     group: str | None = None  # description of the process group
@@ -76,7 +76,7 @@ class Finding:
 
     @property
     def is_symptom(self) -> bool:
-        """Whether it says where time goes, and not why."""
+        """Whether it names where time goes, without the cause."""
         return self.kind in SYMPTOMS
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,10 +85,18 @@ class Finding:
 
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that cost enough: causes first, each kind of them by cost."""
-    enough = [each for each in findings if each.share >= _least(each)]
+    """Return the findings that cost enough: causes before symptoms, each by falling cost."""
+    enough = [finding for finding in findings if finding.share >= _least(finding)]
     return tuple(
-        sorted(enough, key=lambda each: (each.is_symptom, -each.cost_ns, each.kind, each.ranks))
+        sorted(
+            enough,
+            key=lambda finding: (
+                finding.is_symptom,
+                -finding.cost_ns,
+                finding.kind,
+                finding.ranks,
+            ),
+        )
     )
 
 
@@ -98,15 +106,15 @@ def _least(finding: Finding) -> float:
 
 
 def spread(costs: Floats) -> float | None:
-    """Return the standard deviation between steps; None for fewer than two known steps."""
-    known = costs[~np.isnan(costs)]
-    return float(np.std(known, ddof=1)) if len(known) > 1 else None
+    """Return the standard deviation between steps (NaN ignored); None for fewer than two."""
+    values = costs[~np.isnan(costs)]
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def confidence(
     cost: float, spread_ns: float | None, *, ranks: int, is_matched: bool
 ) -> Confidence:
-    """Return how far a cost can be trusted.
+    """Return the confidence in a cost.
 
     Low: one rank, one step, or a cost within the spread between steps. High: matched across
     ranks, and above three times the spread. Medium otherwise.
@@ -118,13 +126,13 @@ def confidence(
 
 def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
     """Return the median of the values of some ranks; None where no value is known."""
-    known = [values[rank] for rank in ranks if rank in values]
-    return float(np.median(known)) if known else None
+    present = [values[rank] for rank in ranks if rank in values]
+    return float(np.median(present)) if present else None
 
 
 def findings_table(findings: Sequence[Finding]) -> pa.Table:
-    """Return a row per finding, in order; without findings the columns are there, too."""
-    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
+    """Return a row per finding, in order; without findings it has the columns as well."""
+    rows = [{**asdict(finding), **asdict(finding.evidence)} for finding in findings]
     names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
     names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
     names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
@@ -133,85 +141,92 @@ def findings_table(findings: Sequence[Finding]) -> pa.Table:
 
 Rows = NDArray[np.int64]
 
-# How long others wait for each of some ranks alone, ns a step, in collectives that all of them
-# are in; a rank is left out where none is known.
-CausedTogether = Callable[[Sequence[int]], Mapping[int, float]]
+# Takes ranks; returns the wait in ns per step that each causes in collectives of which all are
+# members, without ranks of which it is unknown.
+CommonWaitCaused = Callable[[Sequence[int]], Mapping[int, float]]
 
-_TIED = 0.9  # of the largest cost: ranks that are late by so much are late together
+_TIED = 0.9  # of the largest cost: suspects with at least this cost are joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A rank or stage that is above its peers in a measure, and the ranks that tie with it."""
+    """A rank or stage whose measure is above its peers', and the ranks that tie with it."""
 
-    rows: Rows  # of the grid: of the rank, or of a stage
+    rows: Rows  # of the grid, of the rank or of the ranks of a stage
     rank: int
     others: NDArray[np.int64]  # rows of its peers
-    mean: float
-    middle: float  # median of its peers
-    excess: Floats  # above its peers, in each step
+    mean: float  # ns
+    middle: float  # median of its peers, ns
+    excess: Floats  # ns above its peers, per step
     kind: Kind = "straggler"
     tied: tuple[int, ...] = ()  # other ranks
-    together: float = 1.0  # the delay with the tied ranks, in multiples of its own
-    share: float = 1.0  # of the cost, where other suspects delay the same steps
+    together: float = 1.0  # delay with the tied ranks, as a multiple of its own
+    share: float = 1.0  # its share of the cost, if other suspects delay the same steps
 
     @property
     def longer(self) -> float:
-        """How much longer its own work takes than that of its peers, in ns."""
+        """Time by which its own work is longer than that of its peers, in ns."""
         return self.mean - self.middle
 
     @property
     def cost(self) -> float:
-        """What the suspect delays a step, in ns, before others share it."""
+        """Delay of a step in ns, before it is shared with other suspects."""
         return self.longer * self.together
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that are meant, in order."""
+        """Its rank and the tied ranks, sorted."""
         return tuple(sorted((self.rank, *self.tied)))
 
 
-def joined_ties(suspects: Sequence[Suspect], caused: CausedTogether) -> list[Suspect]:
-    """Join suspects of one kind with nearly the same cost: fixing one of them gains little.
+def joined_ties(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspect]:
+    """Join suspects of one kind with nearly equal cost: to fix one of them alone gains little.
 
-    Together they cost the longest delay among them in each step: that of one where all are
-    late at once, and the sum where they take turns, in steps or in the collectives of a step.
+    The joint cost is the longest delay among them, per step: the delay of one of them if all
+    are late at once, and the sum if they take turns, in steps or in the collectives of a step.
     """
     ties: list[list[Suspect]] = []
-    for each in sorted(suspects, key=lambda suspect: (suspect.kind, -suspect.cost)):
+    for suspect in sorted(suspects, key=lambda item: (item.kind, -item.cost)):
         lead = ties[-1][0] if ties else None
-        if lead and lead.kind == each.kind and each.cost >= _TIED * lead.cost:
-            ties[-1].append(each)
+        if lead and lead.kind == suspect.kind and suspect.cost >= _TIED * lead.cost:
+            ties[-1].append(suspect)
         else:
-            ties.append([each])
-    return [_joined(tied, caused) if len(tied) > 1 else tied[0] for tied in ties]
+            ties.append([suspect])
+    return [_joint(tied, caused) if len(tied) > 1 else tied[0] for tied in ties]
 
 
-def _joined(tied: Sequence[Suspect], caused: CausedTogether) -> Suspect:
+def _joint(tied: Sequence[Suspect], caused: CommonWaitCaused) -> Suspect:
     lead, *others = tied
-    excess = np.max([each.excess for each in tied], axis=0)
+    excess = np.max([suspect.excess for suspect in tied], axis=0)
     by_steps = float(excess.sum() / (lead.excess.sum() or 1.0))
     alone = _alone(tied, caused)
-    # One of them delays the step by its cost, each of the others by what it is beyond the rest.
-    longest = max(each.cost - own for each, own in zip(tied, alone, strict=True)) + sum(alone)
+    # One of them delays the step by its cost, every other by the wait for it alone.
+    longest = max(suspect.cost - own for suspect, own in zip(tied, alone, strict=True))
+    longest += sum(alone)
     together = max(by_steps, longest / lead.cost)
     return replace(
         lead,
-        tied=tuple(each.rank for each in others),
+        tied=tuple(suspect.rank for suspect in others),
         excess=excess * together / by_steps,
         together=together,
     )
 
 
-def sharing(suspects: Sequence[Suspect], caused: CausedTogether) -> list[Suspect]:
-    """Divide among suspects what they delay together, so that costs add up to what they delay.
+def sharing(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspect]:
+    """Divide the delays that several suspects cause at once, so that costs add up to the delay.
 
-    Those who delay the same time share it equally; what one delays beyond the others is its
-    own: the Shapley value, the mean of what its fix gains over all orders of fixing them.
-    By the steps of a run alone that is too little where they are late at different
-    collectives of a step. But a suspect that is fixed last gains its cost, and one that is
-    fixed sooner at least what others wait for it alone. Delays of the same rank follow each
-    other: they add up, and are one in this.
+    Suspects that delay the same time share it equally; the delay beyond all others is a
+    suspect's own. This is the Shapley value: the mean gain of its fix over all orders of fixing
+    them. Steps alone underestimate suspects that are late at different collectives of a step.
+    So a suspect gets at least the mean of two gains: its whole cost, if it is fixed last, and
+    the wait for it alone, if it is fixed sooner. Delays of one rank add up, and count as one
+    suspect.
+
+    Returns
+    -------
+    list of Suspect
+        In the given order, with `share` set.
+
     """
     if not suspects:
         return []
@@ -219,49 +234,51 @@ def sharing(suspects: Sequence[Suspect], caused: CausedTogether) -> list[Suspect
     count = max(place) + 1
     excess = np.zeros((count, len(suspects[0].excess)))
     cost, alone = np.zeros((2, count))
-    for row, each, awaited in zip(place, suspects, _alone(suspects, caused), strict=True):
-        excess[row] += each.excess
-        cost[row] += each.cost
+    for row, suspect, awaited in zip(place, suspects, _alone(suspects, caused), strict=True):
+        excess[row] += suspect.excess
+        cost[row] += suspect.cost
         alone[row] = max(alone[row], awaited)
     least = (cost + (count - 1) * np.minimum(alone, cost)) / (count * cost)
     own = _shapley(excess)
-    kept = np.divide(own, excess, out=np.ones_like(own), where=excess > 0)
+    own_share = np.divide(own, excess, out=np.ones_like(own), where=excess > 0)
     return [
         replace(
-            each,
+            suspect,
             share=max(
-                float((each.excess * kept[row]).sum() / each.excess.sum()), float(least[row])
+                float((suspect.excess * own_share[row]).sum() / suspect.excess.sum()),
+                float(least[row]),
             ),
         )
-        if each.excess.any()
-        else each
-        for row, each in zip(place, suspects, strict=True)
+        if suspect.excess.any()
+        else suspect
+        for row, suspect in zip(place, suspects, strict=True)
     ]
 
 
-def _alone(suspects: Sequence[Suspect], caused: CausedTogether) -> list[float]:
-    """Return what others wait for each suspect alone, at most its cost; 0 where unknown."""
-    by_rank = caused(sorted({rank for each in suspects for rank in each.ranks}))
+def _alone(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[float]:
+    """Return the wait in ns for each suspect alone, at most its cost; 0 if unknown."""
+    by_rank = caused(sorted({rank for suspect in suspects for rank in suspect.ranks}))
     return [
-        min(each.cost, sum(by_rank.get(rank, 0.0) for rank in each.ranks)) for each in suspects
+        min(suspect.cost, sum(by_rank.get(rank, 0.0) for rank in suspect.ranks))
+        for suspect in suspects
     ]
 
 
 def _places(suspects: Sequence[Suspect]) -> list[int]:
-    """Return a number for each suspect, which those that share a rank have in common."""
+    """Return a number per suspect, equal for suspects that share a rank."""
     places: list[int] = []
-    for number, each in enumerate(suspects):
+    for number, suspect in enumerate(suspects):
         same = (
             place
             for place, other in zip(places, suspects, strict=False)
-            if not set(other.ranks).isdisjoint(each.ranks)
+            if not set(other.ranks).isdisjoint(suspect.ranks)
         )
         places.append(next(same, number))
     return places
 
 
 def _shapley(excess: Floats) -> Floats:
-    """Return what each row has of the longest delay in each step (column)."""
+    """Return the share of each row in the longest delay of each step (column), in ns."""
     falling = -np.sort(-excess, axis=0)
     beyond = falling - np.vstack([falling[1:], np.zeros_like(falling[:1])])
     parts = beyond / np.arange(1, len(excess) + 1)[:, np.newaxis]

@@ -1,7 +1,8 @@
-"""What the numbers of a run do not cover, and the warnings about it.
+"""Limits of a run's numbers, and the warnings about them.
 
-Numbers are null where the input is missing what they need; device work may lie in no step; of
-some ranks fewer steps may count.
+Numbers are null where the input has no data for them. Device work may be outside all
+iterations, and some ranks may have fewer complete iterations than others. `missing` has keys of
+`trace.LACKS`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from fastcomm.units import counted, percent, plural
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
 
-# Columns of the iterations that need what is lacking, by their beginnings and endings.
+# Columns of iterations that are null where data is missing, by prefixes and suffixes.
 _COMPUTE = (("exact_",), ("_overlapped_ns",))
 _DEVICE = (("spec_", "exact_", "comm_bytes"), ("_union_ns", "_overlapped_ns"))
 _TIMES = (
@@ -34,29 +35,31 @@ _UNKNOWN = {
 }
 
 
-def in_iterations(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
-    """Return the table of iterations with null for what is unknown."""
-    for word, (begins, ends) in _UNKNOWN.items():
-        if word in lacks:
-            names = [n for n in table.column_names if n.startswith(begins) or n.endswith(ends)]
+def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
+    """Return the table of iterations, with null in columns for which data is missing."""
+    for key, (prefixes, suffixes) in _UNKNOWN.items():
+        if key in missing:
+            names = [
+                n for n in table.column_names if n.startswith(prefixes) or n.endswith(suffixes)
+            ]
             table = _without(table, names)
     return table
 
 
-def in_events(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
-    """The table of communication events; durations are known in any case."""
-    alone = ["alone_ns"]
+def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
+    """Return the table of communication events, with null where data is missing."""
+    exposed = ["alone_ns"]  # durations are known in any case
     unknown = {
-        "compute": alone,
-        "device_kinds": alone,
-        "times": ["iteration", "start_ns", *alone],
+        "compute": exposed,
+        "device_kinds": exposed,
+        "times": ["iteration", "start_ns", *exposed],
     }
-    return _without(table, [name for word in lacks for name in unknown.get(word, ())])
+    return _without(table, [name for key in missing for name in unknown.get(key, ())])
 
 
-def in_windows(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
-    """The table of windows: none where times are not known."""
-    return table.slice(0, 0) if "times" in lacks else table
+def in_windows(table: pa.Table, missing: Sequence[str]) -> pa.Table:
+    """Return the table of windows, empty if times are missing."""
+    return table.slice(0, 0) if "times" in missing else table
 
 
 def _without(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -66,37 +69,45 @@ def _without(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table
 
 
-def sentences(lacks: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
-    """Return warnings: which of the `ranks` ranks lack what, and what is therefore n/a.
+def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
+    """Return a warning per kind of missing data: what it is, on which ranks, and what is n/a.
 
-    That a rank has no device work is a warning of the rank, which knows more about it.
+    Missing device work is not among them: the ranks have warnings with more detail.
+
+    Parameters
+    ----------
+    missing
+        Ranks by key of `trace.LACKS`.
+    ranks
+        Number of all ranks.
+
     """
     return [
-        f"the input has {LACKS[word]} are n/a"
-        if len(lacking) == ranks
-        else f"{len(lacking)} of {ranks} ranks ({ranges(lacking)}) "
-        f"{plural(len(lacking), 'has')} {LACKS[word]} are "
+        f"the input has {LACKS[key]} are n/a"
+        if len(affected) == ranks
+        else f"{len(affected)} of {ranks} ranks ({ranges(affected)}) "
+        f"{plural(len(affected), 'has')} {LACKS[key]} are "
         "those of the other ranks"
-        for word, lacking in lacks.items()
-        if word not in NO_DEVICE
+        for key, affected in missing.items()
+        if key not in NO_DEVICE
     ]
 
 
-def unknown(lacks: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Return what is unknown, for which ranks and for what reason, as `--json` prints it."""
+def unknown(missing: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Return what is unknown, why, and on which ranks, as in the JSON document."""
     return [
-        {"what": what, "reason": reason, "ranks": list(ranks)}
-        for word, ranks in lacks.items()
-        for reason, _, what in (LACKS[word].partition(": "),)
+        {"what": metrics, "reason": reason, "ranks": list(ranks)}
+        for key, ranks in missing.items()
+        for reason, _, metrics in (LACKS[key].partition(": "),)
     ]
 
 
-def reason(lacks: Mapping[str, Sequence[int]]) -> str:
+def reason(missing: Mapping[str, Sequence[int]]) -> str:
     """Return why the times of a run are unknown, as a clause."""
     reasons = [
-        LACKS[word].partition(":")[0]
-        for word in (*NO_DEVICE, "times", "compute")
-        if word in lacks
+        LACKS[key].partition(":")[0]
+        for key in (*NO_DEVICE, "times", "compute")
+        if key in missing
     ]
     return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
 
@@ -107,18 +118,18 @@ _WARN_ABOVE = 0.01  # of the device time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutside:
-    """One rank's device time: all that is recorded, and the part in no iteration."""
+    """Device time and communication of one rank, inside and outside iterations."""
 
-    recorded_ns: int
-    outside_ns: int
-    comm_events: int  # that start in no iteration
-    inside_events: int  # communication that starts in an iteration
-    early_events: int = 0  # of these by the host's marks: launched before the first of them
+    recorded_ns: int  # all device time
+    outside_ns: int  # device time outside iterations
+    comm_events: int  # communication events that start outside iterations
+    inside_events: int  # communication events that start in an iteration
+    early_events: int = 0  # of these, with host marks: launched before the first iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Device work in no iteration, over all ranks. Null where no device work is recorded."""
+    """Device work outside iterations, over all ranks; null if none is recorded."""
 
     device_ns: int | None
     share: float | None  # of all recorded device time
@@ -126,17 +137,23 @@ class Outside:
 
 
 def outside_by_rank(stack: Stack) -> list[RankOutside]:
-    """Measure each rank of a stack, by all of its iterations.
+    """Measure the device time of each rank, inside and outside iterations.
 
-    Device time is the sum of durations of kernels, copies and communication. An event that
-    reaches over the edge of an iteration is outside with the part beyond the edge.
+    Device time is the sum of durations of kernels, copies and communication. Events that cross
+    the edge of an iteration count on both sides in part.
+
+    Returns
+    -------
+    list of RankOutside
+        In the order of the stack.
+
     """
     is_device = _IS_DEVICE[stack.events["kind"].to_numpy()]
     is_device[stack.comm["event"].to_numpy()] = True
     start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
     windows = tuple(stack.iterations[name].to_numpy() for name in ("start", "stop"))
     length = np.where(is_device, stop - start, 0)
-    # Few events reach beyond the window in which they begin: only those need a closer look.
+    # Only the few events that end after the iteration in which they begin are clipped.
     ends = np.append(windows[1], np.iinfo(np.int64).min)[intervals.segment_of(start, *windows)]
     rows = np.flatnonzero(is_device & (stop > ends))
     inside = _time_before(stop[rows], *windows) - _time_before(start[rows], *windows)
@@ -152,9 +169,9 @@ def outside_by_rank(stack: Stack) -> list[RankOutside]:
 
 
 def early_events(trace: Trace) -> int:
-    """Count the communication inside of host windows that was launched before the first.
+    """Count the communication events in host iterations that were launched before the first.
 
-    It starts before all device work that is launched inside of a mark.
+    These start before all device work that is launched inside an iteration.
     """
     begin = trace.on_host_clock().device_begin
     if begin is None:
@@ -165,85 +182,85 @@ def early_events(trace: Trace) -> int:
 
 
 def _time_before(moment: Ints, start: Ints, stop: Ints) -> Ints:
-    """Return how much of the disjoint windows lies before each moment."""
+    """Return the total length of disjoint windows before each moment."""
     if not len(start):
         return np.zeros(len(moment), np.int64)
     length = stop - start
     before = np.cumsum(length) - length
     at = np.searchsorted(start, moment, side="right") - 1
-    found: Ints = np.where(at < 0, 0, before[at] + np.minimum(moment - start[at], length[at]))
-    return found
+    lengths: Ints = np.where(at < 0, 0, before[at] + np.minimum(moment - start[at], length[at]))
+    return lengths
 
 
 def _sums(values: Ints, edges: Ints) -> Ints:
-    """Return the sum of the values between each two edges."""
+    """Return the sum of the values between every two consecutive edges."""
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
-    found: Ints = np.diff(total[edges])
-    return found
+    sums: Ints = np.diff(total[edges])
+    return sums
 
 
 def outside(ranks: Iterable[RankOutside | None]) -> Outside:
-    """Add up the ranks whose device time is known."""
-    known = [rank for rank in ranks if rank is not None and rank.recorded_ns]
-    if not known:
+    """Add up ranks; ranks without recorded device time are left out."""
+    measured = [rank for rank in ranks if rank is not None and rank.recorded_ns]
+    if not measured:
         return Outside(device_ns=None, share=None, comm_events=None)
-    device_ns = sum(rank.outside_ns for rank in known)
+    device_ns = sum(rank.outside_ns for rank in measured)
     return Outside(
         device_ns=device_ns,
-        share=device_ns / sum(rank.recorded_ns for rank in known),
-        comm_events=sum(rank.comm_events for rank in known),
+        share=device_ns / sum(rank.recorded_ns for rank in measured),
+        comm_events=sum(rank.comm_events for rank in measured),
     )
 
 
-def outside_sentence(found: Outside) -> str | None:
-    """Return what lies outside as a sentence, or None where no device work is recorded."""
-    if found.share is None:
+def outside_sentence(result: Outside) -> str | None:
+    """Return the share of device time outside steps as a sentence; None if unknown."""
+    if result.share is None:
         return None
-    events = found.comm_events or 0
+    events = result.comm_events or 0
     return (
-        f"Outside every step: {percent(found.share)} of the device time, "
+        f"Outside every step: {percent(result.share)} of the device time, "
         f"{counted(events, 'communication event')}"
     )
 
 
 def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
-    """Return the warning about communication of the time before the first step, or None."""
-    known = [rank for rank in ranks if rank is not None]
-    early = sum(rank.early_events for rank in known)
+    """Return the warning about communication launched before the first step, or None."""
+    measured = [rank for rank in ranks if rank is not None]
+    early = sum(rank.early_events for rank in measured)
     if not early:
         return None
     return (
-        f"{early} of {sum(rank.inside_events for rank in known)} communication events in steps "
-        "were launched before the first step (by a warm-up, most likely): steps are by the "
-        "host's marks, which the device may run behind"
+        f"{early} of {sum(rank.inside_events for rank in measured)} communication events in "
+        "steps were launched before the first step (by a warm-up, most likely): steps are by "
+        "the host's marks, which the device may run behind"
     )
 
 
-def outside_warning(found: Outside, clock: str) -> str | None:
-    """Return the warning about device time above 1 % outside, or None."""
-    if found.share is None or found.share <= _WARN_ABOVE:
+def outside_warning(result: Outside, clock: str) -> str | None:
+    """Return the warning about more than 1 % of device time outside steps, or None."""
+    if result.share is None or result.share <= _WARN_ABOVE:
         return None
-    why = (
+    reason = (
         "steps are by the host's marks, which the device may run behind"
         if clock == "host"
         else "it was launched before the first recorded step, or after the last"
     )
-    return f"{outside_sentence(found)}, in no metric: {why}"
+    return f"{outside_sentence(result)}, in no metric: {reason}"
 
 
 def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
-    """Return a warning of the ranks of which fewer steps count than of others."""
+    """Return warnings about ranks with fewer complete steps than other ranks."""
     if not times:
         return []
-    count = {each.rank: each.iterations for each in times}
+    count = {rank_time.rank: rank_time.iterations for rank_time in times}
     none = [rank for rank in ranks if rank not in count]
     few = [rank for rank in ranks if 0 < count.get(rank, 0) < steps]
-    found = [f"no step of {named_ranks(none)} counts"] if none else []
+    warnings = [f"no step of {named_ranks(none)} counts"] if none else []
     if few:
         counts = sorted({count[rank] for rank in few})
-        found.append(
+        warnings.append(
             f"{' or '.join(map(str, counts))} of {steps} steps count of "
             f"{named_ranks(few)}: where these take part, waits, skew and findings per step are "
             "too small"
         )
-    return found
+    return warnings

@@ -1,21 +1,18 @@
-"""The first sentences of a result: the largest part of the step, then the symptoms."""
+"""The first sentences of a report, and symptoms: findings on large parts of the step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import gaps
-from fastcomm.metrics.breakdown import EXACT, Breakdown
+from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.traffic import Exposure, divided
+from fastcomm.metrics.traffic import Exposure, Volume, divided
 from fastcomm.units import format_ns, percent
-
-if TYPE_CHECKING:
-    from fastcomm.metrics.result import Metrics
 
 PARTS = {
     "compute": "Compute is",
@@ -29,16 +26,35 @@ NAMES = {
     "memcpy": "copies",
     "idle": "idle time",
 }
-_LARGE = 0.2  # of the step, to be named beside the largest part
-_UNEVEN = 0.015  # of the step; ranks of clean made-up jobs differ by at most 0.1 %
+_LARGE = 0.2  # of the step: minimum to name the second largest part
+# Share of the step that a rank computes longer than the median, to be called uneven; ranks of
+# healthy synthetic jobs differ by at most 0.1 %.
+_UNEVEN = 0.015
 _NEARLY = 0.95  # of the exposed time, to be called nearly all of it
 
 
-def headline(metrics: "Metrics") -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The figures of a run that its first sentences are about."""
+
+    ranks: tuple[int, ...]
+    measured_ranks: tuple[int, ...]
+    expected_ranks: int  # number of ranks of the run
+    missing: Mapping[str, Sequence[int]]  # ranks by kind of missing data
+    iteration: IterationTimes
+    breakdown: Breakdown
+    exposure: Mapping[str, Exposure]
+    volume: Mapping[str, Volume]
+    findings: Sequence[Finding]
+    is_matched: bool  # whether collectives are matched across ranks
+    iterations: pa.Table
+
+
+def headline(run: RunSummary) -> str:
     """Return the first sentence of a report: the largest part of the step."""
-    parts, step = metrics.breakdown.parts, metrics.iteration.mean_ns
+    parts, step = run.breakdown.parts, run.iteration.mean_ns
     if parts is None or step is None:
-        return f"The largest part of the step is n/a: {gaps.reason(metrics.lacks)}."
+        return f"The largest part of the step is n/a: {gaps.reason(run.missing)}."
     largest = max(parts, key=lambda part: parts[part])
     share = parts[largest]
     sentence = (
@@ -46,52 +62,52 @@ def headline(metrics: "Metrics") -> str:
         f"({format_ns(share * step)} of {format_ns(step)})"
     )
     if largest == "exposed":
-        sentence += _whose(metrics.breakdown, share)
-        if len(metrics.measured_ranks) == metrics.expected_ranks:
-            sentence += _divided(metrics.exposure, share * step, step)
-    elif not metrics.volume:
+        sentence += _main_tag(run.breakdown, share)
+        if len(run.measured_ranks) == run.expected_ranks:
+            sentence += _divided(run.exposure, share * step, step)
+    elif not run.volume:
         sentence += "; no communication was recorded"
     return f"{sentence}."
 
 
-def health(metrics: "Metrics") -> str | None:
-    """Return the sentence that stands in for causes; None where there are causes."""
-    parts = metrics.breakdown.parts
-    if parts is None or any(not each.is_symptom for each in metrics.findings):
+def health(run: RunSummary) -> str | None:
+    """Return the sentence that stands in for causes; None if the findings have a cause."""
+    parts = run.breakdown.parts
+    if parts is None or any(not finding.is_symptom for finding in run.findings):
         return None
-    if uneven := _uneven(metrics):
+    if uneven := _uneven(run):
         return f"{uneven} No cause is found; {_limit(parts)}."
-    if metrics.across.matching.matched:
-        return f"{_apart(metrics)}; {_limit(parts)}."
-    if metrics.findings:
+    if run.is_matched:
+        return f"{_apart(run)}; {_limit(parts)}."
+    if run.findings:
         return None
-    why = (
+    reason = (
         "only one rank was read"
-        if len(metrics.ranks) == 1
+        if len(run.ranks) == 1
         else "no collective is matched across ranks"
     )
     return (
         f"Nothing stands out: {_limit(parts)}. Stragglers and slow links cannot be seen, as "
-        f"{why}."
+        f"{reason}."
     )
 
 
-def _apart(metrics: "Metrics") -> str:
-    """Return that nothing stands apart; healthy is a run of which all ranks were read."""
-    measured, expected = len(metrics.measured_ranks), metrics.expected_ranks
+def _apart(run: RunSummary) -> str:
+    """Say that nothing stands apart; only a run whose ranks were all read is called healthy."""
+    measured, expected = len(run.measured_ranks), run.expected_ranks
     if missing := expected - measured:
-        what = "measured" if measured < len(metrics.ranks) else "read"
+        verb = "measured" if measured < len(run.ranks) else "read"
         were = "was" if missing == 1 else "were"
         return (
-            f"None of the {measured} ranks that were {what} stands apart, and no link among "
-            f"them; {missing} of {expected} ranks {were} not {what}"
+            f"None of the {measured} ranks that were {verb} stands apart, and no link among "
+            f"them; {missing} of {expected} ranks {were} not {verb}"
         )
     nothing = "o rank, stage or link stands apart"
-    return f"N{nothing}" if metrics.findings else f"The run is healthy: n{nothing}"
+    return f"N{nothing}" if run.findings else f"The run is healthy: n{nothing}"
 
 
 def _limit(parts: Mapping[str, float]) -> str:
-    """Return what limits the step: its largest part, and the next one if that is large, too."""
+    """Name the largest part of the step, and the second largest if it is large."""
     first, second = sorted(parts, key=lambda part: -parts[part])[:2]
     text = f"{NAMES[first]} limits the step ({percent(parts[first])})"
     return (
@@ -101,10 +117,10 @@ def _limit(parts: Mapping[str, float]) -> str:
     )
 
 
-def _uneven(metrics: "Metrics") -> str | None:
-    """Return a sentence on a rank that computes much longer than the median rank, or None."""
-    grid = HeatArrays.of(metrics.tables["iterations"])
-    means, step = grid.mean_by_rank("compute_ns"), metrics.iteration.mean_ns
+def _uneven(run: RunSummary) -> str | None:
+    """Return a sentence on a rank that computes much longer than the median, or None."""
+    grid = HeatArrays.of(run.iterations)
+    means, step = grid.mean_by_rank("compute_ns"), run.iteration.mean_ns
     if len(means) < 2 or np.isnan(means).any() or not step:  # noqa: PLR2004 - nothing to compare
         return None
     above = float(means.max() - np.sort(means)[(len(means) - 1) // 2])
@@ -118,14 +134,15 @@ def _uneven(metrics: "Metrics") -> str | None:
 
 
 def parallelism(tag: str) -> str:
-    """Return a tag as a sentence says it."""
+    """Return a tag as sentences have it."""
     return "with unknown parallelism" if tag == "OTHER" else tag
 
 
-def _whose(breakdown: Breakdown, total: float) -> str:
+def _main_tag(breakdown: Breakdown, total: float) -> str:
+    """Return the clause that names the parallelism with the most exposed communication."""
     tag = breakdown.largest_tag
     share = (breakdown.exact[f"exposed_{tag}"] or 0.0) / total
-    much = (
+    amount = (
         "all"
         if share == 1
         else "nearly all"
@@ -134,17 +151,17 @@ def _whose(breakdown: Breakdown, total: float) -> str:
         if share > 1 / 2
         else "the largest part"
     )
-    return f", {much} of it {parallelism(tag)}"
+    return f", {amount} of it {parallelism(tag)}"
 
 
 def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str:
-    """Return how the exposed time is divided, in shares of the step; nothing if it is not."""
+    """Return exposed time divided into wait and transfer, as a clause; empty if unknown."""
     parts = divided(exposure)
     if parts is None:
         return ""
     wait, transfer = parts
-    rest = (total - wait - transfer) / step
-    other = f", {percent(rest)} cannot be divided" if rest >= LEAST_FINDING else ""
+    undivided = (total - wait - transfer) / step
+    other = f", {percent(undivided)} cannot be divided" if undivided >= LEAST_FINDING else ""
     return (
         f"; {percent(wait / step)} of the step waits for the last rank, "
         f"{percent(transfer / step)} is transfer{other}"
@@ -162,13 +179,13 @@ _TEXT = {
     "copies": "Memory copies that overlap nothing take",
     "idle": "The device is idle for",
 }
-# Of the step. Clean made-up jobs of 512 ranks are idle for 29 %, in the bubble of the pipeline.
+# Share of the step. Healthy synthetic jobs of 512 ranks are idle for 29 %: the pipeline bubble.
 LEAST_PART = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What symptoms are found in."""
+    """The input of `symptoms`: means over the steps of a run."""
 
     iterations: pa.Table
     breakdown: Breakdown
@@ -176,11 +193,11 @@ class StepTimes:
     exposure: Mapping[str, Exposure]
     overlap: float | None  # share of the communication that overlaps compute
     is_matched: bool  # whether collectives are matched across ranks
-    is_whole: bool  # whether all ranks of the run are in it
+    is_whole: bool  # whether all ranks of the run are measured
 
 
 def symptoms(of: StepTimes) -> list[Finding]:
-    """Return a finding for each large part of the step other than compute."""
+    """Return a finding per large part of the step other than compute."""
     parts = of.breakdown.parts
     if parts is None or of.step_ns is None:
         return []
@@ -193,9 +210,9 @@ def symptoms(of: StepTimes) -> list[Finding]:
 
 def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
     step = of.step_ns or 0.0
-    known = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
-    ranks = np.unique(known["rank"].to_numpy()).tolist()
-    costs = _by_step(known, [f"exact_{name}_ns" for name in _PARTS[kind][1]])
+    iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
+    ranks = np.unique(iterations["rank"].to_numpy()).tolist()
+    costs = _by_step(iterations, [f"exact_{name}_ns" for name in _PARTS[kind][1]])
     evidence = Evidence(
         compute_ns=compute * step,
         steps=len(costs),
@@ -244,7 +261,7 @@ def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
 
 
 def _by_step(iterations: pa.Table, columns: Sequence[str]) -> Any:
-    """Return the mean over ranks of the sum of some columns, in each step."""
+    """Return the sum of some columns in each step, as mean over ranks, in ns."""
     values = np.sum([iterations[name].to_numpy() for name in columns], axis=0)
     _, step = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
     return np.bincount(step, weights=values) / np.bincount(step)

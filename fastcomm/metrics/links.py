@@ -1,7 +1,7 @@
-"""Process groups of a run as links: who is in them, and how fast their collectives are.
+"""Process groups of a run as links: their ranks, bandwidths of their collectives, slow links.
 
-The bandwidth counts from the last arrival on; links that stand apart from their peers are
-findings.
+The bandwidth of a collective counts from its last arrival on. A link is compared with its
+peers: groups with collectives of the same class (tag, operation, size, number of ranks).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
-from fastcomm.metrics.matching import Compared, Expected
+from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
 from fastcomm.metrics.skew import LABEL, NO_PAIR, Transfers
 from fastcomm.trace.columns import classes, members, sums
@@ -33,130 +33,132 @@ class GroupSummary:
     description: str | None
     tag: str
     size: int | None
-    ranks: tuple[int, ...] | None  # null where no trace names them
-    seen: tuple[int, ...]  # ranks that have it
+    ranks: tuple[int, ...] | None  # null if no trace names them
+    present: tuple[int, ...]  # ranks that were read and have it
 
 
-def groups_by_label(groups: pa.Table, who: pa.Table) -> dict[Label, GroupSummary]:
-    """The groups that more than one rank can be in; `who` is `Partial.members`."""
-    ranks = dict(zip(who["group"].to_pylist(), who["ranks"].to_pylist(), strict=True))
+def groups_by_label(groups: pa.Table, group_members: pa.Table) -> dict[Label, GroupSummary]:
+    """Return the groups that can have several ranks; `group_members` is `Partial.members`."""
+    ranks = dict(
+        zip(group_members["group"].to_pylist(), group_members["ranks"].to_pylist(), strict=True)
+    )
     table = groups.filter(groups["group"].is_valid())
     labels, order = np.unique(table["group"].to_numpy(), return_inverse=True)
     rows = members(order, len(labels))
-    rank, found = table["rank"].to_numpy(), {}
+    rank, by_label = table["rank"].to_numpy(), {}
     chosen = table.take(pa.array([own[0] for own in rows], pa.int64()))
     for row, own in zip(chosen.to_pylist(), rows, strict=True):
-        found[row["group"]] = GroupSummary(
+        by_label[row["group"]] = GroupSummary(
             label=row["group"],
             description=row["description"],
             tag=row["tag"],
             size=row["size"],
             ranks=tuple(ranks[row["group"]] or ()) or None,
-            seen=tuple(np.unique(rank[own]).tolist()),
+            present=tuple(np.unique(rank[own]).tolist()),
         )
-    return found
+    return by_label
 
 
 def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
-    """Return the group that stands for all ranks, of collectives matched without a group."""
+    """Return the group of all ranks, for collectives that were matched without a group."""
     group = GroupSummary(
         label=ungrouped.GROUP,
         description=None,
         tag="OTHER",
         size=len(ranks),
         ranks=tuple(ranks),
-        seen=tuple(ranks),
+        present=tuple(ranks),
     )
     return {group.label: group}
 
 
 def labels_of_rank(groups: pa.Table, rank: int) -> set[Label]:
-    """The labels of a rank's groups that more than one rank can be in."""
+    """Return the labels of a rank's groups that can have several ranks."""
     own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
     return set(own["group"].drop_null().to_pylist())
 
 
 def pipeline_stages(groups: dict[Label, GroupSummary]) -> dict[int, int]:
-    """The pipeline stage of each rank that is in a group of tag PP: its place there.
+    """Return the pipeline stage of each rank in a group of tag PP: its index in the group.
 
-    Of groups of several sizes the largest count: a pipeline has groups of its two ends, too.
+    Only the largest groups count, as pipelines can have groups of their two ends, too.
     """
-    pipelines = [each for each in groups.values() if each.tag == "PP" and each.ranks]
-    longest = max((len(each.ranks or ()) for each in pipelines), default=0)
+    pipelines = [group for group in groups.values() if group.tag == "PP" and group.ranks]
+    longest = max((len(group.ranks or ()) for group in pipelines), default=0)
     return {
         rank: place
-        for each in pipelines
-        if each.ranks and len(each.ranks) == longest
-        for place, rank in enumerate(each.ranks)
+        for group in pipelines
+        if group.ranks and len(group.ranks) == longest
+        for place, rank in enumerate(group.ranks)
     }
 
 
 NS = 1e9  # of a second
-# A link is slow that reaches less of its peers' bandwidth and stands apart from them, if its
-# transfers take longer by more of a step.
+# A link is slow if it stands apart from its peers, reaches less than SLOW of their bandwidth,
+# and its transfers take longer by more than LEAST_EXCESS of the step.
 SLOW = 0.8
 LEAST_EXCESS = 0.001
-_PEERS = 4  # so many columns of the classes are the same for peers
+_PEERS = 4  # number of rows of `Transfers.keys` that are equal among peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One group, or pair, in the collectives of one class, beside the others of that class."""
+    """One group, or pair of ranks, in collectives of one class, compared with its peers."""
 
     group: str | None  # description
     ranks: tuple[int, ...]
     tag: str
     op: str
     size_from: int  # a power of two, in bytes
-    count: int
-    bus_bw: float | None  # sum of bus bytes / sum of transfers, bytes per second
-    peers_bus_bw: float | None  # median of the other groups; null where there is none
+    count: int  # number of collectives
+    bus_bw: float | None  # sum of bus bytes / sum of transfer times, bytes per second
+    peers_bus_bw: float | None  # median of the other groups; null without any
     ratio: float | None  # bus_bw / peers_bus_bw
-    excess_ns: float | None  # what its transfers take longer than at the peers' rate, a step
+    excess_ns: float | None  # transfer time per step above that at the peers' rate
     is_slow: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MeanStep:
-    """What everything is a share of."""
+    """Number of steps, and their mean time."""
 
     count: int
-    ns: float | None  # mean
+    ns: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A link, and how long its transfers would take at its peers' rate."""
+class MeasuredLink:
+    """A link, slow or not, and the time its transfers would take at its peers' rate."""
 
     link: Link
-    expected: Expected
+    expected: ExpectedTransfer
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Transfers of known sizes by class and group; columns go together."""
+    """Transfers of known sizes by class and group: arrays with a value per class and group."""
 
-    keys: Ints  # of `Transfers`
+    keys: Ints  # columns of `Transfers.keys`
     counts: Ints
-    moved: Ints  # bytes
+    moved: Ints  # bus bytes
     took: Ints  # ns
-    per_byte: Floats  # ns; NaN where it cannot be told
+    per_byte: Floats  # ns; NaN if unknown
 
     @classmethod
-    def of(cls, all_: Transfers) -> Self:
-        """Take them."""
-        own = np.flatnonzero(all_.rated)
-        moved, took = all_.rated_moved[own], all_.rated_took[own]
+    def of(cls, transfers: Transfers) -> Self:
+        """Select the transfers of known sizes."""
+        own = np.flatnonzero(transfers.rated)
+        moved, took = transfers.rated_moved[own], transfers.rated_took[own]
         return cls(
-            keys=all_.keys[:, own],
-            counts=all_.rated[own],
+            keys=transfers.keys[:, own],
+            counts=transfers.rated[own],
             moved=moved,
             took=took,
             per_byte=np.where(took > 0, took / np.maximum(moved, 1), np.nan),
         )
 
     def peers(self) -> list[Ints]:
-        """Columns of the same class, which differ in the group alone; they lie together."""
+        """Return the indices of each class; they differ only in the group, and are adjacent."""
         _, kind = classes(*self.keys[:_PEERS])
         edges = np.flatnonzero(np.diff(kind)) + 1
         return np.split(np.arange(len(kind)), edges) if len(kind) else []
@@ -164,19 +166,19 @@ class _Rates:
 
 def links(
     transfers: Transfers, groups: Mapping[Label, GroupSummary], step: MeanStep
-) -> tuple[SlowLink, ...]:
-    """A row a group and class of collectives, by tag, operation, size and ranks."""
+) -> tuple[MeasuredLink, ...]:
+    """Return a link per group and class, sorted by tag, operation, size and ranks."""
     by_class = _Rates.of(transfers)
-    found = [
+    measured = [
         _link(by_class, column, middle, is_apart, groups, step)
         for columns in by_class.peers()
-        for column, middle, is_apart in _beside(columns, by_class.per_byte[columns])
+        for column, middle, is_apart in _with_peers(columns, by_class.per_byte[columns])
     ]
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(measured, key=_order))
 
 
-def _beside(columns: Ints, rates: Floats) -> Iterator[tuple[int, float, bool]]:
-    """Each column with the median of the others, and whether it stands apart."""
+def _with_peers(columns: Ints, rates: Floats) -> Iterator[tuple[int, float, bool]]:
+    """Yield each column with the median of the others, and whether it stands apart."""
     apart = {index for index, _, _ in above_peers(rates, 0.0)}
     others = medians_of_others(rates)
     for index, column in enumerate(columns.tolist()):
@@ -190,7 +192,7 @@ def _link(
     is_apart: bool,
     groups: Mapping[Label, GroupSummary],
     step: MeanStep,
-) -> SlowLink:
+) -> MeasuredLink:
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
@@ -198,7 +200,7 @@ def _link(
     group = groups[label]
     link = Link(
         group=group.description,
-        ranks=tuple(pair) if op == OP["SendRecv"] else group.ranks or group.seen,
+        ranks=tuple(pair) if op == OP["SendRecv"] else group.ranks or group.present,
         tag=TAGS[tag],
         op=OPS[op],
         size_from=1 << power,
@@ -207,7 +209,7 @@ def _link(
         excess_ns=None if np.isnan(peers) else excess,
         is_slow=is_apart and _is_slow(own, peers, excess, step),
     )
-    expected = Expected(
+    expected = ExpectedTransfer(
         group=label,
         tag=tag,
         op=op,
@@ -216,20 +218,20 @@ def _link(
         ns=0.0,
         ns_per_byte=peers,
     )
-    return SlowLink(link=link, expected=expected)
+    return MeasuredLink(link=link, expected=expected)
 
 
 def _is_slow(rate: float, peers: float, excess: float, step: MeanStep) -> bool:
     return peers / rate < SLOW and excess > LEAST_EXCESS * (step.ns or 0.0)
 
 
-def _order(found: SlowLink) -> tuple[int, str, int, tuple[int, ...]]:
-    link = found.link
+def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
+    link = measured.link
     return TAGS.index(link.tag), link.op, link.size_from, link.ranks
 
 
 def _rates(own: float, peers: float) -> dict[str, Any]:
-    """Of ns a byte; null where one is not known."""
+    """Convert ns per byte to bandwidths; null where one is unknown."""
     return {
         "bus_bw": None if np.isnan(own) else NS / own,
         "peers_bus_bw": None if np.isnan(peers) else NS / peers,
@@ -238,66 +240,72 @@ def _rates(own: float, peers: float) -> dict[str, Any]:
 
 
 def medians_of_others(values: Floats) -> Floats:
-    """Of each value the median of all others but NaN; NaN where there is none."""
-    known = np.flatnonzero(~np.isnan(values))
-    found = np.full(len(values), np.median(values[known]) if len(known) else np.nan)
-    if len(known) == 1:
-        found[known] = np.nan
-    elif len(known):
-        order = known[np.argsort(values[known], kind="stable")]
-        ordered, place = values[order], np.arange(len(known))
-        # Without one of them, those behind it move up.
-        low, high = (len(known) - 2) // 2, (len(known) - 1) // 2
-        found[order] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
-    return found
+    """Return, for each value, the median of all others; NaN values are ignored."""
+    present = np.flatnonzero(~np.isnan(values))
+    medians = np.full(len(values), np.median(values[present]) if len(present) else np.nan)
+    if len(present) == 1:
+        medians[present] = np.nan
+    elif len(present):
+        order = present[np.argsort(values[present], kind="stable")]
+        ordered, place = values[order], np.arange(len(present))
+        # Leaving one out moves the values behind it up.
+        low, high = (len(present) - 2) // 2, (len(present) - 1) // 2
+        medians[order] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return medians
 
 
 @dataclass(slots=True)
 class _Suspect:
-    """Ranks that all of some slow groups have in common."""
+    """Slow groups, and the ranks that all of them have in common."""
 
     ranks: frozenset[int]
-    groups: list[SlowLink]
+    groups: list[MeasuredLink]
     cost_ns: float = 0.0
 
     @property
     def collectives(self) -> int:
-        """How many are slow: one alone may have met another on its way."""
-        return sum(each.link.count for each in self.groups)
+        """Number of slow collectives: a single one may be delayed by contention."""
+        return sum(group.link.count for group in self.groups)
 
 
-def slow_links(linked: Sequence[SlowLink], seen: Compared, grid: HeatArrays) -> list[Finding]:
-    """Return a finding for each set of ranks that slow groups share; it costs exposed time."""
+def slow_links(
+    links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
+) -> list[Finding]:
+    """Return a finding per set of ranks that slow groups share; its cost is exposed time."""
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []
-    slow, suspects = [found for found in linked if found.link.is_slow], list[_Suspect]()
-    by_link = seen.excess([found.expected for found in slow])
-    for found, by_rank in zip(slow, by_link, strict=True):
+    slow, suspects = (
+        [measured for measured in links_ if measured.link.is_slow],
+        list[_Suspect](),
+    )
+    by_link = comparison.excess([measured.expected for measured in slow])
+    for measured, by_rank in zip(slow, by_link, strict=True):
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
-        _add(suspects, found, cost / count)
+        _add(suspects, measured, cost / count)
     return [
-        _finding(each, grid, step)
-        for each in suspects
-        if each.cost_ns > LEAST_SHARE * step and each.collectives > 1
+        _finding(suspect, grid, step)
+        for suspect in suspects
+        if suspect.cost_ns > LEAST_SHARE * step and suspect.collectives > 1
     ]
 
 
-def _add(suspects: list[_Suspect], found: SlowLink, cost: float) -> None:
-    ranks = frozenset(found.link.ranks)
-    for each in suspects:
-        if each.ranks & ranks:
-            each.ranks &= ranks
-            each.groups.append(found)
-            each.cost_ns += cost
+def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
+    """Add a slow link to the suspect that has ranks in common with it, or as a new one."""
+    ranks = frozenset(measured.link.ranks)
+    for suspect in suspects:
+        if suspect.ranks & ranks:
+            suspect.ranks &= ranks
+            suspect.groups.append(measured)
+            suspect.cost_ns += cost
             return
-    suspects.append(_Suspect(ranks, [found], cost))
+    suspects.append(_Suspect(ranks, [measured], cost))
 
 
 def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
-    worst = min((each.link for each in suspect.groups), key=lambda link: link.ratio or 1.0)
+    worst = min((group.link for group in suspect.groups), key=lambda link: link.ratio or 1.0)
     ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
-    tags = sorted({each.link.tag for each in suspect.groups})
+    tags = sorted({group.link.tag for group in suspect.groups})
     exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
     evidence = Evidence(
         group=worst.group,
@@ -306,12 +314,12 @@ def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
         spread_ns=spread(exposed),
         bus_bw=worst.bus_bw,
         peers_bus_bw=worst.peers_bus_bw,
-        slow_groups=len({each.link.ranks for each in suspect.groups}),
+        slow_groups=len({group.link.ranks for group in suspect.groups}),
     )
     rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
     return Finding(
         kind="slow_link",
-        text=f"{_whose(ranks)} slow: {' and '.join(tags)} collectives reach "
+        text=f"{_link_of(ranks)} slow: {' and '.join(tags)} collectives reach "
         f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
         f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
         "step).",
@@ -323,41 +331,57 @@ def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
     )
 
 
-def _whose(ranks: Sequence[int]) -> str:
+def _link_of(ranks: Sequence[int]) -> str:
+    """Return the subject and verb of a sentence on a slow link."""
     if len(ranks) == 1:
         return f"The link of rank {ranks[0]} is"
     return f"A link among ranks {ranges(ranks)} is"
 
 
 def longer_exchange(
-    seen: Compared, steps: int, own: Collection[Label], rank: int
+    comparison: RankComparison, steps: int, own: Collection[Label], rank: int
 ) -> float | None:
-    """What a rank's all-to-alls of experts take longer than those of other groups, a step.
+    """Return by how much a rank's exposed expert all-to-alls are longer than in other groups.
 
-    In ns, and only where nothing hides it; `own` are the groups of the rank. Null where no
-    other group exchanges.
+    Parameters
+    ----------
+    comparison
+        Of all ranks.
+    steps
+        Number of steps.
+    own
+        Labels of the rank's groups.
+    rank
+        The rank.
+
+    Returns
+    -------
+    float or None
+        ns per step; None if no other group has all-to-alls of experts.
+
     """
-    transfers = seen.transfers
+    transfers = comparison.transfers
     chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
     (labels,), place = classes(transfers.keys[LABEL, chosen])
-    mine = np.isin(labels, list(own))
-    if mine.all() or not mine.any():
+    is_own = np.isin(labels, list(own))
+    if is_own.all() or not is_own.any():
         return None
     count, took = (
-        sums(place, each[chosen], len(labels)) for each in (transfers.counts, transfers.took)
+        sums(place, values[chosen], len(labels))
+        for values in (transfers.counts, transfers.took)
     )
     means = took / count
-    usual = float(np.median(means[~mine]))
+    peers_ns = float(np.median(means[~is_own]))
     expected = [
-        Expected(
+        ExpectedTransfer(
             group=label,
             tag=TAG["EP"],
             op=OP["AllToAll"],
             power=None,
             pair=NO_PAIR,
-            ns=usual,
+            ns=peers_ns,
             ns_per_byte=0.0,
         )
-        for label in labels[mine].tolist()
+        for label in labels[is_own].tolist()
     ]
-    return sum(by_rank.get(rank, 0.0) for by_rank in seen.excess(expected)) / steps
+    return sum(by_rank.get(rank, 0.0) for by_rank in comparison.excess(expected)) / steps

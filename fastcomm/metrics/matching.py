@@ -1,8 +1,8 @@
 """Match the communication of all ranks, and compare the ranks by it, some groups at a time.
 
-First the ends of collectives, which tell how far clocks are apart; then, on one clock, who
-arrives when. Each function works on the cells of a few groups; its results are small and add
-up to those of all groups.
+First the ends of collectives are matched, which give clock offsets; then waits and transfers
+are measured on aligned clocks. Functions work on the cells of a few groups (see `pieces`) so
+that memory stays bounded; results are small, and are merged over cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,18 @@ import pyarrow as pa
 from fastcomm.exchange.arrivals import (
     CommunicationEvents,
     MatchedEvents,
-    joined,
-    matches_of,
-    met_in_collectives,
-    met_in_messages,
+    collective_participants,
+    concatenate,
+    match_collectives,
+    message_participants,
 )
-from fastcomm.exchange.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
+from fastcomm.exchange.clocks import (
+    ClockOffset,
+    EndOffsets,
+    matched_end_offsets,
+    offset_by_row,
+    offsets,
+)
 from fastcomm.exchange.matching import NONE
 from fastcomm.exchange.sequences import LEAST
 from fastcomm.metrics import pieces as pieces_
@@ -33,51 +39,51 @@ from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 
-_ENDS_BY = (
+_END_COLUMNS = (
     *("rank", "tag", "op", "group", "group_size", "seq"),
     *("start_ns", "duration_ns", "payload_bytes"),
 )
-_COMPARED_BY = (*_ENDS_BY, "bytes", "alone_ns", "bus_bytes", "partner", "sends")
+_COLUMNS = (*_END_COLUMNS, "bytes", "alone_ns", "bus_bytes", "partner", "sends")
 
 
 class MatchCounts(NamedTuple):
-    """How many events were matched across ranks."""
+    """Numbers of events, and of matched events, collectives and messages."""
 
     events: int  # that can be matched
-    sides: int  # of messages, among these
-    joined: int
+    sides: int  # of these: sides of messages
+    matched: int
     collectives: int
     messages: int
     dropped: int
-    by_number: int  # of those joined: by the sequence number in the group
-    by_order: int  # by the order in the group, and ends
-    by_partner: int  # messages, by the partners that they name
-    by_ends: int  # without a group, by order and ends on all ranks
+    by_number: int  # matched by the sequence number in the group
+    by_order: int  # matched by the order in the group, and ends
+    by_partner: int  # sides of messages, matched by their partners
+    by_ends: int  # without a group: matched by order and ends on all ranks
 
 
 class _Clocks(NamedTuple):
-    """How far clocks are ahead, by rank in ns, and whether times are corrected by it."""
+    """Clock offsets by rank in ns, and whether times are corrected by them."""
 
     offsets: Mapping[int, int]
     is_aligned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """How long the transfers of a group's collectives should take."""
+class ExpectedTransfer:
+    """Expected transfer time of a group's collectives: `ns`, plus `ns_per_byte` per byte."""
 
     group: int  # label
     tag: int
     op: int
-    power: int | None  # of the size; null: all sizes
-    pair: tuple[int, int]  # the ranks of a message, the lower first; `NO_PAIR`
+    power: int | None  # of two, below the size; null: all sizes
+    pair: tuple[int, int]  # ranks of a message, the lower first; `NO_PAIR` for collectives
     ns: float
-    ns_per_byte: float  # of the bus
+    ns_per_byte: float  # per bus byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What the collectives of all groups say."""
+class RankComparison:
+    """Ranks compared by the matched collectives and messages of all groups."""
 
     pieces: Sequence[Piece]
     spread: Spread
@@ -89,9 +95,17 @@ class Compared:
     transfers: Transfers
     waits: WaitSums
 
-    def excess(self, expected: Sequence[Expected]) -> list[dict[int, float]]:
-        """Of each, by rank: ns that transfers took longer while nothing else went on."""
-        return self.spread(partial(_alone_excess, self.pieces, self.clocks), expected)
+    def excess(self, expected: Sequence[ExpectedTransfer]) -> list[dict[int, float]]:
+        """Return by how much exposed transfers took longer than expected.
+
+        Returns
+        -------
+        list of dict
+            Per element of `expected`: ns by rank, counting only time in which the rank ran
+            neither compute nor other communication.
+
+        """
+        return self.spread(partial(_exposed_excess, self.pieces, self.clocks), expected)
 
 
 def compare_all(
@@ -100,42 +114,54 @@ def compare_all(
     *,
     is_aligned: bool,
     job: ExpectedMembers | None = None,
-) -> Compared:
-    """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are.
+) -> RankComparison:
+    """Match and compare all ranks.
 
-    Collectives of no known group are compared if `job` says who should be in them.
+    Parameters
+    ----------
+    pieces
+        Communication events of all ranks.
+    spread
+        Maps a function over arguments, maybe in other processes.
+    is_aligned
+        Whether times of ranks are compared on aligned clocks, or as recorded.
+    job
+        Expected members of collectives of unknown groups; None: these are not matched.
+
     """
     shares = pieces_.shares(pieces)
-    alone = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    apart = spread(partial(_apart, pieces), shares)
-    found = offsets(Apart.joined([*apart, *([alone.ends] if alone.ends else [])]))
-    clocks = _Clocks({each.rank: each.offset_ns for each in found}, is_aligned)
+    ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
+    end_offsets = spread(partial(_end_offsets, pieces), shares)
+    clock_offsets = offsets(
+        EndOffsets.concatenate([*end_offsets, *([ungrouped_.ends] if ungrouped_.ends else [])])
+    )
+    clocks = _Clocks({offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned)
     parts = spread(partial(_compare, pieces, clocks), shares)
-    if spans := alone.spans():
+    if spans := ungrouped_.spans():
         size = len(job.ranks) if job else 0
-        parts += spread(partial(_compare_ungrouped, pieces, clocks, alone, size), spans)
+        parts += spread(partial(_compare_ungrouped, pieces, clocks, ungrouped_, size), spans)
     skewed, transfers, waits, matched = zip(*parts, strict=True)
-    return Compared(
+    return RankComparison(
         pieces=pieces,
         spread=spread,
-        offsets=found,
+        offsets=clock_offsets,
         clocks=clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
-        ungrouped=alone,
+        ungrouped=ungrouped_,
         skews=skewed,
-        transfers=Transfers.joined(transfers),
-        waits=WaitSums.joined(waits),
+        transfers=Transfers.merge(transfers),
+        waits=WaitSums.merge(waits),
     )
 
 
-def _apart(pieces: Sequence[Piece], cells: Cells) -> Apart:
-    """How far the ends of collectives of some cells are apart."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, _ENDS_BY))
-    rows = events.together
-    matches = matches_of(events, rows)
+def _end_offsets(pieces: Sequence[Piece], cells: Cells) -> EndOffsets:
+    """Compare the ends of the collectives of some cells."""
+    events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
+    rows = events.synchronous
+    matches = match_collectives(events, rows)
     matched = np.flatnonzero(matches.instance != NONE)
     row = rows[matched]
-    return matched_apart(
+    return matched_end_offsets(
         events.rank[row], events.group[row], matches.instance[matched], events.stop[row]
     )
 
@@ -144,73 +170,75 @@ _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
 def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
-    """Who comes when, in what those of some cells do together."""
+    """Compare the ranks by the communication of some cells."""
     events = CommunicationEvents.of(_events(pieces, cells))
-    meetings, matched = _met(events, clocks)
-    return _part(events, meetings, matched)
+    matched, counts = _match(events, clocks)
+    return _part(events, matched, counts)
 
 
 def _compare_ungrouped(
-    pieces: Sequence[Piece], clocks: _Clocks, found: Ungrouped, size: int, span: range
+    pieces: Sequence[Piece], clocks: _Clocks, ungrouped_: Ungrouped, size: int, span: range
 ) -> _Part:
-    """Compare some collectives of no known group, as those of a group of all ranks."""
-    events = CommunicationEvents.of(found.read(pieces, span, _COMPARED_BY))
+    """Compare collectives of unknown groups as collectives of a group of all ranks."""
+    events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
     events = replace(events, group_size=np.full(len(events.rank), size))
-    meetings, matched = _met(events, clocks)
-    matched = matched._replace(by_number=0, by_ends=matched.by_number)
-    return _part(events, meetings, matched)
+    matched, counts = _match(events, clocks)
+    counts = counts._replace(by_number=0, by_ends=counts.by_number)
+    return _part(events, matched, counts)
 
 
-def _part(events: CommunicationEvents, meetings: MatchedEvents, matched: MatchCounts) -> _Part:
-    met = MatchedCollectives.of(events, meetings)
-    return skews(met), Transfers.of(met), WaitSums.of(events, meetings), matched
+def _part(events: CommunicationEvents, matched: MatchedEvents, counts: MatchCounts) -> _Part:
+    collectives = MatchedCollectives.of(events, matched)
+    return skews(collectives), Transfers.of(collectives), WaitSums.of(events, matched), counts
 
 
-def _alone_excess(
-    pieces: Sequence[Piece], clocks: _Clocks, expected: Expected
+def _exposed_excess(
+    pieces: Sequence[Piece], clocks: _Clocks, expected: ExpectedTransfer
 ) -> dict[int, float]:
-    """By rank: what transfers took longer than expected while nothing else went on."""
+    """Return by how many ns exposed transfers took longer than expected, by rank."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
     table = _events(pieces, Cells(cell, cell + 1))
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
-    met, _ = _met(events, clocks)
-    found = MatchedCollectives.of(events, met)
-    own = (found.tag == expected.tag) & (found.op == expected.op)
-    own &= (found.low == expected.pair[0]) & (found.high == expected.pair[1])
+    matched, _ = _match(events, clocks)
+    collectives = MatchedCollectives.of(events, matched)
+    is_expected = (collectives.tag == expected.tag) & (collectives.op == expected.op)
+    is_expected &= (collectives.low == expected.pair[0]) & (
+        collectives.high == expected.pair[1]
+    )
     if expected.power is not None:
-        own &= found.power == expected.power
-    bus = np.where(own & (found.bus_bytes != NULL), found.bus_bytes, 0)
-    excess = found.transfer - expected.ns - bus * expected.ns_per_byte
-    longer, rows = np.repeat(excess, met.size), met.row
-    alone = events.alone[rows]
-    cost = np.clip(np.where(alone == NULL, longer, np.minimum(longer, alone)), 0, None)
-    counts = np.repeat(own, met.size)
-    ranks, place = np.unique(events.rank[rows][counts], return_inverse=True)
-    sums = np.bincount(place, cost[counts], len(ranks))
+        is_expected &= collectives.power == expected.power
+    bus = np.where(is_expected & (collectives.bus_bytes != NULL), collectives.bus_bytes, 0)
+    excess = collectives.transfer - expected.ns - bus * expected.ns_per_byte
+    longer, rows = np.repeat(excess, matched.size), matched.row
+    exposed = events.alone[rows]
+    cost = np.clip(np.where(exposed == NULL, longer, np.minimum(longer, exposed)), 0, None)
+    is_counted = np.repeat(is_expected, matched.size)
+    ranks, place = np.unique(events.rank[rows][is_counted], return_inverse=True)
+    sums = np.bincount(place, cost[is_counted], len(ranks))
     return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
 
 
 def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
-    return pieces_.read(pieces, cells, _COMPARED_BY)
+    return pieces_.read(pieces, cells, _COLUMNS)
 
 
-def _met(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
-    """All that several ranks met in."""
-    known = by_rank(events.rank, clocks.offsets)
+def _match(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
+    """Match the collectives and messages of several ranks."""
+    row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
-    matches = matches_of(events, rows)
-    collectives = met_in_collectives(events, rows, matches)
-    messages = met_in_messages(events, sides, known)
-    met = joined(collectives, messages)
-    numbered = np.zeros(len(events.rank), np.bool_)
-    numbered[rows[matches.numbered]] = True
-    by_number = int(numbered[collectives.row].sum())
-    matched = MatchCounts(
+    matches = match_collectives(events, rows)
+    collectives = collective_participants(events, rows, matches)
+    messages = message_participants(events, sides, row_offsets)
+    participants = concatenate(collectives, messages)
+    is_numbered = np.zeros(len(events.rank), np.bool_)
+    is_numbered[rows[matches.numbered]] = True
+    by_number = int(is_numbered[collectives.row].sum())
+    counts = MatchCounts(
         events=len(rows) + len(sides),
         sides=len(sides),
-        joined=len(met.row),
+        matched=len(participants.row),
         collectives=collectives.count,
         messages=messages.count,
         dropped=matches.dropped,
@@ -219,8 +247,8 @@ def _met(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, M
         by_partner=len(messages.row),
         by_ends=0,
     )
-    ahead = known if clocks.is_aligned else np.zeros_like(known)
-    return MatchedEvents.of(events, met, ahead), matched
+    applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
+    return MatchedEvents.of(events, participants, applied), counts
 
 
 BY_NUMBER = "group and sequence number"
@@ -228,41 +256,41 @@ BY_ORDER = "group and order"
 BY_PARTNER = "named partners"
 BY_ENDS = "order and ends of operations, no group metadata"
 
-_MOST_DOUBTS = 2
+_MAX_DOUBTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """How much of the communication was matched across ranks."""
+    """How much of the communication was matched across ranks; stands in the JSON document."""
 
-    events: int  # of known groups of several ranks, with known partners; and those by ends
-    matched: int
+    events: int  # that can be matched: of known groups, with known partners, or matched by ends
+    matched: int  # events
     share: float | None
-    by: dict[str, int]  # events matched, by rule
-    collectives: int  # that several ranks were matched in
-    messages: int  # of which both sides were found
-    dropped: int  # of a group whose events could not be brought in line
-    unsaid: int  # SendRecv that do not say their one partner, or their group
-    ungrouped: int  # collectives on a rank, of no known group, that were not matched
-    ends_agree_ns: float | None  # of the ungrouped that were matched: the ends farthest apart
-    note: str | None  # what a reader has to know of collectives of no known group
+    by: dict[str, int]  # matched events by rule
+    collectives: int  # matched across ranks
+    messages: int  # with both sides matched
+    dropped: int  # events of ranks whose sequence could not be aligned with their group
+    unsaid: int  # SendRecv without a single known partner, or of unknown group
+    ungrouped: int  # collective events of unknown group that were not matched
+    ends_agree_ns: float | None  # largest difference of ends among collectives matched by ends
+    note: str | None  # on collectives of unknown group
 
 
-def matching(compared: Compared, sums: pa.Table) -> Matching:
-    """Sum up how ranks were matched; `sums` is `traffic.sums_by_rank`."""
-    matched, alone = compared.matched, compared.ungrouped
+def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
+    """Sum up how ranks were matched; `sums` is the table of `traffic.sums_by_rank`."""
+    matched, ungrouped_ = comparison.matched, comparison.ungrouped
     return Matching(
         events=matched.events,
-        matched=matched.joined,
-        share=matched.joined / matched.events if matched.events else None,
+        matched=matched.matched,
+        share=matched.matched / matched.events if matched.events else None,
         by=_by(matched),
         collectives=matched.collectives,
         messages=matched.messages,
         dropped=matched.dropped,
         unsaid=int(sums["messages"].to_numpy().sum()) - matched.sides,
-        ungrouped=alone.events - alone.matched,
-        ends_agree_ns=alone.agree_ns if alone.matched else None,
-        note=note(alone),
+        ungrouped=ungrouped_.events - ungrouped_.matched,
+        ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
+        note=note(ungrouped_),
     )
 
 
@@ -275,37 +303,40 @@ def _by(matched: MatchCounts) -> dict[str, int]:
     }
 
 
-def note(found: Ungrouped) -> str | None:
-    """Say how collectives of no known group were matched, or why not; None without any."""
-    if not (found.matched or found.doubts or found.missing):
+def note(ungrouped_: Ungrouped) -> str | None:
+    """Return how collectives of unknown groups were matched, or why not; None without any."""
+    if not (ungrouped_.matched or ungrouped_.doubts or ungrouped_.missing):
         return None
-    if not found.matched:
+    if not ungrouped_.matched:
         return (
-            f"{found.events} collective events name no process group and were not matched "
-            f"across ranks: {_reasons(found)}. Waiting and order of arrival are n/a for them."
+            f"{ungrouped_.events} collective events name no process group and were not matched "
+            f"across ranks: {_reasons(ungrouped_)}. Waiting and order of arrival are n/a for "
+            "them."
         )
     how = (
         f"by their order on each stream and by their ends, which agree within "
-        f"{format_ns(found.agree_ns)} on aligned clocks"
+        f"{format_ns(ungrouped_.agree_ns)} on aligned clocks"
     )
-    if found.matched == found.events:
+    if ungrouped_.matched == ungrouped_.events:
         return f"No process group is named: collectives were matched across all ranks {how}."
-    rest = f": {_reasons(found)}" if found.doubts else ""
+    reasons = f": {_reasons(ungrouped_)}" if ungrouped_.doubts else ""
     return (
-        f"{found.matched} of {found.events} collective events that name no process group were "
-        f"matched across all ranks {how}. The others were not{rest}."
+        f"{ungrouped_.matched} of {ungrouped_.events} collective events that name no process "
+        f"group were matched across all ranks {how}. The others were not{reasons}."
     )
 
 
-def _reasons(found: Ungrouped) -> str:
-    """Why collectives were not matched, of the first streams."""
-    reasons = [_reason(each, found.reference) for each in found.doubts[:_MOST_DOUBTS]]
-    if more := len(found.doubts) - len(reasons):
+def _reasons(ungrouped_: Ungrouped) -> str:
+    """Return why collectives were not matched; names the first few streams."""
+    reasons = [
+        _reason(doubt, ungrouped_.reference) for doubt in ungrouped_.doubts[:_MAX_DOUBTS]
+    ]
+    if more := len(ungrouped_.doubts) - len(reasons):
         reasons.append(f"likewise {more} more streams")
-    if found.missing:
-        what = "rank of the job is" if found.missing == 1 else "ranks of the job are"
+    if ungrouped_.missing:
+        ranks = "rank of the job is" if ungrouped_.missing == 1 else "ranks of the job are"
         reasons.append(
-            f"{found.missing} {what} missing, and those at hand may share no collective"
+            f"{ungrouped_.missing} {ranks} missing, and the ranks read may share no collective"
         )
     return "; ".join(reasons)
 

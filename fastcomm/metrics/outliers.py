@@ -1,4 +1,4 @@
-"""Heat maps of rank and step, and the cells that stand out in them."""
+"""Heat maps of ranks and iterations, and the outliers in them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fastcomm_kernels.arrays import NULL, Floats, Ints
 Rows = tuple[tuple[int | None, ...], ...]
 
 EXPOSED = (*(f"exact_exposed_{tag}_ns" for tag in TAGS), "exact_exposed_mixed_ns")
-# What is asked of each (rank, iteration): sums of columns of the iterations.
+# Measures of a (rank, iteration): sums of columns of the table of iterations.
 MEASURES = {
     "time_ns": ("time_ns",),
     "compute_ns": ("exact_compute_ns",),
@@ -26,31 +26,31 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heat:
-    """Times of each (rank, iteration) in ns, null where nothing tells; rows as `ranks`."""
+    """Times per rank and iteration in ns, null if unknown; a row per rank."""
 
     ranks: tuple[int, ...]
     iterations: tuple[int, ...]  # numbers
     time_ns: Rows
-    compute_ns: Rows  # in which compute kernels run
-    exposed_ns: Rows  # in which communication runs and no compute kernel does
-    idle_ns: Rows  # in which nothing runs on the device
+    compute_ns: Rows  # compute kernels run
+    exposed_ns: Rows  # communication runs, and no compute kernel
+    idle_ns: Rows  # nothing runs on the device
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the part of the JSON document."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class HeatArrays:
-    """The same as arrays, NULL for null: what other questions work on."""
+    """Times per rank and iteration as arrays, for computations."""
 
     ranks: Ints
     iterations: Ints
-    values: dict[str, Ints]  # by measure: a row a rank, a column an iteration
+    values: dict[str, Ints]  # by measure: shape (ranks, iterations), ns; NULL if unknown
 
     @classmethod
     def of(cls, table: pa.Table) -> "HeatArrays":
-        """Lay the table of iterations out; rows without a number are left out."""
+        """Arrange the table of iterations; rows without an iteration number are ignored."""
         table = table.filter(table["iteration"].is_valid())
         ranks, row = np.unique(table["rank"].to_numpy(), return_inverse=True)
         numbers, column = np.unique(table["iteration"].to_numpy(), return_inverse=True)
@@ -62,7 +62,7 @@ class HeatArrays:
         return cls(ranks, numbers, values)
 
     def heat(self) -> Heat:
-        """The typed result."""
+        """Convert to a result."""
         return Heat(
             ranks=tuple(self.ranks.tolist()),
             iterations=tuple(self.iterations.tolist()),
@@ -70,45 +70,45 @@ class HeatArrays:
         )
 
     def mean_by_rank(self, name: str) -> NDArray[np.float64]:
-        """The mean of each rank's known iterations; NaN where none is known."""
+        """Return the mean of each rank's known iterations; NaN without any."""
         return _known_mean(self.values[name], axis=1)
 
     def middle(self, name: str, rows: Ints) -> NDArray[np.float64]:
-        """Return the median of some ranks in each iteration; NaN where none is known."""
+        """Return the median of some ranks (rows) per iteration; NaN where none is known."""
         columns = (column[column != NULL] for column in self.values[name][rows].T)
-        return np.array([np.median(each) if len(each) else np.nan for each in columns])
+        return np.array([np.median(values) if len(values) else np.nan for values in columns])
 
     def median_by_iteration(self, name: str) -> NDArray[np.float64]:
-        """Return the median of all ranks in each iteration; NaN where none is known."""
+        """Return the median of all ranks per iteration; NaN where none is known."""
         return self.middle(name, np.arange(len(self.ranks)))
 
     @property
     def step_ns(self) -> float | None:
-        """The mean iteration time, over all (rank, iteration)."""
-        known = self.values["time_ns"][self.values["time_ns"] != NULL]
-        return int(known.sum()) / len(known) if len(known) else None
+        """Mean iteration time over all ranks and iterations, in ns."""
+        times = self.values["time_ns"][self.values["time_ns"] != NULL]
+        return int(times.sum()) / len(times) if len(times) else None
 
 
 def table(grid: HeatArrays) -> pa.Table:
-    """A row a (rank, iteration) that has a time."""
+    """Return a row per rank and iteration with known time."""
     shape = (len(grid.ranks), len(grid.iterations))
-    there = (grid.values["time_ns"] != NULL).reshape(-1)
+    is_timed = (grid.values["time_ns"] != NULL).reshape(-1)
     columns = {
-        "rank": np.repeat(grid.ranks, shape[1])[there],
-        "iteration": np.tile(grid.iterations, shape[0])[there],
+        "rank": np.repeat(grid.ranks, shape[1])[is_timed],
+        "iteration": np.tile(grid.iterations, shape[0])[is_timed],
     }
     for name, values in grid.values.items():
-        chosen = values.reshape(-1)[there]
-        columns[name] = pa.array(chosen, mask=chosen == NULL)
+        present = values.reshape(-1)[is_timed]
+        columns[name] = pa.array(present, mask=present == NULL)
     return pa.table(columns)
 
 
 def _sum(table: pa.Table, parts: tuple[str, ...]) -> Ints:
-    """Row by row, NULL where one part is null."""
+    """Return the sum of some columns per row; NULL where one is null."""
     columns = [filled(table[part]) for part in parts]
-    unknown = np.any([column == NULL for column in columns], axis=0)
-    known = [np.where(unknown, 0, column) for column in columns]
-    return np.where(unknown, NULL, np.sum(known, axis=0))
+    is_null = np.any([column == NULL for column in columns], axis=0)
+    values = [np.where(is_null, 0, column) for column in columns]
+    return np.where(is_null, NULL, np.sum(values, axis=0))
 
 
 def _rows(values: Ints) -> Rows:
@@ -118,75 +118,93 @@ def _rows(values: Ints) -> Rows:
 
 
 def _known_mean(values: Ints, axis: int) -> NDArray[np.float64]:
-    known = values != NULL
-    how_many = known.sum(axis=axis)
-    total = np.where(known, values, 0).sum(axis=axis)
-    return np.where(how_many > 0, total / np.maximum(how_many, 1), np.nan)
+    """Return the mean of the values that are not NULL; NaN without any."""
+    is_known = values != NULL
+    count = is_known.sum(axis=axis)
+    total = np.where(is_known, values, 0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 SCORE = 5.0
 LEAST_SHARE = 0.01
 LEAST_LONGER = 0.05
 NORMAL = 1.4826  # standard deviations of a normal distribution in its median deviation
-# Candidates beyond so many are not looked at: where everything stands apart, nothing does.
-_MOST = 256
+# Maximum number of candidates: where everything stands apart, nothing does.
+_MAX_CANDIDATES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlier:
-    """A rank (its mean over iterations) or an iteration (its median over ranks), in ns."""
+    """A rank (mean over iterations) or an iteration (median over ranks) that stands apart."""
 
     of: Literal["rank", "iteration"]
     number: int  # of the rank or the iteration
-    measure: str  # as `Heat` calls it
+    measure: str  # a key of MEASURES
     value_ns: float
     median_ns: float  # of its peers
     above_ns: float
-    score: float | None  # deviations above; null where the peers do not deviate
-    peers: int
+    score: float | None  # in deviations of the peers; null if these are equal
+    peers: int  # number of others
 
 
 def above_peers(values: Floats, least: float) -> list[tuple[int, float, float]]:
-    """(index, median of the others, their deviation) of what stands apart, highest first.
+    """Find values that are far above the others, the highest first.
 
-    `least` is the smallest difference that counts. NaN is nobody's peer.
+    Parameters
+    ----------
+    values
+        NaN values are ignored.
+    least
+        Minimum difference from the median of the others.
+
+    Returns
+    -------
+    list of tuple
+        Index, median of the others, and their deviation: 1.4826 times the median absolute
+        deviation, an estimate of the standard deviation. A value counts from five deviations
+        on.
+
     """
-    known = np.flatnonzero(~np.isnan(values))
-    if len(known) < 2:  # noqa: PLR2004 - nobody to compare with
+    present = np.flatnonzero(~np.isnan(values))
+    if len(present) < 2:  # noqa: PLR2004 - nobody to compare with
         return []
-    near = float(np.median(values[known])) if len(known) > 2 else float(values[known].min())  # noqa: PLR2004
-    candidates = known[values[known] > near + least / 2]
-    candidates = candidates[np.argsort(-values[candidates], kind="stable")][:_MOST]
-    found = []
+    is_pair = len(present) == 2  # noqa: PLR2004
+    near = float(values[present].min() if is_pair else np.median(values[present]))
+    candidates = present[values[present] > near + least / 2]
+    candidates = candidates[np.argsort(-values[candidates], kind="stable")][:_MAX_CANDIDATES]
+    above = []
     for index in candidates.tolist():
-        others = values[known[known != index]]
+        others = values[present[present != index]]
         middle = float(np.median(others))
         deviation = NORMAL * float(np.median(np.abs(others - middle)))
         if values[index] - middle > max(SCORE * deviation, least):
-            found.append((index, middle, deviation))
-    return found
+            above.append((index, middle, deviation))
+    return above
 
 
 def outliers(grid: HeatArrays, stage: Mapping[int, int]) -> tuple[Outlier, ...]:
-    """All that stand apart: ranks first, then iterations; by measure and number."""
+    """Return all outliers: ranks first, then iterations; by measure and number."""
     step = grid.step_ns
     if step is None:
         return ()
-    found = [
-        each
+    all_outliers = [
+        outlier
         for name in MEASURES
-        for each in (*_ranks(grid, name, stage, step), *_iterations(grid, name, step))
+        for outlier in (*_ranks(grid, name, stage, step), *_iterations(grid, name, step))
     ]
     order = {name: place for place, name in enumerate(MEASURES)}
     return tuple(
-        sorted(found, key=lambda each: (each.of != "rank", order[each.measure], each.number))
+        sorted(
+            all_outliers,
+            key=lambda outlier: (outlier.of != "rank", order[outlier.measure], outlier.number),
+        )
     )
 
 
 def peers_of(grid: HeatArrays, stage: Mapping[int, int]) -> list[NDArray[np.int64]]:
-    """The rows of the ranks of each stage."""
+    """Return the rows of the ranks of each pipeline stage."""
     stages = np.array([stage.get(rank, 0) for rank in grid.ranks.tolist()], np.int64)
-    return [np.flatnonzero(stages == each) for each in np.unique(stages)]
+    return [np.flatnonzero(stages == number) for number in np.unique(stages)]
 
 
 def _ranks(grid: HeatArrays, name: str, stage: Mapping[int, int], step: float) -> list[Outlier]:

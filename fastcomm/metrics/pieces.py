@@ -1,4 +1,8 @@
-"""Communication events of whole ranks, in memory or in files, with their rates."""
+"""Communication events of ranks, in memory or in spill files, divided into cells; and rates.
+
+A *cell* holds the events of some process groups, all events of each, so that groups can be
+processed a few at a time. Events of unknown groups are in the last cell.
+"""
 
 import os
 from collections.abc import Sequence
@@ -13,11 +17,11 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, OPS, numbers
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
-CELLS = 256  # of known groups; one more has the events of no known group, see `cut`
+CELLS = 256  # of known groups; one more cell has the events of unknown groups, see `cut`
 _SHIFT = 64 - CELLS.bit_length() + 1
-_ROWS = 131_072  # of cells that are read at once, where more than one are
+_ROWS = 131_072  # read at once, unless a single cell has more
 
-_ORDERED_BY = ("rank", "op", "stream", "group_size", "start_ns", "duration_ns")
+_SORT_COLUMNS = ("rank", "op", "stream", "group_size", "start_ns", "duration_ns")
 
 Cells = range
 ALL = Cells(CELLS + 1)
@@ -25,32 +29,41 @@ ALL = Cells(CELLS + 1)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows by cell, those of a cell by rank and then in the order of the rank."""
+    """Events of some ranks, sorted by cell, then by rank, then as in the rank's table."""
 
-    where: pa.Table | Path  # the file has one batch
-    rows: tuple[int, ...]  # of each cell
-    ops: tuple[int, ...]  # that there are
-    ranks: tuple[int, int]  # the lowest and the highest; (0, -1) without rows
-    ungrouped: int = 0  # collectives of no known group, which come first in the last cell
+    where: pa.Table | Path  # columns of `traffic.rows` and `place`; the file has one batch
+    rows: tuple[int, ...]  # number of rows per cell
+    ops: tuple[int, ...]  # operations that occur
+    ranks: tuple[int, int]  # lowest and highest; (0, -1) without rows
+    ungrouped: int = 0  # number of collectives of unknown groups; they start the last cell
 
 
 def cell_of(group: Ints) -> Ints:
-    """The cell of each group's label; a label is a hash, so that cells are about alike."""
+    """Return the cell of each label; labels are hashes, so cells have similar sizes."""
     return (group >> _SHIFT) + CELLS // 2
 
 
 def cut(events: pa.Table) -> Piece:
-    """Cut rows, which are sorted by rank, into cells.
+    """Divide the communication events of some ranks into cells.
 
-    The last cell begins with collectives that may be matched though no group is known, sorted
-    by rank, stream and end.
+    Parameters
+    ----------
+    events
+        Table of `traffic.rows`, sorted by rank.
+
+    Returns
+    -------
+    Piece
+        In memory. The last cell begins with the collectives of unknown groups that can be
+        matched, sorted by rank, stream and end.
+
     """
-    known = events["group"].is_valid().to_numpy()
-    cell = np.where(known, cell_of(filled(events["group"], 0)), CELLS)
+    has_group = events["group"].is_valid().to_numpy()
+    cell = np.where(has_group, cell_of(filled(events["group"], 0)), CELLS)
     order = np.argsort(cell.astype(np.int16), kind="stable")
-    begin = int(known.sum())
+    begin = int(has_group.sum())
     order[begin:], ungrouped = _ungrouped_first(events, order[begin:])
-    # Rows are taken from whole columns: from many pieces it takes several times as long.
+    # Taking rows from chunked columns would be several times slower.
     whole = events.append_column("place", pa.array(np.arange(len(cell)))).combine_chunks()
     return Piece(
         where=whole.take(pa.array(order)),
@@ -64,33 +77,33 @@ def cut(events: pa.Table) -> Piece:
 
 
 def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
-    """Rows of no known group: first collectives, by rank, stream and end; and how many."""
+    """Put collectives before other rows, sorted by rank, stream and end; and count them."""
     if not len(rows):
         return rows, 0
-    own = events.select(_ORDERED_BY).take(pa.array(rows))
+    own = events.select(_SORT_COLUMNS).take(pa.array(rows))
     rank, op = own["rank"].to_numpy(), own["op"].to_numpy()
     start, stream, size = (filled(own[name]) for name in ("start_ns", "stream", "group_size"))
     others = ~np.isin(op, numbers(ENDS_TOGETHER)) | (start == NULL) | (size == 1)
     stop = start + own["duration_ns"].to_numpy()
-    keys = [np.where(others, 0, each) for each in (start, stop, stream)]
+    keys = [np.where(others, 0, column) for column in (start, stop, stream)]
     return rows[np.lexsort((*keys, rank, others))], int((~others).sum())
 
 
-def put_away(events: pa.Table, path: Path) -> Piece:
-    """Write rows that are by rank to a file. Raises OSError."""
+def spill(events: pa.Table, path: Path) -> Piece:
+    """Write events, sorted by rank, to a spill file. Raises OSError."""
     piece = cut(events)
     write(piece.where, path)
     return replace(piece, where=path)
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write a table that `columns` reads. Raises OSError."""
+    """Write a table to an Arrow file, for `columns`. Raises OSError."""
     with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
         out.write_table(table.combine_chunks())
 
 
 def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
-    """Some columns of a piece, in its order: views of the file while they are used."""
+    """Return some columns, in order; those of a file are views of its memory map."""
     if isinstance(where, pa.Table):
         return where.select(names)
     with pa.memory_map(os.fsencode(where)) as source:
@@ -98,18 +111,29 @@ def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
 
 
 def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Table:
-    """Some columns of the rows of some cells: those of a group by rank, and in its order."""
-    found = []
+    """Return columns of the events in some cells, sorted by rank, then as in the rank's table.
+
+    Parameters
+    ----------
+    pieces
+        At least one.
+    cells
+        Range of cells; `ALL` for all.
+    names
+        Columns.
+
+    """
+    tables = []
     for piece in sorted(pieces, key=lambda piece: piece.ranks):
         begin, count = sum(piece.rows[: cells.start]), sum(piece.rows[cells.start : cells.stop])
         if count:
-            found.append(_copied(columns(piece.where, names).slice(begin, count)))
-    table = pa.concat_tables(found or [columns(pieces[0].where, names)[:0]]).combine_chunks()
+            tables.append(_copied(columns(piece.where, names).slice(begin, count)))
+    table = pa.concat_tables(tables or [columns(pieces[0].where, names)[:0]]).combine_chunks()
     return table if _are_in_order(pieces) else _by_rank(table)
 
 
 def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-    """Some columns of the collectives of no known group: all of them, or some by place."""
+    """Return columns of the collectives of unknown groups: all rows, or some."""
     begin = sum(piece.rows[:CELLS])
     if rows is None:
         return _copied(columns(piece.where, names).slice(begin, piece.ungrouped))
@@ -117,12 +141,12 @@ def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None)
 
 
 def _copied(table: pa.Table) -> pa.Table:
-    """The same in memory: a view would keep its file mapped, and far more than its rows."""
+    """Return a copy: a view would keep the whole file mapped."""
     return pa.concat_tables([table, table.schema.empty_table()]).combine_chunks()
 
 
 def _are_in_order(pieces: Sequence[Piece]) -> bool:
-    """Whether no piece has ranks between those of another."""
+    """Whether the ranges of ranks of the pieces do not overlap."""
     ranks = sorted(piece.ranks for piece in pieces if any(piece.rows))
     return all(high < low for (_, high), (low, _) in pairwise(ranks))
 
@@ -132,26 +156,26 @@ def _by_rank(table: pa.Table) -> pa.Table:
 
 
 def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
-    """All rows, by rank and in the order of the rank, as they were before they were cut."""
+    """Return all events, sorted by rank and then as in the rank's table."""
     table = read(pieces, ALL, [*names, "place"])
     order = np.lexsort((table["place"].to_numpy(), table["rank"].to_numpy()))
     return table.take(pa.array(order)).select(names)
 
 
 def shares(pieces: Sequence[Piece]) -> list[Cells]:
-    """All cells of known groups, as many at a time as are read at once."""
+    """Divide the cells of known groups into ranges that are small enough to read at once."""
     rows = np.sum([piece.rows for piece in pieces], axis=0).tolist()
-    found, begin, held = [], 0, 0
+    ranges, begin, count = [], 0, 0
     for cell in range(CELLS):
-        if held and held + rows[cell] > _ROWS:
-            found.append(Cells(begin, cell))
-            begin, held = cell, 0
-        held += rows[cell]
-    return [*found, Cells(begin, CELLS)]
+        if count and count + rows[cell] > _ROWS:
+            ranges.append(Cells(begin, cell))
+            begin, count = cell, 0
+        count += rows[cell]
+    return [*ranges, Cells(begin, CELLS)]
 
 
 NS = 1e9  # of a second
-_POWERS = 64  # of two that an int64 may hold
+_POWERS = 64  # of two in an int64
 
 COLLECTIVES = pa.schema(
     [
@@ -165,36 +189,43 @@ COLLECTIVES = pa.schema(
 
 
 def rate(count: Ints, duration: Ints) -> Floats:
-    """Bytes per second; NaN where bytes are NULL, or time did not pass."""
-    known = (count != NULL) & (duration > 0)
-    found = np.full(len(count), np.nan)
-    found[known] = count[known] / duration[known] * NS
-    return found
+    """Return bytes per second; NaN where bytes are NULL, or the duration is 0."""
+    is_known = (count != NULL) & (duration > 0)
+    rates = np.full(len(count), np.nan)
+    rates[is_known] = count[is_known] / duration[is_known] * NS
+    return rates
 
 
 def p95(pieces: Sequence[Piece], tag: int) -> float:
-    """The 95th percentile of the rates of a tag's events, by NumPy's linear rule; NaN: none."""
+    """Return the 95th percentile of a tag's rates (linear interpolation); NaN without rates."""
     parts = []
     for piece in pieces:
         table = columns(piece.where, ("tag", "duration_ns", "bytes"))
         own = table["tag"].to_numpy() == tag
-        found = rate(filled(table["bytes"])[own], table["duration_ns"].to_numpy()[own])
-        parts.append(found[~np.isnan(found)])
+        known_rates = rate(filled(table["bytes"])[own], table["duration_ns"].to_numpy()[own])
+        parts.append(known_rates[~np.isnan(known_rates)])
     rates = np.concatenate(parts)
     return float(np.percentile(rates, 95, overwrite_input=True)) if len(rates) else np.nan
 
 
-def of_op(pieces: Sequence[Piece], op: int) -> pa.Table:
-    """One row a group size and power of two of the size: events, median bus rate.
+def collective_rates(pieces: Sequence[Piece], op: int) -> pa.Table:
+    """Return the bus bandwidth of an operation, by group size and message size.
 
-    `size_from` is the power of two; the sizes reach up to the next. Events of unknown size or
-    without a duration are left out; a bus bandwidth that no event tells is null.
+    Events without duration or of unknown size are left out.
+
+    Returns
+    -------
+    pyarrow.Table
+        Schema `COLLECTIVES`: a row per group size and power of two. `size_from` is the power,
+        in bytes; sizes are below the next power. `p50_bus_bw` is the median in bytes per
+        second, null if unknown.
+
     """
-    parts = [_of_op(piece, op) for piece in pieces]
-    key, bus_rate = (np.concatenate(each) for each in zip(*parts, strict=True))
-    # One key after another: of millions of events little more is held than rate and key.
+    parts = [_size_rates(piece, op) for piece in pieces]
+    key, bus_rate = (np.concatenate(values) for values in zip(*parts, strict=True))
+    # One key at a time, to save memory.
     keys, count = np.unique(key, return_counts=True)
-    median = np.array([_median(bus_rate[key == each]) for each in keys], np.float64)
+    median = np.array([_median(bus_rate[key == number]) for number in keys], np.float64)
     size, power = np.divmod(keys.astype(np.int64), _POWERS)
     return pa.table(
         {
@@ -209,13 +240,13 @@ def of_op(pieces: Sequence[Piece], op: int) -> pa.Table:
 
 
 def _median(rates: Floats) -> float:
-    """Of those that are known; NaN where none is."""
-    known = rates[~np.isnan(rates)]
-    return float(np.percentile(known, 50, overwrite_input=True)) if len(known) else np.nan
+    """Return the median of the known rates; NaN without any."""
+    values = rates[~np.isnan(rates)]
+    return float(np.percentile(values, 50, overwrite_input=True)) if len(values) else np.nan
 
 
-def _of_op(piece: Piece, op: int) -> tuple[Ints, Floats]:
-    """Of the events of an operation: a number for group size and power; the bus rate."""
+def _size_rates(piece: Piece, op: int) -> tuple[Ints, Floats]:
+    """Return a key of group size and power of two, and the bus rate, per event."""
     table = columns(piece.where, ("op", "group_size", "duration_ns", "bytes", "bus_bytes"))
     duration, size = table["duration_ns"].to_numpy(), filled(table["bytes"])
     chosen = (table["op"].to_numpy() == op) & (size != NULL) & (duration > 0)

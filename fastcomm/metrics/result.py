@@ -1,4 +1,4 @@
-"""The answer to all questions, typed; it draws nothing and prints nothing."""
+"""The result of all communication metrics, and how it is computed from a merged partial."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from fastcomm.metrics import (
     described,
     gaps,
     iteration_clock,
-    lacking,
+    missing_data,
     note_warnings,
     traffic,
 )
@@ -36,7 +36,7 @@ from fastcomm.metrics.breakdown import (
 )
 from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.gaps import Outside
-from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
+from fastcomm.metrics.headline import RunSummary, StepTimes, headline, health, symptoms
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.traffic import Bandwidth, Exposure, Volume, exposures
@@ -52,16 +52,16 @@ class Metrics(Result):
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
 
     ranks: tuple[int, ...]
-    iterations: int | None  # distinct numbers over all ranks; null where none tells
-    found_by: tuple[str, ...]  # the rules that found the iterations
-    iteration_clock: Literal["device", "host"]  # by which clock iterations are cut
+    iterations: int | None  # number of distinct iterations over all ranks; null if unknown
+    found_by: tuple[str, ...]  # rules that found the iterations
+    iteration_clock: Literal["device", "host"]  # clock that divides time into iterations
     outside: Outside
     bytes: ByteKind  # what `bytes` means in bandwidth and volume
     link_bandwidth: float | None  # bytes per second
     iteration: IterationTimes
     by_rank: tuple[RankTime, ...]
     breakdown: Breakdown
-    windows: tuple[PhaseWindows, ...] | None  # null where no rank tells
+    windows: tuple[PhaseWindows, ...] | None  # null if times are unknown
     bandwidth: dict[str, Bandwidth]
     volume: dict[str, Volume]
     overlap: Overlap
@@ -69,39 +69,39 @@ class Metrics(Result):
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
-    world_size: int | None = None  # the job's number of ranks; null where nothing says it
+    world_size: int | None = None  # number of ranks of the job; null if unknown
     failed: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
-    lacks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by word
+    missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
 
     @property
     def expected_ranks(self) -> int:
-        """The number of ranks that the run should have, read or not."""
+        """Number of ranks of the run, read or not."""
         return expected_ranks(self.ranks, self.world_size, self.failed)
 
     @property
     def measured_ranks(self) -> tuple[int, ...]:
-        """The ranks in the numbers: not those of which no step is whole, where others' are."""
-        return tuple(each.rank for each in self.by_rank) or self.ranks
+        """Ranks with complete steps; all ranks if no rank has one."""
+        return tuple(times.rank for times in self.by_rank) or self.ranks
 
     @property
     def longest(self) -> RankTime | None:
-        """The rank with the longest mean iteration; the lowest such rank.
+        """The rank with the longest mean iteration; the lowest of several.
 
-        It need not be slow: a rank that waits for others has long iterations, too. Which rank
-        others wait for is in `across.by_wait_caused`.
+        It need not be slow: a rank that waits for others has long iterations, too. See
+        `across.by_wait_caused` for the ranks that others wait for.
         """
-        return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
+        return max(self.by_rank, key=lambda times: (times.mean_ns, -times.rank), default=None)
 
     @property
     def busiest_rank(self) -> int:
-        """The rank that computes the most, and so keeps others waiting; else the first rank."""
+        """The rank that computes the most, so that others wait for it; else the first rank."""
         means = RankMeans.of(self.tables["iterations"])
         return int(means.ranks[means.by_compute[-1]]) if means.is_known else self.ranks[0]
 
     @property
     def joins_ranks(self) -> bool:
-        """Whether a process group is matched across ranks."""
+        """Whether collectives of a process group are matched across ranks."""
         if len(self.ranks) == 1 or not self.across.matching.matched:
             return False
         groups = self.tables["groups"]
@@ -112,18 +112,33 @@ class Metrics(Result):
 
     @property
     def heat(self) -> Heat:
-        """Times of each (rank, iteration)."""
+        """Times per rank and iteration."""
         return self.across.heat
 
     @property
     def headline(self) -> str:
         """The first sentence of a report: the largest part of the step."""
-        return headline(self)
+        return headline(self._summary())
 
     @property
     def health(self) -> str | None:
-        """The sentence that stands in for findings; None where there are findings."""
-        return health(self)
+        """The sentence that stands in for causes; None if the findings have a cause."""
+        return health(self._summary())
+
+    def _summary(self) -> RunSummary:
+        return RunSummary(
+            ranks=self.ranks,
+            measured_ranks=self.measured_ranks,
+            expected_ranks=self.expected_ranks,
+            missing=self.missing,
+            iteration=self.iteration,
+            breakdown=self.breakdown,
+            exposure=self.exposure,
+            volume=self.volume,
+            findings=self.findings,
+            is_matched=self.across.matching.matched > 0,
+            iterations=self.tables["iterations"],
+        )
 
     def figures(self) -> dict[str, str]:
         """Return the ranks, the mean step, its largest part, and the number of findings."""
@@ -149,7 +164,7 @@ class Metrics(Result):
         }
         return {
             "headline": self.headline,
-            "findings": [each.to_dict() for each in self.findings],
+            "findings": [finding.to_dict() for finding in self.findings],
             "ranks": list(self.ranks),
             "world_size": self.world_size,
             "iterations": self.iterations,
@@ -161,24 +176,24 @@ class Metrics(Result):
             "iteration": iteration,
             "breakdown": asdict(self.breakdown),
             "windows": None if self.windows is None else windows,
-            "bandwidth": {tag: asdict(found) for tag, found in self.bandwidth.items()},
-            "volume": {tag: asdict(found) for tag, found in self.volume.items()},
+            "bandwidth": {tag: asdict(value) for tag, value in self.bandwidth.items()},
+            "volume": {tag: asdict(value) for tag, value in self.volume.items()},
             "overlap": asdict(self.overlap),
-            "exposure": {tag: asdict(each) for tag, each in self.exposure.items()},
+            "exposure": {tag: asdict(value) for tag, value in self.exposure.items()},
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
-            "unknown": gaps.unknown(self.lacks),
+            "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
-            "failed": [asdict(each) for each in self.failed],
+            "failed": [asdict(rank) for rank in self.failed],
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """All tables by name, those with a row a rank, an iteration or an event included."""
+        """Return all tables by name, large ones with a row per event or window included."""
         return dict(self.tables)
 
 
-def answer(  # noqa: PLR0913 - one word a choice
+def compute(  # noqa: PLR0913 - one keyword per choice
     partial: Partial,
     *,
     byte_kind: ByteKind,
@@ -190,49 +205,69 @@ def answer(  # noqa: PLR0913 - one word a choice
     spread: Spread = one_by_one,
     with_tables: bool = True,
 ) -> Metrics:
-    """Answer every question from the merged partial of all ranks.
+    """Compute the metrics from the merged partial of all ranks.
 
-    `with_tables`: whether the tables with a row an event or a window are among the tables.
+    Parameters
+    ----------
+    partial
+        Of all ranks that were read.
+    byte_kind
+        The kind of bytes in bandwidth and volume.
+    link
+        Bandwidth of a link in bytes per second; None if unknown.
+    warnings
+        Warnings that come before those of the metrics.
+    world_size
+        Number of ranks of the job, if the caller knows it.
+    failed
+        Ranks that could not be read.
+    clocks
+        Whether times of ranks are compared on aligned clocks.
+    spread
+        Maps a function over arguments, maybe in other processes.
+    with_tables
+        Whether the tables include those with a row per event or window.
+
     """
     ranks = tuple(note.rank for note in partial.notes)
-    lacks = lacking(partial.notes)
-    timed = len(ranks) - len(lacks.get("times", ()))
+    missing = missing_data(partial.notes)
+    timed = len(ranks) - len(missing.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
-    agreed = agreed_size((note.rank, note.world_size) for note in partial.notes)
+    agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
     material = _material(partial)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
-    seen, tables = across(material, clocks, spread)
+    comparison, tables = across(material, clocks, spread)
     over_all = _over_all(partial, material.pieces, tags, spread)
-    beyond = gaps.outside(note.device_time for note in partial.notes)
+    outside = gaps.outside(note.device_time for note in partial.notes)
     times = rank_times(partial.iterations)
     volume = traffic.volume(material.sums, count, timed)
-    size = world_size or agreed
+    size = world_size or agreed_world_size
     expected = expected_ranks(ranks, size, failed)
     summary = _Summary.of(
-        partial.iterations, seen, volume, tags, is_whole=len(times) == expected
+        partial.iterations, comparison, volume, tags, is_whole=len(times) == expected
     )
     return Metrics(
         ranks=ranks,
         iterations=count,
         found_by=tuple(sorted({note.found_by for note in partial.notes})),
         iteration_clock=iteration_clock(partial.notes),
-        outside=beyond,
+        outside=outside,
         bytes=byte_kind,
         link_bandwidth=link,
-        **{each.name: getattr(summary, each.name) for each in fields(summary)},
+        **{item.name: getattr(summary, item.name) for item in fields(summary)},
         by_rank=times,
         windows=over_all.windows if timed else None,
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
-        across=seen,
+        across=comparison,
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),
-            *note_warnings(partial.notes, lacks, beyond),
+            *note_warnings(partial.notes, missing, outside),
         ),
         world_size=size,
         failed=tuple(failed),
-        lacks=lacks,
+        missing=missing,
         tables={
             **_small_tables(partial, material.sums, link),
             "ranks": table_of(RankTime, times),
@@ -245,7 +280,7 @@ def answer(  # noqa: PLR0913 - one word a choice
 
 
 def _material(partial: Partial) -> Material:
-    """Return what ranks are compared by."""
+    """Return the data by which ranks are compared."""
     return Material(
         ranks=tuple(note.rank for note in partial.notes),
         iterations=partial.iterations,
@@ -259,7 +294,7 @@ def _material(partial: Partial) -> Material:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Summary:
-    """Means over all steps and ranks, and the findings in them."""
+    """Means over all steps and ranks, and the findings."""
 
     iteration: IterationTimes
     breakdown: Breakdown
@@ -272,24 +307,24 @@ class _Summary:
     def of(
         cls,
         iterations: pa.Table,
-        seen: Across,
+        across: Across,
         volume: dict[str, Volume],
         tags: Sequence[int],
         *,
         is_whole: bool,
     ) -> Self:
-        """Summarize the table of iterations; `is_whole`: of all ranks of the run."""
+        """Summarize the table of iterations; `is_whole`: whether all ranks were measured."""
         times, parts = iteration_times(iterations), breakdown(iterations)
-        hidden = overlap(iterations, [TAGS[tag] for tag in tags])
-        exposure = exposures(parts.exact, times.mean_ns, seen.waits, volume)
-        found = symptoms(
+        overlapped = overlap(iterations, [TAGS[tag] for tag in tags])
+        exposure = exposures(parts.exact, times.mean_ns, across.waits, volume)
+        symptoms_ = symptoms(
             StepTimes(
                 iterations=iterations,
                 breakdown=parts,
                 step_ns=times.mean_ns,
                 exposure=exposure,
-                overlap=hidden.average_overlap_ratio,
-                is_matched=seen.matching.matched > 0,
+                overlap=overlapped.average_overlap_ratio,
+                is_matched=across.matching.matched > 0,
                 is_whole=is_whole,
             )
         )
@@ -297,14 +332,14 @@ class _Summary:
             iteration=times,
             breakdown=parts,
             volume=volume,
-            overlap=hidden,
+            overlap=overlapped,
             exposure=exposure,
-            findings=in_order([*seen.causes, *found]),
+            findings=in_order([*across.causes, *symptoms_]),
         )
 
 
 def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[str, pa.Table]:
-    """Those with a row an iteration, a rank, or a process group."""
+    """Return the tables with a row per iteration, rank or process group."""
     return {
         "iterations": traffic.iteration_rates(partial.iterations, link),
         "bandwidth_by_rank": traffic.by_rank(sums, link),
@@ -315,67 +350,70 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
 
 
 def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
-    """Those with a row an event or a window."""
+    """Return the tables with a row per event or window."""
     windows = whole_windows(partial.all_windows())
     columns = [name for name in partial.events.column_names if name != "payload_bytes"]
     return {
-        "windows": _in_words(windows, {"from": TAGS, "to": TAGS}),
+        "windows": _with_names(windows, {"from": TAGS, "to": TAGS}),
         "windows_cdf": windows_cdf(windows),
-        "events": _in_words(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
+        "events": _with_names(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _OverAll:
-    """Percentiles over the events, or windows, of all ranks."""
+    """Percentiles over the events, and statistics of the windows, of all ranks."""
 
-    p95: dict[int, float]  # of the rates of each tag
-    collectives: pa.Table  # a row an operation, group size and power of two of the size
+    p95: dict[int, float]  # of rates, by tag
+    collectives: pa.Table  # schema `pieces.COLLECTIVES`
     windows: tuple[PhaseWindows, ...]
 
 
 def _over_all(
     partial: Partial, pieces: Sequence[Piece], tags: Sequence[int], spread: Spread
 ) -> _OverAll:
-    """All at once, so that no worker waits for one question to be answered."""
+    """Compute all at once, so that no worker waits for one task to finish."""
     ops = sorted({op for piece in pieces for op in piece.ops})
-    of_tag, of_op = (
+    tag_p95, op_rates = (
         functools.partial(pieces_.p95, pieces),
-        functools.partial(pieces_.of_op, pieces),
+        functools.partial(pieces_.collective_rates, pieces),
     )
-    behind = functools.partial(windows_from, partial.all_windows())
-    asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
-    found: list[Any] = spread(_asked, asked + [(behind, tag) for tag in range(len(TAGS))])
-    first, last = len(tags), len(asked)
+    tag_windows = functools.partial(windows_from, partial.all_windows())
+    tasks = [(tag_p95, tag) for tag in tags] + [(op_rates, op) for op in ops]
+    results: list[Any] = spread(
+        _called, tasks + [(tag_windows, tag) for tag in range(len(TAGS))]
+    )
+    first, last = len(tags), len(tasks)
     return _OverAll(
-        p95=dict(zip(tags, found[:first], strict=True)),
-        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *found[first:last]]),
-        windows=tuple(window for each in found[last:] for window in each),
+        p95=dict(zip(tags, results[:first], strict=True)),
+        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *results[first:last]]),
+        windows=tuple(window for windows in results[last:] for window in windows),
     )
 
 
-def _asked(question: tuple[Callable[[int], Any], int]) -> Any:
-    return question[0](question[1])
+def _called(task: tuple[Callable[[int], Any], int]) -> Any:
+    function, argument = task
+    return function(argument)
 
 
-def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
-    """The table with names in place of their numbers."""
-    for name, words in columns.items():
+def _with_names(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
+    """Return the table with names in place of numbers in some columns."""
+    for name, values in columns.items():
         column = pa.DictionaryArray.from_arrays(
-            table[name].combine_chunks().cast(pa.int32()), pa.array(words)
+            table[name].combine_chunks().cast(pa.int32()), pa.array(values)
         )
         table = table.set_column(table.column_names.index(name), name, column)
     return table
 
 
 def _group_tags(partial: Partial) -> pa.Table:
-    """Return a row for each kind of group and tag: where the tag comes from, how many ranks."""
+    """Return a row per kind of group and tag: the tag's source, and how many ranks have it."""
     keys = ["description", "size", "tag", "tag_source", "candidates"]
     groups = partial.groups
     if partial.tagged is not None:
         groups = described(partial.tagged, groups)
-    found = groups.group_by(keys, use_threads=False).aggregate(
+    rows = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
     )
-    found = found.rename_columns([*keys, "on_ranks", "events"])
-    return found.sort_by([(key, "ascending") for key in ("tag", "description", "size")])
+    rows = rows.rename_columns([*keys, "on_ranks", "events"])
+    return rows.sort_by([(key, "ascending") for key in ("tag", "description", "size")])

@@ -12,103 +12,114 @@ from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-NO_PAIR = (-1, -1)  # of what is no message
+NO_PAIR = (-1, -1)  # of collectives, which are no messages
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    """A row a collective or message that several ranks were matched in; times in ns."""
+    """Matched collectives and messages: arrays with a value for each; times in ns."""
 
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
     power: NDArray[np.int8]  # of two, below the size of the largest member; -1 if unknown
     group: Ints  # label
     group_size: Ints
-    bus_bytes: Ints  # of the member that moves the most; NULL
-    members: NDArray[np.int32]  # that were matched
-    skew: Ints  # last arrival - first
+    bus_bytes: Ints  # of the member that moves the most; NULL if unknown
+    members: NDArray[np.int32]  # number of matched members
+    skew: Ints  # from the first to the last arrival
     transfer: Ints
-    wait: Ints  # of all members together
-    low: NDArray[np.int32]  # the lower rank of a message; as in NO_PAIR
-    high: NDArray[np.int32]  # the other
+    wait: Ints  # sum over members
+    low: NDArray[np.int32]  # lower rank of a message; else as in NO_PAIR
+    high: NDArray[np.int32]  # higher rank of a message
 
     @classmethod
-    def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
-        """Those that were met in."""
-        one = meetings.row[meetings.first]  # stands for all of them
+    def of(cls, events: CommunicationEvents, matched: MatchedEvents) -> Self:
+        """Compute a value per collective from the events of its members."""
+        one = matched.row[matched.first]  # members agree in tag, operation and group
         is_message = events.op[one] == OP["SendRecv"]
-        low, high = meetings.smallest(events.rank), meetings.largest(events.rank)
+        low, high = matched.smallest(events.rank), matched.largest(events.rank)
         return cls(
             tag=events.tag[one],
             op=events.op[one],
-            power=_power(meetings.largest(events.bytes)),
+            power=_power(matched.largest(events.bytes)),
             group=events.group[one],
             group_size=events.group_size[one],
-            bus_bytes=meetings.largest(events.bus_bytes),
-            members=meetings.size.astype(np.int32),
-            skew=meetings.arrived - meetings.start[meetings.first],
-            transfer=meetings.transfer,
-            wait=meetings.total(meetings.wait),
+            bus_bytes=matched.largest(events.bus_bytes),
+            members=matched.size.astype(np.int32),
+            skew=matched.last_arrival - matched.start[matched.first],
+            transfer=matched.transfer,
+            wait=matched.total(matched.wait),
             low=np.where(is_message, low, NO_PAIR[0]).astype(np.int32),
             high=np.where(is_message, high, NO_PAIR[1]).astype(np.int32),
         )
 
 
 def _power(count: Ints) -> NDArray[np.int8]:
+    """Return the exponent of the power of two at or below each count; -1 for NULL."""
     power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
     return np.where(count == NULL, -1, power).astype(np.int8)
 
 
-LABEL = 4  # the row of `keys` that has the groups
+LABEL = 4  # row of `Transfers.keys` with the labels of groups
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Sums by class and group, which add up over collectives; columns go together."""
+    """Sums of transfers by class and group, which can be merged.
+
+    Arrays have a value per class and group; *rated* are collectives of known sizes that move
+    bytes.
+    """
 
     keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label, pair
     counts: Ints
-    took: Ints  # ns
-    rated: Ints  # how many are of known sizes, and move anything
-    rated_moved: Ints  # bytes, of the member of each that moves the most
-    rated_took: Ints
+    took: Ints  # transfer time, ns
+    rated: Ints  # number of rated collectives
+    rated_moved: Ints  # bus bytes of the member that moves the most
+    rated_took: Ints  # ns
 
     @classmethod
-    def of(cls, all_: MatchedCollectives) -> Self:
-        """Those of some collectives."""
-        columns = (all_.tag, all_.op, all_.power, all_.group_size, all_.group)
-        keys, place = classes(*columns, all_.low, all_.high)
-        is_rated = ((all_.bus_bytes > 0) & (all_.power >= 0)).astype(np.int64)
+    def of(cls, collectives: MatchedCollectives) -> Self:
+        """Sum up collectives."""
+        columns = (
+            collectives.tag,
+            collectives.op,
+            collectives.power,
+            collectives.group_size,
+            collectives.group,
+        )
+        keys, place = classes(*columns, collectives.low, collectives.high)
+        is_rated = ((collectives.bus_bytes > 0) & (collectives.power >= 0)).astype(np.int64)
         rows = (
             np.ones(len(place), np.int64),
-            all_.transfer,
+            collectives.transfer,
             is_rated,
-            all_.bus_bytes * is_rated,
-            all_.transfer * is_rated,
+            collectives.bus_bytes * is_rated,
+            collectives.transfer * is_rated,
         )
         return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Those of all, by their keys."""
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Add up sums with equal keys; requires at least one part."""
         keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
         names = ("counts", "took", "rated", "rated_moved", "rated_took")
         rows = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
         return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
 
     def of_kind(self, tag: int, op: int) -> Flags:
-        """Which are of one tag and operation."""
+        """Return which columns are of a tag and operation."""
         chosen: Flags = (self.keys[0] == tag) & (self.keys[1] == op)
         return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skew:
-    """Collectives of one class, over those that several ranks were matched in; times in ns."""
+    """Arrival skew of matched collectives of one class; times in ns."""
 
     op: str
     tag: str
-    size_from: int | None  # a power of two: bytes from it up to the next; null where unknown
+    size_from: int | None  # bytes, a power of two; sizes are below the next. Null if unknown
     count: int
     skew_mean_ns: float
     skew_p50_ns: float
@@ -116,39 +127,39 @@ class Skew:
     transfer_mean_ns: float
     transfer_p50_ns: float
     transfer_p95_ns: float
-    wait_ns: float  # of all ranks together, a step
+    wait_ns: float  # per step, sum over ranks
     wait_share: float | None  # of the time in these collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One rank in the collectives of one tag; times in ns, a step."""
+    """Waits of one rank in collectives of one tag; times in ns per step."""
 
     rank: int
     tag: str
-    collectives: int  # matched, in all
+    collectives: int  # matched, over all steps
     wait_ns: float
     transfer_ns: float
-    last: int  # how often this rank was the last to come
+    last: int  # number of collectives at which this rank alone arrived last
     last_share: float  # of its collectives
-    wait_caused_ns: float  # by arriving last in collectives; messages are left out
-    later_ns: float  # how much later than the median of the others it comes; drift cancels out
+    wait_caused_ns: float  # by arriving last in collectives, without messages
+    later_ns: float  # lateness against the median of the others; clock drift cancels out
     # Of the time directly before the end in which neither compute nor other communication runs:
     exposed_wait_ns: float  # before the last arrival
-    exposed_transfer_ns: float  # from there on
+    exposed_transfer_ns: float  # after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWaits:
-    """One rank in the collectives of all parallelisms; times in ns, a step."""
+    """Waits of one rank in collectives of all tags; times in ns per step."""
 
     rank: int
     wait_ns: float  # for others
     transfer_ns: float
-    caused_ns: float  # last arrival - the one before it, where this rank is the last
-    later_ns: float  # than the median of the others
-    last: int  # how often this rank alone was the last to arrive
-    collectives: int  # matched, in all
+    caused_ns: float  # between the last two arrivals, where this rank is the last
+    later_ns: float  # lateness against the median of the others
+    last: int  # number of collectives at which this rank alone arrived last
+    collectives: int  # matched, over all steps
 
     @property
     def last_share(self) -> float:
@@ -158,27 +169,27 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """Some collectives of one class; times in ns."""
+    """Collectives of one class; times in ns."""
 
-    skew: Ints  # of each
-    transfer: Ints
-    wait: int  # of all members of all
-    there: int  # the same, and the transfers
+    skew: Ints  # per collective
+    transfer: Ints  # per collective
+    wait: int  # sum over members
+    total: int  # waits and transfers, sum over members
 
 
 Skews = Mapping[tuple[int, int, int], _Class]  # by tag, operation and power of two of the size
 
 
 def skews(collectives: MatchedCollectives) -> Skews:
-    """What `skew` needs of some collectives."""
+    """Group collectives by class; `skew` merges the results."""
     keys, place = classes(collectives.tag, collectives.op, collectives.power)
-    there = collectives.wait + collectives.transfer * collectives.members
+    total = collectives.wait + collectives.transfer * collectives.members
     return {
         (tag, op, power): _Class(
             skew=collectives.skew[own],
             transfer=collectives.transfer[own],
             wait=int(collectives.wait[own].sum()),
-            there=int(there[own].sum()),
+            total=int(total[own].sum()),
         )
         for (tag, op, power), own in zip(
             keys.T.tolist(), members(place, keys.shape[1]), strict=True
@@ -187,24 +198,24 @@ def skews(collectives: MatchedCollectives) -> Skews:
 
 
 def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
-    """A row a class of collectives, those that cost the most waiting first."""
-    found = []
+    """Return a row per class of collectives, those that cost the most wait time first."""
+    rows = []
     for tag, op, power in sorted(set().union(*parts)):
         own = [part[tag, op, power] for part in parts if (tag, op, power) in part]
-        wait, there = sum(each.wait for each in own), sum(each.there for each in own)
-        found.append(
+        wait, total = sum(part.wait for part in own), sum(part.total for part in own)
+        rows.append(
             Skew(
                 op=OPS[op],
                 tag=TAGS[tag],
                 size_from=1 << power if power >= 0 else None,
-                count=sum(len(each.skew) for each in own),
-                **_spread("skew", np.concatenate([each.skew for each in own])),
-                **_spread("transfer", np.concatenate([each.transfer for each in own])),
+                count=sum(len(part.skew) for part in own),
+                **_spread("skew", np.concatenate([part.skew for part in own])),
+                **_spread("transfer", np.concatenate([part.transfer for part in own])),
                 wait_ns=wait / steps,
-                wait_share=wait / there if there > 0 else None,
+                wait_share=wait / total if total > 0 else None,
             )
         )
-    return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))
+    return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.tag, row.op)))
 
 
 _COUNTS = ("collectives", "last")
@@ -216,76 +227,76 @@ _SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class WaitSums:
-    """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
+    """Sums over collectives by rank and tag, which can be merged."""
 
-    keys: Ints  # rank and tag
-    sums: Ints  # a row a name of `_SUMS`
+    keys: Ints  # rows: rank and tag
+    sums: Ints  # rows: names of `_SUMS`
 
     @classmethod
-    def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
-        """Those of some collectives."""
-        keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
+    def of(cls, events: CommunicationEvents, matched: MatchedEvents) -> Self:
+        """Sum up the waits of matched events."""
+        keys, place = classes(events.rank[matched.row], events.tag[matched.row])
         is_last, caused = np.zeros((2, len(place)), np.int64)
-        # Where several arrive last at once, nobody causes a wait.
-        late = meetings.held_up
-        is_last[meetings.last] = late > 0
-        # Messages of a pipeline hand lateness on: who sends late may have received late.
-        is_message = events.op[meetings.row[meetings.last]] == OP["SendRecv"]
-        caused[meetings.last] = np.where(is_message, 0, late)
-        wait, transfer = meetings.wait, np.repeat(meetings.transfer, meetings.size)
+        # Nobody causes a wait if several members arrive last at once.
+        late = matched.wait_caused
+        is_last[matched.last] = late > 0
+        # Pipeline messages pass delays on: a rank may send late because it received late.
+        is_message = events.op[matched.row[matched.last]] == OP["SendRecv"]
+        caused[matched.last] = np.where(is_message, 0, late)
+        wait, transfer = matched.wait, np.repeat(matched.transfer, matched.size)
         columns = (
             np.ones(len(place), np.int64),
             wait,
             transfer,
             is_last,
             caused,
-            meetings.later,
-            *_exposed(events.alone[meetings.row], wait, transfer),
+            matched.lateness,
+            *_exposed(events.alone[matched.row], wait, transfer),
         )
-        return cls(keys, np.stack([sums(place, each, keys.shape[1]) for each in columns]))
+        return cls(keys, np.stack([sums(place, column, keys.shape[1]) for column in columns]))
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Those of all collectives."""
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Add up sums with equal keys; requires at least one part."""
         keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
         rows = np.concatenate([part.sums for part in parts], axis=1)
         return cls(keys, np.stack([sums(place, row, keys.shape[1]) for row in rows]))
 
 
-def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """Return a row a rank and tag, in their order."""
-    found = []
-    for (rank, tag), row in zip(summed.keys.T.tolist(), summed.sums.T.tolist(), strict=True):
+def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:
+    """Return a row per rank and tag, sorted."""
+    rows = []
+    for (rank, tag), row in zip(totals.keys.T.tolist(), totals.sums.T.tolist(), strict=True):
         sums_ = dict(zip(_SUMS, row, strict=True))
         means = {name: sums_[name] / steps for name in _SUMS if name not in _COUNTS}
         counts = {name: sums_[name] for name in _COUNTS}
         share = sums_["last"] / sums_["collectives"]
-        found.append(Wait(rank=rank, tag=TAGS[tag], last_share=share, **counts, **means))
-    return tuple(found)
+        rows.append(Wait(rank=rank, tag=TAGS[tag], last_share=share, **counts, **means))
+    return tuple(rows)
 
 
 def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
-    """Sum up waits by rank; the rank that others wait for the longest comes first."""
+    """Sum up waits by rank; the rank that causes the longest wait comes first."""
     by_rank: dict[int, list[Wait]] = {}
-    for each in waits:
-        by_rank.setdefault(each.rank, []).append(each)
-    found = (
+    for row in waits:
+        by_rank.setdefault(row.rank, []).append(row)
+    rank_waits = (
         RankWaits(
             rank=rank,
-            wait_ns=sum(each.wait_ns for each in own),
-            transfer_ns=sum(each.transfer_ns for each in own),
-            caused_ns=sum(each.wait_caused_ns for each in own),
-            later_ns=sum(each.later_ns for each in own),
-            last=sum(each.last for each in own),
-            collectives=sum(each.collectives for each in own),
+            wait_ns=sum(row.wait_ns for row in rows),
+            transfer_ns=sum(row.transfer_ns for row in rows),
+            caused_ns=sum(row.wait_caused_ns for row in rows),
+            later_ns=sum(row.later_ns for row in rows),
+            last=sum(row.last for row in rows),
+            collectives=sum(row.collectives for row in rows),
         )
-        for rank, own in by_rank.items()
+        for rank, rows in by_rank.items()
     )
-    return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank)))
+    return tuple(sorted(rank_waits, key=lambda row: (-row.caused_ns, row.rank)))
 
 
 def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
-    """Divide the exposed end of each event at the last arrival: waiting, and transfer."""
+    """Divide the exposed end of each event at the last arrival, into wait and transfer."""
     alone, transfer = np.maximum(alone, 0), np.maximum(transfer, 0)
     return np.clip(alone - transfer, 0, wait), np.minimum(alone, transfer)
 

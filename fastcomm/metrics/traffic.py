@@ -1,6 +1,6 @@
 """Bytes and bandwidths of communication, by rank and parallelism (METRIC 3 and 4).
 
-Also the exposed communication of each parallelism, divided into wait and transfer.
+Also exposed communication of each parallelism, divided into wait and transfer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fastcomm.trace.columns import Groups, filled, nullable
 from fastcomm.trace.schema import OP, TAGS
 from fastcomm_kernels.arrays import NULL, Floats
 
-# What is added up over ranks. Rated are events of known bytes that take time.
+# Columns that are added up over ranks. *Rated* events have known bytes and a duration.
 ADDED = (
     "events",
     "events_without_duration",
@@ -36,13 +36,26 @@ ADDED = (
 
 
 def sums_by_rank(events: pa.Table) -> pa.Table:
-    """One row a rank and tag, sorted; `timed` is whether the rank knows its iterations."""
+    """Sum up communication events by rank and tag.
+
+    Parameters
+    ----------
+    events
+        Table of `rows`.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per rank and tag, sorted, with the columns of `ADDED`, `p95_rate`, and `timed`:
+        whether iterations of the rank are known.
+
+    """
     duration, size = events["duration_ns"].to_numpy(), filled(events["bytes"])
     rates, bus_rates = (rate(count, duration) for count in (size, filled(events["bus_bytes"])))
     op, timed = events["op"].to_numpy(), events["iteration"].is_valid().to_numpy()
     groups = Groups.of(events["rank"].to_numpy() * len(TAGS) + events["tag"].to_numpy())
-    known, exchanged = size != NULL, op == OP["AllToAll"]
-    of_known, of_rated = groups.only(known), groups.only(~np.isnan(rates))
+    is_known, exchanged = size != NULL, op == OP["AllToAll"]
+    of_known, of_rated = groups.only(is_known), groups.only(~np.isnan(rates))
     of_bus = groups.only(~np.isnan(bus_rates))
     rank, tag = np.divmod(groups.keys, len(TAGS))
     return pa.table(
@@ -62,17 +75,17 @@ def sums_by_rank(events: pa.Table) -> pa.Table:
             "bus_events": of_bus.counts,
             "bus_rate_sum": of_bus.totals(bus_rates),
             "messages": groups.only(op == OP["SendRecv"]).counts,
-            "exchanged_bytes": groups.only(known & exchanged).sums(size),
+            "exchanged_bytes": groups.only(is_known & exchanged).sums(size),
         }
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """Of the events of one tag; bytes per second, utilisation as a fraction of the link.
+    """Bandwidth of the events of one tag, bytes per second; utilization is a share of the link.
 
-    Events of unknown bytes or of no duration are in no average. A value is null where no event
-    tells it, or where the link's bandwidth is not known.
+    Events of unknown bytes or without duration are in no average. A value is null without such
+    events, or if it needs the link's bandwidth and that is unknown.
     """
 
     avg_bw: float | None  # mean over events of bytes / duration
@@ -88,7 +101,7 @@ class Bandwidth:
 
 
 def rows(view: View) -> pa.Table:
-    """One row a communication event inside of an iteration."""
+    """Return a row per communication event inside an iteration."""
     comm = view.comm
     return pa.table(
         {
@@ -115,14 +128,22 @@ def rows(view: View) -> pa.Table:
 def bandwidth(
     sums: pa.Table, p95: Mapping[int, float], link: float | None
 ) -> dict[str, Bandwidth]:
-    """The bandwidth of each tag that has events, from `traffic.sums_by_rank`.
+    """Return the bandwidth of each tag that has events.
 
-    `p95` is the 95th percentile of each tag's rates, `link` in bytes per second.
+    Parameters
+    ----------
+    sums
+        Table of `sums_by_rank`.
+    p95
+        95th percentile of rates by tag, in bytes per second.
+    link
+        Bandwidth of a link in bytes per second; None if unknown.
+
     """
     tags, place = np.unique(sums["tag"].to_numpy(), return_inverse=True)
     added = {name: _added(sums[name].to_numpy(), place, len(tags)) for name in ADDED}
-    found = _columns(added, np.array([p95.get(tag, np.nan) for tag in tags.tolist()]), link)
-    rows = zip(*(found[name].to_pylist() for name in Bandwidth.__slots__), strict=True)
+    columns = _columns(added, np.array([p95.get(tag, np.nan) for tag in tags.tolist()]), link)
+    rows = zip(*(columns[name].to_pylist() for name in Bandwidth.__slots__), strict=True)
     return {
         TAGS[tag]: Bandwidth(**dict(zip(Bandwidth.__slots__, row, strict=True)))
         for tag, row in zip(tags.tolist(), rows, strict=True)
@@ -130,85 +151,85 @@ def bandwidth(
 
 
 def by_rank(sums: pa.Table, link: float | None) -> pa.Table:
-    """`bandwidth` of each rank and tag, a row each."""
+    """Return the columns of `Bandwidth` for each rank and tag, a row each."""
     added = {name: sums[name].to_numpy() for name in ADDED}
     tag = pa.array(TAGS).take(sums["tag"].combine_chunks())
-    found = _columns(added, sums["p95_rate"].to_numpy(), link)
-    return pa.table({"rank": sums["rank"], "tag": tag, **found})
+    columns = _columns(added, sums["p95_rate"].to_numpy(), link)
+    return pa.table({"rank": sums["rank"], "tag": tag, **columns})
 
 
 def _added(values: NDArray[Any], place: NDArray[np.int64], count: int) -> NDArray[Any]:
-    found = np.zeros(count, values.dtype)
-    np.add.at(found, place, values)
-    return found
+    total = np.zeros(count, values.dtype)
+    np.add.at(total, place, values)
+    return total
 
 
 def _columns(
     added: Mapping[str, NDArray[Any]], p95: Floats, link: float | None
 ) -> dict[str, pa.Array]:
-    """The columns of `Bandwidth`."""
+    """Return the columns of `Bandwidth`."""
     rates = {
         "avg_bw": _divided(added["rate_sum"], added["rated_events"]),
         "p95": p95,
         "global": _divided(added["rated_bytes"], added["rated_ns"]) * NS,
         "avg_bus_bw": _divided(added["bus_rate_sum"], added["bus_events"]),
     }
-    shares = {name: each / link if link else each * np.nan for name, each in rates.items()}
-    known = added["known_events"]
+    shares = {name: value / link if link else value * np.nan for name, value in rates.items()}
+    known_events = added["known_events"]
     return {
-        "avg_bw": _known(rates["avg_bw"]),
-        "avg_util": _known(shares["avg_bw"]),
-        "p95_util": _known(shares["p95"]),
-        "global_avg_util": _known(shares["global"]),
-        "total_bytes": pa.array(added["known_bytes"], mask=known == 0),
-        "avg_bus_bw": _known(rates["avg_bus_bw"]),
-        "avg_bus_util": _known(shares["avg_bus_bw"]),
+        "avg_bw": _nullable(rates["avg_bw"]),
+        "avg_util": _nullable(shares["avg_bw"]),
+        "p95_util": _nullable(shares["p95"]),
+        "global_avg_util": _nullable(shares["global"]),
+        "total_bytes": pa.array(added["known_bytes"], mask=known_events == 0),
+        "avg_bus_bw": _nullable(rates["avg_bus_bw"]),
+        "avg_bus_util": _nullable(shares["avg_bus_bw"]),
         "events": pa.array(added["events"]),
-        "events_without_bytes": pa.array(added["events"] - known),
+        "events_without_bytes": pa.array(added["events"] - known_events),
         "events_without_duration": pa.array(added["events_without_duration"]),
     }
 
 
 def _divided(total: NDArray[Any], count: NDArray[Any]) -> Floats:
-    """NaN where nothing is divided by."""
+    """Divide; NaN where the count is 0."""
     return np.where(count > 0, total / np.where(count > 0, count, 1), np.nan)
 
 
-def _known(values: Floats) -> pa.Array:
-    """Null for NaN."""
+def _nullable(values: Floats) -> pa.Array:
+    """Convert to Arrow, with null for NaN."""
     return pa.array(values, mask=np.isnan(values))
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: bytes of its events; null where one is unknown."""
+    """Return bytes per iteration, null where an event's bytes are unknown; and such events."""
     comm = view.comm
-    known = comm.bytes != NULL
+    is_known = comm.bytes != NULL
     total = np.zeros(len(view.number), np.int64)
-    np.add.at(total, comm.iteration[known], comm.bytes[known])
-    silent = np.zeros(len(view.number), np.int64)
-    np.add.at(silent, comm.iteration[~known], 1)
+    np.add.at(total, comm.iteration[is_known], comm.bytes[is_known])
+    unknown = np.zeros(len(view.number), np.int64)
+    np.add.at(unknown, comm.iteration[~is_known], 1)
     return {
-        "comm_bytes": pa.array(total, mask=silent > 0),
-        "events_without_bytes": pa.array(silent),
+        "comm_bytes": pa.array(total, mask=unknown > 0),
+        "events_without_bytes": pa.array(unknown),
     }
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """The table with bytes over the union of communication, and their share of the link."""
+    """Append columns: bytes over the union of communication, and its share of the link."""
     union = filled(iterations["comm_union_ns"], 0)
     total = filled(iterations["comm_bytes"])
-    found = rate(total, union)
-    util = found / link if link else np.full(len(found), np.nan)
-    return iterations.append_column("iteration_bw", _known(found)).append_column(
-        "iteration_util", _known(util)
+    rates = rate(total, union)
+    util = rates / link if link else np.full(len(rates), np.nan)
+    return iterations.append_column("iteration_bw", _nullable(rates)).append_column(
+        "iteration_util", _nullable(util)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Of the events of one tag. A collective counts once a rank: this is no traffic on links.
+    """Bytes of the events of one tag, counted at each member of a collective: no link traffic.
 
-    Bytes are those of the events whose size is known, null where none is.
+    Only events of known size count; null without any.
     """
 
     comm_bytes: int | None
@@ -218,10 +239,17 @@ class Volume:
 
 
 def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volume]:
-    """The volume of each tag that has events, from `traffic.sums_by_rank`.
+    """Return the volume of each tag that has events.
 
-    It is that of so many iterations of so many ranks, those whose times are known: null where
-    none are.
+    Parameters
+    ----------
+    sums
+        Table of `sums_by_rank`.
+    iterations
+        Number of iterations; None if unknown.
+    ranks
+        Number of ranks whose times are known.
+
     """
     tags = sums["tag"].to_numpy()
     return {
@@ -233,7 +261,7 @@ def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volu
 def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
     total = _total(sums)
     inside = sums.filter(sums["timed"])
-    # Ranks that know their times and have no event of the tag move nothing of it.
+    # Ranks with known times and without events of the tag move 0 bytes.
     timed = _total(inside) if inside.num_rows or total is None else 0
     if not iterations:
         timed = None
@@ -248,7 +276,7 @@ def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
 def _total(sums: pa.Table) -> int | None:
     if not sums["known_events"].to_numpy().sum():
         return None
-    # Of many ranks it may need more than 64 bits.
+    # The sum over many ranks may need more than 64 bits.
     return sum(map(int, sums["known_bytes"].to_pylist()))
 
 
@@ -271,38 +299,38 @@ def exposures(
     waits: Sequence[Wait],
     volume: Mapping[str, Volume],
 ) -> dict[str, Exposure]:
-    """Return the exposed time of each parallelism that communicates, divided where known."""
-    found = {}
+    """Return the exposed time of each parallelism, divided into wait and transfer if known."""
+    by_tag = {}
     for tag in volume:
         share = exact.get(f"exposed_{tag}")
         if share is None or step_ns is None:
             continue
         exposed = share * step_ns
-        own = [each for each in waits if each.tag == tag]
+        own = [wait for wait in waits if wait.tag == tag]
         waiting = _waiting_share(own, volume[tag]) if exposed else 0.0
-        found[tag] = Exposure(
+        by_tag[tag] = Exposure(
             exposed_ns=exposed,
             wait_ns=None if waiting is None else exposed * waiting,
             transfer_ns=None if waiting is None else exposed * (1 - waiting),
         )
-    return found
+    return by_tag
 
 
 def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
-    """Return the waiting and the transfer of all parallelisms that are divided, or None."""
-    known = [each for each in exposure.values() if each.wait_ns is not None]
-    if not known:
+    """Return wait and transfer in ns over all divided parallelisms; None without any."""
+    parts = [part for part in exposure.values() if part.wait_ns is not None]
+    if not parts:
         return None
-    return sum(each.wait_ns or 0.0 for each in known), sum(
-        each.transfer_ns or 0.0 for each in known
+    return sum(part.wait_ns or 0.0 for part in parts), sum(
+        part.transfer_ns or 0.0 for part in parts
     )
 
 
 def _waiting_share(waits: Sequence[Wait], volume: Volume) -> float | None:
-    """Return the waiting share of matched exposed time; None where little is matched."""
-    wait = sum(each.exposed_wait_ns for each in waits)
-    total = wait + sum(each.exposed_transfer_ns for each in waits)
-    matched = sum(each.collectives for each in waits)
+    """Return the share of wait in matched exposed time; None where too little is matched."""
+    wait = sum(row.exposed_wait_ns for row in waits)
+    total = wait + sum(row.exposed_transfer_ns for row in waits)
+    matched = sum(row.collectives for row in waits)
     if not total or 2 * matched < volume.comm_events:
         return None
     return wait / total

@@ -1,4 +1,4 @@
-"""The arrays that metrics are computed from: of one rank, or of ranks stacked in time."""
+"""Arrays from which metrics are computed: of one rank, or of several ranks stacked in time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,24 +23,24 @@ _LATEST = 1 << 62  # ns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The tables of one trace that stands for all, rank behind rank in each."""
+    """Traces of several ranks as one: concatenated tables, with times shifted apart."""
 
     events: pa.Table
     comm: pa.Table
     groups: pa.Table
     iterations: pa.Table
     rank: Ints  # of each iteration
-    moved: Ints  # ns that times of each iteration's rank are later than in its trace
+    moved: Ints  # of each iteration: ns by which its times were shifted
     rank_of_group: Ints
-    event_edges: Ints  # rows of the events where each rank begins, and their end
+    event_edges: Ints  # first row of each rank, then the number of rows
     comm_edges: Ints
     rank_of_comm: Ints
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Self | None:
-        """Put them one behind the other, with the columns of `schema.NARROW`.
+        """Stack traces, with the columns of `schema.NARROW`.
 
-        None where they take more time together than a number holds.
+        Returns None if the stacked times would exceed an int64.
         """
         moved = _moved(traces)
         if moved is None:
@@ -52,12 +52,12 @@ class Stack:
         iterations = [trace.iterations for trace in traces]
         steps = _rows(iterations)
         return cls(
-            events=_behind(events, start=moved, stop=moved),
-            comm=_behind(
+            events=_concatenated(events, start=moved, stop=moved),
+            comm=_concatenated(
                 comm, start=moved, stop=moved, event=_before(events), group=_before(groups)
             ),
-            groups=_behind(groups),
-            iterations=_behind(iterations, start=moved, stop=moved),
+            groups=_concatenated(groups),
+            iterations=_concatenated(iterations, start=moved, stop=moved),
             rank=np.repeat(ranks, steps),
             moved=np.repeat(moved, steps),
             rank_of_group=np.repeat(ranks, _rows(groups)),
@@ -68,18 +68,18 @@ class Stack:
 
 
 def _moved(traces: Sequence[Trace]) -> Ints | None:
-    """What is added to the times of each rank, so that it begins behind the one before it."""
+    """Return ns to add to the times of each rank, so that ranks follow each other in time."""
     if len(traces) == 1:
         return np.zeros(1, np.int64)
-    found, at = list[int](), 0
+    shifts, at = list[int](), 0
     for trace in traces:
-        tables = [each for each in (trace.events, trace.comm, trace.iterations) if len(each)]
-        begin = min((each["start"][0].as_py() for each in tables), default=0)
-        end = max((int(each["stop"].to_numpy().max()) for each in tables), default=0)
-        found.append(at - begin)
+        tables = [table for table in (trace.events, trace.comm, trace.iterations) if len(table)]
+        begin = min((table["start"][0].as_py() for table in tables), default=0)
+        end = max((int(table["stop"].to_numpy().max()) for table in tables), default=0)
+        shifts.append(at - begin)
         at += end - begin + 1
-    fits = max(at, *map(abs, found)) <= _LATEST
-    return np.array(found, np.int64) if fits else None
+    fits = max(at, *map(abs, shifts)) <= _LATEST
+    return np.array(shifts, np.int64) if fits else None
 
 
 def _rows(tables: Sequence[pa.Table]) -> list[int]:
@@ -87,109 +87,109 @@ def _rows(tables: Sequence[pa.Table]) -> list[int]:
 
 
 def _before(tables: Sequence[pa.Table]) -> Ints:
-    """Of each table how many rows there are in those before it."""
+    """Return the number of rows before each table."""
     return np.cumsum([0, *_rows(tables)], dtype=np.int64)[:-1]
 
 
-def _behind(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
-    """All in one; to some columns something is added, by table."""
+def _concatenated(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
+    """Concatenate tables; `added` has, by column, a number per table to add to its values."""
     if len(tables) == 1:
-        return tables[0]  # to which nothing is added: it need not be copied
-    whole = pa.concat_tables(tables).combine_chunks()
-    for name, of_each in added.items():
-        more = pa.array(np.repeat(of_each, _rows(tables)))
-        place = whole.column_names.index(name)
-        whole = whole.set_column(place, name, pc.add(whole[name], more))
-    return whole
+        return tables[0]  # for one table the numbers are 0
+    table = pa.concat_tables(tables).combine_chunks()
+    for name, numbers in added.items():
+        more = pa.array(np.repeat(numbers, _rows(tables)))
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pc.add(table[name], more))
+    return table
 
 
-# Bits of the classes whose coverage is asked for.
+# Bits of the classes of activity.
 COMPUTE, COPY, FIRST_TAG = 1 << 0, 1 << 1, 2
 COMM = sum(1 << FIRST_TAG + tag for tag in range(len(TAGS)))
 
-# Each mask of classes that can be active at once.
+# All combinations of classes that can be active at once.
 MASKS = np.arange(intervals.MASKS)
-Sets = NDArray[np.int64]  # of masks: a row a set, 1 for each mask that is in it
+Sets = NDArray[np.int64]  # shape (sets, masks): 1 if the mask is in the set
 
 
 def tag_bit(tag: int) -> int:
-    """The bit of a tag's class."""
+    """Return the bit of a tag's class."""
     return 1 << FIRST_TAG + tag
 
 
-def sets(*wanted: NDArray[np.bool_]) -> Sets:
-    """Sets of masks, each by the truth of every mask."""
-    return np.stack(wanted).astype(np.int64)
+def sets(*conditions: NDArray[np.bool_]) -> Sets:
+    """Return sets of masks; an argument has a Boolean per mask of `MASKS`."""
+    return np.stack(conditions).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Communication events inside of iterations, sorted by start; NULL for null."""
+    """Communication events inside iterations, sorted by start; NULL stands for null."""
 
     start: Ints
     stop: Ints
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
-    group: Ints  # its label, the same on every rank; NULL where nothing tells its members
+    group: Ints  # label, equal on all ranks; NULL if its members are unknown
     seq: Ints  # number in the group
     stream: Ints  # of the device
     group_size: Ints
-    bytes: Ints  # of the kind that was asked for
+    bytes: Ints  # of the selected kind
     payload_bytes: Ints
     bus_bytes: Ints
-    alone: Ints  # ns before its end in which no compute runs, and no other communication
-    partner: Ints  # the root of the operation, or the other rank of an event of one message
-    sends: NDArray[np.bool_]  # whether it sends that message
+    alone: Ints  # ns before its end in which neither compute nor other communication runs
+    partner: Ints  # root of the operation, or the other rank of a message
+    sends: NDArray[np.bool_]  # whether it sends a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The numbers of some ranks before any question is asked; times are those of `Stack`."""
+    """Arrays of some ranks from which partials are computed; times are those of `Stack`."""
 
     rank: Ints  # of each iteration
     number: Ints
     start: Ints
     stop: Ints
-    moved: Ints  # ns that it is later than in its trace
-    labels: tuple[int | None, ...]  # of the process groups, the same on every rank
-    coverage: Ints  # by iteration and mask of classes: ns in which exactly these are active
+    moved: Ints  # ns by which times of the iteration were shifted
+    labels: tuple[int | None, ...]  # of process groups, equal on all ranks
+    coverage: Ints  # shape (iterations, masks): ns in which exactly these classes are active
     comm: Communication
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
-        """See ranks; of their iterations, only those of these numbers."""
+        """Convert a stack; `only` selects iterations by their number."""
         number, start, stop = (
             stack.iterations[name].to_numpy() for name in ("number", "start", "stop")
         )
-        kept = slice(None) if only is None else np.isin(number, list(only))
-        start, stop = start[kept], stop[kept]
+        selected = slice(None) if only is None else np.isin(number, list(only))
+        start, stop = start[selected], stop[selected]
         classes = _classes(stack)
-        labels = tuple(clocks.labels(stack.groups, described=True))
+        labels = tuple(clocks.labels(stack.groups, by_description=True))
         return cls(
-            rank=stack.rank[kept],
-            number=number[kept],
+            rank=stack.rank[selected],
+            number=number[selected],
             start=start,
             stop=stop,
-            moved=stack.moved[kept],
+            moved=stack.moved[selected],
             labels=labels,
             coverage=intervals.coverage_by_class(classes, start, stop),
             comm=_communication(stack, byte_kind, (start, stop), classes[0], labels),
         )
 
-    def covered(self, wanted: Sets) -> Ints:
-        """A row a set, of each iteration: how long one of its masks holds, clipped to it."""
-        covered: Ints = wanted @ self.coverage.T
+    def covered(self, sets_: Sets) -> Ints:
+        """Return ns in which a mask of each set is active; shape (sets, iterations)."""
+        covered: Ints = sets_ @ self.coverage.T
         return covered
 
     @property
     def time(self) -> Ints:
-        """How long each iteration is."""
+        """Duration of each iteration."""
         return self.stop - self.start
 
 
 def _classes(stack: Stack) -> list[tuple[Ints, Ints]]:
-    """Intervals of compute, of copies, and of each tag."""
+    """Return starts and stops of compute, of copies, and of each tag's communication."""
     start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
     kind = stack.events["kind"].to_numpy().copy()
     kind[stack.comm["event"].to_numpy()] = KIND["other"]
@@ -206,16 +206,16 @@ def _classes(stack: Stack) -> list[tuple[Ints, Ints]]:
 def _communication(
     stack: Stack,
     byte_kind: ByteKind,
-    found: tuple[Ints, Ints],
+    iterations: tuple[Ints, Ints],
     compute: tuple[Ints, Ints],
     labels: Sequence[int | None],
 ) -> Communication:
-    """The events inside of the iterations that were found."""
+    """Return the communication events inside some iterations."""
     comm = stack.comm
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
-    iteration = intervals.segment_of(times[0], *found)
+    iteration = intervals.segment_of(times[0], *iterations)
     is_inside = iteration >= 0
-    # Most often all are: then nothing has to be copied.
+    # Usually all events are inside; a slice then avoids copies.
     inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
     group = filled(comm["group"], -1)[inside]
     peer = filled(comm["peer"])
@@ -238,5 +238,5 @@ def _communication(
 
 
 def _by_place(values: Sequence[int | None]) -> Ints:
-    """The values with NULL for none, and behind the last: at place -1."""
-    return np.array([NULL if each is None else each for each in (*values, None)], np.int64)
+    """Return the values, NULL for None, and a final NULL for index -1."""
+    return np.array([NULL if value is None else value for value in (*values, None)], np.int64)

@@ -20,7 +20,7 @@ from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,
     WORLD,
-    Behaviour,
+    Behavior,
     ProcessGroup,
     Tagged,
     TagRule,
@@ -172,7 +172,7 @@ def _tag_operations(
 ) -> Tagged:
     """Return the tag of a group; a grid of one dimension decides unless a name tells more."""
     counts = {OPS[op]: count for op, count in ops.items()}
-    tagged = tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
+    tagged = tag_group(group, Behavior(counts=counts, iterations=iterations), rules)
     only_tag = None if rules.grid is None else rules.grid.only
     if only_tag is None or tagged.source == "explicit":
         return tagged

@@ -1,15 +1,13 @@
-"""Replay of a step on its devices: a dPRO trial's or a run's, measured or changed.
+"""Replay a step on its devices: start and end of every operation, and the critical path.
 
-It tells when every operation starts and ends, and its critical path. Times are float64
-nanoseconds. What can start first runs first, both directions of a link have their own device,
-and a RECV may overlap its SEND, unless `ReplayRules` say otherwise.
+Times are float64 ns. The operation that can start first runs first, both directions of a link
+have their own device, and a RECV may overlap its SEND, unless `ReplayRules` say otherwise.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
 from fastcomm.readers.dpro import (
@@ -32,35 +30,46 @@ from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 _PRIORITY = (("FW", 0), ("OUTPUT", 1), ("BW", 2), ("UPDATE_", 3))
-_REST = 100
+_LOWEST_PRIORITY = 100
 
 
 def last_ends(pid: Ints, schedule: DeviceSchedule, pids: int) -> Floats:
-    """Return the largest end of each of `pids`; `pid` is by node."""
+    """Return the last end of each process, ns.
+
+    Parameters
+    ----------
+    pid
+        Process of each node, by number.
+    schedule
+        The replayed step.
+    pids
+        Number of processes.
+
+    """
     ends = np.zeros(pids)
     np.maximum.at(ends, pid, schedule.end)
     return ends
 
 
 def edge_costs(replayed: "Replayed") -> Floats:
-    """Return what each edge adds to a path, in ns: its node and the gap behind that."""
-    made = replayed.replayer
-    source = made.graph.source
-    duration = np.where(made.operations.at_start == 1, 0.0, replayed.duration[source])
-    between = made.operators[source] & made.operators[made.graph.target]
-    gap = np.where(between, made.measured.gap[source], 0.0)
-    return np.asarray(duration + (gap + made.operations.lag))
+    """Return the length of each edge: the duration of its source, and the gap after it, ns."""
+    replayer = replayed.replayer
+    source = replayer.graph.source
+    duration = np.where(replayer.operations.at_start == 1, 0.0, replayed.duration[source])
+    between = replayer.operators[source] & replayer.operators[replayer.graph.target]
+    gap = np.where(between, replayer.measured.gap[source], 0.0)
+    return np.asarray(duration + (gap + replayer.operations.lag))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRules:
-    """How a trial is measured and replayed; another tool brings rules of its own."""
+    """How a trial is measured and replayed. The default is fastcomm's, `compat` has others."""
 
     statistics: Callable[[UniformTrace, Topology | None], Statistics] = statistics
     step_time: Callable[[UniformTrace], StepTime] = step_time
     gaps: GapRules = field(default_factory=GapRules)
     has_duplex_links: bool = True  # SEND and RECV have a device each, and may overlap
-    by_device: bool = False  # the device that is free first runs next
+    by_device: bool = False  # run the device that is free first, not the earliest start
     step_ends: Callable[[Ints, DeviceSchedule, int], Floats] = last_ends
     edge_costs: Callable[["Replayed"], Floats] = edge_costs
 
@@ -70,60 +79,63 @@ RULES = ReplayRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to replay: by which rules, how many steps, and whether all updates run at once."""
+    """Options of a replay."""
 
     rules: ReplayRules = RULES
-    steps: int = 1
-    unlimited_updates: bool = False
+    steps: int = 1  # repetitions of the step, one after the other
+    unlimited_updates: bool = False  # run any number of updates at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayer:
-    """A graph with all that a replay of it needs; `run` takes durations."""
+    """A dependency graph with measured times and devices, which replays a step."""
 
     graph: Dependencies
-    names: tuple[Name, ...]
-    categories: tuple[str, ...]
+    names: tuple[Name, ...]  # of each node
+    categories: tuple[str, ...]  # of each node
     measured: Measured
     options: Options
     devices: tuple[str, ...]
     operations: DeviceGraph
-    pid: Ints
+    pid: Ints  # of each node, position in `pids`
     pids: tuple[str, ...]
-    release: Floats | float = 0.0  # when a node may begin at the earliest
+    release: Floats | float = 0.0  # earliest start of each node
 
     @classmethod
     def of(
         cls, graph: Dependencies, measured: Measured, options: Options | None = None
     ) -> "Replayer":
-        """Give every node its device, and every edge its delay."""
+        """Assign a device to every node, and a delay to every edge.
+
+        Raises FastcommError if the graph has a cycle.
+        """
         options = options or Options()
         names = graph.parsed()
-        cats = _kinds(names)
+        categories = _categories(names)
         devices: dict[str, int] = {}
         device = [devices.setdefault(_device(n, options), len(devices)) for n in names]
         groups: dict[str, int] = {}
         pids: dict[str, int] = {}
-        operator = _is_operator(cats)
+        operator = _is_operator(categories)
         operations = DeviceGraph(
             source=graph.source,
             target=graph.target,
             lag=_lags(graph, names, operator, measured),
             at_start=_from_start(graph, names, options),
             device=np.array(device, np.int64),
-            priority=np.array([_priority(each.standard) for each in names], np.int64),
+            priority=np.array([_priority(n.standard) for n in names], np.int64),
             busy=np.where(operator, measured.gap, 0.0),
             group=np.array(
                 [groups.setdefault(n.op_name, len(groups)) for n in names], np.int64
             ),
             releases=np.array([n.sub_op == OUT for n in names], np.int64),
-            kind=np.array([_kind(each) for each in devices], np.int64),
+            kind=np.array([_device_kind(name) for name in devices], np.int64),
         )
         acyclic_order(graph.source, graph.target, graph.nodes)
         return cls(
             graph=graph,
             names=tuple(names),
-            categories=tuple(cats),
+            categories=tuple(categories),
             measured=measured,
             options=options,
             devices=tuple(devices),
@@ -133,7 +145,7 @@ class Replayer:
         )
 
     def run(self, duration: Floats | None = None) -> "Replayed":
-        """Replay with the measured durations, or others."""
+        """Replay the step with the measured durations, or with other ones (ns per node)."""
         duration = self.measured.avg if duration is None else duration
         rules = self.options.rules
         free, ends, passes = np.zeros(len(self.devices)), np.zeros(len(self.pids)), []
@@ -154,40 +166,40 @@ class Replayer:
 
     @property
     def operators(self) -> Flags:
-        """Which nodes are operators."""
+        """For each node, whether it is an operator of a framework."""
         return _is_operator(self.categories)
 
     def is_of(self, op_cat: str) -> Flags:
-        """Which nodes are of a category of operations, such as BW or Comm."""
+        """Return for each node whether it belongs to a category such as BW or Comm."""
         return np.array([name.op_cat == op_cat for name in self.names], bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """When every node started and ended in the first step; `step_end` is by pid."""
+    """Schedule of a replayed step, and mean step times."""
 
     replayer: Replayer
-    duration: Floats
-    start: Floats
+    duration: Floats  # of each node
+    start: Floats  # of each node, in the first step
     end: Floats
-    order: Ints
-    step_end: Floats
-    passes: tuple[DeviceSchedule, ...]
+    order: Ints  # nodes of the first step by start
+    step_end: Floats  # by pid; mean length of a step
+    passes: tuple[DeviceSchedule, ...]  # schedule of each repetition
 
     @property
     def mean_ns(self) -> float:
-        """Mean over ranks of the step's end."""
+        """Mean step time over the ranks."""
         own = [i for i, pid in enumerate(self.replayer.pids) if is_rank(pid)]
         return float(self.step_end[own].mean())
 
     def by_pid(self) -> dict[str, float]:
-        """Ends of the step in ns, without those of nodes of no rank."""
+        """Return the step time of each rank, in ns."""
         pairs = zip(self.replayer.pids, self.step_end.tolist(), strict=True)
         return {pid: end for pid, end in pairs if is_rank(pid)}
 
 
 def _device(name: Name, options: Options) -> str:
-    """Where a node runs."""
+    """Return the name of the device on which a node runs."""
     pid = name.pid or "END"
     if name.sub_op in SERVER:
         return f"{pid}->ServerOp"
@@ -195,29 +207,29 @@ def _device(name: Name, options: Options) -> str:
         return f"{pid}->Comm"
     if name.op_cat == "Comm":
         if name.sub_op in {"SEND", "RECV"}:
-            way = f"~>{name.sub_op}" if options.rules.has_duplex_links else ""
-            return f"{pid}->Comm{way}"
+            direction = f"~>{name.sub_op}" if options.rules.has_duplex_links else ""
+            return f"{pid}->Comm{direction}"
         return f"{pid}->Comm~>{'Kernel' if name.sub_op in STAGES else 'Sync'}"
     if name.op_cat.startswith("UPDATE") and options.unlimited_updates:
         return f"{pid}->operator~>INFI_PARA_UPDATE"
     return f"{pid}->{'I/O' if name.op_cat.startswith('I/O') else 'operator'}"
 
 
-def _kind(device: str) -> int:
-    """Whether a device runs one at a time, any number, or one group at a time."""
+def _device_kind(device: str) -> int:
+    """Return the kind of a device: one operation at a time, unlimited or exclusive."""
     if device.endswith("~>INFI_PARA_UPDATE"):
         return kernels.UNLIMITED
     return kernels.EXCLUSIVE if device.endswith("~>Kernel") else 0
 
 
 def _priority(standard: str) -> int:
-    return next((number for word, number in _PRIORITY if word in standard), _REST)
+    return next((number for part, number in _PRIORITY if part in standard), _LOWEST_PRIORITY)
 
 
 def _lags(
     graph: Dependencies, names: Sequence[Name], operator: Flags, measured: Measured
 ) -> Floats:
-    """What comes between a node and its successor: the gap from a Sync to communication."""
+    """Return the delay of each edge: the gap from a Sync or an operator to communication."""
     comm = np.array([name.op_cat == "Comm" for name in names])
     sync = np.array([name.sub_op == "Sync" for name in names])
     applies = comm[graph.target] & (operator | sync)[graph.source]
@@ -225,22 +237,22 @@ def _lags(
 
 
 def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) -> Ints:
-    """1 where a RECV may begin with its SEND."""
+    """Return 1 for edges from a SEND to a RECV that may begin with it, else 0."""
     send = np.array([name.sub_op == "SEND" for name in names])
     receive = np.array([name.sub_op == "RECV" for name in names])
     overlaps = send[graph.source] & receive[graph.target] & options.rules.has_duplex_links
     return np.asarray(overlaps, np.int64)
 
 
-def _kinds(nodes: Sequence[Name]) -> list[str]:
-    """The fine category of each node."""
-    known: dict[str, str] = {}
-    return [known.setdefault(each.standard, category(each.standard)) for each in nodes]
+def _categories(nodes: Sequence[Name]) -> list[str]:
+    """Return the fine category of each node."""
+    by_name: dict[str, str] = {}
+    return [by_name.setdefault(node.standard, category(node.standard)) for node in nodes]
 
 
-def _is_operator(kinds_: Sequence[str]) -> NDArray[np.bool_]:
-    """Which nodes are operators of a framework."""
-    return np.array([coarse(each) == "operator" for each in kinds_], bool)
+def _is_operator(categories: Sequence[str]) -> Flags:
+    """Return for each category whether it is one of operators of a framework."""
+    return np.array([coarse(name) == "operator" for name in categories], bool)
 
 
 _SAME_NS = 1e-3  # paths that differ by less are equally long
@@ -248,32 +260,27 @@ _SAME_NS = 1e-3  # paths that differ by less are equally long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPath:
-    """Nodes of the path, what each adds to it, and the part of that which is waiting, in ns.
-
-    A wait begins with the end of the node and ends with the start of the next node. The last
-    node adds nothing.
-    """
+    """Critical path of a replayed step."""
 
     nodes: tuple[int, ...]
-    cost: tuple[float, ...]
-    wait: tuple[float, ...]
-    edges: int
+    cost: tuple[float, ...]  # what each node adds to the length, ns; 0 for the last
+    wait: tuple[float, ...]  # of the cost: from the node's end to the next node's start
+    edges: int  # of the execution graph
 
     @property
     def length_ns(self) -> float:
-        """Length of the path."""
+        """Length of the path, ns."""
         return sum(self.cost)
 
 
 def critical_path(replayed: Replayed) -> ReplayPath:
-    """Find it: a dependency costs its node and the gap behind it, a device what has passed."""
-    made = replayed.replayer
+    """Return the longest path through the execution graph of a replayed step."""
     source, target, cost = execution_graph(replayed)
-    into = graphs.index(target.astype(np.int32), len(made.names))
+    incoming = graphs.index(target.astype(np.int32), len(replayed.replayer.names))
     order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
-    far, through = graphs.longest_path(order, into, ends, cost, _SAME_NS)
-    path = LongestPath.to(int(np.argmax(far)), through, ends).nodes
-    steps = np.diff(far[path], append=far[path[-1]])
+    distance, through = graphs.longest_path(order, incoming, ends, cost, _SAME_NS)
+    path = LongestPath.to(int(np.argmax(distance)), through, ends).nodes
+    steps = np.diff(distance[path], append=distance[path[-1]])
     wait = np.maximum(steps - replayed.duration[path], 0.0)
     return ReplayPath(
         nodes=tuple(path.tolist()),
@@ -284,10 +291,14 @@ def critical_path(replayed: Replayed) -> ReplayPath:
 
 
 def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
-    """Edges of dependencies, then of devices, and what each costs."""
-    made = replayed.replayer
-    source, target = made.graph.source, made.graph.target
-    cost = made.options.rules.edge_costs(replayed)
+    """Return source, target and length in ns of all edges: dependencies, then devices.
+
+    An edge of a device connects operations that ran one after the other on it; its length is
+    the time between their starts.
+    """
+    replayer = replayed.replayer
+    source, target = replayer.graph.source, replayer.graph.target
+    cost = replayer.options.rules.edge_costs(replayed)
     earlier, later = _on_devices(replayed, source, target)
     return (
         np.concatenate((source, earlier)),
@@ -297,11 +308,11 @@ def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
 
 
 def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """Edges between what ran on a device one after the other."""
-    made = replayed.replayer
-    a, b = made.operations.consecutive(replayed.order)
-    size = len(made.names)
-    known = np.isin(a * size + b, source * size + target)
-    update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
-    kept = ~known & ~(made.is_of("BW")[a] & update[b])
-    return a[kept], b[kept]
+    """Return the edges between consecutive operations of a device that are no dependencies."""
+    replayer = replayed.replayer
+    a, b = replayer.operations.consecutive(replayed.order)
+    size = len(replayer.names)
+    is_dependency = np.isin(a * size + b, source * size + target)
+    update = np.array([name.op_cat.startswith("UPDATE") for name in replayer.names])
+    is_new = ~is_dependency & ~(replayer.is_of("BW")[a] & update[b])
+    return a[is_new], b[is_new]

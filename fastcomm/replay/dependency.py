@@ -1,8 +1,9 @@
-"""The dependency graph of a step: operations of all ranks, and communication between them.
+"""Dependency graph of a step: the operations of all ranks, and communication between them.
 
-Nodes are long names, edges are as columns. NCCL_ALLREDUCE is no node: its SEND and RECV are,
-along rings or trees; so are pushes to servers and pulls. Without files of NCCL communication
-of a tensor is one node a rank.
+Nodes are long names of operations, such as ``host0.rank0->BW.layer1``. A collective of NCCL is
+represented by its SEND and RECV operations along rings or trees, communication with parameter
+servers by pushes and pulls. In trials without NCCL files, the communication of a tensor is one
+node per rank.
 """
 
 import re
@@ -35,33 +36,55 @@ Edge = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankGroup:
-    """One rank and one group: `head` is the group's name."""
+    """One rank that communicates the tensors of one group."""
 
     rank: int
-    head: str
-    pid_of: Mapping[int, str]
+    head: str  # name of the group's communication
+    pid_of: Mapping[int, str]  # by rank
 
     def at(self, sub_op: str, rank: int | None = None) -> str:
-        """The long name of an operation of the group, of this rank or another."""
+        """Return the long name of an operation of the group, by default of this rank."""
         return f"{self.pid_of[self.rank if rank is None else rank]}->{self.head}.{sub_op}"
 
 
 def peers(pid: str, topology: Topology) -> tuple[int, ...]:
-    """All ranks that share a channel with a rank, itself included; () of one in no channel."""
+    """Return all ranks that share a channel with a rank, sorted, itself included.
+
+    Empty for a rank without channels.
+    """
     rank = topology.rank_of.get(pid)
     channels = topology.tree if topology.algorithm == TREE else topology.ring
     shared = [set(channel) for channel in channels.values() if rank in channel]
     return tuple(sorted(set().union(*shared)))
 
 
-def slices(
+def slice_edges(
     pid: str, head: str, counts: Mapping[str, int], topology: Topology
 ) -> Iterator[Edge]:
-    """Edges of what a rank sends and of what that waits for; `counts` are the trace's."""
+    """Yield the edges between the slices that a rank sends and receives for a group.
+
+    Parameters
+    ----------
+    pid
+        Process of the rank.
+    head
+        Name of the group's communication.
+    counts
+        Numbers of loops, channels, chunks and slices, by the names in `COUNTS`.
+    topology
+        Rings or trees of NCCL.
+
+    Raises
+    ------
+    FastcommError
+        If a channel includes a rank without files.
+
+    """
     members = peers(pid, topology)
-    if lost := [rank for rank in members if rank not in topology.pid_of]:
+    if missing := [rank for rank in members if rank not in topology.pid_of]:
         raise FastcommError(
-            f"{pid} shares a channel with rank {lost[0]} of NCCL, which has no files"
+            f"{pid} shares a channel with rank {missing[0]} of NCCL, which has no files. Add "
+            "the directory of this rank"
         )
     if not members:
         return
@@ -71,30 +94,33 @@ def slices(
     if topology.algorithm == TREE:
         trees = {h: tree for h, tree in topology.tree.items() if place.rank in tree}
         for loop, c, part, h in product(
-            range(size[0]), range(chunks or 1), range(size[1]), _used(trees, channels)
+            range(size[0]), range(chunks or 1), range(size[1]), _used_channels(trees, channels)
         ):
-            yield from _branch(place, trees[h][place.rank], f"{loop}_{h}_{c}_{part}")
+            yield from _tree_edges(place, trees[h][place.rank], f"{loop}_{h}_{c}_{part}")
         return
     rings = {h: ring for h, ring in topology.ring.items() if place.rank in ring}
-    used = _used(rings, channels)
+    used = _used_channels(rings, channels)
     turns = chunks or max((2 * (len(rings[h]) - 1) for h in used), default=0)
     for loop, c, part, h in product(range(size[0]), range(turns), range(size[1]), used):
         suffix = f"{loop}_{h}_{c}_{part}", f"{loop}_{h}_{c - 1}_{part}"
-        yield from _turn(place, rings[h][place.rank], suffix, c, turns)
+        yield from _ring_edges(place, rings[h][place.rank], suffix, c, turns)
         if c >= 2 * (len(rings[h]) - 1) - 1:
             other = rings[h][place.rank]
             yield place.at(f"RECV~>{suffix[0]}", other), place.at(OUT, other)
 
 
-def _used(channels: Mapping[int, object], count: int) -> list[int]:
-    """The channels that the group goes by; all where the trace does not say how many."""
+def _used_channels(channels: Mapping[int, object], count: int) -> list[int]:
+    """Return the first `count` channels, which the group uses; all if the count is 0."""
     return [h for h in sorted(channels) if not count or h < count]
 
 
-def _turn(
+def _ring_edges(
     place: _RankGroup, after: int, suffix: tuple[str, str], turn: int, turns: int
 ) -> Iterator[Edge]:
-    """What a rank waits for to send in a turn of the ring, and who waits for it."""
+    """Yield the edges into and out of a rank's SEND in one turn of a ring.
+
+    `after` is the next rank of the ring; `suffix` names the slice of this turn and the last.
+    """
     send = place.at(f"SEND~>{suffix[0]}")
     yield place.at(IN), send
     if turn < turns - 1 or turn == 0:
@@ -104,30 +130,34 @@ def _turn(
     yield send, place.at(f"RECV~>{suffix[0]}", after)
 
 
-def _branch(place: _RankGroup, own: Tree, slice_: str) -> Iterator[Edge]:
-    """Sums go up when those from below are there, the whole comes down and goes on at once."""
+def _tree_edges(place: _RankGroup, own: Tree, slice_: str) -> Iterator[Edge]:
+    """Yield the edges of a rank in a tree.
+
+    A rank sends its sum up after it received the sums from below, and forwards the total down
+    as soon as it arrives from above.
+    """
 
     def hop(sub_op: str, source: int, target: int) -> str:
         at = source if sub_op == "SEND" else target
         return place.at(f"{sub_op}~>{slice_}_{source}_{target}", at)
 
     rank = place.rank
-    had = [hop("RECV", below, rank) for below in own.down]
-    for receive in had:
+    received = [hop("RECV", below, rank) for below in own.down]
+    for receive in received:
         yield place.at(IN), receive
     if own.up is not None:
         up = hop("SEND", rank, own.up)
         yield place.at(IN), up
-        for receive in had:
+        for receive in received:
             yield receive, up
         yield up, hop("RECV", rank, own.up)
-        had = [hop("RECV", own.up, rank)]
+        received = [hop("RECV", own.up, rank)]
     for below in own.down:
         down = hop("SEND", rank, below)
-        for receive in had:
+        for receive in received:
             yield receive, down
         yield down, hop("RECV", rank, below)
-    for receive in had:
+    for receive in received:
         yield receive, place.at(OUT)
 
 
@@ -136,18 +166,14 @@ _NUMBER = re.compile(r"\d+$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Who pushes what where, and what servers do, as the keys of a trace tell it.
+    """Communication with parameter servers, by tensor and part of a tensor."""
 
-    Both are by tensor and part: `pushed` the pairs (worker, server), the earliest push first,
-    `done` the names of what a server does, in order.
-    """
-
-    pushed: Mapping[tuple[int, str], tuple[tuple[str, str], ...]]
-    done: Mapping[tuple[int, str], tuple[str, ...]]
+    pushed: Mapping[tuple[int, str], tuple[tuple[str, str], ...]]  # (worker, server), by time
+    done: Mapping[tuple[int, str], tuple[str, ...]]  # operations of the server, in order
 
     @classmethod
     def of(cls, trace: UniformTrace) -> "Servers":
-        """Collect them."""
+        """Collect pushes and operations of servers from the keys of a trace."""
         ends: dict[tuple[int, str], list[tuple[float, str, str]]] = {}
         done: dict[tuple[int, str], list[tuple[int, str]]] = {}
         size = len(trace.keys)
@@ -161,38 +187,49 @@ class Servers:
                 ends.setdefault((name.tensors[0], part), []).append(pair)
             elif name.sub_op in {"COPY_FIRST", "SUM", "COPY_MERGED"}:
                 part = (name.suffix or "").rpartition("~PART")[2]
-                done.setdefault((name.tensors[0], part), []).append((_server_place(name), text))
+                done.setdefault((name.tensors[0], part), []).append((_server_order(name), text))
         return cls(
             pushed={
-                key: tuple((worker, server) for _, worker, server in sorted(each))
-                for key, each in ends.items()
+                key: tuple((worker, server) for _, worker, server in sorted(pushes))
+                for key, pushes in ends.items()
             },
-            done={key: tuple(text for _, text in sorted(each)) for key, each in done.items()},
+            done={key: tuple(text for _, text in sorted(ops)) for key, ops in done.items()},
         )
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """All tensors that are pushed."""
+        """All tensors that are pushed, sorted."""
         return tuple(sorted({tensor for tensor, _ in self.pushed}))
 
     def edges(
         self, pid: str, tensor: int, befores: Sequence[str], afters: Sequence[str]
     ) -> Iterator[Edge]:
-        """What the worker of a rank does with a tensor between its backward op and updates."""
+        """Yield the edges of a worker that pushes and pulls a tensor.
+
+        Parameters
+        ----------
+        pid
+            Process of the worker's rank.
+        tensor
+            The tensor.
+        befores, afters
+            Long names of the operations before the push, and after the pull.
+
+        """
         number = _NUMBER.search(pid.partition(".")[0])
         own = f"worker_{int(number[0])}" if number else ""
         for (sent, part), pairs in self.pushed.items():
             for place, (worker, server) in enumerate(pairs if sent == tensor else ()):
                 if worker != own:
                     continue
-                chain = [_request(worker, server, tensor, part, each) for each in REQUESTS]
+                chain = [_request(worker, server, tensor, part, op) for op in REQUESTS]
                 yield from ((before, chain[0]) for before in befores)
                 yield from pairwise(chain)
                 yield from ((chain[-1], after) for after in afters)
                 yield from self._served(self.done.get((tensor, part), ()), place, chain)
 
     def _served(self, done: Sequence[str], place: int, chain: Sequence[str]) -> Iterator[Edge]:
-        """What a server does with it: the push feeds its place, the whole comes back."""
+        """Yield the edges of a server: from a push, between its operations, and to the pull."""
         if not done:
             return
         yield chain[0], done[min(place, len(done) - 1)]
@@ -200,15 +237,15 @@ class Servers:
         yield done[-1], chain[-1]
 
 
-def _server_place(name: Name) -> int:
-    """Where an operation stands among those of a server: copy, sums, copy."""
+def _server_order(name: Name) -> int:
+    """Return a key that sorts the operations of a server: first copy, sums, last copy."""
     if name.sub_op == "SUM":
         return 1 + int((name.suffix or "").split("::")[1])
     return 0 if name.sub_op == "COPY_FIRST" else 1 << 30
 
 
 def _request(worker: str, server: str, tensor: int, part: str, sub_op: str) -> str:
-    """The long name of one request or its answer; what an answer's link is the sender's."""
+    """Return the long name of a request or response; its link begins with the sender."""
     ends = (worker, server) if sub_op.endswith("REQ") else (server, worker)
     link = "::".join(ends)
     return long_name(link, f"Comm.{tensor}.{sub_op}", f"{link}::{part}")
@@ -220,18 +257,18 @@ Communicate = Callable[[str, Group], Iterable[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Nodes in the order of their first edge; edge k goes from `source[k]` to `target[k]`."""
+    """Dependency graph: edge k goes from node `source[k]` to node `target[k]`."""
 
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # long names
     source: Ints
     target: Ints
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # tensors that are communicated together
 
     @classmethod
     def of(
         cls, nodes: Iterable[str], edges: Collection[Edge], groups: Iterable[Group]
     ) -> "Dependencies":
-        """Number the nodes of edges that are given by name."""
+        """Build a graph from edges between names of nodes."""
         names = tuple(nodes)
         number = {name: i for i, name in enumerate(names)}
         return cls(
@@ -243,48 +280,69 @@ class Dependencies:
 
     @property
     def edges(self) -> Iterator[tuple[str, str]]:
-        """The edges by name."""
+        """The edges as pairs of long names."""
         for a, b in zip(self.source.tolist(), self.target.tolist(), strict=True):
             yield self.nodes[a], self.nodes[b]
 
     def parsed(self) -> list[Name]:
-        """The nodes in their parts."""
+        """Return the names of the nodes, split into their parts."""
         return [Name.of(node) for node in self.nodes]
 
     def table(self) -> pa.Table:
-        """One row an edge."""
+        """Return the edges as a table with columns `source` and `target`."""
         return pa.table({"source": self.source, "target": self.target})
 
 
 def dependencies(trial: Trial, step: int, *, joins_ranks: bool = True) -> Dependencies:
-    """Return the graph of a trial; `step` tells which tensors were sent together.
+    """Build the dependency graph of a trial.
 
-    With `joins_ranks` communication that is one node of each rank begins when all are ready.
+    Parameters
+    ----------
+    trial
+        The trial.
+    step
+        Step whose trace tells which tensors were communicated together.
+    joins_ranks
+        Whether communication that is one node per rank begins when all ranks are ready.
+
     """
     groups = tensor_groups(trial.trace, step)
     topology, graph, counts = trial.topology, trial.graph, trial.counts
     if topology is not None:
-        return joined(
+        return combined(
             trial.trace.pids,
             graph,
             groups,
-            lambda pid, group: through_network(pid, group, graph, counts, topology),
+            lambda pid, group: network_edges(pid, group, graph, counts, topology),
         )
     servers = Servers.of(trial.trace)
     pids = [pid for pid in trial.trace.pids if is_rank(pid)]
     if servers.tensors:
         groups = tuple((tensor,) for tensor in servers.tensors)
-        return joined(pids, graph, groups, _through_servers(servers, graph))
-    one = _as_one(trial, joins_ranks=joins_ranks)
+        return combined(pids, graph, groups, _server_edges(servers, graph))
+    communicate = _single_nodes(trial, joins_ranks=joins_ranks)
     tensors = [tensor for name in graph.nodes for tensor in Name.of(name).tensors]
     silent = [(tensor,) for tensor in tensors if (tensor,) not in groups]
-    return replace(joined(pids, graph, (*groups, *silent), one), groups=groups)
+    return replace(combined(pids, graph, (*groups, *silent), communicate), groups=groups)
 
 
-def joined(
+def combined(
     pids: Iterable[str], graph: LocalGraph, groups: Sequence[Group], communicate: Communicate
 ) -> Dependencies:
-    """The same local graph of every rank, with the edges of each group of tensors."""
+    """Combine copies of a local graph, one per rank, with edges of communication.
+
+    Parameters
+    ----------
+    pids
+        Process of each rank.
+    graph
+        Dependencies between the operations of one rank.
+    groups
+        Tensors that are communicated together.
+    communicate
+        Returns the edges of a process and a group.
+
+    """
     edges: dict[tuple[str, str], None] = {}
     nodes: dict[str, None] = {}
     for pid in pids:
@@ -298,7 +356,10 @@ def joined(
 
 
 def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:
-    """Tensors that are sent together; a later group takes over tensors of an earlier one."""
+    """Return the groups of tensors that were communicated together in a step.
+
+    A tensor of several groups belongs to the last; groups without tensors are left out.
+    """
     rows = np.flatnonzero(trace.counts & (trace.step == step) & (trace.step != NULL))
     parsed = {name: Name.of(name) for name in dict.fromkeys(trace.names)}
     groups: dict[Group, None] = {}
@@ -312,89 +373,107 @@ def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:
 
 
 def _local(pid: str, graph: LocalGraph) -> Iterator[tuple[str, str]]:
-    """What one rank computes; an update of this step does not hold up its forward ops."""
+    """Yield the edges between computations of a rank, without those into the next step."""
     for a, b in graph.edges:
-        closing = a.startswith("UPDATE_") and b.startswith("FW.")
-        if not (closing or a.startswith("Comm.") or b.startswith("Comm.")):
+        is_next_step = a.startswith("UPDATE_") and b.startswith("FW.")
+        if not (is_next_step or a.startswith("Comm.") or b.startswith("Comm.")):
             yield _node(pid, a), _node(pid, b)
 
 
 def _node(pid: str, name: str) -> str:
-    """The long name of a node of one rank; the end is that of all."""
+    """Return the long name of a node of one rank; all ranks share the node END."""
     return name if name == "END" else f"{pid}->{name}"
 
 
-def through_network(
+def network_edges(
     pid: str,
     group: Group,
     graph: LocalGraph,
     counts: Mapping[str, Mapping[str, int]],
     topology: Topology,
 ) -> Iterator[tuple[str, str]]:
-    """What one rank does to send a group of tensors in slices."""
-    head = head_of(group)
-    sync, queue, taken, given = (f"{pid}->{head}.{each}" for each in ("Sync", *STAGES))
+    """Yield the edges of a rank that communicates a group of tensors in slices.
+
+    Parameters
+    ----------
+    pid
+        Process of the rank.
+    group
+        The tensors.
+    graph
+        Dependencies between the operations of one rank.
+    counts
+        Numbers of loops, channels, chunks and slices, by name of the communication.
+    topology
+        Rings or trees of NCCL.
+
+    """
+    head = group_name(group)
+    sync, queue, copy_in, copy_out = (f"{pid}->{head}.{stage}" for stage in ("Sync", *STAGES))
     for backward in _backwards(group, graph):
         yield f"{pid}->{backward}", sync
     ranks = peers(pid, topology)
     pids = [topology.pid_of[rank] for rank in ranks if rank in topology.pid_of]
     for peer in pids or [pid]:
         yield long_name(peer, f"{head}.Sync"), queue
-    yield queue, taken
+    yield queue, copy_in
     if len(pids) < 2:  # noqa: PLR2004
-        yield taken, given
-    yield from slices(pid, head, counts.get(head, {}), topology)
-    for after in _afters(group, graph):
-        yield given, f"{pid}->{after}"
+        yield copy_in, copy_out
+    yield from slice_edges(pid, head, counts.get(head, {}), topology)
+    for after in _successors(group, graph):
+        yield copy_out, f"{pid}->{after}"
 
 
-def head_of(group: Group) -> str:
-    """The name of the communication of a group of tensors."""
+def group_name(group: Group) -> str:
+    """Return the name of the communication of a group of tensors, such as "Comm.3+4"."""
     return f"Comm.{'+'.join(map(str, group))}"
 
 
 def _backwards(group: Group, graph: LocalGraph) -> Iterator[str]:
-    """The first backward operation before each tensor."""
+    """Yield the first backward operation before the communication of each tensor."""
     for tensor in group:
         before = graph.predecessors.get(f"Comm.{tensor}", ())
-        yield from [each for each in before if each.startswith("BW.")][:1]
+        yield from [name for name in before if name.startswith("BW.")][:1]
 
 
-def _afters(group: Group, graph: LocalGraph) -> Iterator[str]:
-    """What waits for each tensor."""
+def _successors(group: Group, graph: LocalGraph) -> Iterator[str]:
+    """Yield the operations that wait for the communication of each tensor."""
     for tensor in group:
         yield from graph.successors.get(f"Comm.{tensor}", ())
 
 
-def _through_servers(servers: Servers, graph: LocalGraph) -> Communicate:
-    """Communication by pushes to servers and pulls from them."""
+def _server_edges(servers: Servers, graph: LocalGraph) -> Communicate:
+    """Return a function that yields the edges of pushes to servers and pulls from them."""
 
     def communicate(pid: str, group: Group) -> Iterator[tuple[str, str]]:
         for tensor in group:
-            befores = [f"{pid}->{each}" for each in _backwards((tensor,), graph)]
-            afters = [f"{pid}->{each}" for each in _afters((tensor,), graph)]
+            befores = [f"{pid}->{name}" for name in _backwards((tensor,), graph)]
+            afters = [f"{pid}->{name}" for name in _successors((tensor,), graph)]
             yield from servers.edges(pid, tensor, befores, afters)
 
     return communicate
 
 
-def _as_one(trial: Trial, *, joins_ranks: bool) -> Communicate:
-    """Communication as one node of each rank; without `joins_ranks` of those that log it."""
-    pids, graph, known = trial.trace.pids, trial.graph, set(trial.trace.keys)
+def _single_nodes(trial: Trial, *, joins_ranks: bool) -> Communicate:
+    """Return a function that yields the edges of communication as one node per rank.
+
+    Without `joins_ranks`, ranks that do not log the communication have no node.
+    """
+    pids, graph, traced = trial.trace.pids, trial.graph, set(trial.trace.keys)
 
     def communicate(pid: str, group: Group) -> Iterator[tuple[str, str]]:
-        head = head_of(group)
+        head = group_name(group)
         logs = pids if joins_ranks else [pid]
-        stages = [each for each in COARSE if any(f"{p}->{head}.{each}" in known for p in logs)]
-        chain = [f"{pid}->{head}.{each}" for each in stages]
+        stages = [op for op in COARSE if any(f"{p}->{head}.{op}" in traced for p in logs)]
+        chain = [f"{pid}->{head}.{op}" for op in stages]
         joins = joins_ranks and len(chain) == len(COARSE)
-        befores = [f"{pid}->{each}" for each in _backwards(group, graph)]
+        befores = [f"{pid}->{name}" for name in _backwards(group, graph)]
         for node in chain:
-            meeting = joins and node == chain[-1]
-            ready = (f"{peer}->{head}.{COARSE[0]}" for peer in pids) if meeting else befores
+            waits_for_all = joins and node == chain[-1]
+            ready = (f"{p}->{head}.{COARSE[0]}" for p in pids) if waits_for_all else befores
             yield from ((before, node) for before in ready)
             befores = [node]
-        for after in _afters(group, graph):
+        for after in _successors(group, graph):
             yield from ((before, f"{pid}->{after}") for before in befores)
 
     return communicate

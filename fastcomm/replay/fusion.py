@@ -1,4 +1,4 @@
-"""Search which tensors to send together, with a cost model of communication."""
+"""Search for groups of tensors to communicate together, with a cost model of communication."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,38 +10,38 @@ import numpy as np
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer
-from fastcomm.replay.dependency import Group, head_of, joined, through_network
+from fastcomm.replay.dependency import Group, combined, group_name, network_edges
 
-_TENTH = 10
+_TEST_INTERVAL = 10  # every tenth group, by size, tests the model instead of fitting it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """`slope` ns a byte, `offset` ns."""
+    """Time of an operation as a linear function of its bytes."""
 
-    slope: float
-    offset: float
+    slope: float  # ns per byte
+    offset: float  # ns
 
     def time(self, size: float) -> float:
-        """Nanoseconds that `size` bytes take."""
+        """Return the time for `size` bytes, in ns."""
         return self.slope * size + self.offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """A line by (pid, sub_op); `error` is the mean relative one of what was not fitted."""
+    """Times of the operations of communication, by process and sub-operation."""
 
     lines: Mapping[tuple[str, str], Line]
-    error: float | None
+    error: float | None  # mean relative error for groups that were not fitted
 
     def time(self, pid: str, sub_op: str, size: float) -> float:
-        """Nanoseconds of an operation of a group of `size` bytes; 0 where there was none."""
+        """Return the time of an operation of `size` bytes in ns; 0 if it was never measured."""
         line = self.lines.get((pid, sub_op))
         return 0.0 if line is None else line.time(size)
 
 
 def fitted(points: Iterable[tuple[float, float]]) -> Line:
-    """The line through (size, time) with the least squares of all that do not fall."""
+    """Fit a line to pairs (bytes, ns) by least squares, with slope and offset of 0 or more."""
     from scipy.optimize import nnls
 
     pairs = np.array(list(points), np.float64)
@@ -51,93 +51,124 @@ def fitted(points: Iterable[tuple[float, float]]) -> Line:
     return Line(slope=slope / scale, offset=offset)
 
 
-def cost_model(made: Replayer, bytes_of: Mapping[tuple[int, ...], int]) -> CostModel:
-    """Fit what the operations of a replay take; `bytes_of` is by group of tensors."""
+def cost_model(replayer: Replayer, bytes_of: Mapping[tuple[int, ...], int]) -> CostModel:
+    """Fit the measured times of communication to the bytes of the groups.
+
+    Parameters
+    ----------
+    replayer
+        Has the measured times.
+    bytes_of
+        Bytes of each group of tensors. Every tenth group tests the model.
+
+    """
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    held: list[tuple[tuple[str, str], float, float]] = []
-    sizes = sorted(bytes_of, key=lambda group: (bytes_of[group], group))
-    kept = {group for i, group in enumerate(sizes) if i % _TENTH != _TENTH - 1}
-    for name, avg in zip(made.names, made.measured.avg.tolist(), strict=True):
+    tests: list[tuple[tuple[str, str], float, float]] = []
+    groups = sorted(bytes_of, key=lambda group: (bytes_of[group], group))
+    fit_groups = {
+        group for i, group in enumerate(groups) if i % _TEST_INTERVAL != _TEST_INTERVAL - 1
+    }
+    for name, avg in zip(replayer.names, replayer.measured.avg.tolist(), strict=True):
         if name.op_cat != "Comm" or name.tensors not in bytes_of or not name.sub_op:
             continue
         key, size = (name.pid or "", name.sub_op), float(bytes_of[name.tensors])
-        if name.tensors in kept:
+        if name.tensors in fit_groups:
             points.setdefault(key, []).append((size, avg))
         elif avg > 0:
-            held.append((key, size, avg))
-    lines = {key: fitted(each) for key, each in points.items()}
-    errors = [abs(lines[key].time(size) / avg - 1) for key, size, avg in held if key in lines]
+            tests.append((key, size, avg))
+    lines = {key: fitted(pairs) for key, pairs in points.items()}
+    errors = [abs(lines[key].time(size) / avg - 1) for key, size, avg in tests if key in lines]
     return CostModel(lines=lines, error=float(np.mean(errors)) if errors else None)
 
 
 def partitions(size: int, slope: float, offset: float) -> int:
-    """Into how many parts to cut a tensor so that sending and what follows overlap best.
+    """Return the number of parts of a tensor with the best overlap of sending and processing.
 
-    `slope` is what the faster of the two takes a byte, `offset` what the slower takes a part;
-    where a part takes nothing, there is one for each byte.
+    Parameters
+    ----------
+    size
+        Bytes of the tensor.
+    slope
+        Time per byte of the faster one of the two, ns.
+    offset
+        Time per part of the slower one, ns. If 0, each byte is a part.
+
     """
     return max(1, int(sqrt(size * slope / offset)) if offset > 0 else size)
 
 
 def worth_fusing(end_comm: float, end_comp: float, fused: float, alone: float) -> bool:
-    """Whether two groups end sooner as one: the first is still sent when the second is ready.
+    """Return whether two consecutive groups end sooner if they are communicated together.
 
-    `end_comm` is when the first has been sent, `end_comp` when the second is computed, `fused`
-    what both take as one, `alone` what the second takes.
+    Parameters
+    ----------
+    end_comm
+        End of the communication of the first group, ns.
+    end_comp
+        End of the computation of the second group, ns.
+    fused, alone
+        Communication time of both groups together, and of the second one alone, ns.
+
     """
     return end_comm > end_comp + fused - alone
 
 
-_BETA = 10.0
+_BETA = 10.0  # of simulated annealing: how fast worse candidates become unlikely, per ms
 _MS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """The groups found, and the mean step by the cost model with them and as it was."""
+    """Best groups of tensors of a search."""
 
     groups: tuple[Group, ...]
-    replayed: Replayed
-    before: Replayed
+    replayed: Replayed  # with these groups
+    before: Replayed  # with the groups of the trial, by the same cost model
     model: CostModel
-    tried: int
+    tried: int  # candidates
 
     @property
     def speedup(self) -> float:
-        """How many times as fast a step is."""
+        """Ratio of the mean step time before to that with the groups."""
         return self.before.mean_ns / self.replayed.mean_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
-    """What the replay of a candidate needs."""
+    """Replays a step of a trial with other groups of tensors."""
 
     trial: Trial
-    made: Replayer
+    replayer: Replayer  # of the groups of the trial
     model: CostModel
 
     def replay(self, groups: Sequence[Group]) -> Replayed:
-        """Replay the step with other groups of tensors."""
+        """Replay the step with the given groups; needs the trial's rings or trees."""
         trial, topology = self.trial, self.trial.topology
         if topology is None:
-            raise FastcommError("no nccl_rank_graph.json: what a group would take is not known")
-        counts = {head_of(group): self._counts(group) for group in groups}
-        graph = joined(
+            raise FastcommError(
+                "cannot predict other groups of tensors: the trial has no "
+                "nccl_rank_graph.json, which dPRO's NCCL writes"
+            )
+        counts = {group_name(group): self._counts(group) for group in groups}
+        graph = combined(
             trial.trace.pids,
             trial.graph,
             groups,
-            lambda pid, group: through_network(pid, group, trial.graph, counts, topology),
+            lambda pid, group: network_edges(pid, group, trial.graph, counts, topology),
         )
-        known, own = self.made.measured, {n: i for i, n in enumerate(self.made.graph.nodes)}
+        original = self.replayer.measured
+        own = {node: i for i, node in enumerate(self.replayer.graph.nodes)}
         waits = {
             name.pid: gap
-            for name, gap in zip(self.made.names, known.comm_gap.tolist(), strict=True)
+            for name, gap in zip(self.replayer.names, original.comm_gap.tolist(), strict=True)
             if name.sub_op == "Sync"
         }
         names = graph.parsed()
         is_local = [name.op_cat != "Comm" for name in names]
         pairs = zip(graph.nodes, is_local, strict=True)
-        measured = known.at(np.array([own.get(n, -1) if local else -1 for n, local in pairs]))
+        measured = original.at(
+            np.array([own.get(n, -1) if local else -1 for n, local in pairs])
+        )
         sizes = {group: trial.parameters.group_bytes(group) or 0 for group in groups}
         for i, name in enumerate(names):
             if name.sub_op == "Sync":
@@ -145,29 +176,49 @@ class _Candidates:
             elif not is_local[i]:
                 size = sizes[name.tensors]
                 measured.avg[i] = self.model.time(name.pid or "", name.sub_op or "", size)
-        return Replayer.of(graph, measured, self.made.options).run()
+        return Replayer.of(graph, measured, self.replayer.options).run()
 
     def _counts(self, group: Group) -> dict[str, int]:
-        """Loops, channels, chunks and slices: the most of what its tensors had."""
+        """Return loops, channels, chunks and slices: the maxima over the group's tensors."""
         counts: dict[str, int] = {}
-        for old in self.made.graph.groups:
+        for old in self.replayer.graph.groups:
             if set(old) & set(group):
-                for key, number in self.trial.counts.get(head_of(old), {}).items():
+                for key, number in self.trial.counts.get(group_name(old), {}).items():
                     counts[key] = max(counts.get(key, 0), number)
         return counts
 
 
-def fusion(trial: Trial, made: Replayer, steps: int, seed: int = 0) -> Fusion:
-    """Search `steps` candidates for groups of tensors with which a step is shorter."""
-    groups = made.graph.groups
+def fusion(trial: Trial, replayer: Replayer, steps: int, seed: int = 0) -> Fusion:
+    """Search for groups of tensors that shorten a step, by simulated annealing.
+
+    Parameters
+    ----------
+    trial
+        The trial.
+    replayer
+        Replayer of a step of the trial.
+    steps
+        Number of candidates.
+    seed
+        Seed of the random numbers.
+
+    Raises
+    ------
+    FastcommError
+        If the size of a tensor is unknown, or the trial has no rings or trees of NCCL.
+
+    """
+    groups = replayer.graph.groups
     sizes = {group: trial.parameters.group_bytes(group) for group in groups}
     if unknown := [group for group, size in sizes.items() if size is None]:
         raise FastcommError(
-            f"the size of tensor {'+'.join(map(str, unknown[0]))} is not known: wanted its "
-            "output, under its name, in metadata.json"
+            f"metadata.json does not have the size of tensor {'+'.join(map(str, unknown[0]))}. "
+            "Add its output under its name"
         )
-    model = cost_model(made, {group: size for group, size in sizes.items() if size is not None})
-    candidates = _Candidates(trial=trial, made=made, model=model)
+    model = cost_model(
+        replayer, {group: size for group, size in sizes.items() if size is not None}
+    )
+    candidates = _Candidates(trial=trial, replayer=replayer, model=model)
     before = candidates.replay(groups)
     order = _ready(before)
     best = state = _Cut(order=order, starts=frozenset(_greedy(trial, before, order)))
@@ -177,10 +228,10 @@ def fusion(trial: Trial, made: Replayer, steps: int, seed: int = 0) -> Fusion:
         if len(order) < 2:  # noqa: PLR2004
             break
         other = state.moved(int(chance.integers(1, len(order))))
-        tried = candidates.replay(other.groups)
-        longer = (tried.mean_ns - replayed.mean_ns) / _MS
-        if longer <= 0 or chance.random() < exp(-_BETA * log(step + 1) * longer):
-            state, replayed = other, tried
+        candidate = candidates.replay(other.groups)
+        longer_ms = (candidate.mean_ns - replayed.mean_ns) / _MS
+        if longer_ms <= 0 or chance.random() < exp(-_BETA * log(step + 1) * longer_ms):
+            state, replayed = other, candidate
         if replayed.mean_ns < best_replay.mean_ns:
             best, best_replay = state, replayed
     return Fusion(
@@ -190,24 +241,24 @@ def fusion(trial: Trial, made: Replayer, steps: int, seed: int = 0) -> Fusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """Tensors in order, cut into runs that begin at `starts`; the first always begins one."""
+    """A sequence of tensors, cut into groups of consecutive tensors."""
 
     order: tuple[int, ...]
-    starts: frozenset[int]
+    starts: frozenset[int]  # positions at which a group begins, besides 0
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The runs; a group's tensors are in the order of their ids."""
+        """The groups; the tensors of each are sorted."""
         bounds = [0, *sorted(self.starts), len(self.order)]
         return tuple(tuple(sorted(self.order[a:b])) for a, b in pairwise(bounds))
 
     def moved(self, at: int) -> "_Cut":
-        """Cut at a place, or join what is cut there."""
+        """Add a cut at a position, or remove the cut at it."""
         return _Cut(order=self.order, starts=self.starts ^ {at})
 
 
 def _ready(replayed: Replayed) -> tuple[int, ...]:
-    """Tensors in the order in which the last rank has them."""
+    """Return the tensors in the order in which the last rank has computed them."""
     ready: dict[int, float] = {}
     for name, end in zip(replayed.replayer.names, replayed.end.tolist(), strict=True):
         if name.sub_op == "Sync":
@@ -217,9 +268,9 @@ def _ready(replayed: Replayed) -> tuple[int, ...]:
 
 
 def _greedy(trial: Trial, replayed: Replayed, order: Sequence[int]) -> list[int]:
-    """Where to begin a new group, going once over the tensors."""
+    """Return the starts of groups by one greedy pass over the tensors."""
     spans, size_of = _spans(replayed), trial.parameters.bytes_of
-    whole = fitted(
+    line = fitted(
         (sum(size_of[tensor] for tensor in group), sent - ready)
         for group, (ready, sent) in spans.items()
     )
@@ -228,7 +279,7 @@ def _greedy(trial: Trial, replayed: Replayed, order: Sequence[int]) -> list[int]
     for i, tensor in enumerate(order):
         own = size_of[tensor]
         computed = next(ready for group, (ready, _) in spans.items() if tensor in group)
-        fused, alone = whole.time(size + own), whole.time(own)
+        fused, alone = line.time(size + own), line.time(own)
         if i and worth_fusing(end, computed, fused, alone):
             size, end = size + own, computed + fused
         else:
@@ -238,7 +289,7 @@ def _greedy(trial: Trial, replayed: Replayed, order: Sequence[int]) -> list[int]
 
 
 def _spans(replayed: Replayed) -> dict[Group, tuple[float, float]]:
-    """When all ranks have the tensors of a group, and when they have been sent."""
+    """Return when all ranks have computed each group, and when it was communicated, in ns."""
     spans: dict[Group, tuple[float, float]] = {}
     ends = zip(replayed.replayer.names, replayed.end.tolist(), strict=True)
     for name, end in ends:

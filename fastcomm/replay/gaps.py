@@ -1,6 +1,6 @@
-"""What a replay needs to know of each node: its mean duration, and the gaps that follow it.
+"""Measure mean durations of nodes, and mean gaps between them, for a replay.
 
-Times are float64 nanoseconds.
+Times are float64 ns.
 """
 
 from collections.abc import Callable
@@ -21,35 +21,35 @@ from fastcomm.readers.dpro.statistics import Statistics
 from fastcomm.replay.dependency import Dependencies
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
-_SHORT_NS = 10_000
-# loop, channel, chunk, slice
-_IDS = 4
+_SHORT_NS = 10_000  # counts instead of a gap that is longer than the operator before it
+_IDS = 4  # loop, channel, chunk, slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of each node: mean duration, mean gap behind it, and gap before communication (Sync)."""
+    """Measured times of each node of a dependency graph."""
 
-    avg: Floats
-    gap: Floats
-    samples: Ints
-    comm_gap: Floats
+    avg: Floats  # mean duration
+    gap: Floats  # mean gap to the next operator
+    samples: Ints  # number of gaps
+    comm_gap: Floats  # gap before the communication that follows the node
 
     def at(self, nodes: Ints) -> "Measured":
-        """Return what is known of nodes by number; nothing, as zeros, of -1."""
-        known = nodes >= 0
+        """Return the values of some nodes, by number; zeros for -1."""
+        exists = nodes >= 0
         return Measured(
-            avg=np.where(known, self.avg[nodes], 0.0),
-            gap=np.where(known, self.gap[nodes], 0.0),
-            samples=np.where(known, self.samples[nodes], 0),
-            comm_gap=np.where(known, self.comm_gap[nodes], 0.0),
+            avg=np.where(exists, self.avg[nodes], 0.0),
+            gap=np.where(exists, self.gap[nodes], 0.0),
+            samples=np.where(exists, self.samples[nodes], 0),
+            comm_gap=np.where(exists, self.comm_gap[nodes], 0.0),
         )
 
 
 def gap_counts(before: str, after: str, forward: str = "FW") -> bool:
-    """Whether a gap between two operators, by name, says something of the first.
+    """Return whether the gap between two operators is a property of the first.
 
-    A gap in front of the next step does not: from an update to a name with `forward` in it.
+    Gaps at the end of a step do not count, such as from an update to an operator with `forward`
+    in its name.
     """
     return not (
         "UPDATE_CAL" in (before, after)
@@ -64,9 +64,9 @@ class GapRules:
     """How durations and gaps are measured."""
 
     counts: Callable[[str, str], bool] = gap_counts
-    skips_overlapping: bool = False  # an operator's gap goes on behind one that overlaps it
-    one_step: bool = False  # gaps before communication are those of one step, else of all
-    joins_ranks: bool = True  # communication that is one node takes the mean of all ranks
+    skips_overlapping: bool = False  # ignore operators that overlap the one before
+    one_step: bool = False  # measure gaps before communication in one step instead of all
+    joins_ranks: bool = True  # communication as one node takes the mean of all ranks
 
 
 def measured(
@@ -76,26 +76,45 @@ def measured(
     step: int,
     rules: GapRules | None = None,
 ) -> Measured:
-    """Measure durations by the statistics, gaps by the trace as it was before clipping."""
+    """Measure durations and gaps of the nodes of a graph.
+
+    Parameters
+    ----------
+    graph
+        The dependency graph.
+    statistics
+        Mean durations by name.
+    trace
+        Gives the gaps. Its durations are not clipped.
+    step
+        Step in which gaps before communication are measured if the rules say one step.
+    rules
+        By default those of fastcomm.
+
+    """
     rules = rules or GapRules()
     number = {name: i for i, name in enumerate(graph.nodes)}
     avg = _averages(graph, statistics, joins_ranks=rules.joins_ranks)
     gap, samples = _operator_gaps(graph, trace, number, rules)
-    known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
-    waits = _comm_gaps(graph, trace, avg, [step] if rules.one_step else known)
+    steps = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
+    waits = _comm_gaps(graph, trace, avg, [step] if rules.one_step else steps)
     comm_gap = np.zeros(len(avg))
     for i, node in enumerate(graph.nodes):
         if node.endswith(".Sync"):
-            of_pid = [each[pid] for each in waits if (pid := node.partition("->")[0]) in each]
-            comm_gap[i] = np.mean(of_pid) if of_pid else 0.0
+            comm_gap[i] = _mean_wait(waits, node.partition("->")[0])
     for a, owner in _pushed(graph):
-        of_worker = [each[owner] for each in waits if owner in each]
-        comm_gap[a] = min(_SHORT_NS, float(np.mean(of_worker)) if of_worker else 0.0)
+        comm_gap[a] = min(_SHORT_NS, _mean_wait(waits, owner))
     return Measured(avg=avg, gap=gap, samples=samples, comm_gap=comm_gap)
 
 
+def _mean_wait(waits: list[dict[str, int]], owner: str) -> float:
+    """Return the mean over the steps in which an owner waited; 0 if it never did."""
+    values = [step[owner] for step in waits if owner in step]
+    return float(np.mean(values)) if values else 0.0
+
+
 def _pushed(graph: Dependencies) -> list[tuple[int, str]]:
-    """Backward operations whose tensor is pushed to a server, and the worker that does."""
+    """Return the backward operations whose tensor is pushed to a server, and the worker."""
     parsed = graph.parsed()
     pairs = zip(graph.source.tolist(), graph.target.tolist(), strict=True)
     return [
@@ -106,20 +125,21 @@ def _pushed(graph: Dependencies) -> list[tuple[int, str]]:
 
 
 def _owner(pid: str | None) -> str:
-    """Who communicates: a rank, or the worker at the begin of a link."""
+    """Return who communicates: a rank, or the worker at the beginning of a link."""
     return (pid or "").partition("::")[0]
 
 
 def _averages(graph: Dependencies, statistics: Statistics, *, joins_ranks: bool) -> Floats:
-    """Means by node; a Sync takes no time of its own, a fused buffer that of its tensors.
+    """Return the mean duration of each node.
 
-    Where communication is one node that joins ranks, the wait for the others is in the graph,
-    and ranks that do not log it take the mean of those that do.
+    A Sync takes no time; a fused buffer takes the mean over its tensors. Communication as one
+    node that joins ranks waits by its edges; ranks that do not log it take the mean of all
+    ranks that do.
     """
     mean = dict(zip(statistics.names, statistics.avg.tolist(), strict=True))
     logged: dict[str, list[float]] = {}
-    for key, each in mean.items():
-        logged.setdefault(key.partition("->")[2], []).append(each)
+    for key, avg_ns in mean.items():
+        logged.setdefault(key.partition("->")[2], []).append(avg_ns)
     avg = np.zeros(len(graph.nodes))
     for i, name in enumerate(graph.parsed()):
         if name.sub_op in STAGES and name.op_cat == "Comm":
@@ -133,13 +153,13 @@ def _averages(graph: Dependencies, statistics: Statistics, *, joins_ranks: bool)
 
 
 def _traced(node: str) -> str:
-    """How NCCL's trace names a slice: in a tree without the ranks that send and receive it."""
+    """Return the name of a slice in NCCL's trace, which has no source and target in trees."""
     head, arrow, suffix = node.partition("~>")
     return head + arrow + "_".join(suffix.split("_")[:_IDS])
 
 
 def _by_pid(trace: UniformTrace) -> dict[str, Ints]:
-    """Positions of the operators of each pid, in time order."""
+    """Return the rows of the operators of each process, by time."""
     operator = np.array([coarse(category(name)) == "operator" for name in trace.names], bool)
     pids = {pid: i for i, pid in enumerate(trace.pids)}
     own = np.array([pids[pid] for pid in trace.key_pid], np.int64)[trace.key]
@@ -150,7 +170,7 @@ def _by_pid(trace: UniformTrace) -> dict[str, Ints]:
 def _operator_gaps(
     graph: Dependencies, trace: UniformTrace, number: dict[str, int], rules: GapRules
 ) -> tuple[Floats, Ints]:
-    """Mean gap from each operator to the next of its rank, over all steps."""
+    """Return the mean gap from each operator to the next of its rank, and how many gaps."""
     total, samples = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes), np.int64)
     names = [trace.names[key] for key in trace.key.tolist()]
     for rows in _by_pid(trace).values():
@@ -172,7 +192,10 @@ def _operator_gaps(
 def _comm_gaps(
     graph: Dependencies, trace: UniformTrace, avg: Floats, steps: list[int]
 ) -> list[dict[str, int]]:
-    """By step and owner: from the backward op that it waits for to the first communication."""
+    """Return for each step the gap before the first communication of each owner.
+
+    The gap begins at the end of the last backward operation that the communication waits for.
+    """
     before: dict[int, list[int]] = {}
     for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
         before.setdefault(b, []).append(a)
@@ -180,7 +203,7 @@ def _comm_gaps(
     node = np.array([number.get(key, -1) for key in trace.keys], np.int64)
     opens = {name: _opens(Name.of(name)) for name in set(trace.names)}
     first = np.array([opens[name] for name in trace.names], bool) & (node >= 0)
-    known: dict[int, list[int]] = {}
+    awaited: dict[int, list[int]] = {}  # backward operations by node
     by_step = []
     for step in steps:
         rows = np.flatnonzero((trace.step == step) & trace.counts)
@@ -192,9 +215,9 @@ def _comm_gaps(
             pid = _owner(parsed[at].pid)
             if pid in gaps:
                 continue
-            if at not in known:
-                known[at] = _backward(at, before, parsed, avg)
-            last = ends[known[at]].max(initial=NULL)
+            if at not in awaited:
+                awaited[at] = _backward(at, before, parsed, avg)
+            last = ends[awaited[at]].max(initial=NULL)
             if last != NULL:
                 gaps[pid] = max(0, int(trace.start[row]) - int(last))
         by_step.append(gaps)
@@ -202,23 +225,23 @@ def _comm_gaps(
 
 
 def _opens(name: Name) -> bool:
-    """Whether communication may begin with it: with everything but a Sync."""
+    """Return whether communication may begin with an operation, as with all but a Sync."""
     return name.op_cat == "Comm" and name.sub_op != "Sync"
 
 
 def _backward(
     node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
 ) -> list[int]:
-    """Backward ops of the same rank that a node waits for, the nearest on each way."""
-    nodes, seen, waiting = [], {node}, [node]
-    while waiting:
-        for each in before.get(waiting.pop(), ()):
-            backward = parsed[each].op_cat == "BW"
-            if each in seen or not (backward or parsed[each].pid == parsed[node].pid):
+    """Return the nearest backward operations before a node, on each path that leads to it."""
+    nodes, visited, pending = [], {node}, [node]
+    while pending:
+        for source in before.get(pending.pop(), ()):
+            is_backward = parsed[source].op_cat == "BW"
+            if source in visited or not (is_backward or parsed[source].pid == parsed[node].pid):
                 continue
-            seen.add(each)
-            if backward and avg[each] > 0:
-                nodes.append(each)
+            visited.add(source)
+            if is_backward and avg[source] > 0:
+                nodes.append(source)
             else:
-                waiting.append(each)
+                pending.append(source)
     return nodes

@@ -1,8 +1,8 @@
-"""Predict steps that were not run: durations changed, other bandwidths, hosts or tensors.
+"""Predict steps with changed durations, another number of hosts, or other groups of tensors.
 
-A change of durations is by name, tensor, link, device, rank or category. Of those that fit a
-node the most exact wins: long name, that without suffix, that without rank as well; tensor,
-link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM; DELAY_ALL.
+A change of durations has a key: a long name of a node, with or without suffix or rank; a
+tensor, link, device, rank or category; DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL. If several
+keys match a node, the first in this order wins.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_na
 from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer, ReplayPath
-from fastcomm.replay.dependency import Dependencies, head_of, joined, through_network
+from fastcomm.replay.dependency import Dependencies, combined, group_name, network_edges
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
 from fastcomm_kernels.arrays import Floats
@@ -27,64 +27,84 @@ from fastcomm_kernels.arrays import Floats
 _ALL = "DELAY_ALL"
 
 
-def changed(made: Replayer, path: Path) -> Replayed:
-    """Replay with the changes of a JSON file."""
-    return made.run(durations(made, read_changes(path)))
+def changed(replayer: Replayer, path: Path) -> Replayed:
+    """Replay a step with the changes of durations in a JSON file, see `read_changes`."""
+    return replayer.run(durations(replayer, read_changes(path)))
 
 
-def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
-    """The durations with all changes; a key that fits no node is an error."""
-    out = made.measured.avg.copy()
+def durations(replayer: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
+    """Return the duration of each node after changes.
+
+    Parameters
+    ----------
+    replayer
+        Has the measured durations.
+    changes
+        Changes by key.
+
+    Returns
+    -------
+    ndarray
+        One value per node, ns.
+
+    Raises
+    ------
+    ConfigError
+        If a key other than DELAY_ALL changes no node.
+
+    """
+    durations = replayer.measured.avg.copy()
     used: set[str] = set()
-    links = _links(made)
-    for i in range(len(out)):
-        for key in _keys(made, i, links.get(i, ())):
+    links = _links(replayer)
+    for i in range(len(durations)):
+        for key in _keys(replayer, i, links.get(i, ())):
             change = changes.get(key)
             if change is not None:
                 used.add(key)
-                out[i] = change.applied(out[i])
+                durations[i] = change.applied(durations[i])
                 break
     if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
         raise ConfigError(
-            f"{unused[0]!r} fits no operation, or a more exact key goes before it; wanted a "
-            "long name, tensor:, link:, device:, rank:, category:, or DELAY_ALL[_CMP|_COMM]"
+            f"{unused[0]!r} matches no operation, or more specific keys match all of its "
+            "operations. Keys are a long name, tensor:, link:, device:, rank:, category:, or "
+            "DELAY_ALL[_CMP|_COMM]"
         )
-    return out
+    return durations
 
 
-def _links(made: Replayer) -> dict[int, tuple[str, ...]]:
-    """The links of each transfer: from which rank to which, or of which group and its kind."""
+def _links(replayer: Replayer) -> dict[int, tuple[str, ...]]:
+    """Return the keys of the links of each transfer, from rank to rank or by group."""
     links: dict[int, tuple[str, ...]] = {}
-    pairs = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
+    pairs = zip(replayer.graph.source.tolist(), replayer.graph.target.tolist(), strict=True)
     for a, b in pairs:
-        if made.names[a].sub_op == "SEND" and made.names[b].sub_op == "RECV":
-            links[a] = links[b] = (f"link:{made.names[a].pid}->{made.names[b].pid}",)
-    for i, name in enumerate(made.names):
+        if replayer.names[a].sub_op == "SEND" and replayer.names[b].sub_op == "RECV":
+            links[a] = links[b] = (f"link:{replayer.names[a].pid}->{replayer.names[b].pid}",)
+    for i, name in enumerate(replayer.names):
         if name.op_cat == "Comm" and i not in links and name.op_name.count("-") > 1:
             group = name.op_name.rpartition("-")[0]
             links[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
     return links
 
 
-def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
-    """All keys that fit a node, the most exact first."""
-    cat = made.categories[i]
-    name = made.names[i]
+def _keys(replayer: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all keys that match a node, the most specific first."""
+    cat = replayer.categories[i]
+    name = replayer.names[i]
     kind = ""
     if cat in COMPUTATION:
         kind = "DELAY_ALL_CMP"
     elif cat in COMMUNICATION:
         kind = "DELAY_ALL_COMM"
     tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
-    device = f"device:{made.devices[made.operations.device[i]]}"
-    exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
+    device = f"device:{replayer.devices[replayer.operations.device[i]]}"
+    exact = (replayer.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
     own = (*exact, *tensors, *links, device)
     return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
+    """Mean step time saved over the ranks if a node took no time."""
 
     node: str
     saved_ns: float
@@ -93,9 +113,19 @@ class Removed:
 def bottlenecks(
     replayed: Replayed, path: ReplayPath, *, workers: int = 1, by_name: bool = False
 ) -> tuple[Removed, ...]:
-    """Every node of the critical path that takes time, by what its absence would save.
+    """Return the nodes of the critical path by how much time their removal would save.
 
-    With `by_name` all nodes that have a long name, whatever their suffix, count as one.
+    Parameters
+    ----------
+    replayed
+        The replayed step.
+    path
+        Its critical path.
+    workers
+        Number of threads.
+    by_name
+        Whether all nodes that differ in the suffix alone are removed together.
+
     """
     on_path = [node for node in dict.fromkeys(path.nodes) if replayed.duration[node] > 0]
     names = replayed.replayer.graph.nodes
@@ -108,14 +138,14 @@ def bottlenecks(
         other = replayed.replayer.run(duration)
         return Removed(node=name, saved_ns=replayed.mean_ns - other.mean_ns)
 
-    # The kernels hold no lock: threads replay at the same time.
+    # The kernels release the GIL, so that threads replay in parallel.
     with ThreadPoolExecutor(workers) as pool:
-        saved = list(pool.map(without, candidates))
-    return tuple(sorted(saved, key=lambda each: -each.saved_ns))
+        removed = list(pool.map(without, candidates))
+    return tuple(sorted(removed, key=lambda node: -node.saved_ns))
 
 
 def _by_name(replayed: Replayed, nodes: Sequence[int]) -> dict[str, list[int]]:
-    """All nodes of the same names as these, by name."""
+    """Return all nodes that have the name of one of `nodes`, by name without suffix."""
     names = replayed.replayer.names
     keys = {(names[node].pid, names[node].standard) for node in nodes}
     by_name: dict[str, list[int]] = {}
@@ -125,49 +155,67 @@ def _by_name(replayed: Replayed, nodes: Sequence[int]) -> dict[str, list[int]]:
     return by_name
 
 
-BANDWIDTH = 0.85 * 100e9
+BANDWIDTH = 0.85 * 100e9  # bytes/s
 _NS = 1e9
 
 
 def daydream(
-    made: Replayer, bytes_of: Mapping[int, int], bandwidth: float = BANDWIDTH
+    replayer: Replayer, bytes_of: Mapping[int, int], bandwidth: float = BANDWIDTH
 ) -> Replayed:
-    """Replay the first rank alone; `bandwidth` is in bytes a second."""
-    pid = next(each for each in made.pids if each)
-    own = [name.pid in {pid, None} and name.op_cat != "Comm" for name in made.names]
-    nodes = {made.graph.nodes[i]: None for i in np.flatnonzero(own).tolist()}
-    edges = {(a, b): None for a, b in made.graph.edges if a in nodes and b in nodes}
+    """Predict a step as Daydream does: one rank, and communication at a bandwidth.
+
+    Source: Zhu et al., Daydream (USENIX ATC 2020).
+
+    Parameters
+    ----------
+    replayer
+        Replayer of the measured step.
+    bytes_of
+        Bytes of each tensor.
+    bandwidth
+        Of the network, bytes per second.
+
+    Raises
+    ------
+    FastcommError
+        If the size of a tensor is unknown.
+
+    """
+    pid = next(pid for pid in replayer.pids if pid)
+    own = [name.pid in {pid, None} and name.op_cat != "Comm" for name in replayer.names]
+    nodes = {replayer.graph.nodes[i]: None for i in np.flatnonzero(own).tolist()}
+    edges = {(a, b): None for a, b in replayer.graph.edges if a in nodes and b in nodes}
     duration: dict[str, float] = {}
-    for before, tensors, after in _sent(made, pid):
+    for before, tensors, after in _sent(replayer, pid):
         for tensor in tensors:
             if tensor not in bytes_of:
                 raise FastcommError(
-                    f"the size of tensor {tensor} is not known: wanted its output, under its "
-                    "name, in metadata.json"
+                    f"metadata.json does not have the size of tensor {tensor}. Add its output "
+                    "under its name"
                 )
             node = f"{pid}->Comm.{tensor}"
             duration[node] = bytes_of[tensor] / bandwidth * _NS
             edges[before, node] = edges[node, after] = None
     groups = ((tensor,) for tensor in sorted(bytes_of))
     graph = Dependencies.of((*nodes, *duration), edges, groups)
-    known = made.measured.at(np.append(np.flatnonzero(own), np.full(len(duration), -1)))
-    known.avg[len(nodes) :] = list(duration.values())
-    return Replayer.of(graph, known, made.options).run()
+    measured = replayer.measured.at(np.append(np.flatnonzero(own), np.full(len(duration), -1)))
+    measured.avg[len(nodes) :] = list(duration.values())
+    return Replayer.of(graph, measured, replayer.options).run()
 
 
-def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
-    """What each group of tensors waits for, its tensors, and what waits for it first."""
+def _sent(replayer: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return for each group the operation before it, its tensors, and the first after it."""
     first_after: dict[tuple[int, ...], str] = {}
     befores = []
-    edges = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
+    edges = zip(replayer.graph.source.tolist(), replayer.graph.target.tolist(), strict=True)
     for a, b in edges:
-        source, target = made.names[a], made.names[b]
+        source, target = replayer.names[a], replayer.names[b]
         if source.pid != pid:
             continue
         if source.op_cat == "BW" and target.sub_op == "Sync":
-            befores.append((made.graph.nodes[a], target.tensors))
+            befores.append((replayer.graph.nodes[a], target.tensors))
         elif source.sub_op == OUT:
-            first_after.setdefault(source.tensors, made.graph.nodes[b])
+            first_after.setdefault(source.tensors, replayer.graph.nodes[b])
     return [
         (before, tensors, first_after[tensors])
         for before, tensors in befores
@@ -175,35 +223,54 @@ def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
     ]
 
 
-# A shorter slice is one that was measured where its neighbour is in the same host.
+# A shorter slice was measured between neighbors in one host.
 _LEAST_NS = 10_000
 
 
-def on_hosts(trial: Trial, made: Replayer, hosts: int) -> Replayed:
-    """Replay a step of `trial` on `hosts` hosts; `made` has what its operations take."""
-    known = trial.topology
-    if known is None or known.algorithm != RING:
-        raise FastcommError("no ring of NCCL in the trial: what slices take is not known")
+def on_hosts(trial: Trial, replayer: Replayer, hosts: int) -> Replayed:
+    """Predict a step on another number of hosts with one rank each.
+
+    Parameters
+    ----------
+    trial
+        The trial, with rings of NCCL.
+    replayer
+        Replayer of a step of the trial.
+    hosts
+        Number of hosts, at least 2.
+
+    Raises
+    ------
+    FastcommError
+        If the trial has no rings, or there are fewer than 2 hosts.
+
+    """
+    original = trial.topology
+    if original is None or original.algorithm != RING:
+        raise FastcommError(
+            "cannot predict other hosts: the trial has no rings of NCCL, whose slices would "
+            "be scaled"
+        )
     if hosts < 2:  # noqa: PLR2004
-        raise ConfigError(f"{hosts} hosts: wanted 2 or more, for there is no ring of fewer")
-    topology = _ring(hosts, tuple(known.ring))
+        raise ConfigError(f"cannot predict a ring of {hosts} hosts: expected 2 or more")
+    topology = _ring(hosts, tuple(original.ring))
     turns = 2 * (hosts - 1)
     counts = {
         head: {**trial.counts.get(head, {}), "chunkNum": turns}
-        for head in map(head_of, made.graph.groups)
+        for head in map(group_name, replayer.graph.groups)
     }
-    graph = joined(
+    graph = combined(
         topology.pid_of.values(),
         trial.graph,
-        made.graph.groups,
-        lambda pid, group: through_network(pid, group, trial.graph, counts, topology),
+        replayer.graph.groups,
+        lambda pid, group: network_edges(pid, group, trial.graph, counts, topology),
     )
-    larger = (len(known.pid_of) - 1) / (hosts - 1)
-    return Replayer.of(graph, _taken(made, graph, larger), made.options).run()
+    scale = (len(original.pid_of) - 1) / (hosts - 1)
+    return Replayer.of(graph, _scaled(replayer, graph, scale), replayer.options).run()
 
 
 def _ring(hosts: int, channels: tuple[int, ...]) -> Topology:
-    """Hosts in the order of their numbers, in every channel."""
+    """Return a topology in which every channel is a ring of the hosts in order."""
     after = {rank: (rank + 1) % hosts for rank in range(hosts)}
     return Topology(
         ring=dict.fromkeys(channels, after),
@@ -212,27 +279,30 @@ def _ring(hosts: int, channels: tuple[int, ...]) -> Topology:
     )
 
 
-def _taken(made: Replayer, graph: Dependencies, larger: float) -> Measured:
-    """Of a node what the first rank's takes, of a slice the first that was measured."""
-    first = next(pid for pid in made.pids if pid)
+def _scaled(replayer: Replayer, graph: Dependencies, scale: float) -> Measured:
+    """Return times for the nodes of a graph: of the first rank, and of slices times `scale`."""
+    first = next(pid for pid in replayer.pids if pid)
     own = {
         name.standard: i
-        for i, name in enumerate(made.names)
+        for i, name in enumerate(replayer.names)
         if name.pid in {first, None} and name.suffix is None
     }
-    slices, names = _slices(made), graph.parsed()
+    slices, names = _slices(replayer), graph.parsed()
     at = [own.get(name.standard, -1) if name.suffix is None else -1 for name in names]
-    measured = made.measured.at(np.array(at))
+    measured = replayer.measured.at(np.array(at))
     for i, name in enumerate(names):
         if name.suffix is not None:
-            measured.avg[i] = _slice(slices, name) * larger
+            measured.avg[i] = _slice(slices, name) * scale
     return measured
 
 
-def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
-    """What was measured of the slices of each loop, channel and part, by chunk."""
+def _slices(replayer: Replayer) -> dict[tuple[str, str], list[float]]:
+    """Return the first long enough time of each slice, by name, loop, channel and part.
+
+    The lists have one time per chunk, or 0.
+    """
     slices: dict[tuple[str, str], list[float]] = {}
-    for name, avg in zip(made.names, made.measured.avg.tolist(), strict=True):
+    for name, avg in zip(replayer.names, replayer.measured.avg.tolist(), strict=True):
         if name.suffix is not None:
             loop, channel, chunk, part = name.suffix.split("_")
             row = slices.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
@@ -243,47 +313,50 @@ def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
 
 
 def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
-    """A chunk that the trial does not have is like the one that it would be on its ring."""
+    """Return the time of a slice; chunks that the trial does not have repeat its chunks."""
     loop, channel, chunk, part = (name.suffix or "").split("_")
     row = slices.get((name.standard, f"{loop}_{channel}_{part}"), [0.0])
     return row[int(chunk) % len(row)]
 
 
-def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
-    """Replay the groups that hold one of the tensors, with their backward ops and updates."""
+def partial(replayer: Replayer, tensors: Collection[int]) -> Replayed:
+    """Replay only the communication of some tensors, with backward operations and updates.
+
+    Groups are replayed if they have one of the tensors. Raises FastcommError if none has.
+    """
     chosen = set(tensors)
-    comm = np.array([bool(chosen & set(name.tensors)) for name in made.names])
+    comm = np.array([bool(chosen & set(name.tensors)) for name in replayer.names])
     if not comm.any():
         raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(chosen)))}")
-    kept = comm.copy()
-    graph = made.graph
-    backward = made.is_of("BW")
-    update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
+    is_used = comm.copy()
+    graph = replayer.graph
+    backward = replayer.is_of("BW")
+    update = np.array([name.op_cat.startswith("UPDATE") for name in replayer.names])
     before, after = comm[graph.target], comm[graph.source]
-    kept[graph.source[before & backward[graph.source]]] = True
-    kept[graph.target[after & update[graph.target]]] = True
-    number = np.cumsum(kept) - 1
-    inside = kept[graph.source] & kept[graph.target]
+    is_used[graph.source[before & backward[graph.source]]] = True
+    is_used[graph.target[after & update[graph.target]]] = True
+    number = np.cumsum(is_used) - 1
+    inside = is_used[graph.source] & is_used[graph.target]
     part = Dependencies(
-        nodes=tuple(node for node, own in zip(graph.nodes, kept, strict=True) if own),
+        nodes=tuple(node for node, own in zip(graph.nodes, is_used, strict=True) if own),
         source=number[graph.source[inside]],
         target=number[graph.target[inside]],
         groups=tuple(group for group in graph.groups if chosen & set(group)),
     )
-    measured = made.measured.at(np.flatnonzero(kept))
-    return Replayer.of(part, measured, made.options).run()
+    measured = replayer.measured.at(np.flatnonzero(is_used))
+    return Replayer.of(part, measured, replayer.options).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """What was asked for; the rest is None."""
+    """Predicted steps; those that were not requested are None."""
 
     daydream: Replayed | None = None
     hosts: Replayed | None = None
     fusion: Fusion | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the predictions as they stand in the JSON of a replay."""
+        """Return the part of a replay's JSON document about predictions."""
         document: dict[str, Any] = {}
         if self.daydream is not None:
             document["daydream"] = {
@@ -307,15 +380,30 @@ class Predictions:
 
 def predictions(
     trial: Trial,
-    made: Replayer,
+    replayer: Replayer,
     *,
     with_daydream: bool = False,
     hosts: int | None = None,
     fuse: int | None = None,
 ) -> Predictions:
-    """Predict Daydream's step, one on `hosts` hosts, the best of `fuse` ways to send."""
+    """Predict the steps that are requested.
+
+    Parameters
+    ----------
+    trial
+        The trial.
+    replayer
+        Replayer of a step of the trial.
+    with_daydream
+        Predict the step of one rank as Daydream does.
+    hosts
+        Number of hosts to predict a step for.
+    fuse
+        Number of candidates in the search for better groups of tensors.
+
+    """
     return Predictions(
-        daydream=daydream(made, trial.parameters.bytes_of) if with_daydream else None,
-        hosts=None if hosts is None else on_hosts(trial, made, hosts),
-        fusion=None if fuse is None else fusion(trial, made, fuse),
+        daydream=daydream(replayer, trial.parameters.bytes_of) if with_daydream else None,
+        hosts=None if hosts is None else on_hosts(trial, replayer, hosts),
+        fusion=None if fuse is None else fusion(trial, replayer, fuse),
     )

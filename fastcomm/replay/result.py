@@ -1,8 +1,8 @@
-"""The result of a replay: the step beside the measured one, and what-ifs and predictions.
+"""The result of a replay: the replayed and the measured step, what-ifs and predictions.
 
-Other tools get the graph as GraphML or for networkx: a node has its category, device, and in ms
-its duration, start and end; an edge the ms between its two, and 1 where it leads from the start
-of the first; there may be both.
+Other tools read the graph as GraphML or with networkx. A node has its category, device,
+duration, start and end; an edge has its lag, and whether it begins at the start of its source.
+Times are ms. Two nodes may have two edges.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ _EDGE_KEYS = {"lag": "double", "at_start": "int"}
 
 
 def to_networkx(replayed: Replayed) -> "networkx.MultiDiGraph[str]":
-    """The graph for networkx, which has to be installed."""
+    """Return the replayed graph for networkx; raise FastcommError if it is not installed."""
     try:
         import networkx
     except ImportError as error:
@@ -54,66 +54,72 @@ def to_networkx(replayed: Replayed) -> "networkx.MultiDiGraph[str]":
 
 
 def graphml(replayed: Replayed) -> str:
-    """The same for yEd, Gephi and whatever else reads GraphML."""
+    """Return the replayed graph as GraphML, which yEd and Gephi read."""
     lines = ['<graphml xmlns="http://graphml.graphdrawing.org/xmlns">']
-    for what, keys in (("node", _NODE_KEYS), ("edge", _EDGE_KEYS)):
+    for element, keys in (("node", _NODE_KEYS), ("edge", _EDGE_KEYS)):
         lines += [
-            f'<key id="{key}" for="{what}" attr.name="{key}" attr.type="{type_}"/>'
+            f'<key id="{key}" for="{element}" attr.name="{key}" attr.type="{type_}"/>'
             for key, type_ in keys.items()
         ]
     lines.append('<graph edgedefault="directed">')
-    lines += [f"<node id={quoteattr(n)}>{_data(about)}</node>" for n, about in _nodes(replayed)]
     lines += [
-        f"<edge source={quoteattr(a)} target={quoteattr(b)}>{_data(about)}</edge>"
-        for a, b, about in _edges(replayed)
+        f"<node id={quoteattr(name)}>{_data(attributes)}</node>"
+        for name, attributes in _nodes(replayed)
+    ]
+    lines += [
+        f"<edge source={quoteattr(a)} target={quoteattr(b)}>{_data(attributes)}</edge>"
+        for a, b, attributes in _edges(replayed)
     ]
     return "\n".join([*lines, "</graph>", "</graphml>", ""])
 
 
-def _data(about: dict[str, Any]) -> str:
-    """The attributes of a node or an edge."""
-    words = (
-        (key, str(v).lower() if isinstance(v, bool) else str(v)) for key, v in about.items()
+def _data(attributes: dict[str, Any]) -> str:
+    """Return the GraphML of the attributes of a node or an edge."""
+    texts = (
+        (key, str(v).lower() if isinstance(v, bool) else str(v))
+        for key, v in attributes.items()
     )
-    return "".join(f'<data key="{key}">{escape(word)}</data>' for key, word in words)
+    return "".join(f'<data key="{key}">{escape(text)}</data>' for key, text in texts)
 
 
 def _nodes(replayed: Replayed) -> Iterator[tuple[str, dict[str, Any]]]:
-    made = replayed.replayer
+    """Yield the name and the attributes of each node."""
+    replayer = replayed.replayer
+    device = [replayer.devices[number] for number in replayer.operations.device.tolist()]
     times = [replayed.duration / _MS, replayed.start / _MS, replayed.end / _MS]
-    words = (made.categories, [made.devices[d] for d in made.operations.device.tolist()])
-    columns = (*words, *(each.tolist() for each in times))
-    for name, *values in zip(made.graph.nodes, *columns, strict=True):
+    columns = (replayer.categories, device, *(column.tolist() for column in times))
+    for name, *values in zip(replayer.graph.nodes, *columns, strict=True):
         yield str(name), dict(zip(_NODE_KEYS, values, strict=True))
 
 
 def _edges(replayed: Replayed) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    made = replayed.replayer
-    lag, at_start = (made.operations.lag / _MS).tolist(), made.operations.at_start.tolist()
-    for (a, b), *values in zip(made.graph.edges, lag, at_start, strict=True):
+    """Yield source, target and attributes of each edge."""
+    operations = replayed.replayer.operations
+    lag, at_start = (operations.lag / _MS).tolist(), operations.at_start.tolist()
+    for (a, b), *values in zip(replayed.replayer.graph.edges, lag, at_start, strict=True):
         yield a, b, dict(zip(_EDGE_KEYS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Session(Result):
-    """The measured step time, the replayed step, its critical path, and what else was asked."""
+    """A replayed step with its critical path, and the what-ifs that were requested."""
 
     measured: StepTime
     replayed: Replayed
     path: ReplayPath
-    read: ReadRanks | None = None  # of a run; null for a trial
+    read: ReadRanks | None = None  # of a run; None for a trial
     changed: Replayed | None = None  # with changed durations
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
-    alone: Replayed | None = None  # the communication of some tensors
+    alone: Replayed | None = None  # with the communication of some tensors only
     predictions: Predictions = field(default_factory=Predictions)
 
     @property
     def error(self) -> float:
-        """The replayed step time beside the measured, as a share of that."""
+        """Relative error of the replayed step time, as a share of the measured one."""
         return self.replayed.mean_ns / self.measured.time_ns - 1
 
     def error_of(self, pid: str) -> float | None:
-        """The same of one rank; None where it was not measured."""
+        """Return the relative error of one rank; None if its step was not measured."""
         rank = self.measured.ranks.get(pid)
         if rank is None or not rank.time:
             return None
@@ -136,7 +142,7 @@ class Session(Result):
         replayed = self.replayed
         graph = replayed.replayer.graph
         rows = zip(self.path.nodes, self.path.cost, self.path.wait, strict=True)
-        read = {"ranks": list(self.read.ranks), **self.read.to_dict()} if self.read else {}
+        ranks = {"ranks": list(self.read.ranks), **self.read.to_dict()} if self.read else {}
         return {
             "nodes": len(graph.nodes),
             "edges": len(graph.source),
@@ -150,13 +156,13 @@ class Session(Result):
                 {"node": graph.nodes[node], "cost_ns": cost, "wait_ns": wait}
                 for node, cost, wait in rows
             ],
-            **read,
+            **ranks,
             **self._what_if(),
             **self.predictions.to_dict(),
         }
 
     def _what_if(self) -> dict[str, Any]:
-        """Return the part of the JSON document about changes that were asked for."""
+        """Return the part of the JSON document about the what-ifs that were requested."""
         document: dict[str, Any] = {}
         if (changed := self.changed) is not None:
             document["what_if"] = {
@@ -166,7 +172,7 @@ class Session(Result):
             }
         if self.removed is not None:
             document["bottlenecks"] = [
-                {"name": each.node, "saved_ns": each.saved_ns} for each in self.removed
+                {"name": removed.node, "saved_ns": removed.saved_ns} for removed in self.removed
             ]
         if (alone := self.alone) is not None:
             groups = alone.replayer.graph.groups
@@ -177,22 +183,25 @@ class Session(Result):
         return document
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the operations and the dependencies of the step that was replayed last."""
+        """Return tables of the operations and the dependencies of the replayed step.
+
+        With a what-if, they are those of the changed step.
+        """
         replayed = self.changed or self.replayed
-        made = replayed.replayer
+        replayer = replayed.replayer
         nodes = {
-            "name": pa.array(made.graph.nodes, pa.string()),
-            "category": pa.array(made.categories, pa.string()),
+            "name": pa.array(replayer.graph.nodes, pa.string()),
+            "category": pa.array(replayer.categories, pa.string()),
             "device": pa.array(
-                [made.devices[d] for d in made.operations.device.tolist()], pa.string()
+                [replayer.devices[d] for d in replayer.operations.device.tolist()], pa.string()
             ),
             "duration_ns": replayed.duration,
-            "gap_ns": made.measured.gap,
-            "comm_gap_ns": made.measured.comm_gap,
+            "gap_ns": replayer.measured.gap,
+            "comm_gap_ns": replayer.measured.comm_gap,
             "start_ns": replayed.start,
             "end_ns": replayed.end,
         }
-        return {"nodes": pa.table(nodes), "edges": made.graph.table()}
+        return {"nodes": pa.table(nodes), "edges": replayer.graph.table()}
 
     def figures(self) -> dict[str, str]:
         """Return the replayed and the measured step, the error, and the changed step."""
@@ -206,12 +215,15 @@ class Session(Result):
 
 
 def session(trial: Trial, options: Options | None = None) -> Session:
-    """Measure a step of a trial, and replay it on its devices."""
+    """Measure a step of a trial, and replay it on its devices.
+
+    Raises FastcommError if the trial lacks what its replay needs.
+    """
     options = options or Options()
     rules = options.rules
     time = rules.step_time(trial.trace)
     graph = dependencies(trial, time.opt_step, joins_ranks=rules.gaps.joins_ranks)
     statistics = rules.statistics(trial.trace, trial.topology)
-    known = measured(graph, statistics, trial.trace, time.opt_step, rules.gaps)
-    replayed = Replayer.of(graph, known, options).run()
+    times = measured(graph, statistics, trial.trace, time.opt_step, rules.gaps)
+    replayed = Replayer.of(graph, times, options).run()
     return Session(measured=time, replayed=replayed, path=critical_path(replayed))

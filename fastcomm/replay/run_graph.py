@@ -1,9 +1,10 @@
-"""The graph of a run's step for the replayer: its constraints as operations on devices.
+"""Build the replayer of a run's step from its graph of events.
 
-A piece of an event's own time is an operation on its thread or stream, and starts when all
-that binds it has come. What only waits, such as a collective's kernel until the last rank has
-come, takes no time and no device. What binds a node today keeps its measured delay; so a replay
-without changes has the measured times, and what the replay is off by is shown beside them.
+The events of a run are nodes in a graph whose edges take time; here these edges become
+operations on threads and streams. Waiting, such as that of a collective's kernel for the last
+rank, takes no time and no device. The edge that determines when a node begins keeps its
+measured delay, so that a replay without changes yields the measured times; its error is
+reported.
 """
 
 from collections import defaultdict
@@ -28,36 +29,38 @@ from fastcomm_kernels.graph import NONE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConstraints:
-    """A step of one or several ranks as constraints between the starts and ends of events.
-
-    Rows of rank k's events are those of its trace, behind `first[k]`.
-    """
+    """A step of one or several ranks as a graph of the starts and ends of events."""
 
     graph: Graph
     on_device: Flags  # by node
-    rank_of: Ints  # by node: place in `traces`
-    first: Ints
+    rank_of: Ints  # by node, position in `traces`
+    first: Ints  # by trace, the row of its first event in the graph
     traces: Sequence[Trace]
-    read: ReadRanks | None = None  # null where a step was put together in memory
+    read: ReadRanks | None = None  # None for a step that was assembled in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNodes:
-    """The nodes of the replay: edges of the graph that are time, nodes that only wait."""
+    """Operations of a replay, and edges between them.
 
+    An operation is an edge of the graph that takes time, or a node that only waits.
+    """
+
+    # one value per operation
     edge: Ints  # of the graph, or -1
     event: Ints  # row
-    rank: Ints  # place in the traces
-    begin: Floats  # as measured, ns from the step's start
-    duration: Floats
-    source: Ints
+    rank: Ints  # position in the traces
+    begin: Floats  # measured start, ns since the start of the step
+    duration: Floats  # ns
+    # one value per edge
+    source: Ints  # operation
     target: Ints
-    lag: Floats
-    at_start: Ints
+    lag: Floats  # ns
+    at_start: Ints  # 1 if the target waits for the source's start only
 
 
 def replayer(step: StepConstraints) -> Replayer:
-    """A step ready to be replayed."""
+    """Return a replayer of the step of a run."""
     nodes = operations(step)
     names = _names(step, nodes)
     device, devices, kind = _devices(step, nodes)
@@ -65,14 +68,14 @@ def replayer(step: StepConstraints) -> Replayer:
     free = np.ones(n, bool)
     free[nodes.target] = False
     zeros = np.zeros(n, np.int64)
-    nothing = np.zeros(n)
+    no_time = np.zeros(n)
     return Replayer(
         graph=Dependencies(
             nodes=tuple(map(str, names)), source=nodes.source, target=nodes.target, groups=()
         ),
         names=names,
         categories=tuple(_categories(names)),
-        measured=Measured(avg=nodes.duration, gap=nothing, samples=zeros, comm_gap=nothing),
+        measured=Measured(avg=nodes.duration, gap=no_time, samples=zeros, comm_gap=no_time),
         options=Options(),
         devices=devices,
         operations=DeviceGraph(
@@ -82,7 +85,7 @@ def replayer(step: StepConstraints) -> Replayer:
             at_start=nodes.at_start,
             device=device,
             priority=zeros,
-            busy=nothing,
+            busy=no_time,
             group=zeros,
             releases=zeros,
             kind=kind,
@@ -94,7 +97,7 @@ def replayer(step: StepConstraints) -> Replayer:
 
 
 def measured(step: StepConstraints) -> StepTime:
-    """When each rank's step ended, from the first event of all ranks on."""
+    """Return the measured step time of each rank, from the first event of all ranks."""
     time = step.graph.time - step.graph.time[:1]
     ends = np.zeros(len(step.traces), np.int64)
     np.maximum.at(ends, step.rank_of, time)
@@ -107,64 +110,68 @@ def measured(step: StepConstraints) -> StepTime:
 
 
 def operations(step: StepConstraints) -> StepNodes:
-    """Take a graph whose edges are time for one whose nodes are."""
+    """Convert a graph whose edges take time into one whose nodes take time."""
     graph = step.graph
     weight = measured_delays(graph, step.on_device)
     own = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE) & (weight > 0)
     edges = np.flatnonzero(own).astype(np.int64)
     number = np.full(len(graph.source) + 1, -1, np.int64)  # of an edge as an operation
     number[edges] = np.arange(len(edges))
-    into = np.bincount(graph.target, minlength=len(graph.time))
-    place = _Places.of(graph, edges, into)
-    return _joined(step, weight, number, edges, place)
+    indegree = np.bincount(graph.target, minlength=len(graph.time))
+    place = _Representatives.of(graph, edges, indegree)
+    return _nodes(step, weight, number, edges, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
-    """Which operation stands for each node of the graph, and whether by its start."""
+class _Representatives:
+    """The operation whose start or end represents each node of the graph."""
 
     operation: Ints
     at_start: Flags
-    alone: Ints  # nodes that are operations of their own, behind the others
+    alone: Ints  # nodes that are operations of their own, numbered after the others
 
     @classmethod
-    def of(cls, graph: Graph, edges: Ints, into: Ints) -> "_Places":
-        """The end of the operation that alone leads to a node, or the start of its only one."""
+    def of(cls, graph: Graph, edges: Ints, indegree: Ints) -> "_Representatives":
+        """Choose an operation for each node.
+
+        This is the operation that ends at the node if no other edge does, else the only one
+        that starts there, else an operation of its own.
+        """
         size = len(graph.time)
         operation, at_start = np.full(size, -1, np.int64), np.zeros(size, bool)
         source, target = graph.source[edges], graph.target[edges]
         begins = np.bincount(source, minlength=size)
         starting = np.flatnonzero(begins[source] == 1)
         operation[source[starting]], at_start[source[starting]] = starting, True
-        ending = np.flatnonzero(into[target] == 1)
+        ending = np.flatnonzero(indegree[target] == 1)
         operation[target[ending]], at_start[target[ending]] = ending, False
         alone = np.flatnonzero(operation < 0)
         operation[alone] = len(edges) + np.arange(len(alone))
         return cls(operation=operation, at_start=at_start, alone=alone)
 
 
-def _joined(
-    step: StepConstraints, weight: Ints, number: Ints, edges: Ints, place: _Places
+def _nodes(
+    step: StepConstraints, weight: Ints, number: Ints, edges: Ints, place: _Representatives
 ) -> StepNodes:
-    """The operations, and what comes between them."""
+    """Return the operations, and the edges between them."""
     graph = step.graph
     origin = int(graph.time[0])
-    strange = graph.kind == EDGE_KIND["unexplained"]
-    strange &= step.rank_of[graph.source] != step.rank_of[graph.target]
-    kept = np.flatnonzero(~strange)
-    op = number[kept]
-    # Before a node comes what its edge is, or stands for the edge's source.
-    source = np.where(op >= 0, op, place.operation[graph.source[kept]])
-    at_start = (op < 0) & place.at_start[graph.source[kept]]
-    target = place.operation[graph.target[kept]]
-    lag = np.where(op >= 0, 0, weight[kept])
-    # An operation follows what stands for its own source.
+    is_foreign = graph.kind == EDGE_KIND["unexplained"]
+    is_foreign &= step.rank_of[graph.source] != step.rank_of[graph.target]
+    used = np.flatnonzero(~is_foreign)
+    op = number[used]
+    # A node follows the operation of its edge, or the representative of the edge's source.
+    source = np.where(op >= 0, op, place.operation[graph.source[used]])
+    at_start = (op < 0) & place.at_start[graph.source[used]]
+    target = place.operation[graph.target[used]]
+    lag = np.where(op >= 0, 0, weight[used])
+    # An operation follows the representative of its own source.
     before = place.operation[graph.source[edges]]
     source = np.concatenate((source, before))
     target = np.concatenate((target, np.arange(len(edges))))
     at_start = np.concatenate((at_start, place.at_start[graph.source[edges]]))
     lag = np.concatenate((lag, np.zeros(len(edges), np.int64)))
-    real = _longest(source, target, at_start, lag)
+    selected = _longest(source, target, at_start, lag)
     nodes = np.concatenate((graph.source[edges], place.alone))
     events = np.concatenate((graph.owner[edges], graph.event[place.alone]))
     return StepNodes(
@@ -173,15 +180,18 @@ def _joined(
         rank=np.searchsorted(step.first, events, side="right") - 1,
         begin=(graph.time[nodes] - origin).astype(np.float64),
         duration=np.concatenate((weight[edges], np.zeros(len(place.alone)))).astype(float),
-        source=source[real].astype(np.int64),
-        target=target[real].astype(np.int64),
-        lag=lag[real].astype(np.float64),
-        at_start=at_start[real].astype(np.int64),
+        source=source[selected].astype(np.int64),
+        target=target[selected].astype(np.int64),
+        lag=lag[selected].astype(np.float64),
+        at_start=at_start[selected].astype(np.int64),
     )
 
 
 def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
-    """The edges between different operations; of several of the same kind the longest."""
+    """Return the edges between different operations; of parallel ones the longest.
+
+    Edges are parallel if they also agree in `at_start`.
+    """
     order = np.lexsort((-lag, at_start, target, source))
     order = order[source[order] != target[order]]
     same = np.zeros(len(order), bool)
@@ -191,8 +201,11 @@ def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
 
 
 def _names(step: StepConstraints, nodes: StepNodes) -> tuple[Name, ...]:
-    """Long names: the how-manieth piece of a name on a rank is its suffix."""
-    named = [Naming(trace) for trace in step.traces]
+    """Return the long name of each operation.
+
+    Its suffix counts the operations with the same name on the rank, by start.
+    """
+    namings = [Naming(trace) for trace in step.traces]
     pids = [pid(trace.meta.rank) for trace in step.traces]
     rows = (nodes.event - step.first[nodes.rank]).tolist()
     ranks = nodes.rank.tolist()
@@ -204,10 +217,10 @@ def _names(step: StepConstraints, nodes: StepNodes) -> tuple[Name, ...]:
         k, row = ranks[i], rows[i]
         standard = of_row.get((k, row))
         if standard is None:
-            standard = of_row[k, row] = _name(named[k], row)
+            standard = of_row[k, row] = _name(namings[k], row)
             if standard not in parts:
-                one = Name.of(standard)
-                parts[standard] = one.op_cat, one.op_name, one.sub_op
+                name = Name.of(standard)
+                parts[standard] = name.op_cat, name.op_name, name.sub_op
         op_cat, op_name, sub_op = parts[standard]
         suffix = count[k, standard]
         count[k, standard] += 1
@@ -222,43 +235,44 @@ def _names(step: StepConstraints, nodes: StepNodes) -> tuple[Name, ...]:
     return tuple(names[i] for i in range(len(names)))
 
 
-def _name(named: Naming, row: int) -> str:
-    """The standard name of work or communication; of the host what it called."""
-    if named.is_work[row] or row in named.communication:
-        return named.standard(row)
-    return f"{HOST}.{plain(named.word(row))}"
+def _name(naming: Naming, row: int) -> str:
+    """Return the standard name of work or communication, or of a call on the host."""
+    if naming.is_work[row] or row in naming.communication:
+        return naming.standard(row)
+    return f"{HOST}.{plain(naming.word(row))}"
 
 
 def _categories(names: Sequence[Name]) -> list[str]:
-    known = {standard: category(standard) for standard in {name.standard for name in names}}
-    return [known[name.standard] for name in names]
+    by_name = {standard: category(standard) for standard in {name.standard for name in names}}
+    return [by_name[name.standard] for name in names]
 
 
 def _devices(step: StepConstraints, nodes: StepNodes) -> tuple[Ints, tuple[str, ...], Ints]:
-    """By operation its thread or stream, or what takes none; their names; how they run.
+    """Return the device of each operation, the names of all devices, and their kinds.
 
-    One at a time, unless the step was measured to do otherwise.
+    A device is a thread or stream, or "waiting". It runs one operation at a time, unless
+    operations overlapped on it when they were measured.
     """
     lanes = np.cumsum([0, *(trace.lanes.num_rows for trace in step.traces)])
     lane = np.empty(len(nodes.event), np.int64)
-    words = []
+    labels = []
     for k, trace in enumerate(step.traces):
         rows = nodes.rank == k
         lane[rows] = (
             trace.events["lane"].to_numpy()[nodes.event[rows] - step.first[k]] + lanes[k]
         )
-        words += _lane_words(trace)
+        labels += _lane_labels(trace)
     lane[nodes.edge < 0] = lanes[-1]
     kind = np.zeros(int(lanes[-1]) + 1, np.int64)
     kind[-1] = kernels.UNLIMITED
     order = np.lexsort((nodes.begin, lane))
     begin, end, of = nodes.begin[order], (nodes.begin + nodes.duration)[order], lane[order]
     kind[of[1:][(of[1:] == of[:-1]) & (begin[1:] < end[:-1])]] = kernels.UNLIMITED
-    return lane, (*words, "waiting"), kind
+    return lane, (*labels, "waiting"), kind
 
 
-def _lane_words(trace: Trace) -> list[str]:
-    """What the threads and streams of a rank are called."""
+def _lane_labels(trace: Trace) -> list[str]:
+    """Return the labels of the threads and streams of a rank."""
     own = pid(trace.meta.rank)
     return [
         f"{own}->stream {row['thread']} of {row['device']}"

@@ -38,8 +38,7 @@ class Command:
 class Suggestions:
     """The commands that apply to one run.
 
-    `arguments` are the paths of the run as the user wrote them, and the options that say how
-    to read it.
+    `arguments` are the paths of the run as the user wrote them, and the options that read it.
     """
 
     metrics: Metrics
@@ -56,21 +55,27 @@ class Suggestions:
                 return None
             name = "communication of unknown parallelism" if tag == "OTHER" else tag
             return Command(
-                line=self._line("what-if", *self._whose(ranks), "--scale", f"comm:{tag}=0.5"),
+                line=self._line(
+                    "what-if", *self._rank_option(ranks), "--scale", f"comm:{tag}=0.5"
+                ),
                 purpose=_PURPOSE[finding.kind].format(tag=name),
             )
         is_local = finding.kind in ("jittery_host", "late_rank", "copies")
-        whose = ["--rank", str(finding.ranks[0])] if is_local else self._whose(finding.ranks)
-        return Command(line=self._line("critical-path", *whose), purpose=_PURPOSE[finding.kind])
+        ranks_option = (
+            ["--rank", str(finding.ranks[0])] if is_local else self._rank_option(finding.ranks)
+        )
+        return Command(
+            line=self._line("critical-path", *ranks_option), purpose=_PURPOSE[finding.kind]
+        )
 
     @property
     def has_path(self) -> bool:
         """Whether a critical path can be found: times and compute of all ranks are known."""
-        return not {"times", "compute"} & set(self.metrics.lacks) and bool(
+        return not {"times", "compute"} & set(self.metrics.missing) and bool(
             self.metrics.iterations
         )
 
-    def _whose(self, ranks: Sequence[int]) -> list[str]:
+    def _rank_option(self, ranks: Sequence[int]) -> list[str]:
         if self.metrics.joins_ranks or len(self.metrics.ranks) == 1:
             return []  # all ranks, by default
         return ["--rank", str(ranks[0])]
@@ -85,8 +90,8 @@ class Suggestions:
         return shell_joined(["fastcomm", name, *self.arguments, *options, *more])
 
 
-# Options that change which events are read, or what parallelism they have. Not the clock of
-# steps: a critical path is cut at host marks.
+# Options that change which events are read, or their parallelism. Not the clock of steps:
+# windows of a critical path are always host marks.
 _REPEATED = (
     *("ranks", "tp", "pp", "dp", "ep", "cp", "order", "config", "guess_tags"),
     *("iteration_regex", "allow_truncated"),
@@ -94,12 +99,12 @@ _REPEATED = (
 
 
 def reading_arguments(options: ReadOptions) -> list[str]:
-    """Return the options that open a run again, as words of a command line."""
+    """Return the options that open a run again, as command line arguments."""
     return _arguments({name: getattr(options, name) for name in _REPEATED})
 
 
 def window_arguments(window: PathOptions) -> list[str]:
-    """Return the options that name a window, as words of a command line."""
+    """Return the options that name a window, as command line arguments."""
     names = ("step", "annotation", "instance", "exact", "data_load_events")
     return _arguments({name: getattr(window, name) for name in names})
 
@@ -109,7 +114,7 @@ def _arguments(values: Mapping[str, object]) -> list[str]:
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name == "data_load_events" and isinstance(value, tuple):
-            line += [word for regex in value for word in (option, regex)]
+            line += [part for regex in value for part in (option, regex)]
         elif value is True:
             line.append(option)
         elif value is not None and value is not False:

@@ -1,6 +1,6 @@
-"""The console that reports are printed to: wrapped text, tables of any width, and progress.
+"""The console that reports are printed to: wrapped text, tables that fit any width, progress.
 
-A number is never cut: where a table is too wide its headings are broken into lines, then names
+Numbers are never cut. If a table is too wide, its headings are broken into lines, then names
 are shortened in the middle, then columns are left out and named below the table.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
 
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
-_NO_BREAK = "\ue000"  # of private use: for rich all of Unicode's spaces end a word
+_NO_BREAK = "\ue000"  # private use: rich breaks lines at all of Unicode's spaces
 _PIPE_WIDTH = 110
 _LEAST_WIDTH = 40
 _WIDE_WIDTH = 10_000
-COMMAND = "    "  # a line that begins so is a command to copy, and stays one line
+COMMAND = "    "  # start of a line that is a command to copy, which is never wrapped
 
 
 class _InertConsole(Console):
@@ -45,9 +45,9 @@ class _InertConsole(Console):
 
 
 def plain_console(console: Console | None = None) -> Console:
-    """Return the console to print to; without colors where it is no terminal.
+    """Return the console to print to; without colors if it is no terminal.
 
-    Its width is that of the terminal, or of the environment's COLUMNS.
+    Its width is that of the terminal, or of the environment variable COLUMNS.
     """
     console = console or _InertConsole(emoji=False)
     if WIDE.get():
@@ -82,8 +82,8 @@ def say(
     console
         The console to print to.
     markup
-        The text, with rich's markup. A line that begins with four spaces is a command to
-        copy: it is printed as it is.
+        The text, with rich's markup. A line that begins with four spaces is a command to copy:
+        it is printed as it is.
     indent
         Spaces before the first line of each.
     hanging
@@ -111,7 +111,7 @@ _LOG = logging.getLogger("fastcomm")
 
 @contextmanager
 def progress(run: "RunTraces") -> "Iterator[Callable[[Source], None] | None]":
-    """A bar of the bytes read; it gives the function that counts one rank done."""
+    """Show a bar of the bytes read; yield a function that counts one rank as read, or None."""
     if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None
         return
@@ -146,8 +146,8 @@ T = TypeVar("T")
 
 NA = "n/a"
 _GAP = 2
-_FULL_NAME = 44  # a name is shortened to no less before headings are broken
-_LEAST_NAME = 24  # a name is shortened to no less, as long as columns can be left out
+_FULL_NAME = 44  # minimum width of names before headings are broken
+_LEAST_NAME = 24  # minimum width of names before columns are left out
 _LEAST_TEXT = 16
 _DOTS = "…"
 _PARENTHESES = {"<": ">", "(": ")"}
@@ -187,19 +187,21 @@ class TerminalTable:
         for row in cells:
             rendered.add_row(*(column.fitted(row[column.place]) for column in shown))
         yield rendered
-        left_out = [each.heading for each in columns if each not in shown and each.heading]
+        left_out = [
+            column.heading for column in columns if column not in shown and column.heading
+        ]
         if left_out:
-            words = f"not shown: {', '.join(left_out)} (--wide shows them)"
-            yield Text(words, style="dim")
+            note = f"not shown: {', '.join(left_out)} (--wide shows them)"
+            yield Text(note, style="dim")
 
 
 @dataclass(slots=True)
 class _Column:
-    """One column of a table while it is fitted."""
+    """A column of a table whose width is being chosen."""
 
     place: int
     heading: str
-    content: int  # cells of its widest entry
+    content: int  # width of its widest entry
     is_text: bool
     width: int = 0
 
@@ -211,11 +213,11 @@ class _Column:
     @property
     def least(self) -> int:
         """Width with the heading broken into lines."""
-        return max(self.content, *map(cell_len, _words(self.heading)), 0)
+        return max(self.content, *map(cell_len, _heading_parts(self.heading)), 0)
 
     @property
     def is_flexible(self) -> bool:
-        """Whether its entries can be made shorter: names and sentences."""
+        """Whether its entries can be shortened: names and sentences."""
         return self.is_text or self.place == 0
 
     def add_to(self, table: RichTable) -> None:
@@ -253,34 +255,34 @@ def _fit(columns: Sequence[_Column], drop: Sequence[str], width: int) -> list[_C
             column.width = column.least
         if _shorten(shown, width, _LEAST_NAME, _LEAST_TEXT):
             return shown
-        others = [each for each in shown[1:] if not each.is_text]
-        if len(others) <= 1 and all(each.heading for each in others):
+        others = [column for column in shown[1:] if not column.is_text]
+        if len(others) <= 1 and all(column.heading for column in others):
             _shorten(shown, width, 1, 1)
             return shown
         shown.remove(_first_to_drop(others, drop))
 
 
 def _first_to_drop(columns: Sequence[_Column], drop: Sequence[str]) -> _Column:
-    """Return the bar, else the first in `drop`, else the rightmost."""
-    by_heading = {each.heading: each for each in columns}
+    """Return the column to leave out: the bar, else the first in `drop`, else the rightmost."""
+    by_heading = {column.heading: column for column in columns}
     named = [by_heading[heading] for heading in ("", *drop) if heading in by_heading]
     return named[0] if named else columns[-1]
 
 
 def _total(columns: Sequence[_Column]) -> int:
-    return sum(each.width for each in columns) + _GAP * (len(columns) - 1)
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
 
 
 def _shorten(columns: Sequence[_Column], width: int, name: int, text: int) -> bool:
-    """Narrow sentences and names, to no less than `text` and `name`, until all fits."""
-    for column in sorted(columns, key=lambda each: not each.is_text):
+    """Narrow sentences to `text` and names to `name` at least; return whether all fits."""
+    for column in sorted(columns, key=lambda item: not item.is_text):
         if column.is_flexible and _total(columns) > width:
             least = min(column.width, text if column.is_text else name)
             column.width = max(least, column.width - (_total(columns) - width))
     return _total(columns) <= width
 
 
-def _words(heading: str) -> list[str]:
+def _heading_parts(heading: str) -> list[str]:
     """Split a heading where a line may end: "payload/step/GPU" after each slash."""
     return re.findall(r"\S+?/|\S+", heading)
 
@@ -288,7 +290,7 @@ def _words(heading: str) -> list[str]:
 def _broken(heading: str, width: int) -> list[str]:
     """Break a heading into lines of at most `width` cells."""
     lines: list[str] = []
-    for word in _words(heading):
+    for word in _heading_parts(heading):
         line = f"{lines[-1]}{'' if lines[-1].endswith('/') else ' '}{word}" if lines else word
         if lines and cell_len(line) <= width:
             lines[-1] = line
@@ -338,7 +340,7 @@ def shortened(name: str, width: int) -> str:
 
 
 def _without_last(name: str, opening: str) -> str:
-    """Replace what stands between the last outer pair of parentheses by dots."""
+    """Replace the content of the last outer pair of parentheses by dots."""
     closing = _PARENTHESES[opening]
     if not name.endswith(closing):
         return name
@@ -351,7 +353,7 @@ def _without_last(name: str, opening: str) -> str:
 
 
 def _middle(name: str, width: int) -> str:
-    """Cut the middle of a name, so that `width` cells remain."""
+    """Shorten a name in the middle to `width` cells."""
     if cell_len(name) <= width:
         return name
     head, tail = "", ""
@@ -366,21 +368,21 @@ def _middle(name: str, width: int) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Write a share in percent: "13.4 %"; n/a where it is unknown."""
+    """Format a share in percent: "13.4 %"; "n/a" for None."""
     return na(value, units.percent)
 
 
 def known_by(row: Mapping[str, Any]) -> str:
-    """Return how a group's parallelism is known, and which others would fit."""
+    """Return the source of a group's parallelism, and the candidates that fit it."""
     fits = f" ({row['candidates']})" if row["candidates"] else ""
     return f"{row['tag_source']}{fits}"
 
 
 def group_name(description: str | None, size: int | None) -> str:
-    """Return what a process group is called; the traces may not name any."""
+    """Return the description of a process group, or a replacement if it has none."""
     return description or ("not named" if size is None else "undefined")
 
 
-def na(value: T | None, words: Callable[[T], str]) -> str:
-    """Write a value with `words`, or "n/a" where it is None."""
-    return NA if value is None else words(value)
+def na(value: T | None, form: Callable[[T], str]) -> str:
+    """Format a value with `form`; "n/a" for None."""
+    return NA if value is None else form(value)

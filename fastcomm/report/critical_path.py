@@ -32,32 +32,32 @@ WORDS = {
 }
 
 
-def show(found: CriticalPath, console: Console | None = None) -> None:
-    """Print the report to stdout; plain text where that is no terminal."""
+def show(path: CriticalPath, console: Console | None = None) -> None:
+    """Print a critical path; plain text if the console is no terminal."""
     console = plain_console(console)
-    say(console, _title(found), hanging=2)
-    if not len(found.graph.event):
+    say(console, _title(path), hanging=2)
+    if not len(path.graph.event):
         say(console, "The window has no event that a path could go through.", indent=2)
         return
-    say(console, _coverage(found), indent=2, hanging=4)
-    for shown in (_classes(found), _tags(found), _top(found)):
+    say(console, _coverage(path), indent=2, hanging=4)
+    for shown in (_classes(path), _tags(path), _top(path)):
         if shown.row_count:
             console.print(shown)
-    for note in found.notes:
+    for note in path.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
-    if found.data is not None:
-        _show_data(found.data, console)
-    if found.is_joined:
-        _show_ranks(found, console)
+    if path.data is not None:
+        _show_data(path.data, console)
+    if path.is_joined:
+        _show_ranks(path, console)
 
 
-def _show_ranks(found: CriticalPath, console: Console) -> None:
-    """Print each rank's part of the path, and who waits for whom."""
+def _show_ranks(path: CriticalPath, console: Console) -> None:
+    """Print each rank's part of the path, and the rank that causes the longest wait."""
     shown = table(
         *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused"),
         drop=("slack", "transfers"),
     )
-    for row in found.by_rank().to_pylist():
+    for row in path.by_rank().to_pylist():
         shown.add_row(
             str(row["rank"]),
             *(
@@ -68,47 +68,47 @@ def _show_ranks(found: CriticalPath, console: Console) -> None:
             _time(row["held_up_ns"]),
         )
     console.print(shown)
-    worst = next(iter(found.hold_ups().slice(0, 1).to_pylist()), None)
+    worst = next(iter(path.hold_ups().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
         say(
             console,
             f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
             f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
         )
-    apart = {rank: ns for rank, ns in found.across.offsets.items() if ns}
-    words = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in apart.items()) or "none"
+    offsets = {rank: ns for rank, ns in path.across.offsets.items() if ns}
+    texts = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in offsets.items()) or "none"
     say(
         console,
-        f"The path goes from rank to rank {counted(found.crossings, 'time')}. Clocks moved: "
-        f"{words}.",
+        f"The path goes from rank to rank {counted(path.crossings, 'time')}. Clocks moved: "
+        f"{texts}.",
     )
 
 
-def _show_data(found: DataDependencies, console: Console) -> None:
-    """Print what could start earlier if only data counted."""
+def _show_data(data: DataDependencies, console: Console) -> None:
+    """Print what could start earlier if only data dependencies counted."""
     say(
         console,
-        f"[bold]Data dependencies[/]: {found.known} of the window's {found.asked} operators "
-        f"are among the {found.traced} of the execution trace, by {found.joined_by}.",
+        f"[bold]Data dependencies[/]: {data.matched} of the window's {data.in_window} "
+        f"operators are among the {data.traced} of the execution trace, by {data.joined_by}.",
     )
     say(
         console,
-        f"The operators take {format_ns(found.span_ns)}; {format_ns(found.bound_ns)} with "
+        f"The operators take {format_ns(data.span_ns)}; {format_ns(data.bound_ns)} with "
         "unlimited threads and streams.",
         indent=2,
     )
     shown = table("could start earlier", "by", "writers")
-    for row in found.movable(_TOP).to_pylist():
+    for row in data.movable(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
         shown.add_row(escape(name), format_ns(row["earlier_ns"]), str(row["producers"]))
     console.print(shown)
     shown = table("shortens the step if reordered", "by")
-    for row in found.shortening(_TOP).to_pylist():
+    for row in data.shortening(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
         shown.add_row(escape(name), format_ns(row["shortens_ns"]))
     console.print(shown)
     shown = table("subgraphs", "shorten it by", "earlier by", "operators")
-    for row in found.movable_subgraphs(_TOP).to_pylist():
+    for row in data.movable_subgraphs(_TOP).to_pylist():
         times = (_time(row[name]) for name in ("shortens_ns", "earlier_ns"))
         shown.add_row(escape(row["part_of"]), *times, str(row["operators"]))
     console.print(shown)
@@ -118,39 +118,39 @@ def _time(ns: int | None) -> str:
     return "n/a" if ns is None else format_ns(ns)
 
 
-def ranks_of(found: CriticalPath) -> str:
-    """Return "all ranks", how many of the expected ranks were read, or the one rank."""
-    if not found.is_joined:
-        return f"rank {found.about.rank}"
-    present, expected = len(found.ranks), found.across.expected_ranks
+def ranks_of(path: CriticalPath) -> str:
+    """Return "all ranks", "7 of 8 ranks", or "rank 5": what a path goes through."""
+    if not path.is_joined:
+        return f"rank {path.about.rank}"
+    present, expected = len(path.ranks), path.across.expected_ranks
     return ranks_words(present, expected) if present < expected else "all ranks"
 
 
-def _title(found: CriticalPath) -> str:
-    about, path = found.about, found.found
+def _title(path: CriticalPath) -> str:
+    about, on_path = path.about, path.valid_path
     events = counted(about.clipped, "event")
     return (
-        f"[bold]{ranks_of(found)}, rules {about.rules.name}[/]: {events}, "
-        f"{counted(len(found.graph.source), 'edge')}; critical path of "
-        f"{counted(len(path.edges), 'edge')}, {counted(found.event_count, 'event')}, "
-        f"{format_ns(found.length_ns)}"
+        f"[bold]{ranks_of(path)}, rules {about.rules.name}[/]: {events}, "
+        f"{counted(len(path.graph.source), 'edge')}; critical path of "
+        f"{counted(len(on_path.edges), 'edge')}, {counted(path.event_count, 'event')}, "
+        f"{format_ns(path.length_ns)}"
     )
 
 
-def _coverage(found: CriticalPath) -> str:
-    length, wall = found.length_ns, found.wall_ns
+def _coverage(path: CriticalPath) -> str:
+    length, wall = path.length_ns, path.wall_ns
     share = length / wall if wall else 1.0
-    words = (
+    text = (
         f"The path covers {percent(share)} of the {format_ns(wall)} from first to last event."
     )
     if share < _NEARLY:
-        words += f" {format_ns(wall - length)} are on no edge of it."
-    return words
+        text += f" {format_ns(wall - length)} are on no edge of it."
+    return text
 
 
-def _classes(found: CriticalPath) -> TerminalTable:
+def _classes(path: CriticalPath) -> TerminalTable:
     shown = table("time on the path", "share", "", "time")
-    sums = found.summary_ns()
+    sums = path.summary_ns()
     total = sum(sums.values()) or 1
     for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
         share = ns / total
@@ -159,54 +159,56 @@ def _classes(found: CriticalPath) -> TerminalTable:
     return shown
 
 
-def _tags(found: CriticalPath) -> TerminalTable:
+def _tags(path: CriticalPath) -> TerminalTable:
     shown = table("communication on the path", "time")
-    for tag, ns in sorted(found.by_tag_ns().items(), key=lambda pair: (-pair[1], pair[0])):
+    for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: (-pair[1], pair[0])):
         shown.add_row(str(tag), format_ns(ns))
     return shown
 
 
-def _top(found: CriticalPath) -> TerminalTable:
+def _top(path: CriticalPath) -> TerminalTable:
     shown = table("own time on the path", "kind", "edges", "time", drop=("edges", "kind"))
-    for row in found.top("name", _TOP).to_pylist():
+    for row in path.top("name", _TOP).to_pylist():
         shown.add_row(
             escape(row["name"]), row["kind"], str(row["edges"]), format_ns(row["self_ns"])
         )
     return shown
 
 
-def write(found: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+def write(path: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write critical_path.json and the tables as CSV and Parquet; return their paths."""
-    texts = {"critical_path.json": result.dumps(found.to_dict())}
+    texts = {"critical_path.json": result.dumps(path.to_dict())}
     book = "critical_path" if xlsx else None
-    return files.write_tables(folder, texts, found.to_arrow(), book)
+    return files.write_tables(folder, texts, path.to_arrow(), book)
 
 
 _STEP_DIGITS = 4
 
 
-def show_what_if(found: WhatIf, console: Console | None = None) -> None:
-    """Print the answer to stdout; plain text where that is no terminal."""
+def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
+    """Print a what-if analysis; plain text if the console is no terminal."""
     console = plain_console(console)
-    faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
-    before, after = (format_ns(ns, _STEP_DIGITS) for ns in (found.before_ns, found.after_ns))
-    change = f"{before} before, {after} after" if found.edits else before
-    say(console, f"[bold]{ranks_of(found.before)}: {change}[/]{faster if found.edits else ''}")
-    for edit in found.edits:
+    faster = f", {what_if.speedup:.3f} times as fast" if what_if.speedup is not None else ""
+    before, after = (
+        format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
+    )
+    change = f"{before} before, {after} after{faster}" if what_if.edits else before
+    say(console, f"[bold]{ranks_of(what_if.before)}:[/] {change}")
+    for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
-    error = format_ns(found.replay_error_ns)
+    error = format_ns(what_if.replay_error_ns)
     say(console, f"The replay without edits is off by {error} at most.", indent=2)
-    if found.edits:
-        console.print(_what_if_classes(found))
-    for each in found.sweeps:
-        console.print(_sweep(each, found.before_ns))
-    for note in found.before.notes:
+    if what_if.edits:
+        console.print(_what_if_classes(what_if))
+    for sweep in what_if.sweeps:
+        console.print(_sweep(sweep, what_if.before_ns))
+    for note in what_if.before.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
-def _what_if_classes(found: WhatIf) -> TerminalTable:
+def _what_if_classes(what_if: WhatIf) -> TerminalTable:
     shown = table("time on the path", "before", "after")
-    before, after = found.before.summary_ns(), found.after.summary_ns()
+    before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
     for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
         shown.add_row(
             WORDS.get(name, name), format_ns(before.get(name, 0)), format_ns(after.get(name, 0))
@@ -214,15 +216,15 @@ def _what_if_classes(found: WhatIf) -> TerminalTable:
     return shown
 
 
-def _sweep(each: EditSweep, before_ns: int) -> TerminalTable:
-    shown = table(each.name, "step", "of the step without edits")
-    for value, span in zip(each.values, each.span_ns, strict=True):
+def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
+    shown = table(sweep.name, "step", "of the step without edits")
+    for value, span in zip(sweep.values, sweep.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
         shown.add_row(f"{value:g}", format_ns(span), percent(share))
     return shown
 
 
-def write_what_if(found: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write what_if.json, the new path, and the sweeps; their paths."""
-    texts = {"what_if.json": result.dumps(found.to_dict())}
-    return files.write_tables(folder, texts, found.to_arrow(), "what_if" if xlsx else None)
+def write_what_if(what_if: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write what_if.json, the new path and the sweeps; return their paths."""
+    texts = {"what_if.json": result.dumps(what_if.to_dict())}
+    return files.write_tables(folder, texts, what_if.to_arrow(), "what_if" if xlsx else None)

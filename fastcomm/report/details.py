@@ -35,9 +35,9 @@ _NOISE = 0.005  # of a step: ranks that differ by less are not worth a line
 
 _MOST_VALUES = 12
 _STEP_DIGITS = 4
-# Of values that changed less than this share, none is worth a line.
+# Minimum relative change of a printed value.
 _WORTH = 0.01
-# Of several statistics of one thing, the one that says most.
+# One statistic per metric is printed.
 _SHOWN = (
     ".mean_ns",
     ".avg_bus_bw",
@@ -52,95 +52,95 @@ _REASONS = {
 }
 
 
-def culprits(found: Metrics) -> TerminalTable:
-    """Return the ranks that make others wait the longest, where that is more than noise."""
+def culprits(metrics: Metrics) -> TerminalTable:
+    """Return the ranks that cause the longest waits, if that is more than noise."""
     rows = table(
         *("rank", "wait caused a step", "of step", "last to arrive", "own wait a step"),
         drop=("own wait a step",),
     )
-    mean = found.iteration.mean_ns or 0.0
-    for each in found.across.by_wait_caused(_MOST_CULPRITS):
-        if not mean or each.caused_ns < _NOISE * mean:
+    mean = metrics.iteration.mean_ns or 0.0
+    for row in metrics.across.by_wait_caused(_MOST_CULPRITS):
+        if not mean or row.caused_ns < _NOISE * mean:
             continue
         rows.add_row(
-            f"rank {each.rank}",
-            format_ns(each.caused_ns),
-            percent(each.caused_ns / mean),
-            percent(each.last_share),
-            format_ns(each.wait_ns),
+            f"rank {row.rank}",
+            format_ns(row.caused_ns),
+            percent(row.caused_ns / mean),
+            percent(row.last_share),
+            format_ns(row.wait_ns),
         )
     return rows
 
 
-def skew(found: Across) -> TerminalTable:
-    """Classes of collectives: arrival skew and transfer time."""
+def skew(across: Across) -> TerminalTable:
+    """Return arrival skew and transfer time by class of collectives."""
     rows = table(
         *("collectives", "size from", "count", "mean skew", "p95 skew"),
         *("mean transfer", "p95 transfer", "waiting share"),
         drop=("p95 transfer", "p95 skew", "count"),
     )
-    for each in found.skew[:_MOST_ROWS]:
+    for row in across.skew[:_MOST_ROWS]:
         rows.add_row(
-            f"{each.tag} {each.op}",
-            na(each.size_from, format_bytes),
-            str(each.count),
+            f"{row.tag} {row.op}",
+            na(row.size_from, format_bytes),
+            str(row.count),
             *(
                 format_ns(ns)
                 for ns in (
-                    each.skew_mean_ns,
-                    each.skew_p95_ns,
-                    each.transfer_mean_ns,
-                    each.transfer_p95_ns,
+                    row.skew_mean_ns,
+                    row.skew_p95_ns,
+                    row.transfer_mean_ns,
+                    row.transfer_p95_ns,
                 )
             ),
-            percent(each.wait_share),
+            percent(row.wait_share),
         )
     return rows
 
 
-def waits(found: Across) -> TerminalTable:
-    """The ranks that make others wait the longest, and their own waits by parallelism."""
-    tags = [tag for tag in TAGS if any(each.tag == tag for each in found.waits)]
+def waits(across: Across) -> TerminalTable:
+    """Return the ranks that cause the longest waits, and their own waits by parallelism."""
+    tags = [tag for tag in TAGS if any(row.tag == tag for row in across.waits)]
     rows = table(
         *("own waits a step", *tags, "last to arrive", "wait caused a step"), drop=tags[::-1]
     )
-    wait = {(each.rank, each.tag): each.wait_ns for each in found.waits}
-    for each in found.by_rank[:_MOST_ROWS]:
+    wait = {(row.rank, row.tag): row.wait_ns for row in across.waits}
+    for row in across.by_rank[:_MOST_ROWS]:
         rows.add_row(
-            f"rank {each.rank}",
-            *(na(wait.get((each.rank, tag)), format_ns) for tag in tags),
-            percent(each.last_share),
-            format_ns(each.caused_ns),
+            f"rank {row.rank}",
+            *(na(wait.get((row.rank, tag)), format_ns) for tag in tags),
+            percent(row.last_share),
+            format_ns(row.caused_ns),
         )
     return rows
 
 
-def slow_links(found: Across) -> TerminalTable:
-    """Groups whose collectives are slower than those of their peers."""
+def slow_links(across: Across) -> TerminalTable:
+    """Return the groups whose collectives are slower than those of their peers."""
     rows = table("slow links", "ranks", "bus bandwidth", "of peers", "longer a step")
-    slow = [each for each in found.links if each.is_slow]
-    for each in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
+    slow = [row for row in across.links if row.is_slow]
+    for row in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
         rows.add_row(
-            f"{each.tag} {each.op}",
-            _ranks(each.ranks),
-            na(each.bus_bw, format_bandwidth),
-            na(each.peers_bus_bw, format_bandwidth),
-            na(each.excess_ns, lambda ns: f"+{format_ns(ns)}"),
+            f"{row.tag} {row.op}",
+            _ranks(row.ranks),
+            na(row.bus_bw, format_bandwidth),
+            na(row.peers_bus_bw, format_bandwidth),
+            na(row.excess_ns, lambda ns: f"+{format_ns(ns)}"),
         )
     return rows
 
 
-def notes_across(found: Across) -> list[str]:
-    """Explain the tables of many ranks."""
-    note = found.matching.note
-    said = [note] if note else []
-    if not found.matching.matched:
-        return said
-    widest = max((each.spread_ns or 0 for each in found.offsets), default=0)
-    times = f"aligned, to {format_ns(widest)}" if found.clocks == "aligned" else "raw"
-    share = percent(found.matching.share)
+def notes_across(across: Across) -> list[str]:
+    """Return explanations of the tables that compare ranks."""
+    note = across.matching.note
+    notes_ = [note] if note else []
+    if not across.matching.matched:
+        return notes_
+    widest = max((row.spread_ns or 0 for row in across.offsets), default=0)
+    times = f"aligned, to {format_ns(widest)}" if across.clocks == "aligned" else "raw"
+    share = percent(across.matching.share)
     return [
-        *said,
+        *notes_,
         "Skew: from the first to the last arrival; transfer: from there to the end. "
         "Wait caused: how long others wait in collectives because the rank is last; one delay "
         "counts in every collective that it reaches, so this can exceed the cost of a finding. "
@@ -153,54 +153,56 @@ def _ranks(ranks: Sequence[int]) -> str:
     return shown + (" ..." if len(ranks) > _MOST_ROWS else "")
 
 
-def tables(found: Metrics) -> list[TerminalTable]:
+def tables(metrics: Metrics) -> list[TerminalTable]:
     """Return the tables of `--full`."""
     return [
-        _exposed(found),
-        _bandwidth(found),
-        waits(found.across),
-        skew(found.across),
-        slow_links(found.across),
-        _windows(found),
-        _groups(found),
+        _exposed(metrics),
+        _bandwidth(metrics),
+        waits(metrics.across),
+        skew(metrics.across),
+        slow_links(metrics.across),
+        _windows(metrics),
+        _groups(metrics),
     ]
 
 
-def _exposed(found: Metrics) -> TerminalTable:
-    """Every part of the exact breakdown."""
+def _exposed(metrics: Metrics) -> TerminalTable:
+    """Return every part of the exact breakdown."""
     rows = table("every part of a step", "time", "share")
-    mean = found.iteration.mean_ns
-    for name, share in found.breakdown.exact.items():
+    mean = metrics.iteration.mean_ns
+    for name, share in metrics.breakdown.exact.items():
         if share and mean is not None:
             rows.add_row(name.replace("_", " "), format_ns(share * mean), percent(share))
     return rows
 
 
-def _bandwidth(found: Metrics) -> TerminalTable:
+def _bandwidth(metrics: Metrics) -> TerminalTable:
     rows = table(
         "bandwidth",
-        f"algorithm ({found.bytes})",
+        f"algorithm ({metrics.bytes})",
         "bus",
         "share of link",
         "overlapped",
     )
-    for tag in (tag for tag in TAGS if tag in found.volume):
-        speed = found.bandwidth[tag]
+    for tag in (tag for tag in TAGS if tag in metrics.volume):
+        speed = metrics.bandwidth[tag]
         rows.add_row(
             tag,
             na(speed.avg_bw, format_bandwidth),
             na(speed.avg_bus_bw, format_bandwidth),
             percent(speed.avg_bus_util),
-            percent(found.overlap.by_tag.get(tag)),
+            percent(metrics.overlap.by_tag.get(tag)),
         )
-    if found.volume:
-        rows.add_row("all", "", "", "", percent(found.overlap.average_overlap_ratio))
+    if metrics.volume:
+        rows.add_row("all", "", "", "", percent(metrics.overlap.average_overlap_ratio))
     return rows
 
 
-def _windows(found: Metrics) -> TerminalTable:
+def _windows(metrics: Metrics) -> TerminalTable:
     rows = table("windows between phases", "count", "mean", "p50", "p95", drop=("p50",))
-    for window in sorted(found.windows or (), key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
+    for window in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)[
+        :_MOST_ROWS
+    ]:
         rows.add_row(
             f"{window.source} to {window.target}",
             str(window.count),
@@ -209,12 +211,12 @@ def _windows(found: Metrics) -> TerminalTable:
     return rows
 
 
-def _groups(found: Metrics) -> TerminalTable:
+def _groups(metrics: Metrics) -> TerminalTable:
     rows = table(
         *("process groups", "ranks each", "parallelism", "known by", "on ranks", "events"),
         drop=("on ranks",),
     )
-    for row in found.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
+    for row in metrics.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
         rows.add_row(
             escape(group_name(row["description"], row["size"])),
             na(row["size"], str),
@@ -226,52 +228,52 @@ def _groups(found: Metrics) -> TerminalTable:
     return rows
 
 
-def notes(found: Metrics) -> Iterator[str]:
-    """Explain the tables of `--full`."""
-    link = found.link_bandwidth
+def notes(metrics: Metrics) -> Iterator[str]:
+    """Yield explanations of the tables of `--full`."""
+    link = metrics.link_bandwidth
     yield "Parts of a step: compute hides communication, and both hide copies."
     yield "Bandwidth counts the wait for the last rank; " + (
         f"the link has {format_bandwidth(link)}."
         if link
         else "utilization is n/a without --link-bandwidth."
     )
-    silent = ", ".join(
+    unsized = ", ".join(
         f"{speed.events_without_bytes} of {tag}"
-        for tag, speed in found.bandwidth.items()
+        for tag, speed in metrics.bandwidth.items()
         if speed.events_without_bytes
     )
-    if silent:
-        yield f"Events of unknown size are in no bandwidth and no volume: {silent}."
-    yield from notes_across(found.across)
+    if unsized:
+        yield f"Events of unknown size are in no bandwidth and no volume: {unsized}."
+    yield from notes_across(metrics.across)
 
 
-def spec_tables(found: Metrics) -> list[TerminalTable]:
+def spec_tables(metrics: Metrics) -> list[TerminalTable]:
     """Return the tables of `--spec`."""
     formula = table("specification formula", "share of step")
-    for name, share in found.breakdown.spec.items():
+    for name, share in metrics.breakdown.spec.items():
         if share or name in ("compute", "idle"):
             formula.add_row(name.replace("_", " "), percent(share))
-    use = table(f"utilization by {found.bytes}", "of all bytes", "mean", "p95")
-    for tag in (tag for tag in TAGS if tag in found.bandwidth):
-        speed = found.bandwidth[tag]
+    use = table(f"utilization by {metrics.bytes}", "of all bytes", "mean", "p95")
+    for tag in (tag for tag in TAGS if tag in metrics.bandwidth):
+        speed = metrics.bandwidth[tag]
         shares = (speed.global_avg_util, speed.avg_util, speed.p95_util)
         use.add_row(tag, *map(percent, shares))
     return [formula, use]
 
 
-def spec_notes(found: Metrics) -> Iterator[str]:
-    """Explain the tables of `--spec`, and numbers in them that cannot be physical."""
+def spec_notes(metrics: Metrics) -> Iterator[str]:
+    """Yield explanations of the tables of `--spec`, and of numbers that cannot be physical."""
     yield (
         "Formula: comm is the sum of the events' durations, compute the time without "
         "communication, idle the rest of the step."
     )
-    idle = found.breakdown.spec["idle"]
+    idle = metrics.breakdown.spec["idle"]
     if idle is not None and idle < 0:
         yield (
             "Idle by the formula is negative: communication overlaps itself, and the sum of "
             "durations counts that time twice."
         )
-    link = found.link_bandwidth
+    link = metrics.link_bandwidth
     yield "Utilization: bytes / time / link, " + (
         f"{format_bandwidth(link)}; only that of bus bytes has a limit of 100%."
         if link
@@ -279,39 +281,39 @@ def spec_notes(found: Metrics) -> Iterator[str]:
     )
 
 
-def write(found: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write compare.json, and parts and values as CSV and Parquet; give their paths."""
-    texts = {"compare.json": result.dumps(found.to_dict())}
-    return files.write_tables(folder, texts, found.to_arrow(), "compare" if xlsx else None)
+def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write compare.json, and parts and values as CSV and Parquet; return their paths."""
+    texts = {"compare.json": result.dumps(comparison.to_dict())}
+    return files.write_tables(folder, texts, comparison.to_arrow(), "compare" if xlsx else None)
 
 
-def show(found: Comparison, conditions: Sequence[str]) -> None:
-    """Print the step, what its change consists of, and what else changed most."""
+def show(comparison: Comparison, conditions: Sequence[str]) -> None:
+    """Print the step, the parts of its change, and the largest other changes."""
     console = plain_console()
-    headline = _headline(found)
-    if found.incomplete:
-        headline = f"{headline.removesuffix('.')} [red]({escape(found.incomplete[0])})[/]"
+    headline = _headline(comparison)
+    if comparison.incomplete:
+        headline = f"{headline.removesuffix('.')} [red]({escape(comparison.incomplete[0])})[/]"
     say(console, headline)
-    for line in found.incomplete[1:]:
+    for line in comparison.incomplete[1:]:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
-    if found.parts and not found.is_same:
-        console.print(_parts(found))
+    if comparison.parts and not comparison.is_same:
+        console.print(_parts(comparison))
         say(console, "parts of the mean step; their effects add up to its change", style="dim")
-    changed = _changed(found)
+    changed = _changed(comparison)
     if changed.row_count:
         console.print(changed)
-    for note in found.notes:
+    for note in comparison.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     for text in conditions:
-        mark = "[red]FAIL[/]" if text in found.conditions_that_hold else "[green]ok[/]  "
+        mark = "[red]FAIL[/]" if text in comparison.conditions_that_hold else "[green]ok[/]  "
         say(console, f"{mark} {escape(text)}", hanging=5)
 
 
-def _headline(found: Comparison) -> str:
-    step = found.step
+def _headline(comparison: Comparison) -> str:
+    step = comparison.step
     if step.before is None or step.after is None or step.difference is None:
         return "The change of the step is n/a: a run has no iteration times."
-    if found.is_same:
+    if comparison.is_same:
         return "No difference."
     relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
     change = f"{format_signed_ns(step.difference)}{relative}"
@@ -321,12 +323,12 @@ def _headline(found: Comparison) -> str:
     )
 
 
-def _parts(found: Comparison) -> TerminalTable:
+def _parts(comparison: Comparison) -> TerminalTable:
     rows = table(
         *("part of the step", "before", "after", "effect", "with it changed"),
         texts=("with it changed",),
     )
-    for part in found.parts:
+    for part in comparison.parts:
         if part.before_ns or part.after_ns:
             rows.add_row(
                 part.name.replace("_", " "),
@@ -339,32 +341,32 @@ def _parts(found: Comparison) -> TerminalTable:
 
 
 def _reasons(part: BreakdownChange) -> str:
-    words = []
-    for each in part.reasons:
-        name = _REASONS.get(each.name.rpartition(".")[2], "overlap")
-        words.append(f"{name} {signed_percent(each.relative or 0.0)}")
-    return ", ".join(words)
+    parts = []
+    for reason in part.reasons:
+        name = _REASONS.get(reason.name.rpartition(".")[2], "overlap")
+        parts.append(f"{name} {signed_percent(reason.relative or 0.0)}")
+    return ", ".join(parts)
 
 
-def _changed(found: Comparison) -> TerminalTable:
-    """Other values, the largest relative change first; --json has all."""
+def _changed(comparison: Comparison) -> TerminalTable:
+    """Return other values with the largest relative changes; --json has all."""
     rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
-    known = [
-        each
-        for each in found.values
-        if abs(each.relative or 0) >= _WORTH
-        and each.name.startswith(("windows.", "bandwidth.", "volume.", "overlap."))
-        and (each.name.startswith("overlap.") or each.name.endswith(_SHOWN))
+    values = [
+        change
+        for change in comparison.values
+        if abs(change.relative or 0) >= _WORTH
+        and change.name.startswith(("windows.", "bandwidth.", "volume.", "overlap."))
+        and (change.name.startswith("overlap.") or change.name.endswith(_SHOWN))
     ]
-    known.sort(key=lambda each: -abs(each.relative or 0))
-    for each in known[:_MOST_VALUES]:
-        words = (_in_unit(each.name, value) for value in (each.before, each.after))
-        rows.add_row(escape(each.name), *words, signed_percent(each.relative or 0.0))
+    values.sort(key=lambda change: -abs(change.relative or 0))
+    for change in values[:_MOST_VALUES]:
+        cells = (_in_unit(change.name, value) for value in (change.before, change.after))
+        rows.add_row(escape(change.name), *cells, signed_percent(change.relative or 0.0))
     return rows
 
 
 def _in_unit(name: str, value: float | None) -> str:
-    """A value as a person reads it, by the ending of its name."""
+    """Format a value with the unit that its name implies."""
     if value is None:
         return "n/a"
     last = name.rpartition(".")[2]

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 # What `inert` may change: control and format characters, and the separators of lines.
 _ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
-# A spreadsheet takes a text that begins so for a formula, unless it is a number: with a sign,
-# or with the full-width one of East Asian keyboards, also behind spaces.
+# Start of a text that spreadsheets read as a formula unless it is a number: a sign, also a
+# full-width one of East Asian keyboards, also after spaces.
 _FORMULA = r"^[\s\p{Zs}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
-# The same behind a semicolon: spreadsheets of many countries divide cells there.
+# Such a sign after a semicolon: in many countries it separates cells.
 _INNER_FORMULA = r";([\s\p{Zs}\"']*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}])"
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
 def write_csv(table: pa.Table, path: Path) -> None:
-    r"""Write a table: lists become words, and no text does anything in a spreadsheet.
+    r"""Write a table as CSV whose texts have no effect in a spreadsheet.
 
-    Line breaks and control characters are written as in messages (`\n`), so that each row is a
-    line; a text that would be a formula gets a ' before it, also where it stands behind a
-    semicolon, which divides cells in many countries.
+    Lists are joined by spaces. Line breaks and control characters are spelled out (`\n`), so
+    that each row is a line. Texts that would be a formula get a leading ', also after a
+    semicolon. Raises OSError.
     """
     for place, field in enumerate(table.schema):
         table = table.set_column(place, field.name, _plain(table[field.name]))
@@ -47,16 +47,16 @@ def write_csv(table: pa.Table, path: Path) -> None:
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_list(column.type):
-        words = [
+        texts = [
             None if value is None else " ".join(map(str, value)) for value in column.to_pylist()
         ]
-        column = pa.chunked_array([pa.array(words, pa.string())])
+        column = pa.chunked_array([pa.array(texts, pa.string())])
     elif pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return column
     if pc.any(pc.match_substring_regex(column, _ACTIVE)).as_py():
-        texts = [each and inert(each) for each in column.to_pylist()]
+        texts = [text and inert(text) for text in column.to_pylist()]
         column = pa.chunked_array([pa.array(texts, column.type)])
     column = pc.replace_substring_regex(column, _INNER_FORMULA, r";'\1")
     is_formula = pc.and_not(
@@ -74,10 +74,16 @@ _WIDTHS = 8, 40  # characters of a column
 
 
 def write_workbook(tables: Mapping[str, pa.Table], path: Path) -> None:
-    """Write a sheet a table; FastcommError where the extra is missing or a table does not fit.
+    """Write a workbook with a sheet per table.
 
-    A text is never a formula or a link, whatever it begins with; null is an empty cell; a whole
-    number that Excel would round is text.
+    Texts are never formulas or links; null is an empty cell; integers that Excel would round
+    are texts.
+
+    Raises
+    ------
+    FastcommError
+        If XlsxWriter is not installed, or a table has too many rows.
+
     """
     try:
         from xlsxwriter import Workbook
@@ -96,12 +102,12 @@ def write_workbook(tables: Mapping[str, pa.Table], path: Path) -> None:
             _sheet(book, name[:_MOST_NAME], table)
 
 
-# Rows go to disk as they come.
+# Write rows to disk at once, to save memory.
 _OPTIONS = {"constant_memory": True}
 
 
 def _sheet(book: "Workbook", name: str, table: pa.Table) -> None:
-    # The same tables give the same bytes: no date of today.
+    # A fixed date, so that equal tables give equal bytes.
     book.set_properties({"created": datetime(1980, 1, 1, tzinfo=UTC)})
     sheet = book.add_worksheet(name)
     bold = book.add_format({"bold": True, "bottom": 1})
@@ -122,7 +128,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _cell(sheet: "Worksheet", row: int, column: int, value: Any) -> None:
-    """One value as what it is; nothing for null and for what is no number."""
+    """Write a value with its type; nothing for null, NaN and infinity."""
     if isinstance(value, bool):
         sheet.write_boolean(row, column, value)
     elif isinstance(value, int | float) and abs(value) <= _EXACT:
@@ -138,7 +144,7 @@ Writer = Callable[[Path], object]
 
 
 def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
-    """Write files by name into a folder, which is made; FastcommError where that fails."""
+    """Write files by name into a directory, which is created. Raises FastcommError."""
     refuse_output("--output", folder)
     folder = Path(folder)
     for name in writers:
@@ -162,7 +168,7 @@ def write_tables(
 ) -> list[Path]:
     """Write every table as CSV and Parquet, and last the texts; `book` names a workbook.
 
-    A JSON file so says that the tables beside it are whole.
+    So an existing JSON file shows that the tables are complete.
     """
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
@@ -175,12 +181,12 @@ def write_tables(
 
 
 def text(content: str) -> Writer:
-    """What writes a text."""
+    """Return a writer of a text."""
     return partial(Path.write_text, data=content, encoding="utf-8")
 
 
-def write_metrics(found: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write metrics.json and a CSV and a Parquet file a table; give their paths."""
-    text = result.text(found.to_dict())
+def write_metrics(metrics: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write metrics.json, and every table as CSV and Parquet; return their paths."""
+    text = result.text(metrics.to_dict())
     book = "metrics" if xlsx else None
-    return write_tables(folder, {"metrics.json": text}, found.to_arrow(), book)
+    return write_tables(folder, {"metrics.json": text}, metrics.to_arrow(), book)

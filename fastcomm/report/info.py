@@ -1,4 +1,4 @@
-"""What a run is, on one screen."""
+"""What a run consists of, on one screen."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,63 +24,61 @@ _MOST_ROWS = 12
 _NS = 10**9
 
 
-def show(found: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
-    """Print it to stdout; plain text where that is no terminal."""
+def show(info: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
+    """Print a summary of a run; plain text if the console is no terminal."""
     console = plain_console(console)
-    for line in skipped_lines(found.failed):
+    for line in skipped_lines(info.failed):
         console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)
-    for name, words in _facts(found):
-        say(console, f"[bold]{name:<10}[/]  {escape(words)}", hanging=12)
-    groups = _groups(found)
+    for name, text in _facts(info):
+        say(console, f"[bold]{name:<10}[/]  {escape(text)}", hanging=12)
+    groups = _groups(info)
     if groups.row_count:
         console.print(groups)
-    for line in _lines(found):
+    for line in _lines(info):
         say(console, line, hanging=2)
-    for line in _next(found, paths):
+    for line in _next(info, paths):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _facts(found: Info) -> list[tuple[str, str]]:
-    formats = ", ".join(sorted({each.format for each in found.details}))
-    kind = f"stored {formats}" if found.stored else formats
-    files = f"{counted(found.files, 'file')}, {format_bytes(found.size)}"
+def _facts(info: Info) -> list[tuple[str, str]]:
+    formats = ", ".join(sorted({rank.format for rank in info.details}))
+    kind = f"stored {formats}" if info.stored else formats
+    files = f"{counted(info.files, 'file')}, {format_bytes(info.size)}"
     return [
         ("format", f"{kind}: {files}"),
-        ("ranks", _ranks(found)),
-        ("read", _read(found)),
-        ("time", _time(found.details)),
-        ("iterations", _iterations(found)),
-        ("clocks", _clocks(found)),
+        ("ranks", _ranks(info)),
+        ("read", _read(info)),
+        ("time", _time(info.details)),
+        ("iterations", _iterations(info)),
+        ("clocks", _clocks(info)),
     ]
 
 
-def _ranks(found: Info) -> str:
-    world = "" if found.world_size is None else f" of {found.world_size}"
-    missing = f"; missing: {ranges(found.missing)}" if found.missing else ""
-    if len(found.ranks) < found.expected:
-        count = ranks_words(len(found.ranks), found.expected)
-        return f"{count}: {ranges(found.ranks)}{missing}"
-    return f"{ranges(found.ranks)} ({len(found.ranks)}{world}){missing}"
+def _ranks(info: Info) -> str:
+    world = "" if info.world_size is None else f" of {info.world_size}"
+    missing = f"; missing: {ranges(info.missing)}" if info.missing else ""
+    if len(info.ranks) < info.expected:
+        count = ranks_words(len(info.ranks), info.expected)
+        return f"{count}: {ranges(info.ranks)}{missing}"
+    return f"{ranges(info.ranks)} ({len(info.ranks)}{world}){missing}"
 
 
-def _read(found: Info) -> str:
-    ranks = ranges([each.rank for each in found.details])
-    unread = len(found.ranks) - len(found.details) - len(found.failed)
+def _read(info: Info) -> str:
+    ranks = ranges([rank.rank for rank in info.details])
+    unread = len(info.ranks) - len(info.details) - len(info.failed)
     more = "; --all reads all" if unread > 0 else ""
-    return (
-        f"{plural(len(found.details), 'rank')} {ranks}, {counted(found.events, 'event')}{more}"
-    )
+    return f"{plural(len(info.details), 'rank')} {ranks}, {counted(info.events, 'event')}{more}"
 
 
 def _time(details: tuple[RankInfo, ...]) -> str:
     spans = [
-        (each.start, each.stop)
-        for each in details
-        if each.start is not None and each.stop is not None and "times" not in each.lacks
+        (rank.start, rank.stop)
+        for rank in details
+        if rank.start is not None and rank.stop is not None and "times" not in rank.lacks
     ]
     if not spans:
         return "unknown"
-    if any(each.clock is None for each in details):
+    if any(rank.clock is None for rank in details):
         longest = max(stop - start for start, stop in spans)
         return f"{format_ns(longest)}, absolute time unknown"
     first, last = min(start for start, _ in spans), max(stop for _, stop in spans)
@@ -88,27 +86,27 @@ def _time(details: tuple[RankInfo, ...]) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {format_ns(last - first)}"
 
 
-def _iterations(found: Info) -> str:
-    if found.step_ns is None:
+def _iterations(info: Info) -> str:
+    if info.step_ns is None:
         return "none"
-    numbers = sorted(set(found.iterations["number"].to_pylist()))
-    rules = ", ".join(sorted({each.found_by for each in found.details}))
-    return f"{ranges(numbers)} by {rules}, {format_ns(found.step_ns)} mean (host clock)"
+    numbers = sorted(set(info.iterations["number"].to_pylist()))
+    rules = ", ".join(sorted({rank.found_by for rank in info.details}))
+    return f"{ranges(numbers)} by {rules}, {format_ns(info.step_ns)} mean (host clock)"
 
 
-def _clocks(found: Info) -> str:
-    known = [
-        (each.rank, each.clock_note) for each in found.details if each.clock_note is not None
+def _clocks(info: Info) -> str:
+    notes = [
+        (rank.rank, rank.clock_note) for rank in info.details if rank.clock_note is not None
     ]
-    if not known and found.stored:
+    if not notes and info.stored:
         return "unknown: no collective joins two of the ranks"
-    if not known:
+    if not notes:
         return "not compared; `fastcomm ingest` does, by the ends of common collectives"
-    rank, note = max(known, key=lambda pair: abs(pair[1].offset_ns))
+    rank, note = max(notes, key=lambda pair: abs(pair[1].offset_ns))
     evidence = f"{counted(note.matches, 'collective')}, spread {format_ns(note.spread_ns)}"
-    if not any(each.applies for _, each in known):
+    if not any(offset.applies for _, offset in notes):
         return f"agree within {format_ns(abs(note.offset_ns))} ({evidence})"
-    applied = sum(each.applies for _, each in known)
+    applied = sum(offset.applies for _, offset in notes)
     return (
         f"{counted(applied, 'rank')} {plural(applied, 'needs')} correction "
         f"(ranks.parquet); the most, rank {rank} by "
@@ -116,13 +114,13 @@ def _clocks(found: Info) -> str:
     )
 
 
-def _groups(found: Info) -> TerminalTable:
+def _groups(info: Info) -> TerminalTable:
     rows = table(
         *("process groups", "groups", "ranks each", "parallelism", "known by", "on ranks"),
         "events",
         drop=("on ranks", "groups"),
     )
-    for row in kinds(found.groups)[:_MOST_ROWS]:
+    for row in kinds(info.groups)[:_MOST_ROWS]:
         rows.add_row(
             escape(group_name(row["description"], row["size"])),
             str(row["groups"]),
@@ -135,19 +133,19 @@ def _groups(found: Info) -> TerminalTable:
     return rows
 
 
-def _lines(found: Info) -> list[str]:
+def _lines(info: Info) -> list[str]:
     return [
-        *(f"[yellow]warning:[/] {escape(warning)}" for warning in found.all_warnings),
-        *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
+        *(f"[yellow]warning:[/] {escape(warning)}" for warning in info.all_warnings),
+        *(f"[cyan]lacks:[/] {escape(text)}" for text in info.lacks),
     ]
 
 
-def _next(found: Info, paths: tuple[str, ...]) -> list[str]:
-    """The commands to run next, one a line."""
-    words = escape(shell_joined(paths))
-    commands = [f"fastcomm metrics {words}"]
-    if not found.stored:
+def _next(info: Info, paths: tuple[str, ...]) -> list[str]:
+    """Return the commands to run next, a line each."""
+    arguments = escape(shell_joined(paths))
+    commands = [f"fastcomm metrics {arguments}"]
+    if not info.stored:
         name = Path(paths[0]).name.partition(".")[0]
         store = shell_quoted(f"{name}-store" if name else "store")
-        commands.append(f"fastcomm ingest {words} -o {escape(store)}")
+        commands.append(f"fastcomm ingest {arguments} -o {escape(store)}")
     return ["[bold]next:[/]", *(f"    {command}" for command in commands)]

@@ -1,11 +1,11 @@
-"""A search on one screen and in files: the ranking, time against memory."""
+"""Print a strategy search in the terminal, and write its files."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm import result
+from fastcomm import result as results
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
 from fastcomm.isp import Question
 from fastcomm.isp.communication import two_gpus
@@ -23,34 +23,36 @@ from fastcomm.units import (
     signed_percent,
 )
 
-_FRONT = 6
+_FRONT = 6  # rows of the Pareto front
 _LAYOUT = {"world_size": "GPUs", "interleave": "v"}
 _CKPT = {0: "none", 1: "full", 2: "selective"}
 _SHADES = " ░▒▓█"
 _KILO = 1024
 
 
-def show(found: SearchResult, top: int) -> None:
-    """Print the ranking, the best of each algorithm, and the front of time and memory."""
+def show(result: SearchResult, top: int) -> None:
+    """Print the ranking, the best of each algorithm, and speed against memory."""
     console = plain_console()
-    for line in _head(found):
+    for line in _head(result):
         say(console, escape(line), hanging=2)
-    console.print(_ranking("fastest", found.best(top), found.question))
-    if len(found.question.world_sizes) > 1:
-        console.print(_ranking("by GPUs", list(found.best_by_world().values()), found.question))
-    best = found.best_by_algo()
-    console.print(_ranking("best of each", list(best.values()), found.question))
-    console.print(_breakdown(best, found.question))
-    front = found.pareto()
+    console.print(_ranking("fastest", result.best(top), result.question))
+    if len(result.question.world_sizes) > 1:
+        console.print(
+            _ranking("by GPUs", list(result.best_by_world().values()), result.question)
+        )
+    best = result.best_by_algo()
+    console.print(_ranking("best of each", list(best.values()), result.question))
+    console.print(_breakdown(best, result.question))
+    front = result.pareto()
     if len(front) > 1:
         step = max(1, (len(front) - 1) / (_FRONT - 1))
         chosen = sorted({min(len(front) - 1, round(i * step)) for i in range(_FRONT)})
         console.print(
-            _ranking("time against memory", [front[place] for place in chosen], found.question)
+            _ranking("time against memory", [front[place] for place in chosen], result.question)
         )
-    _notes(found.notes)
-    if any(record.get("extrapolated") for record in found.best(top)):
-        _notes(["attention beyond what was measured: its formula stands alone"])
+    _notes(result.notes)
+    if any(record.get("extrapolated") for record in result.best(top)):
+        _notes(["attention was not measured at this size: its time is extrapolated"])
 
 
 def _notes(notes: Iterable[str]) -> None:
@@ -58,16 +60,16 @@ def _notes(notes: Iterable[str]) -> None:
         say(plain_console(), f"[yellow]note:[/] {escape(note)}", hanging=2)
 
 
-def _head(found: SearchResult) -> list[str]:
-    question = found.question
+def _head(result: SearchResult) -> list[str]:
+    question = result.question
     sizes = question.world_sizes
     world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
-    reasons = ", ".join(f"{n} {reason}" for reason, n in found.rejected.items() if n)
-    mode = "" if found.mode == "default" else f", as {found.mode}"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in result.rejected.items() if n)
+    mode = "" if result.mode == "default" else f", as {result.mode}"
     return [
         f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
-        f"on {world} {found.cluster}, {question.seq_len} tokens a sequence{mode}",
-        f"{counted(found.candidates, 'candidate')}, {found.feasible} feasible; rejected: "
+        f"on {world} {result.cluster}, {question.seq_len} tokens/sequence{mode}",
+        f"{counted(result.candidates, 'candidate')}, {result.feasible} feasible; rejected: "
         f"{reasons or 'none'}",
     ]
 
@@ -82,7 +84,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
     shown = [_LAYOUT.get(name, name) for name in layout]
     rows = table(title, *shown, *columns, drop=("G", "O", "P", "MFU"))
     for record in records:
-        shards = [record.get(f"p_{each}") for each in ("para", "grads", "os")]
+        shards = [record.get(f"p_{part}") for part in ("para", "grads", "os")]
         if shards[0] is None:
             isp = record["algo_type"] == "isp"
             wp = record["wp_size"]
@@ -102,10 +104,10 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
 
 
 def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
-    """Shares of a step, one column an algorithm."""
+    """Return a table of the shares of a step, with a column for each algorithm."""
     terms = {algo: time_terms(record, question) for algo, record in best.items()}
     rows = table("where a step goes", *(algo.upper() for algo in terms))
-    for row in zip(*(found[1:] for found in terms.values()), strict=True):
+    for row in zip(*(parts[1:] for parts in terms.values()), strict=True):
         shares = [
             part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
         ]
@@ -114,25 +116,25 @@ def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
     return rows
 
 
-def explain(found: SearchResult, place: int) -> None:
-    """Print one strategy term by term, and what its algorithm does on two GPUs."""
+def explain(result: SearchResult, place: int) -> None:
+    """Print the terms of one strategy, and what its algorithm sends and saves on two GPUs."""
     console = plain_console()
-    record = found.record(place)
-    for line in _head(found)[:1]:
+    record = result.record(place)
+    for line in _head(result)[:1]:
         say(console, escape(line), hanging=2)
-    console.print(_ranking(f"rank {place + 1}", [record], found.question))
-    console.print(_terms("time", time_terms(record, found.question), format_s))
+    console.print(_ranking(f"rank {place + 1}", [record], result.question))
+    console.print(_terms("time", time_terms(record, result.question), format_s))
     console.print(_terms("memory", memory_terms(record), format_binary_bytes))
-    if not found.question.model.experts:
+    if not result.question.model.experts:
         say(console, _on_two(record["algo_type"]), hanging=2)
-    _notes(found.notes)
+    _notes(result.notes)
 
 
 def _on_two(algo: str) -> str:
     two = two_gpus(algo)
     return (
-        f"On two GPUs {algo.upper()} sends {two['sent']:g} buffers of D b S h a "
-        f"layer ({two['sent_with_checkpoints']:g} with checkpoints) and keeps "
+        f"On two GPUs {algo.upper()} sends {two['sent']:g} buffers of D b S h per "
+        f"layer ({two['sent_with_checkpoints']:g} with recompute) and saves "
         f"{two['kept']:.1f} D/2 b S h."
     )
 
@@ -144,41 +146,41 @@ def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Termi
         if term.value or not term.level:
             indent = "  " * term.level
             share = percent(term.value / whole) if whole else ""
-            rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
+            rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.text))
     return rows
 
 
-def changes(found: Sequence[HardwareChange]) -> None:
-    """Print what a better cluster would gain."""
+def changes(hardware_changes: Sequence[HardwareChange]) -> None:
+    """Print how much faster the best strategy would be on a better cluster."""
     rows = table("what if", "TGS", "gain", "strategy")
-    for change in found:
+    for change in hardware_changes:
         if change.best is None:
-            rows.add_row(change.what, "n/a", "n/a", "")
+            rows.add_row(change.name, "n/a", "n/a", "")
             continue
         best = change.best
         gain = "n/a" if change.gain is None else signed_percent(change.gain)
-        words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
-        rows.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
+        strategy = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
+        rows.add_row(change.name, f"{best['tgs']:.1f}", gain, strategy)
     plain_console().print(rows)
 
 
-def calibration(found: Calibration) -> None:
-    """Print the fitted lines and curves, and how far the measurements lie from them."""
+def calibration(result: Calibration) -> None:
+    """Print the fitted lines and curves, and the errors of the measurements."""
     console = plain_console()
-    if found.residuals:
-        console.print(_links(found))
-    if found.compute:
-        console.print(_kernels(found.compute))
-    for words in found.skipped:
-        say(console, f"[yellow]not fitted:[/] {escape(words)}", hanging=2)
+    if result.residuals:
+        console.print(_links(result))
+    if result.compute:
+        console.print(_kernels(result.compute))
+    for reason in result.skipped:
+        say(console, f"[yellow]not fitted:[/] {escape(reason)}", hanging=2)
 
 
-def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
-    columns = ("calls", "GFLOP", "TFLOPS", "of curve", "median off", "worst")
+def _kernels(curves: Sequence[ComputeResidual]) -> TerminalTable:
+    columns = ("calls", "GFLOP", "TFLOP/s", "of curve", "median error", "worst")
     rows = table("calibrated", *columns, drop=("calls", "GFLOP"))
-    for line in found:
+    for line in curves:
         rows.add_row(
-            line.what,
+            line.kind,
             str(line.calls),
             f"{line.flops / 1e9:.3g}",
             f"{line.rate / 1e12:.3g}",
@@ -189,13 +191,13 @@ def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
     return rows
 
 
-def _links(found: Calibration) -> TerminalTable:
+def _links(result: Calibration) -> TerminalTable:
     rows = table(
-        *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median off"),
+        *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median error"),
         "worst",
         drop=("sizes", "messages"),
     )
-    for line in found.residuals:
+    for line in result.residuals:
         rows.add_row(
             line.op,
             str(line.ranks),
@@ -209,22 +211,22 @@ def _links(found: Calibration) -> TerminalTable:
     return rows
 
 
-def heat_map(found: SearchSweep) -> None:
-    """Print rates by world size and sequence length, shaded by MFU."""
-    worlds = sorted({cell.world_size for cell in found.cells})
+def heat_map(sweep: SearchSweep) -> None:
+    """Print a table of tokens/s/GPU by world size and sequence length, shaded by MFU."""
+    worlds = sorted({cell.world_size for cell in sweep.cells})
     rows = table("TGS, MFU", *(counted(world, "GPU") for world in worlds))
-    for seq_len in sorted({cell.seq_len for cell in found.cells}):
-        row = {cell.world_size: cell for cell in found.cells if cell.seq_len == seq_len}
+    for seq_len in sorted({cell.seq_len for cell in sweep.cells}):
+        row = {cell.world_size: cell for cell in sweep.cells if cell.seq_len == seq_len}
         name = f"{seq_len // _KILO}Ki" if seq_len % _KILO == 0 else str(seq_len)
         rows.add_row(name, *(_shaded(row[world]) for world in worlds))
     console = plain_console()
     console.print(rows)
-    whys = dict.fromkeys(
-        f"{cell.seq_len} on {cell.world_size}: {cell.why}" for cell in found.cells if cell.why
+    reasons = dict.fromkeys(
+        f"{cell.seq_len} on {cell.world_size}: {cell.why}" for cell in sweep.cells if cell.why
     )
-    for why in whys:
-        say(console, f"[yellow]n/a[/] {escape(why)}", hanging=2)
-    _notes(found.notes)
+    for reason in reasons:
+        say(console, f"[yellow]n/a[/] {escape(reason)}", hanging=2)
+    _notes(sweep.notes)
 
 
 def _shaded(cell: SweepPoint) -> str:
@@ -237,13 +239,13 @@ def _shaded(cell: SweepPoint) -> str:
 
 
 def write_search(
-    found: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
+    result: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
 ) -> list[Path]:
-    """Write isp.json, and the strategies as CSV and Parquet; of a sweep its table alone."""
+    """Write isp.json and the strategies as CSV and Parquet; of a sweep only its table."""
     book = "isp" if xlsx else None
-    if isinstance(found, SearchSweep):
-        return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, book)
-    text = result.dumps(found.to_dict())
+    if isinstance(result, SearchSweep):
+        return files.write_tables(folder, {}, {"sweep": result.to_arrow()}, book)
+    text = results.dumps(result.to_dict())
     return files.write_tables(
-        folder, {"isp.json": text}, {"strategies": found.to_arrow()}, book
+        folder, {"isp.json": text}, {"strategies": result.to_arrow()}, book
     )

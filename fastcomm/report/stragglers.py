@@ -1,4 +1,4 @@
-"""Who holds a production job up: on a terminal, as JSON, and as the published files."""
+"""Stragglers of a production job: on a terminal, as JSON, and as the published files."""
 
 import json
 from collections.abc import Mapping
@@ -21,11 +21,14 @@ _SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
 
 
 def published(stragglers: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The fields of the study's result file; times in seconds."""
+    """Return the fields of the study's result file; times in seconds.
+
+    `meta` is the description of the job, which is copied.
+    """
     steps = [str(step) for step in stragglers.chosen]
 
     def by_step(values: Any) -> dict[str, float]:
-        return dict(zip(steps, (float(each) for each in values), strict=True))
+        return dict(zip(steps, (float(value) for value in values), strict=True))
 
     def falling(values: Any) -> dict[str, float]:
         return dict(sorted(by_step(values).items(), key=lambda pair: -pair[1]))
@@ -42,20 +45,20 @@ def published(stragglers: Stragglers, meta: Mapping[str, Any] | None = None) -> 
         ),
         "launch_step_slowdown": falling(stragglers.base / stragglers.nodelay.optimizer),
     }
-    for what, parts in (("blocking", stragglers.blocking), ("launch", stragglers.launch)):
+    for delay, parts in (("blocking", stragglers.blocking), ("launch", stragglers.launch)):
         for kind in KINDS:
-            name = f"{what}_decompose_by_{kind}"
+            name = f"{delay}_decompose_by_{kind}"
             fields[name] = None if parts is None else dict(parts[kind].mean)
             fields[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
     return fields
 
 
 def _steps(part: Attribution, steps: list[str]) -> dict[str, dict[str, float]]:
-    return {step: dict(each) for step, each in zip(steps, part.steps, strict=True)}
+    return {step: dict(shares) for step, shares in zip(steps, part.steps, strict=True)}
 
 
 def effect(effect_: Effect, name: str) -> dict[str, float | None]:
-    """The fields of the study's files for M_S and M_W; times in seconds."""
+    """Return the fields of the study's files for M_S and M_W; times in seconds."""
     return {
         "trem": effect_.removed / _SECOND,
         "tadd": effect_.added / _SECOND,
@@ -89,7 +92,7 @@ def write_trace(content: Mapping[str, Any], path: Path) -> None:
 
 
 def show(result: StragglerResult) -> None:
-    """Print the slowdown, who brings it, and the heat map of workers."""
+    """Print the slowdown, its causes, and the heat map of workers."""
     console = plain_console()
     stragglers = result.stragglers
     for line in _lines(stragglers) + _what_if_lines(stragglers, result.changed):
@@ -112,11 +115,11 @@ def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str
 
 def _lines(stragglers: Stragglers) -> list[str]:
     base, nodelay, ideal = (
-        format_ns(float(each.mean()))
-        for each in (stragglers.base, stragglers.nodelay.whole, stragglers.ideal.whole)
+        format_ns(float(times.mean()))
+        for times in (stragglers.base, stragglers.nodelay.whole, stragglers.ideal.whole)
     )
     last = "n/a" if stragglers.last_stage.rem is None else percent(stragglers.last_stage.rem)
-    # Without the sign of a rounded nought.
+    # Adding 0.0 removes the sign of a negative zero.
     delays = round(stragglers.launch_slowdown - 1, 4) + 0.0
     lines = [
         f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if "
@@ -125,20 +128,20 @@ def _lines(stragglers: Stragglers) -> list[str]:
         f"last stage (M_S): {last} of the slowdown goes if it is ideal",
     ]
     if stragglers.worst is None or stragglers.worst.rem is None:
-        return [*lines, "too little slowdown to ask who brings it"]
+        return [*lines, "too little slowdown to attribute it"]
     ranks = ", ".join(map(str, stragglers.worst_ranks))
     return [*lines, f"worst ranks (M_W): {percent(stragglers.worst.rem)}, rank {ranks}"]
 
 
 def _table(title: str, part: Attribution) -> TerminalTable:
-    rows = table(title, "slowdown that it alone brings")
+    rows = table(title, "slowdown that it alone causes")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
         rows.add_row(escape(key), f"{value:.4f}")
     return rows
 
 
 def _heat(workers: Floats) -> TerminalTable:
-    """Data ranks by stage; the warmer, the slower."""
+    """Return slowdowns by data rank and stage, colored by size."""
     rows = table("workers", *(f"stage {stage}" for stage in range(workers.shape[1])))
     for rank, row in enumerate(workers[:_MOST_RANKS]):
         rows.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))

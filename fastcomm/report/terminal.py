@@ -1,7 +1,7 @@
 """The metrics of a run on one screen; `--full` and `--spec` print more tables below it.
 
-From top to bottom: what was measured and which ranks were skipped, the sentences that matter,
-warnings, the breakdown, one line for each parallelism, and the ranks that make others wait.
+From top to bottom: what was measured, skipped ranks, findings, warnings, the breakdown, one
+line per parallelism, and the ranks that cause waits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _BAR = 96
 _SMALL_BAR = 24
-_EXACT_DIGITS = 4  # of a step, and of what it sends
+_EXACT_DIGITS = 4  # of the step time and of its bytes
 _MOST_FINDINGS = 3
 _MOST_WARNINGS = 4
 _MOST_LINES = 3  # of a warning
@@ -50,13 +50,13 @@ _EXPOSED = "exposed_"
 
 
 def show(
-    found: Metrics, console: Console | None = None, *, full: bool = False, spec: bool = False
+    metrics: Metrics, console: Console | None = None, *, full: bool = False, spec: bool = False
 ) -> None:
-    """Print the report to stdout; plain text where that is no terminal.
+    """Print the metrics; plain text if the console is no terminal.
 
     Parameters
     ----------
-    found
+    metrics
         The metrics of a run.
     console
         Where to print; stdout by default.
@@ -67,76 +67,76 @@ def show(
 
     """
     console = plain_console(console)
-    say(console, _title(found), hanging=2)
-    for line in _skipped(found, console.width, full=full):
+    say(console, _title(metrics), hanging=2)
+    for line in _skipped(metrics, console.width, full=full):
         say(console, line, hanging=2)
-    for line in _sentences(found, full=full):
+    for line in _sentences(metrics, full=full):
         say(console, line, indent=2, hanging=4)
-    for line in _first(found.warnings, _WARNING, "warning", console.width, full=full):
+    for line in _first(metrics.warnings, _WARNING, "warning", console.width, full=full):
         say(console, line, hanging=2)
-    if found.breakdown.exact["idle"] is not None and console.is_terminal:
-        console.print(_stack(found, min(_BAR, console.width - 4)))
-    tables = [_breakdown(found), _parallelisms(found), details.culprits(found)]
+    if metrics.breakdown.exact["idle"] is not None and console.is_terminal:
+        console.print(_stack(metrics, min(_BAR, console.width - 4)))
+    tables = [_breakdown(metrics), _parallelisms(metrics), details.culprits(metrics)]
     if full:
-        tables += details.tables(found)
+        tables += details.tables(metrics)
     if spec:
-        tables += details.spec_tables(found)
+        tables += details.spec_tables(metrics)
     for rows in tables:
         if rows.row_count:
             console.print()
             console.print(rows)
     console.print()
-    for note in _notes(found, full=full, spec=spec):
+    for note in _notes(metrics, full=full, spec=spec):
         say(console, escape(note), hanging=2, style="dim")
 
 
-def _sentences(found: Metrics, *, full: bool) -> list[str]:
+def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
     """Return the headline, then the findings in order, or a sentence if there are none."""
-    shown = found.findings if full else found.findings[:_MOST_FINDINGS]
-    lines = [f"[bold]{escape(found.headline)}[/]"]
-    for each in shown:
-        color = "yellow" if each.is_symptom else "bold red"
-        lines.append(f"[{color}]{escape(each.text)}[/] Confidence: {each.confidence}.")
-    if more := len(found.findings) - len(shown):
+    printed = metrics.findings if full else metrics.findings[:_MOST_FINDINGS]
+    lines = [f"[bold]{escape(metrics.headline)}[/]"]
+    for finding in printed:
+        color = "yellow" if finding.is_symptom else "bold red"
+        lines.append(f"[{color}]{escape(finding.text)}[/] Confidence: {finding.confidence}.")
+    if more := len(metrics.findings) - len(printed):
         lines.append(f"{counted(more, 'more finding')} with --full.")
-    return lines + ([f"[green]{escape(found.health)}[/]"] if found.health else [])
+    return lines + ([f"[green]{escape(metrics.health)}[/]"] if metrics.health else [])
 
 
-def _title(found: Metrics) -> str:
-    times = found.iteration
+def _title(metrics: Metrics) -> str:
+    times = metrics.iteration
     if times.mean_ns is not None and times.p99_ns is not None:
         measured = f"{format_ns(times.mean_ns, _EXACT_DIGITS)} a step"
-        if sum(each.iterations for each in found.by_rank) > 1:
+        if sum(rank.iterations for rank in metrics.by_rank) > 1:
             measured += f", {format_ns(times.p99_ns, _EXACT_DIGITS)} p99"
     else:
-        measured = "no iteration" if found.iterations is not None else NA
+        measured = "no iteration" if metrics.iterations is not None else NA
     iterations = (
         f"{NA} iterations"
-        if found.iterations is None
-        else counted(found.iterations, "iteration")
+        if metrics.iterations is None
+        else counted(metrics.iterations, "iteration")
     )
-    clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
-    ranks = ranks_words(len(found.measured_ranks), found.expected_ranks)
+    clock = f"; {metrics.iteration_clock} clock" if times.mean_ns is not None else ""
+    ranks = ranks_words(len(metrics.measured_ranks), metrics.expected_ranks)
     return (
         f"[bold]{ranks}, {iterations}[/] "
-        f"({escape(', '.join(found.found_by))}{clock}): {measured}"
+        f"({escape(', '.join(metrics.found_by))}{clock}): {measured}"
     )
 
 
-def _stack(found: Metrics, width: int) -> Text:
-    """The breakdown as one stacked bar of at most `width` cells."""
+def _stack(metrics: Metrics, width: int) -> Text:
+    """Return the breakdown as one stacked bar of at most `width` cells."""
     bar, edge = Text("  "), 0.0
-    for name, share in found.breakdown.exact.items():
+    for name, share in metrics.breakdown.exact.items():
         cells = round((edge + (share or 0)) * width) - round(edge * width)
         edge += share or 0
         bar.append("█" * cells if name != "idle" else "░" * cells, style=_COLORS[name])
     return bar
 
 
-def _breakdown(found: Metrics) -> TerminalTable:
-    """Parts of a step that add up to all of it."""
+def _breakdown(metrics: Metrics) -> TerminalTable:
+    """Return the parts of a step, which add up to all of it."""
     rows = table("part of a step", "time", "share", "")
-    parts = found.breakdown.parts or {}
+    parts = metrics.breakdown.parts or {}
     for part, name, color in (
         ("compute", "compute", _COLORS["compute"]),
         ("exposed", "exposed communication", "red"),
@@ -145,48 +145,48 @@ def _breakdown(found: Metrics) -> TerminalTable:
     ):
         share = parts.get(part)
         bar = Text("█" * round((share or 0) * _SMALL_BAR), style=color)
-        rows.add_row(name, _of_step(found, share), percent(share), bar)
+        rows.add_row(name, _of_step(metrics, share), percent(share), bar)
     return rows
 
 
-def _of_step(found: Metrics, share: float | None) -> str:
-    mean = found.iteration.mean_ns
+def _of_step(metrics: Metrics, share: float | None) -> str:
+    mean = metrics.iteration.mean_ns
     return NA if share is None or mean is None else format_ns(share * mean)
 
 
 _WAITS = ("wait a step", "transfer a step")
 
 
-def _parallelisms(found: Metrics) -> TerminalTable:
-    """One line for each parallelism; times and bytes of a mean rank and step."""
-    split = found.across.mean_waits()
+def _parallelisms(metrics: Metrics) -> TerminalTable:
+    """Return a row per parallelism; times and bytes per step, as means over ranks."""
+    split = metrics.across.mean_waits()
     rows = table(
         "parallelism",
         "exposed a step",
         "of step",
         *(_WAITS if split else ()),
-        f"{found.bytes}/step/GPU",
+        f"{metrics.bytes}/step/GPU",
         "bus bandwidth",
         "events",
         drop=("events", *reversed(_WAITS)),
     )
-    exact, guessed = found.breakdown.exact, guessed_tags(found)
+    exact, guessed = metrics.breakdown.exact, guessed_tags(metrics)
     for tag in TAGS:
         share = exact[_EXPOSED + tag]
-        if tag not in found.volume:
+        if tag not in metrics.volume:
             continue
         waits = split.get(tag, (None, None)) if split else ()
         rows.add_row(
             Text(f"{tag} *" if tag in guessed else tag, style=_COLORS[_EXPOSED + tag]),
-            _of_step(found, share),
+            _of_step(metrics, share),
             percent(share),
-            *(na(each, format_ns) for each in waits),
-            na(found.volume[tag].bytes_per_step_per_gpu, _exact_bytes),
-            na(found.bandwidth[tag].avg_bus_bw, format_bandwidth),
-            str(found.volume[tag].comm_events),
+            *(na(ns, format_ns) for ns in waits),
+            na(metrics.volume[tag].bytes_per_step_per_gpu, _exact_bytes),
+            na(metrics.bandwidth[tag].avg_bus_bw, format_bandwidth),
+            str(metrics.volume[tag].comm_events),
         )
     if share := exact[_EXPOSED + "mixed"]:
-        rows.add_row("several", _of_step(found, share), percent(share))
+        rows.add_row("several", _of_step(metrics, share), percent(share))
     return rows
 
 
@@ -194,33 +194,33 @@ def _exact_bytes(count: float) -> str:
     return format_bytes(count, _EXACT_DIGITS)
 
 
-def guessed_tags(found: Metrics) -> set[str]:
-    """Return the parallelisms that at least one group has by a heuristic alone."""
-    groups = found.tables["group_tags"].to_pylist()
+def guessed_tags(metrics: Metrics) -> set[str]:
+    """Return the parallelisms that at least one group has only by a heuristic."""
+    groups = metrics.tables["group_tags"].to_pylist()
     return {row["tag"] for row in groups if row["tag_source"] == "heuristic"}
 
 
-def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
-    """Explain what a reader might take for something else."""
-    if found.volume:
+def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
+    """Yield explanations of terms and tables."""
+    if metrics.volume:
         yield "Exposed: not under compute." + (
-            " Wait and transfer count overlapped time, too." if found.across.waits else ""
+            " Wait and transfer count overlapped time, too." if metrics.across.waits else ""
         )
-    if any(not each.is_symptom for each in found.findings):
+    if any(not finding.is_symptom for finding in metrics.findings):
         yield "Cost: about what a fix gains a step; ranks that are late together share it."
-    if details.culprits(found).row_count:
+    if details.culprits(metrics).row_count:
         yield "Wait caused: in all collectives, also where overlapped or passed on."
-    if guessed_tags(found):
+    if guessed_tags(metrics):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
-    if (beyond := gaps.outside_sentence(found.outside)) and not gaps.outside_warning(
-        found.outside, found.iteration_clock
+    if (outside := gaps.outside_sentence(metrics.outside)) and not gaps.outside_warning(
+        metrics.outside, metrics.iteration_clock
     ):
-        yield f"{beyond}."
-    yield from [note] if (note := found.across.matching.note) and not full else []
+        yield f"{outside}."
+    yield from [note] if (note := metrics.across.matching.note) and not full else []
     if full:
-        yield from details.notes(found)
+        yield from details.notes(metrics)
     if spec:
-        yield from details.spec_notes(found)
+        yield from details.spec_notes(metrics)
     options = [
         *([] if full else ["--full (all tables)"]),
         *([] if spec else ["--spec (the specification's formulas)"]),
@@ -229,16 +229,16 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield f"More: {', '.join(options)}, --json."
 
 
-def _skipped(found: Metrics, width: int, *, full: bool) -> Iterator[str]:
-    """Ranks that could not be read, and so are in no number below."""
-    lines = [str(each) for each in found.failed]
+def _skipped(metrics: Metrics, width: int, *, full: bool) -> Iterator[str]:
+    """Yield a line per rank that could not be read."""
+    lines = [str(rank) for rank in metrics.failed]
     yield from _first(lines, _SKIPPED, "skipped rank", width, full=full)
 
 
 def _first(
     texts: Sequence[str], mark: str, noun: str, width: int, *, full: bool
 ) -> Iterator[str]:
-    """The first of some texts behind a mark, each in a few lines."""
+    """Yield the first texts after a mark, each shortened to a few lines."""
     shown = texts if full else texts[:_MOST_WARNINGS]
     room = width * _MOST_LINES - len(Text.from_markup(mark)) - 1
     for text in shown:
@@ -248,15 +248,15 @@ def _first(
 
 
 def _brief(text: str, room: int) -> str:
-    """Leave out the end of a long text, at a sentence's or a word's end; keep its commands."""
+    """Shorten a long text at the end of a sentence or word; keep its commands."""
     lines = text.split("\n")
-    words = " ".join(line.strip() for line in lines if not line.startswith(COMMAND))
+    text_ = " ".join(line.strip() for line in lines if not line.startswith(COMMAND))
     commands = [line for line in lines if line.startswith(COMMAND)]
-    if len(words) <= room:
+    if len(text_) <= room:
         return text
     mark = " ... (--full)"
-    cut = words[: room - len(mark)]
-    place = max(cut.rfind(". "), cut.rfind("; "), cut.rfind(": "))
+    start = text_[: room - len(mark)]
+    place = max(start.rfind(". "), start.rfind("; "), start.rfind(": "))
     if place < room // 2:
-        place = cut.rfind(" ")
-    return "\n".join([cut[: place + 1].rstrip() + mark, *commands])
+        place = start.rfind(" ")
+    return "\n".join([start[: place + 1].rstrip() + mark, *commands])

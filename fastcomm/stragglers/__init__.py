@@ -1,6 +1,7 @@
 """Find the workers that slow down a production job, from its table of operations.
 
-The job is replayed with ideal durations for some of its operations.
+The steps are replayed with ideal durations for some operations, and the differences in step
+time are attributed to data ranks, stages and types of operations. Times are float64 ns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,34 +19,35 @@ Way = Literal["alone", "without", "launched"]
 Kind = Literal["all", "dp_rank", "stage", "optype", "rank"]
 Scenario = Callable[[JobModel], JobTimes]
 
-_MOST_RANKS = 64  # in one question: so many are replayed at once
+_MAX_RANKS = 64  # that one scenario replays at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Some:
-    """Some operations as they were: alone, or all but them, or they alone with launch delays.
+class SubsetScenario:
+    """A replay in which a subset of the operations has other times than all others.
 
-    `alone`: they as measured, the others ideal. `without`: they ideal, the others as measured.
-    `launched`: all as measured, and they as long after what they waited for as recorded.
+    `way` says which: "alone" keeps the measured durations of the subset and makes all others
+    ideal; "without" makes the subset ideal and keeps the others; "launched" keeps all measured
+    durations, and adds the recorded launch delays of the subset.
     """
 
     way: Way
-    kind: Kind = "all"
+    kind: Kind = "all"  # what the keys name
     keys: tuple[int | str, ...] = ()
 
     def __call__(self, model: JobModel) -> JobTimes:
-        """What the steps take."""
+        """Replay the scenario, and return the step times."""
         return joined(self._replayed(part) for part in model.parts())
 
     def _replayed(self, model: JobModel) -> JobTimes:
-        own = self._chosen(model)
+        own = self._mask(model)
         if self.way == "launched":
             return model.replay(model.measured, np.where(own, model.delays, 0.0))
         pair = (model.measured, model.ideal_times())
         return model.replay(np.where(own, *(pair if self.way == "alone" else pair[::-1])))
 
-    def _chosen(self, model: JobModel) -> Flags:
-        """Which operations are meant, of a shape that broadcasts to that of the times."""
+    def _mask(self, model: JobModel) -> Flags:
+        """Return the subset, in a shape that broadcasts to ops x data ranks x steps."""
         table = model.table
         stage = np.array([op.stage for op in table.ops])
         if self.kind == "dp_rank":
@@ -61,18 +63,18 @@ class Some:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EachRank:
-    """Each data rank of a range alone as measured, the others ideal: a row a rank.
+class RankScenarios:
+    """One replay for each data rank of a range: this rank as measured, all others ideal.
 
-    All that are ideal do the same, so that one of them stands for all: the ranks are replayed
-    at once, each in steps of its own, at the cost of two ranks each.
+    Ideal ranks all behave alike, so that one of them represents all. The ranks of the range are
+    replayed at once, each in steps of its own, at the cost of two ranks each.
     """
 
     first: int
     stop: int
 
     def __call__(self, model: JobModel) -> JobTimes:
-        """What the steps take, ranks x steps."""
+        """Replay the scenarios, and return the step times, ranks x steps."""
         own = model.measured[:, self.first : self.stop, :]
         ops, ranks, steps = own.shape
         times = own.reshape(ops, 1, ranks * steps)
@@ -86,18 +88,23 @@ class EachRank:
         )
 
 
-def each_rank(ranks: int) -> list[Scenario]:
-    """Every data rank alone: few questions, and enough for many workers."""
-    most = max(1, min(_MOST_RANKS, ranks // 2))
+def rank_scenarios(ranks: int) -> list[Scenario]:
+    """Return scenarios that replay every data rank alone, in ranges of at most 64 ranks.
+
+    There are at least two ranges if possible, so that several workers share them.
+    """
+    most = max(1, min(_MAX_RANKS, ranks // 2))
     return [
-        EachRank(first=first, stop=min(first + most, ranks)) for first in range(0, ranks, most)
+        RankScenarios(first=first, stop=min(first + most, ranks))
+        for first in range(0, ranks, most)
     ]
 
 
 def optypes(ops: Sequence[Op], *, first_op: bool = False) -> list[str]:
-    """The type of each operation, sends and receives of a pipeline in one.
+    """Return the type of each operation, as results name it.
 
-    With `first_op` what a stage begins with is a type of its own.
+    Pipeline sends and receives of a direction have one type, such as "forward-pp-comm". With
+    `first_op` the first operation of a stage has the type "first-op".
     """
     return [
         "first-op"
@@ -114,25 +121,25 @@ Replays = Callable[[Sequence[Scenario]], Sequence[JobTimes]]
 
 THRESHOLD = 1.03
 _WORST_PERCENT = 3
-_MEASURED, _IDEAL = Some(way="alone"), Some(way="without")
+_MEASURED, _IDEAL = SubsetScenario(way="alone"), SubsetScenario(way="without")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """What the analysis has to know of a table besides what is replayed of it."""
+    """Facts about a job that the analysis needs besides replayed step times."""
 
     steps: tuple[int, ...]
-    left_out: tuple[int, ...]
+    left_out: tuple[int, ...]  # steps
     rank_of: Ints  # data rank x stage
-    base: Floats  # nanoseconds of each step, as recorded
-    ideal_ns: Mapping[str, float]
-    by_stage: tuple[int, ...]
-    by_optype: tuple[str, ...]
-    by_launch: tuple[str, ...]  # types, what a stage begins with apart
+    base: Floats  # recorded duration of each step, ns
+    ideal_ns: Mapping[str, float]  # by type of operation
+    by_stage: tuple[int, ...]  # stages
+    by_optype: tuple[str, ...]  # types, see `optypes`
+    by_launch: tuple[str, ...]  # types, with "first-op"
 
     @classmethod
     def of(cls, model: JobModel) -> "JobDescription":
-        """What is known of a model."""
+        """Describe a model."""
         table = model.table
         return cls(
             steps=table.steps,
@@ -147,35 +154,35 @@ class JobDescription:
 
     @property
     def ranks(self) -> int:
-        """Data ranks."""
+        """Number of data ranks."""
         return len(self.rank_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Mean step times with some operations made ideal, or alone as measured."""
+    """Effect of a subset of operations on the mean step time, in ns."""
 
     measured: float
-    ideal: float
-    removed: float
-    added: float
+    ideal: float  # all operations ideal
+    removed: float  # the subset ideal
+    added: float  # all but the subset ideal
 
     @property
     def rem(self) -> float | None:
-        """Share of the slowdown that goes with them; None where there is none."""
-        lost = self.measured - self.ideal
-        return (self.measured - self.removed) / lost if lost else None
+        """Share of the slowdown that an ideal subset removes; None without a slowdown."""
+        slowdown = self.measured - self.ideal
+        return (self.measured - self.removed) / slowdown if slowdown else None
 
     @property
     def add(self) -> float | None:
-        """Share of the slowdown that they alone bring."""
-        lost = self.measured - self.ideal
-        return (self.added - self.ideal) / lost if lost else None
+        """Share of the slowdown that the subset causes alone; None without a slowdown."""
+        slowdown = self.measured - self.ideal
+        return (self.added - self.ideal) / slowdown if slowdown else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Slowdown by one kind of key, over all steps and in each."""
+    """Slowdown that each key of one kind causes, such as each stage: ratios of step times."""
 
     mean: Mapping[str, float]
     steps: tuple[Mapping[str, float], ...]
@@ -183,76 +190,103 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """What the analysis of one table says; what blames somebody is None under the threshold.
+    """Result of the analysis of one table.
 
-    `workers` is the smaller of the slowdowns of data rank and stage, data rank x stage.
+    The fields that blame workers or operations are None if the slowdown is below the threshold.
     """
 
-    chosen: tuple[int, ...]
-    left_out: tuple[int, ...]
-    base: Floats
-    nodelay: JobTimes
-    ideal: JobTimes
-    ideal_ns: Mapping[str, float]
-    blocking: Mapping[str, Attribution] | None
-    launch: Mapping[str, Attribution] | None
+    chosen: tuple[int, ...]  # the steps that were analyzed
+    left_out: tuple[int, ...]  # steps that the table does not cover completely
+    base: Floats  # recorded duration of each step, ns
+    nodelay: JobTimes  # measured durations, without launch delays
+    ideal: JobTimes  # ideal durations
+    ideal_ns: Mapping[str, float]  # by type of operation
+    blocking: Mapping[str, Attribution] | None  # of `slowdown`, by kind of key
+    launch: Mapping[str, Attribution] | None  # of `launch_slowdown`, by kind of key
     last_stage: Effect
-    worst: Effect | None
-    worst_ranks: tuple[int, ...]
-    workers: Floats | None
+    worst: Effect | None  # of `worst_ranks`
+    worst_ranks: tuple[int, ...]  # the 3 % of the ranks with the largest slowdown
+    workers: Floats | None  # slowdown, data rank x stage: the smaller one of rank and stage
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What reading had to leave out."""
+        """Warnings of the reader, about steps that it left out."""
         return notes(self.left_out)
 
     @property
     def slowdown(self) -> float:
-        """How much longer a step takes than with ideal operations."""
+        """Ratio of the step time without launch delays to that with ideal operations."""
         return float(self.nodelay.whole.mean() / self.ideal.optimizer.mean())
 
     @property
     def launch_slowdown(self) -> float:
-        """How much longer a step takes than its operations."""
+        """Ratio of the recorded step time to that without launch delays."""
         return float(self.base.mean() / self.nodelay.optimizer.mean())
 
 
 def stragglers(
     model: JobModel, *, steps: list[int] | None = None, threshold: float = THRESHOLD
 ) -> Stragglers:
-    """Analyse the chosen steps of a table."""
-    asked = model if steps is None else chosen(model, steps)
+    """Find the workers and operations that slow down a job.
+
+    Parameters
+    ----------
+    model
+        The job.
+    steps
+        Steps to analyze; by default all.
+    threshold
+        Slowdown, as a ratio, from which it is attributed.
+
+    Raises
+    ------
+    FastcommError
+        If a step is not in the table.
+
+    """
+    part = model if steps is None else chosen(model, steps)
     return analysis(
-        JobDescription.of(asked), lambda many: [each(asked) for each in many], threshold
+        JobDescription.of(part),
+        lambda scenarios: [scenario(part) for scenario in scenarios],
+        threshold,
     )
 
 
-def analysis(
-    about: JobDescription, replays: Replays, threshold: float = THRESHOLD
-) -> Stragglers:
-    """The same of a model that is elsewhere: `replays` answers scenarios, in their order."""
-    last = (about.rank_of.shape[1] - 1,)
+def analysis(job: JobDescription, replays: Replays, threshold: float = THRESHOLD) -> Stragglers:
+    """Find the workers that slow down a job whose model may be in another process.
+
+    Parameters
+    ----------
+    job
+        Description of the model.
+    replays
+        Replays scenarios with the model, and returns the step times of each, in order.
+    threshold
+        Slowdown, as a ratio, from which it is attributed.
+
+    """
+    last = (job.rank_of.shape[1] - 1,)
     nodelay, ideal, *effects = replays([_MEASURED, _IDEAL, *_removed_added("stage", last)])
-    known = nodelay, ideal
+    bounds = nodelay, ideal
     blocking = launch = worst = workers = None
     worst_ranks: tuple[int, ...] = ()
     if nodelay.whole.mean() / ideal.optimizer.mean() >= threshold:
-        blocking = _attributed(about, "alone", replays, ideal.optimizer)
-        workers = _scores(about, blocking)
-        worst_ranks = _worst(about, workers)
-        worst = _effect(known, replays(_removed_added("rank", worst_ranks)))
-    if about.base.mean() / nodelay.optimizer.mean() >= threshold:
-        launch = _attributed(about, "launched", replays, nodelay.optimizer)
+        blocking = _attributed(job, "alone", replays, ideal.optimizer)
+        workers = _scores(job, blocking)
+        worst_ranks = _worst(job, workers)
+        worst = _effect(bounds, replays(_removed_added("rank", worst_ranks)))
+    if job.base.mean() / nodelay.optimizer.mean() >= threshold:
+        launch = _attributed(job, "launched", replays, nodelay.optimizer)
     return Stragglers(
-        chosen=about.steps,
-        left_out=about.left_out,
-        base=about.base,
+        chosen=job.steps,
+        left_out=job.left_out,
+        base=job.base,
         nodelay=nodelay,
         ideal=ideal,
-        ideal_ns=about.ideal_ns,
+        ideal_ns=job.ideal_ns,
         blocking=blocking,
         launch=launch,
-        last_stage=_effect(known, effects),
+        last_stage=_effect(bounds, effects),
         worst=worst,
         worst_ranks=worst_ranks,
         workers=workers,
@@ -260,67 +294,80 @@ def analysis(
 
 
 def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> list[Scenario]:
-    return [Some(way="without", kind=kind, keys=keys), Some(way="alone", kind=kind, keys=keys)]
+    return [
+        SubsetScenario(way="without", kind=kind, keys=keys),
+        SubsetScenario(way="alone", kind=kind, keys=keys),
+    ]
 
 
-def _effect(known: tuple[JobTimes, JobTimes], answers: Sequence[JobTimes]) -> Effect:
-    measured, ideal, removed, added = (float(each.whole.mean()) for each in (*known, *answers))
+def _effect(bounds: tuple[JobTimes, JobTimes], replayed: Sequence[JobTimes]) -> Effect:
+    """Return the effect of a subset from the replays without it, and with it alone."""
+    measured, ideal, removed, added = (
+        float(times.whole.mean()) for times in (*bounds, *replayed)
+    )
     return Effect(measured=measured, ideal=ideal, removed=removed, added=added)
 
 
 def _attributed(
-    about: JobDescription, way: Way, replays: Replays, to: Floats
+    job: JobDescription, way: Way, replays: Replays, reference: Floats
 ) -> dict[str, Attribution]:
-    """The slowdown that each data rank, stage and type brings by itself, over steps of `to`."""
-    asked = {kind: (keys, _asked(kind, keys, way)) for kind, keys in _keys(about, way).items()}
-    answers = iter(replays([each for _, many in asked.values() for each in many]))
+    """Attribute the slowdown to data ranks, stages and types, each replayed by itself.
+
+    `reference` has the step times, in ns, that the replayed ones are divided by.
+    """
+    scenarios = {
+        kind: (keys, _scenarios(kind, keys, way)) for kind, keys in _keys(job, way).items()
+    }
+    replayed = iter(replays([one for _, many in scenarios.values() for one in many]))
     attributions: dict[str, Attribution] = {}
-    for kind, (keys, many) in asked.items():
-        rows = np.vstack([next(answers).optimizer for _ in many])
-        attributions[kind] = _ratios(dict(zip(map(str, keys), rows, strict=True)), to)
+    for kind, (keys, many) in scenarios.items():
+        rows = np.vstack([next(replayed).optimizer for _ in many])
+        attributions[kind] = _ratios(dict(zip(map(str, keys), rows, strict=True)), reference)
     return attributions
 
 
-def _keys(about: JobDescription, way: Way) -> dict[Parts, Sequence[int | str]]:
+def _keys(job: JobDescription, way: Way) -> dict[Parts, Sequence[int | str]]:
+    """Return the data ranks, stages and types that a slowdown is attributed to."""
     return {
-        "dp_rank": range(about.ranks),
-        "stage": about.by_stage,
-        "optype": about.by_launch if way == "launched" else about.by_optype,
+        "dp_rank": range(job.ranks),
+        "stage": job.by_stage,
+        "optype": job.by_launch if way == "launched" else job.by_optype,
     }
 
 
-def _asked(kind: Parts, keys: Sequence[int | str], way: Way) -> list[Scenario]:
-    """A scenario a key, or a few that answer for many keys each."""
+def _scenarios(kind: Parts, keys: Sequence[int | str], way: Way) -> list[Scenario]:
+    """Return scenarios that replay each key by itself; those of data ranks share replays."""
     if kind == "dp_rank" and way == "alone":
-        return each_rank(len(keys))
-    return [Some(way=way, kind=kind, keys=(key,)) for key in keys]
+        return rank_scenarios(len(keys))
+    return [SubsetScenario(way=way, kind=kind, keys=(key,)) for key in keys]
 
 
-def _ratios(replayed: Mapping[str, Floats], to: Floats) -> Attribution:
-    mean = {key: float(each.mean() / to.mean()) for key, each in replayed.items()}
+def _ratios(replayed: Mapping[str, Floats], reference: Floats) -> Attribution:
+    """Divide the step times of each key by the reference, on average and step by step."""
+    mean = {key: float(times.mean() / reference.mean()) for key, times in replayed.items()}
     steps = tuple(
-        _falling({key: float(each[i] / to[i]) for key, each in replayed.items()})
-        for i in range(len(to))
+        _descending({key: float(times[i] / reference[i]) for key, times in replayed.items()})
+        for i in range(len(reference))
     )
-    return Attribution(mean=_falling(mean), steps=steps)
+    return Attribution(mean=_descending(mean), steps=steps)
 
 
-def _falling(values: Mapping[Any, float]) -> dict[Any, float]:
-    """Largest first."""
+def _descending(values: Mapping[Any, float]) -> dict[Any, float]:
+    """Sort by value, largest first."""
     return dict(sorted(values.items(), key=lambda pair: -pair[1]))
 
 
-def _scores(about: JobDescription, blocking: Mapping[str, Attribution]) -> Floats:
-    """The smaller slowdown of those of data rank and stage."""
+def _scores(job: JobDescription, blocking: Mapping[str, Attribution]) -> Floats:
+    """Return the slowdown of each worker, data rank x stage: the smaller one of the two."""
     by_rank, by_stage = blocking["dp_rank"].mean, blocking["stage"].mean
-    ranks = np.array([by_rank[str(d)] for d in range(about.ranks)])
-    stages = np.array([by_stage[str(s)] for s in range(about.rank_of.shape[1])])
+    ranks = np.array([by_rank[str(d)] for d in range(job.ranks)])
+    stages = np.array([by_stage[str(s)] for s in range(job.rank_of.shape[1])])
     scores: Floats = np.minimum(ranks[:, None], stages[None, :])
     return scores
 
 
-def _worst(about: JobDescription, scores: Floats) -> tuple[int, ...]:
-    """The three percent of the ranks with the largest scores; a tie goes to the lower rank."""
-    score, rank = scores.ravel(), about.rank_of.ravel()
+def _worst(job: JobDescription, scores: Floats) -> tuple[int, ...]:
+    """Return the 3 % of the ranks with the largest scores; of equal scores the lower rank."""
+    score, rank = scores.ravel(), job.rank_of.ravel()
     order = np.lexsort((rank, -score))
     return tuple(rank[order[: ceil(len(rank) * _WORST_PERCENT / 100)]].tolist())

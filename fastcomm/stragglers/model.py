@@ -1,7 +1,7 @@
-"""A table of operations with its graph: what its steps take with any times of operations.
+"""Model of a production job: replays its steps with measured, ideal or changed durations.
 
-Times are float64 nanoseconds, arrays are ops x data ranks x steps. Changed steps can be written
-as a Chrome trace.
+Times are float64 ns, and arrays of them are ops x data ranks x steps. Replayed steps can be
+written as a Chrome trace.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,11 +14,12 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers.operation_graph import OperationGraph, graph
 from fastcomm.stragglers.operations import POINT_TO_POINT, OperationTable
+from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats
 from fastcomm_kernels.replay import ALONE, simulate
 
-_CLAMP_NS = -1e7
-_AT_ONCE = 1 << 16  # times in one call of the kernel
+_CLAMP_NS = -1e7  # shorter times are errors of clocks, and become 0
+_BATCH = 1 << 16  # durations in one call of the kernel
 _MEDIAN = frozenset(
     {
         "forward-send",
@@ -37,56 +38,56 @@ _MEDIAN = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes:
-    """Nanoseconds of each step: to the end of the last operation, and of the last optimizer."""
+    """Step times in ns: until the end of the last operation, and of the last optimizer."""
 
     whole: Floats
     optimizer: Floats
 
 
 def joined(parts: Iterable[JobTimes]) -> JobTimes:
-    """The steps of all, one behind the other."""
-    every = list(parts)
+    """Concatenate step times of consecutive parts of a job."""
+    times = list(parts)
     return JobTimes(
-        whole=np.concatenate([each.whole for each in every]),
-        optimizer=np.concatenate([each.optimizer for each in every]),
+        whole=np.concatenate([part.whole for part in times]),
+        optimizer=np.concatenate([part.optimizer for part in times]),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobModel:
-    """A table with its graph: replays any times of its operations."""
+    """A table of operations with its dependency graph, which replays any durations."""
 
     table: OperationTable
     graph: OperationGraph
-    measured: Floats
-    delays: Floats
+    measured: Floats  # durations, of collectives and messages without the wait for others
+    delays: Floats  # from the end of the last predecessor to the start
     ideal_ns: Mapping[str, float]  # by type: the median of transfers, the mean of computation
 
     @classmethod
     def of(cls, table: OperationTable, *, shards: int = 1) -> "JobModel":
-        """Make the graph and take transfers and launch delays from the whole table."""
-        made = graph(table, shards=shards)
-        measured = _measured(table, made)
+        """Build the model of a table; `shards` is the `dsp_size` of the job's description."""
+        operations = graph(table, shards=shards)
+        measured = _measured(table, operations)
         return cls(
             table=table,
-            graph=made,
+            graph=operations,
             measured=measured,
-            delays=_delays(table, made),
+            delays=_delays(table, operations),
             ideal_ns=_ideal(table, measured),
         )
 
     def only(self, at: list[int]) -> "JobModel":
-        """Return the model of some of the steps, by position, with ideal times of their own."""
-        chosen = self._at(at, tuple(self.table.steps[i] for i in at))
-        return replace(chosen, ideal_ns=_ideal(chosen.table, chosen.measured))
+        """Return the model of the steps at some positions, with ideal times of their own."""
+        part = self._at(at, tuple(self.table.steps[i] for i in at))
+        return replace(part, ideal_ns=_ideal(part.table, part.measured))
 
     def parts(self) -> "Iterator[JobModel]":
-        """Yield a few steps at a time, with the ideal times of all; nothing is copied."""
-        for at in _few(self.measured.shape):
+        """Yield models of a few steps at a time, with the ideal times of the whole table."""
+        for at in _batches(self.measured.shape):
             yield self._at(at, self.table.steps[at])
 
     def _at(self, at: list[int] | slice, steps: tuple[int, ...]) -> "JobModel":
-        """Return the model of steps at some places, with the ideal times of all."""
+        """Return the model of the steps at some positions, with unchanged ideal times."""
         table = replace(
             self.table,
             start=self.table.start[:, :, at],
@@ -98,16 +99,19 @@ class JobModel:
         return replace(self, table=table, measured=measured, delays=delays)
 
     def of_type(self, optype: str) -> Flags:
-        """Which operations are of a type."""
+        """Return which operations have a type, one value per operation."""
         return _of_type(self.table, optype)
 
     def ideal_times(self) -> Floats:
-        """The ideal of every operation, in the shape of what was measured."""
+        """Return the ideal duration of every operation, ops x data ranks x steps."""
         column = np.array([self.ideal_ns[op.optype] for op in self.table.ops])
         return np.broadcast_to(column[:, None, None], self.measured.shape)
 
     def times(self, times: Floats, delays: Floats | None = None) -> tuple[Floats, Floats]:
-        """Start and end of every operation if they took `times`."""
+        """Replay all operations with durations `times` and launch delays, 0 by default.
+
+        Returns start and end of each operation, in the shape of `times`.
+        """
         size, ranks, steps = times.shape
         flat = (size, ranks * steps)
         start, end = simulate(
@@ -122,10 +126,10 @@ class JobModel:
         return start.reshape(times.shape), end.reshape(times.shape)
 
     def replay(self, times: Floats, delays: Floats | None = None) -> JobTimes:
-        """Step times if the operations took `times`."""
+        """Replay all operations as `times` does, and return the step times."""
         return joined(
             self._replay(times[:, :, at], None if delays is None else delays[:, :, at])
-            for at in _few(times.shape)
+            for at in _batches(times.shape)
         )
 
     def _replay(self, times: Floats, delays: Floats | None) -> JobTimes:
@@ -135,49 +139,49 @@ class JobModel:
         return JobTimes(whole=last.max(axis=0) - first, optimizer=last[optimizer].max(axis=0))
 
 
-def _few(shape: tuple[int, ...]) -> list[slice]:
-    """Steps that are replayed in one call: they know nothing of each other.
+def _batches(shape: tuple[int, ...]) -> list[slice]:
+    """Split the steps into batches for one call of the kernel; steps are independent.
 
-    What a few need is memory that is used again. That of all the system would have to clear
-    each time, which takes longer than the replay.
+    The memory of a small batch is reused. Memory for all steps at once would be cleared by the
+    operating system in each call, which takes longer than the replay.
     """
-    width = max(1, _AT_ONCE // (shape[0] * shape[1]))
+    width = max(1, _BATCH // (shape[0] * shape[1]))
     return [slice(at, at + width) for at in range(0, shape[2], width)]
 
 
 def _of_type(table: OperationTable, optype: str) -> Flags:
-    # Not as an array of texts: it would cut off what is 0 at their ends.
+    # Not compared as a NumPy array of strings, which drops NUL characters at their ends.
     return np.array([op.optype == optype for op in table.ops], np.bool_)
 
 
 def _ideal(table: OperationTable, measured: Floats) -> dict[str, float]:
-    """One time for each type of operation."""
+    """Return the ideal duration of each type of operation."""
     return {
-        each: float(
-            (np.median if each in _MEDIAN else np.mean)(measured[_of_type(table, each)])
+        optype: float(
+            (np.median if optype in _MEDIAN else np.mean)(measured[_of_type(table, optype)])
         )
-        for each in sorted({op.optype for op in table.ops})
+        for optype in sorted({op.optype for op in table.ops})
     }
 
 
-def _measured(table: OperationTable, made: OperationGraph) -> Floats:
-    """Durations; of operations that wait for others, what is left when all have started."""
+def _measured(table: OperationTable, graph: OperationGraph) -> Floats:
+    """Return durations; operations of a group count from the start of its last member."""
     times = table.duration.copy()
-    for members, common in zip(made.groups, made.common, strict=True):
+    for members, common in zip(graph.groups, graph.common, strict=True):
         own = list(members)
         last = table.start[own].max(axis=0)
         if common:
             last = np.broadcast_to(last.max(axis=0), last.shape)
         times[own] = table.end[own] - last
-    waited = made.group_of != ALONE
+    waited = graph.group_of != ALONE
     times[waited] = np.where(times[waited] <= _CLAMP_NS, 0, times[waited])
     return times
 
 
-def _delays(table: OperationTable, made: OperationGraph) -> Floats:
-    """How long after the last it waited for an operation started."""
+def _delays(table: OperationTable, graph: OperationGraph) -> Floats:
+    """Return the time from the end of the last predecessor to the start of each operation."""
     ready = np.broadcast_to(table.start.min(axis=(0, 1)), table.start.shape).copy()
-    first, before = made.before
+    first, before = graph.before
     for op in range(len(table.ops)):
         own = before[first[op] : first[op + 1]]
         if len(own):
@@ -187,10 +191,13 @@ def _delays(table: OperationTable, made: OperationGraph) -> Floats:
 
 
 def chosen(model: JobModel, steps: list[int]) -> JobModel:
-    """The model of some steps; FastcommError where the table lacks one."""
+    """Return the model of some steps; raise FastcommError if the table does not have one."""
     absent = sorted(set(steps) - set(model.table.steps))
     if absent:
-        raise FastcommError(f"step {absent[0]} is not in the table, or lacks operations")
+        present = ranges(list(model.table.steps))
+        raise FastcommError(
+            f"step {absent[0]} is not in the table, or incomplete. Complete steps: {present}"
+        )
     return model.only([model.table.steps.index(step) for step in sorted(set(steps))])
 
 
@@ -198,15 +205,29 @@ _NUMBERS = ("rank", "dp_rank", "stage", "step")
 
 
 def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Floats:
-    """Return the measured times with all changes, one after the other.
+    """Return the measured durations after changes.
+
+    Parameters
+    ----------
+    model
+        The job.
+    changes
+        By selection of operations; later ones apply to the result of earlier ones. A selection
+        is "all", a type, ``op:NAME``, or ``rank:``, ``dp_rank:``, ``stage:`` or ``step:`` with
+        a number; several are joined by ``+``, and all must hold.
+
+    Returns
+    -------
+    ndarray
+        ops x data ranks x steps, ns.
 
     Raises
     ------
     ConfigError
-        If a change matches no operation, or changes sends without their receives.
+        If a selection is invalid or matches no operation, or sends change without receives.
 
     """
-    out, ideal = model.measured.copy(), model.ideal_times()
+    durations, ideal = model.measured.copy(), model.ideal_times()
     for way in ("forward", "backward"):
         if f"{way}-send" in changes and f"{way}-recv" not in changes:
             raise ConfigError(
@@ -214,60 +235,61 @@ def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Flo
                 f"'{way}-pp-comm', which is both"
             )
     for key, change in changes.items():
-        chosen = _selected(model, key)
-        if not chosen.any():
+        mask = _selected(model, key)
+        if not mask.any():
             raise ConfigError(f"{key!r} matches no operation of the table")
-        base = np.where(chosen & change.is_ideal, ideal, out)
-        out = np.where(chosen, change.applied(base), out)
-    return out
+        base = np.where(mask & change.is_ideal, ideal, durations)
+        durations = np.where(mask, change.applied(base), durations)
+    return durations
 
 
 def _selected(model: JobModel, key: str) -> Flags:
-    """Which operations a key means: ops x data ranks x steps."""
-    chosen = np.ones(model.measured.shape, bool)
-    for part in key.split("+"):
-        chosen &= _selected_part(model, part.strip(), key)
-    return chosen
+    """Return which operations a selection matches, ops x data ranks x steps."""
+    mask = np.ones(model.measured.shape, bool)
+    for condition in key.split("+"):
+        mask &= _matches(model, condition.strip(), key)
+    return mask
 
 
-def _selected_part(model: JobModel, part: str, key: str) -> Flags:
+def _matches(model: JobModel, condition: str, key: str) -> Flags:
+    """Return which operations match one condition, in a shape that broadcasts to all times."""
     table = model.table
-    word, colon, value = part.partition(":")
-    if part == "all":
+    field, colon, value = condition.partition(":")
+    if condition == "all":
         return np.ones((1, 1, 1), bool)
-    types = {name for op in table.ops for name in (op.optype, op.reported_type)}
-    if not colon and part in types:
-        named = [part in (op.optype, op.reported_type) for op in table.ops]
+    types = {name for op in model.table.ops for name in (op.optype, op.reported_type)}
+    if not colon and condition in types:
+        named = [condition in (op.optype, op.reported_type) for op in model.table.ops]
         return np.array(named)[:, None, None]
-    if word == "op" and value:
+    if field == "op" and value:
         return np.array([op.name == value for op in table.ops])[:, None, None]
-    if word in _NUMBERS and value.isdecimal():
-        return _numbered(model, word, int(value))
-    known = ", ".join(sorted(types))
+    if field in _NUMBERS and value.isdecimal():
+        return _numbered(model, field, int(value))
     raise ConfigError(
-        f"{key!r}: found {part!r}, wanted all, a type ({known}), "
-        "op:NAME, or rank:, dp_rank:, stage:, step: and a number"
+        f"{key!r}: invalid condition {condition!r}: expected all, a type "
+        f"({', '.join(sorted(types))}), op:NAME, or rank:, dp_rank:, stage: or step: with a "
+        "number"
     )
 
 
-def _numbered(model: JobModel, word: str, number: int) -> Flags:
-    """The operations of a rank, a data rank, a stage or a step."""
+def _numbered(model: JobModel, field: str, number: int) -> Flags:
+    """Return the operations of one rank, data rank, stage or step, as `field` says."""
     table = model.table
     stage = np.array([op.stage for op in table.ops])
-    chosen: Flags
-    if word == "rank":
-        chosen = (table.rank_of[:, stage] == number).T[:, :, None]
-    elif word == "stage":
-        chosen = (stage == number)[:, None, None]
-    elif word == "dp_rank":
-        chosen = (np.arange(table.ranks) == number)[None, :, None]
+    mask: Flags
+    if field == "rank":
+        mask = (table.rank_of[:, stage] == number).T[:, :, None]
+    elif field == "stage":
+        mask = (stage == number)[:, None, None]
+    elif field == "dp_rank":
+        mask = (np.arange(table.ranks) == number)[None, :, None]
     else:
-        chosen = (np.array(table.steps) == number)[None, None, :]
-    return chosen
+        mask = (np.array(table.steps) == number)[None, None, :]
+    return mask
 
 
 _US = 1e3
-_SPACE = 1.1
+_SPACE = 1.1  # distance between the starts of steps in a trace, in lengths of a step
 _CLASSES = ("compute", "pp-comm", "tp-comm", "dp-comm", "misc")
 _MISC = 4
 _CLASS = {
@@ -281,10 +303,20 @@ _CLASS = {
 
 
 def job_trace(model: JobModel, changed_times: Floats) -> dict[str, Any]:
-    """All steps, if the operations took `changed_times`."""
+    """Return a Chrome trace of all steps, replayed with other durations.
+
+    Parameters
+    ----------
+    model
+        The job.
+    changed_times
+        ops x data ranks x steps, ns.
+
+    """
     start, end = model.times(changed_times)
-    waited = (model.graph.group_of != ALONE)[:, None, None]
-    begin = np.where(waited, end - np.maximum(changed_times, 0), start)
+    is_grouped = (model.graph.group_of != ALONE)[:, None, None]
+    # Operations of a group are drawn without their wait for each other.
+    begin = np.where(is_grouped, end - np.maximum(changed_times, 0), start)
     length = end.max(axis=(0, 1)) - start.min(axis=(0, 1))
     offset = np.concatenate(([0.0], np.cumsum(length * _SPACE)[:-1]))
     rows = list(_names(model))
@@ -313,16 +345,16 @@ def _thread(model: JobModel, rank: int, stage: int, kind: int) -> int:
 
 
 def _names(model: JobModel) -> list[dict[str, Any]]:
-    """What processes and threads are called."""
+    """Return the metadata events that name processes and threads."""
     rows: list[dict[str, Any]] = []
     for rank in range(model.table.ranks):
-        labels: dict[str, Any] = {"ph": "M", "pid": rank}
-        rows.append({**labels, "name": "process_name", "args": {"name": f"data rank {rank}"}})
+        metadata: dict[str, Any] = {"ph": "M", "pid": rank}
+        rows.append({**metadata, "name": "process_name", "args": {"name": f"data rank {rank}"}})
         for stage in range(model.table.stages):
-            for kind, word in enumerate(_CLASSES):
-                name = f"rank {int(model.table.rank_of[rank, stage])} {word}"
+            for kind, label in enumerate(_CLASSES):
+                name = f"rank {int(model.table.rank_of[rank, stage])} {label}"
                 tid = _thread(model, rank, stage, kind)
                 rows.append(
-                    {**labels, "name": "thread_name", "tid": tid, "args": {"name": name}}
+                    {**metadata, "name": "thread_name", "tid": tid, "args": {"name": name}}
                 )
     return rows

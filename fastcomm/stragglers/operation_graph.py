@@ -1,6 +1,6 @@
-"""The graph of a step of a production job: which operation waits for which, and which meet.
+"""Dependency graph of a step of a production job: edges, and groups that start together.
 
-It is made once, of data rank 0 in one step, and serves all data ranks and steps.
+The graph is built once, from data rank 0 in one step, and applies to all data ranks and steps.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import index
 from fastcomm_kernels.replay import ALONE
 
-_EPSILON_NS = 5e4
+_EPSILON_NS = 5e4  # tolerance for the clocks of transfers and computations
 _COMPUTE = ("forward-compute", "backward-compute")
 _GATHER, _SCATTER, _SEPARATE = (
     "params-all-gather",
@@ -31,47 +31,50 @@ _TOWARDS = {"forward-send": 1, "backward-recv": 1, "forward-recv": -1, "backward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationGraph:
-    """Edges and groups by index of operation, and an order in which all can be replayed."""
+    """Dependencies between operations, which are numbered as in the table.
 
-    edges: tuple[tuple[int, int], ...]
+    A group is a set of operations that transfer nothing until all of them have started.
+    """
+
+    edges: tuple[tuple[int, int], ...]  # (operation, one that waits for its end)
     groups: tuple[tuple[int, ...], ...]
-    common: tuple[bool, ...]
-    group_of: Ints
-    order: Ints
-    before: tuple[Ints, Ints]
-    closes: Ints
-    members: tuple[Ints, Ints, Ints]
+    common: tuple[bool, ...]  # by group, whether all data ranks belong to it
+    group_of: Ints  # by operation, or ALONE
+    order: Ints  # operations, in an order in which they can be replayed
+    before: tuple[Ints, Ints]  # by operation the first position of its predecessors, and these
+    closes: Ints  # by position in `order`, see `_order`
+    members: tuple[Ints, Ints, Ints]  # `groups` and `common` in the form of the kernel
 
 
 @dataclass(slots=True)
-class _Making:
-    """The graph while its rules are applied one after the other."""
+class _Builder:
+    """A graph under construction, to which rules add edges and groups."""
 
     ops: tuple[Op, ...]
-    use_dp: bool
-    overlap: bool
+    use_dp: bool  # whether parameters and gradients are exchanged
+    overlap: bool  # whether gradients are exchanged during the backward pass
     stages: int
-    chunks: int
+    chunks: int  # of the model on each stage
     edges: dict[tuple[int, int], None] = field(default_factory=dict)
-    no_op: set[int] = field(default_factory=set)
+    no_op: set[int] = field(default_factory=set)  # sends and receives that carry nothing
     groups: list[tuple[int, ...]] = field(default_factory=list)
     common: list[bool] = field(default_factory=list)
     of: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def chain(self, ops: Sequence[int]) -> None:
-        """Each depends on the one before."""
+        """Make each operation wait for the one before it."""
         self.edges.update(dict.fromkeys(pairwise(ops)))
 
     def edge(self, before: int, after: int) -> None:
-        """`after` waits for `before`."""
+        """Make operation `after` wait for `before`."""
         self.edges[before, after] = None
 
     def get(self, stage: int, optype: str) -> list[int]:
-        """Operations of a type on a stage, in order."""
+        """Return the operations of a type on a stage, by start."""
         return self.of.get((stage, optype), [])
 
     def ordered(self, stage: int, *optypes: str) -> list[int]:
-        """Operations of several types on a stage, by start."""
+        """Return the operations of several types on a stage, by start."""
         operations = [op for optype in optypes for op in self.get(stage, optype)]
         return sorted(operations, key=lambda i: _key(self.ops[i]))
 
@@ -81,9 +84,24 @@ def _key(op: Op) -> tuple[float, int, str]:
 
 
 def graph(table: OperationTable, *, shards: int = 1) -> OperationGraph:
-    """Apply the rules; `shards` is the meta's dsp_size."""
+    """Build the dependency graph of a table.
+
+    Parameters
+    ----------
+    table
+        The operations; their times in the step of `Op` tell their order.
+    shards
+        `dsp_size` of the job's description.
+
+    Raises
+    ------
+    FastcommError
+        If operations are missing that every step has, sends and receives do not match, or the
+        dependencies have a cycle.
+
+    """
     ops = table.ops
-    making = _Making(
+    builder = _Builder(
         ops=ops,
         use_dp=table.ranks * shards > 1,
         overlap=any(op.optype == _SEPARATE for op in ops),
@@ -91,186 +109,200 @@ def graph(table: OperationTable, *, shards: int = 1) -> OperationGraph:
         chunks=max(op.mc for op in ops) + 1,
     )
     for i in sorted(range(len(ops)), key=lambda i: _key(ops[i])):
-        making.of[ops[i].stage, ops[i].optype].append(i)
+        builder.of[ops[i].stage, ops[i].optype].append(i)
     if not any(op.optype == _OPTIMIZER for op in ops):
-        raise FastcommError(f"no {_OPTIMIZER} in the table: where does a step end?")
+        raise FastcommError(
+            f"the table has no operation {_OPTIMIZER!r}, with which a step ends. Record it"
+        )
     for stage in range(table.stages):
-        _stage(making, stage)
-    _pairs(making)
-    _collectives(making)
-    return _finished(making)
+        _stage(builder, stage)
+    _pairs(builder)
+    _collectives(builder)
+    return _finished(builder)
 
 
-def _stage(making: _Making, stage: int) -> None:
-    """All edges between operations of one stage."""
-    compute = making.ordered(stage, *_COMPUTE)
+def _stage(builder: _Builder, stage: int) -> None:
+    """Add all edges between operations of one stage."""
+    compute = builder.ordered(stage, *_COMPUTE)
     if not compute:
-        raise FastcommError(f"stage {stage}: no forward-compute and no backward-compute")
+        raise FastcommError(
+            f"stage {stage} has no operation forward-compute or backward-compute"
+        )
     for optype in POINT_TO_POINT:
-        _match(making, stage, optype)
-        making.chain(making.get(stage, optype))
-    making.chain(compute)
-    _first_backward(making, stage, compute)
-    if making.use_dp:
-        making.chain(making.ordered(stage, _GATHER, _SCATTER))
-        _chunks(making, stage)
-    _tail(making, stage, max(compute, key=lambda i: making.ops[i].end))
+        _match(builder, stage, optype)
+        builder.chain(builder.get(stage, optype))
+    builder.chain(compute)
+    _first_backward(builder, stage, compute)
+    if builder.use_dp:
+        builder.chain(builder.ordered(stage, _GATHER, _SCATTER))
+        _chunks(builder, stage)
+    _tail(builder, stage, max(compute, key=lambda i: builder.ops[i].end))
 
 
-def _match(making: _Making, stage: int, optype: str) -> None:
-    """Join sends and receives with what they carry; those that carry nothing are no-ops."""
-    ops, way = making.ops, optype.partition("-")[0]
-    compute = sorted(making.get(stage, f"{way}-compute"), key=lambda i: ops[i].seq)
-    candidates = making.get(stage, optype)
+def _match(builder: _Builder, stage: int, optype: str) -> None:
+    """Connect sends and receives with the computations whose data they carry.
+
+    Sends and receives that carry nothing become no-ops.
+    """
+    ops, direction = builder.ops, optype.partition("-")[0]
+    compute = sorted(builder.get(stage, f"{direction}-compute"), key=lambda i: ops[i].seq)
+    candidates = builder.get(stage, optype)
     receives = optype.endswith("recv")
     if not candidates:
         return
     latest = max((ops[i].start for i in compute), default=-np.inf) + _EPSILON_NS
     earliest = min((ops[i].end for i in compute), default=np.inf) - _EPSILON_NS
-    kept = [
+    transfers = [
         i
         for i in candidates
         if (ops[i].start <= latest if receives else ops[i].end >= earliest)
     ]
-    making.no_op |= set(candidates) - set(kept)
-    skipped = _skipped(making, stage, optype, len(kept), len(compute))
-    for i, op in enumerate(kept):
+    builder.no_op |= set(candidates) - set(transfers)
+    skipped = _skipped(builder, stage, optype, len(transfers), len(compute))
+    for i, op in enumerate(transfers):
         k = i + (skipped if receives else 0)
         reached = ops[compute[k]].gmc + _TOWARDS[optype]
-        if not 0 <= reached < making.chunks * making.stages:
-            making.no_op.add(op)
+        if not 0 <= reached < builder.chunks * builder.stages:
+            builder.no_op.add(op)
         if not receives:
-            making.edge(compute[k], op)
+            builder.edge(compute[k], op)
             continue
-        making.edge(op, compute[k])
+        builder.edge(op, compute[k])
         if k > 0:
-            making.edge(compute[k - 1], op)
+            builder.edge(compute[k - 1], op)
 
 
-def _skipped(making: _Making, stage: int, optype: str, kept: int, compute: int) -> int:
-    """How many computations at the begin have no such operation; an error if it is odd."""
-    ends = stage in {0, making.stages - 1}
-    if kept == compute or (ends and kept == 0):
+def _skipped(builder: _Builder, stage: int, optype: str, transfers: int, compute: int) -> int:
+    """Return how many computations at the beginning have no such transfer: 0 or 1.
+
+    Raises FastcommError if the numbers of transfers and computations do not fit.
+    """
+    is_end = stage in {0, builder.stages - 1}
+    if transfers == compute or (is_end and transfers == 0):
         return 0
-    if ends and kept == compute - 1:
+    if is_end and transfers == compute - 1:
         return 1
     raise FastcommError(
-        f"stage {stage}: {kept} {optype} for {compute} computations of the same direction"
+        f"stage {stage}: {transfers} {optype} for {compute} computations of the same direction"
     )
 
 
-def _first_backward(making: _Making, stage: int, compute: list[int]) -> None:
-    """The first backward transfers wait for the forward but one before the first backward."""
-    kinds = [making.ops[i].optype for i in compute]
+def _first_backward(builder: _Builder, stage: int, compute: list[int]) -> None:
+    """Make the first backward transfers wait for a forward computation.
+
+    That is the one before the last forward computation before the first backward computation.
+    """
+    kinds = [builder.ops[i].optype for i in compute]
     first = kinds.index(_COMPUTE[1]) if _COMPUTE[1] in kinds else 0
     if first >= 2:  # noqa: PLR2004
         for optype in ("backward-recv", "backward-send"):
-            for op in making.get(stage, optype):
-                if making.ops[op].seq == 0:
-                    making.edge(compute[first - 2], op)
+            for op in builder.get(stage, optype):
+                if builder.ops[op].seq == 0:
+                    builder.edge(compute[first - 2], op)
 
 
-def _chunks(making: _Making, stage: int) -> None:
-    """Parameters come before a chunk's first forward, gradients after its last backward."""
-    ops = making.ops
-    for chunk in {ops[i].mc for i in making.ordered(stage, *_COMPUTE)}:
+def _chunks(builder: _Builder, stage: int) -> None:
+    """Make a chunk's first forward wait for parameters, and gradients for its last backward."""
+    ops = builder.ops
+    for chunk in {ops[i].mc for i in builder.ordered(stage, *_COMPUTE)}:
 
         def of(optype: str, chunk: int = chunk) -> list[int]:
-            return [i for i in making.get(stage, optype) if ops[i].mc == chunk]
+            return [i for i in builder.get(stage, optype) if ops[i].mc == chunk]
 
         gathers, forwards = of(_GATHER), of(_COMPUTE[0])
         if gathers and forwards:
             last = max(gathers, key=lambda i: ops[i].seq)
-            making.edge(last, min(forwards, key=lambda i: ops[i].start))
+            builder.edge(last, min(forwards, key=lambda i: ops[i].start))
         scatters, backwards = of(_SCATTER), of(_COMPUTE[1])
-        if making.overlap and scatters and backwards:
+        if builder.overlap and scatters and backwards:
             first = min(scatters, key=lambda i: ops[i].seq)
-            making.edge(max(backwards, key=lambda i: ops[i].end), first)
+            builder.edge(max(backwards, key=lambda i: ops[i].end), first)
 
 
-def _tail(making: _Making, stage: int, last: int) -> None:
-    """What follows the last computation, one after the other."""
-    scatters = sorted(making.get(stage, _SCATTER), key=lambda i: making.ops[i].seq)
-    ends = making.get(stage, _EMBEDDING)[:1] if stage in {0, making.stages - 1} else []
-    middle = [*making.get(stage, _LAYERNORM)[:1], *ends]
-    if making.use_dp and making.overlap:
-        middle += making.get(stage, _SEPARATE)
-    elif making.use_dp:
+def _tail(builder: _Builder, stage: int, last: int) -> None:
+    """Chain the operations of a stage after its last computation."""
+    scatters = sorted(builder.get(stage, _SCATTER), key=lambda i: builder.ops[i].seq)
+    ends = builder.get(stage, _EMBEDDING)[:1] if stage in {0, builder.stages - 1} else []
+    middle = [*builder.get(stage, _LAYERNORM)[:1], *ends]
+    if builder.use_dp and builder.overlap:
+        middle += builder.get(stage, _SEPARATE)
+    elif builder.use_dp:
         middle += scatters
-    closing = [*making.get(stage, _CLIP)[:1], *making.get(stage, _OPTIMIZER)[:1]]
-    making.chain([last, *making.get(stage, _GC)[:1], *middle, *closing])
-    if making.use_dp and making.overlap and scatters and (middle or closing):
-        making.edge(scatters[-1], (middle or closing)[0])
+    closing = [*builder.get(stage, _CLIP)[:1], *builder.get(stage, _OPTIMIZER)[:1]]
+    builder.chain([last, *builder.get(stage, _GC)[:1], *middle, *closing])
+    if builder.use_dp and builder.overlap and scatters and (middle or closing):
+        builder.edge(scatters[-1], (middle or closing)[0])
 
 
-def _pairs(making: _Making) -> None:
-    """The j-th send of a stage meets the j-th receive of the next."""
-    for way, towards in (("forward", 1), ("backward", -1)):
-        for stage in range(making.stages):
-            other = (stage + towards) % making.stages
+def _pairs(builder: _Builder) -> None:
+    """Group the j-th send of a stage with the j-th receive of the next stage."""
+    for direction, towards in (("forward", 1), ("backward", -1)):
+        for stage in range(builder.stages):
+            other = (stage + towards) % builder.stages
             sends, receives = (
-                [i for i in making.get(at, f"{way}-{what}") if i not in making.no_op]
-                for at, what in ((stage, "send"), (other, "recv"))
+                [i for i in builder.get(at, f"{direction}-{end}") if i not in builder.no_op]
+                for at, end in ((stage, "send"), (other, "recv"))
             )
             if len(sends) != len(receives):
                 raise FastcommError(
-                    f"stage {stage} has {len(sends)} {way}-send that reach stage {other}, "
-                    f"which has {len(receives)} {way}-recv"
+                    f"stage {stage} has {len(sends)} {direction}-send that reach stage "
+                    f"{other}, which has {len(receives)} {direction}-recv"
                 )
-            making.groups += list(zip(sends, receives, strict=True))
-    making.groups += [(i,) for i in sorted(making.no_op)]
-    making.common += [False] * len(making.groups)
+            builder.groups += list(zip(sends, receives, strict=True))
+    builder.groups += [(i,) for i in sorted(builder.no_op)]
+    builder.common += [False] * len(builder.groups)
 
 
-def _collectives(making: _Making) -> None:
-    """Collectives that more than one rank takes part in."""
-    for i, op in enumerate(making.ops):
-        if making.use_dp and op.optype in {_GATHER, _SCATTER, _SEPARATE}:
-            making.groups.append((i,))
-            making.common.append(True)
-    ends = sorted({0, making.stages - 1})
-    embedding = [i for stage in ends for i in making.get(stage, _EMBEDDING)[:1]]
-    clip = [i for stage in range(making.stages) for i in making.get(stage, _CLIP)[:1]]
+def _collectives(builder: _Builder) -> None:
+    """Group the collectives in which more than one rank participates."""
+    for i, op in enumerate(builder.ops):
+        if builder.use_dp and op.optype in {_GATHER, _SCATTER, _SEPARATE}:
+            builder.groups.append((i,))
+            builder.common.append(True)
+    ends = sorted({0, builder.stages - 1})
+    embedding = [i for stage in ends for i in builder.get(stage, _EMBEDDING)[:1]]
+    clip = [i for stage in range(builder.stages) for i in builder.get(stage, _CLIP)[:1]]
     for members, common in ((embedding, False), (clip, True)):
         if members:
-            making.groups.append(tuple(members))
-            making.common.append(common)
+            builder.groups.append(tuple(members))
+            builder.common.append(common)
 
 
-def _finished(making: _Making) -> OperationGraph:
-    """The rules' edges and groups as arrays."""
-    size = len(making.ops)
+def _finished(builder: _Builder) -> OperationGraph:
+    """Convert edges and groups to arrays."""
+    size = len(builder.ops)
     group_of = np.full(size, ALONE, np.int64)
-    for g, members in enumerate(making.groups):
+    for g, members in enumerate(builder.groups):
         group_of[list(members)] = g
-    order, closes = _order(making, group_of)
-    sources, targets = np.array(list(making.edges), np.int32).reshape(-1, 2).T
+    order, closes = _order(builder, group_of)
+    sources, targets = np.array(list(builder.edges), np.int32).reshape(-1, 2).T
     first, edge = index(targets, size)
-    bounds = np.cumsum([0, *map(len, making.groups)])
-    flat = [op for members in making.groups for op in members]
+    bounds = np.cumsum([0, *map(len, builder.groups)])
+    flat = [op for members in builder.groups for op in members]
     return OperationGraph(
-        edges=tuple(making.edges),
-        groups=tuple(making.groups),
-        common=tuple(making.common),
+        edges=tuple(builder.edges),
+        groups=tuple(builder.groups),
+        common=tuple(builder.common),
         group_of=group_of,
         order=order,
         before=(first.astype(np.int64), sources[edge].astype(np.int64)),
         closes=closes,
-        members=(bounds, np.array(flat, np.int64), np.array(making.common, np.int64)),
+        members=(bounds, np.array(flat, np.int64), np.array(builder.common, np.int64)),
     )
 
 
-def _order(making: _Making, group_of: Ints) -> tuple[Ints, Ints]:
-    """Return the operations, each behind those it waits for, and the group that each closes.
+def _order(builder: _Builder, group_of: Ints) -> tuple[Ints, Ints]:
+    """Return the operations in topological order, and the group that each closes.
 
-    The last of a group to start closes it; `ALONE` is in no group, others have one less. A
-    group is a node behind its members: what waits for one of them waits for all to start.
+    The last member of a group in this order closes the group. Operations in no group close
+    `ALONE`, all other members ``ALONE - 1``. Operations that wait for a member of a group wait
+    for all its members to start: a group is a node of its own, after its members.
     """
-    size, groups = len(making.ops), len(making.groups)
+    size, groups = len(builder.ops), len(builder.groups)
     ends = np.where(group_of != ALONE, size + group_of, np.arange(size))
-    before, after = np.array(list(making.edges), np.int64).reshape(-1, 2).T
+    before, after = np.array(list(builder.edges), np.int64).reshape(-1, 2).T
     members = np.flatnonzero(group_of != ALONE)
-    names = [op.name for op in making.ops] + [f"group {g}" for g in range(groups)]
+    names = [op.name for op in builder.ops] + [f"group {g}" for g in range(groups)]
     source = np.concatenate((ends[before], members))
     target = np.concatenate((after, ends[members]))
     order = acyclic_order(source, target, names).astype(np.int64)

@@ -1,6 +1,6 @@
-"""A table of operations of a production job: start and end of each, by data rank and step.
+"""Read the table of operations of a production job: their times by data rank and step.
 
-Times are float64 nanoseconds: the table has float32 seconds, and means of them have fractions.
+Times are float64 ns; the files have float32 seconds.
 """
 
 from collections import Counter
@@ -12,37 +12,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.trace.run import ranges
-from fastcomm_kernels.arrays import Floats, Ints
+from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 POINT_TO_POINT = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
 _CHUNKS = ("mc", "gmc")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
-_PLACES = ("dp_rank", "stage", "seq_id")  # that count from 0, and make a cube
-_MOST = 1 << 20
-_LATEST = 4e9  # s: some 60 years of 1970
-_NAMED = 5  # rows
-_LONGEST = 256  # letters of a type
+_AXES = ("dp_rank", "stage", "seq_id")  # numbers from 0, which size the arrays
+_MAX_AXIS = 1 << 20
+_LATEST_S = 4e9  # a time stamp of the year 2096
+_NAMED = 5  # rows that an error names
+_LONGEST = 256  # characters of a type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One operation of the graph, with its times in the step that the graph is made of."""
+    """One operation of each step, with its times in the step that the graph is built from."""
 
     optype: str
     seq: int
     stage: int
     start: float
     end: float
-    mc: int
-    gmc: int
+    mc: int  # chunk of the model on its stage, or -1
+    gmc: int  # chunk of the whole model, or -1
 
     @property
     def reported_type(self) -> str:
@@ -53,66 +52,76 @@ class Op:
 
     @property
     def name(self) -> str:
-        """As the published study has it."""
+        """Name in the form of the published study, such as "forward-compute_0_1"."""
         return f"{self.optype}_{self.seq}_{self.stage}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTable:
-    """Times are ops x data ranks x steps, `duration` as recorded; `rank_of` rank x stage."""
+    """Operations of a job that all its steps and data ranks have, and their times."""
 
     ops: tuple[Op, ...]
-    start: Floats
+    start: Floats  # ops x data ranks x steps, ns
     end: Floats
-    duration: Floats
+    duration: Floats  # as recorded
     steps: tuple[int, ...]
-    rank_of: Ints
-    left_out: tuple[int, ...]
+    rank_of: Ints  # rank, data rank x stage; -1 without one
+    left_out: tuple[int, ...]  # steps in which a data rank has other operations
 
     @property
     def ranks(self) -> int:
-        """Data ranks."""
+        """Number of data ranks."""
         return int(self.start.shape[1])
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return int(self.rank_of.shape[1])
 
 
 def notes(left_out: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning of steps that reading had to leave out."""
+    """Return the warnings about steps that the reader left out."""
     if not left_out:
         return ()
     steps = ranges(list(left_out))
-    return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
+    return (f"steps {steps} are left out: a rank lacks operations of other steps",)
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """The description of a job; its sizes are positive."""
+    """Read the YAML description of a job.
+
+    Raises TraceFileError if it is not a mapping, or one of its sizes is not a positive integer.
+    """
     sizes = files.yaml(path)
     if not isinstance(sizes, dict):
-        raise TraceFileError(f"{path}: found {sizes!r}, wanted dp_size, pp_size and the rest")
+        raise TraceFileError(
+            f"{path}: invalid description of a job: expected lines such as dp_size: 4, got "
+            f"{shortened(sizes)!r}"
+        )
     for name in _SIZES:
         size = sizes.get(name, 1)
         if type(size) is not int or not RANKS.holds(size):
             raise TraceFileError(
-                f"{path}: {name}: found {shortened(size)}, wanted a whole number from 1 to "
+                f"{path}: invalid {name} {shortened(size)}: expected a whole number from 1 to "
                 f"{RANKS.most}"
             )
     return sizes
 
 
 def read(path: Path) -> OperationTable:
-    """Read a table; steps in which a rank has other operations are left out.
+    """Read a table of operations from a Parquet file.
 
-    Raises `TraceFileError` where it cannot be read, or is no table but a trace.
+    Steps in which a data rank has other operations are left out. Raises TraceFileError if the
+    file cannot be read, is a trace, or has missing or invalid columns.
     """
     _refuse_traces(path)
     try:
         present = arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
-            raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
+            raise TraceFileError(
+                f"{path}: missing column {', '.join(missing)}; the columns are "
+                f"{', '.join(present)}"
+            )
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
         table = arrow_files.read(path, names)
     except OSError as error:
@@ -129,71 +138,93 @@ def read(path: Path) -> OperationTable:
 
 
 def _refuse_traces(path: Path) -> None:
-    """Raise TraceFileError where a path is a trace, a directory, an archive or standard input.
+    """Raise TraceFileError if a path is a trace, a directory, an archive or standard input.
 
-    The error says what to use instead.
+    The error suggests a command that reads the input.
     """
     from fastcomm.readers import detection, packed
-    from fastcomm.readers import detection as readers_detection
     from fastcomm.readers.config import Config
 
-    readers_detection.refuse_standard_input(path)
+    detection.refuse_standard_input(path)
     if remedy := packed(path):
         raise TraceFileError(remedy)
     format_ = detection.format_of(path, Config())
     if format_ in (None, "optable") and not path.is_dir():
         return
-    what = "a directory" if format_ is None else f"a trace ({format_})"
+    kind = "a directory" if format_ is None else f"a trace ({format_})"
     instead = "stats" if format_ == "dpro" else "metrics"
     raise TraceFileError(
-        f"{path}: {what}; `fastcomm stragglers` reads a table of operations (.parquet). For "
+        f"{path}: {kind}; `fastcomm stragglers` reads a table of operations (.parquet). For "
         f"traces use `fastcomm {instead} {shell_quoted(str(path))}`"
         + ("" if format_ == "dpro" else ", which names the straggler and what it costs")
     )
 
 
 def _check_kinds(table: pa.Table, path: Path) -> None:
-    """TraceFileError where a column cannot be what its name says."""
+    """Raise TraceFileError if a column has the wrong type, or numbers out of range."""
     for name in table.column_names:
         column = table[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         is_kind = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
         is_kind["duration"] = pa.types.is_floating
         if not is_kind.get(name, pa.types.is_integer)(kind):
-            raise TraceFileError(f"{path}: column {name}: found {kind}, wanted another type")
-        ends = pc.min_max(column) if name in _PLACES else None
-        if ends is not None and not 0 <= ends["min"].as_py() <= ends["max"].as_py() <= _MOST:
-            raise TraceFileError(f"{path}: column {name}: found {ends}, wanted 0 to {_MOST}")
+            expected = {"optype": "strings", "start_ts": "floats", "duration": "floats"}
+            raise TraceFileError(
+                f"{path}: column {name}: expected {expected.get(name, 'integers')}, got {kind}"
+            )
+        ends = pc.min_max(column) if name in _AXES else None
+        if ends is None:
+            continue
+        least, most = ends["min"].as_py(), ends["max"].as_py()
+        if not 0 <= least <= most <= _MAX_AXIS:
+            raise TraceFileError(
+                f"{path}: column {name}: values from {least} to {most}, expected 0 to "
+                f"{_MAX_AXIS}"
+            )
 
 
 def _check_times(table: pa.Table, path: Path) -> None:
-    """TraceFileError, with the first rows, where times cannot be, or all durations are 0."""
+    """Raise TraceFileError, with the first rows, if times are invalid or all durations 0."""
     start, duration = (table[name].to_numpy() for name in ("start_ts", "duration"))
     end = start.astype(np.float64) + duration
     for name, column, is_time in (
-        ("start_ts", start, np.abs(start) < _LATEST),
-        ("duration", duration, (duration >= 0) & (np.abs(end) < _LATEST)),
+        ("start_ts", start, np.abs(start) < _LATEST_S),
+        ("duration", duration, (duration >= 0) & (np.abs(end) < _LATEST_S)),
     ):
-        if len(strange := np.flatnonzero(~is_time)):
-            rows = ", ".join(map(str, strange[:_NAMED].tolist())) + ", ..." * (
-                len(strange) > _NAMED
+        if len(invalid := np.flatnonzero(~is_time)):
+            rows = ", ".join(map(str, invalid[:_NAMED].tolist())) + ", ..." * (
+                len(invalid) > _NAMED
             )
             raise TraceFileError(
-                f"{path}: column {name}: {len(strange)} values are no times, as "
-                f"{column[strange[0]]} (rows {rows}, from 0); wanted seconds, 0 or more"
+                f"{path}: column {name}: {len(invalid)} invalid values such as "
+                f"{column[invalid[0]]} (rows {rows}, from 0); expected seconds, 0 or more"
             )
     if not duration.any():
         raise TraceFileError(
-            f"{path}: column duration: all {len(duration)} rows (0 to {len(duration) - 1}) are "
-            "0; wanted seconds"
+            f"{path}: column duration: all {len(duration)} rows are 0; expected seconds"
         )
 
 
 def of_table(table: pa.Table, place: str = "table") -> OperationTable:
-    """The same from a table in memory."""
+    """Convert a table in memory with the columns of the file.
+
+    Parameters
+    ----------
+    table
+        One row per operation, data rank and step, without nulls; times in s.
+    place
+        Name of the table in errors.
+
+    Raises
+    ------
+    FastcommError
+        If there is no step in which all data ranks have the same operations, no data rank 0, or
+        an invalid type of operation.
+
+    """
     columns = {name: table[name].to_numpy() for name in table.column_names if name != "optype"}
     types, kind = _kinds(table["optype"])
-    _known_types(types, place)
+    _check_types(types, place)
     stage, dp = columns["stage"].astype(np.int64), columns["dp_rank"].astype(np.int64)
     steps, at = np.unique(columns["step"].astype(np.int64), return_inverse=True)
     size = int(columns["seq_id"].max()) + 1
@@ -201,86 +232,91 @@ def of_table(table: pa.Table, place: str = "table") -> OperationTable:
     rows = np.flatnonzero((dp == 0) & (at == _template(dp, at)))
     op_codes, row_of = np.unique(code[rows], return_index=True)
     op = np.searchsorted(op_codes, code)
-    known = (op < len(op_codes)) & (op_codes[np.minimum(op, len(op_codes) - 1)] == code)
+    is_known = (op < len(op_codes)) & (op_codes[np.minimum(op, len(op_codes) - 1)] == code)
     shape = len(op_codes), int(dp.max()) + 1, len(steps)
-    whole = _whole(op, known, dp, at, shape)
-    if not whole.any():
+    complete = _complete(op, is_known, dp, at, shape)
+    if not complete.any():
         raise TraceFileError(f"{place}: in no step have all data ranks the same operations")
-    kept = np.flatnonzero(known & whole[at])
+    used = np.flatnonzero(is_known & complete[at])
     times = _times(columns)
     cubes = np.empty((len(times), *shape))
-    cubes[:, op[kept], dp[kept], at[kept]] = times[:, kept]
+    cubes[:, op[used], dp[used], at[used]] = times[:, used]
     rank_of = np.full((shape[1], int(stage.max()) + 1), -1, np.int64)
     rank_of[dp, stage] = columns["rank"]
     return OperationTable(
         ops=tuple(_op(columns, times, types[kind[row]], row) for row in rows[row_of]),
-        start=cubes[0][:, :, whole],
-        end=cubes[1][:, :, whole],
-        duration=cubes[2][:, :, whole],
-        steps=tuple(steps[whole].tolist()),
+        start=cubes[0][:, :, complete],
+        end=cubes[1][:, :, complete],
+        duration=cubes[2][:, :, complete],
+        steps=tuple(steps[complete].tolist()),
         rank_of=rank_of,
-        left_out=tuple(steps[~whole].tolist()),
+        left_out=tuple(steps[~complete].tolist()),
     )
 
 
 def _kinds(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The types, sorted, and the place of each row's among them."""
-    words = column.combine_chunks().cast(pa.string()).dictionary_encode()
-    names = words.dictionary.to_pylist()
+    """Return the types, sorted, and for each row the position of its type."""
+    encoded = column.combine_chunks().cast(pa.string()).dictionary_encode()
+    names = encoded.dictionary.to_pylist()
     types = sorted(names)
-    place = {name: number for number, name in enumerate(types)}
-    return types, np.array([place[name] for name in names])[words.indices.to_numpy()]
+    position = {name: number for number, name in enumerate(types)}
+    return types, np.array([position[name] for name in names])[encoded.indices.to_numpy()]
 
 
 def _times(columns: Mapping[str, Any]) -> Floats:
-    """Start, end and duration of every row in ns."""
+    """Return start, end and duration of every row in ns, 3 x rows."""
     start = columns["start_ts"].astype(np.float32)
     duration = columns["duration"].astype(np.float32)
-    # The study's own arithmetic: an end is rounded to a float32 before all else.
+    # As in the published study, an end is rounded to float32 first.
     return np.array([start, start + duration, duration]).astype(np.float64) * _NS
 
 
 def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
-    """The operation of one row."""
-    chunk, whole = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
+    """Return the operation of one row."""
+    mc, gmc = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
     return Op(
         optype=optype,
         seq=int(columns["seq_id"][row]),
         stage=int(columns["stage"][row]),
         start=float(times[0, row]),
         end=float(times[1, row]),
-        mc=chunk,
-        gmc=whole,
+        mc=mc,
+        gmc=gmc,
     )
 
 
-def _known_types(types: Sequence[str], place: str) -> None:
-    """Refuse point-to-point operations that the graph has no rule for."""
+def _check_types(types: Sequence[str], place: str) -> None:
+    """Refuse long names, and point-to-point operations for which the graph has no rule."""
     for name in types:
         if len(name) > _LONGEST:
             raise FastcommError(
-                f"{place}: an optype of {len(name)} letters, wanted at most {_LONGEST}"
+                f"{place}: an optype has {len(name)} characters, expected at most {_LONGEST}"
             )
         if name.endswith(("-send", "-recv")) and name not in POINT_TO_POINT:
-            raise FastcommError(f"{place}: optype {name!r}: wanted {', '.join(POINT_TO_POINT)}")
+            raise FastcommError(
+                f"{place}: unknown optype {name!r}: expected {', '.join(POINT_TO_POINT)}"
+            )
 
 
 def _template(dp: Ints, at: Ints) -> int:
-    """The first step in which data rank 0 has as many operations as it mostly has."""
+    """Return the first step in which data rank 0 has its most frequent number of operations.
+
+    Raises FastcommError if the table has no data rank 0.
+    """
     own = np.flatnonzero(dp == 0)
     counts = Counter(at[own].tolist())
     if not counts:
-        raise FastcommError("no data rank 0 in the table")
+        raise FastcommError("the table has no data rank 0; data ranks count from 0")
     usual = Counter(counts.values()).most_common(1)[0][0]
     return int(min(step for step, count in counts.items() if count == usual))
 
 
-def _whole(
-    op: Ints, known: NDArray[np.bool_], dp: Ints, at: Ints, shape: tuple[int, int, int]
-) -> NDArray[np.bool_]:
-    """The steps in which every data rank has every operation once, and no other."""
-    seen = np.zeros(shape, np.int64)
-    np.add.at(seen, (op[known], dp[known], at[known]), 1)
-    whole: NDArray[np.bool_] = (seen == 1).all(axis=(0, 1))
-    whole[at[~known]] = False
-    return whole
+def _complete(
+    op: Ints, is_known: Flags, dp: Ints, at: Ints, shape: tuple[int, int, int]
+) -> Flags:
+    """Return the steps in which every data rank has every operation once, and no other."""
+    count = np.zeros(shape, np.int64)
+    np.add.at(count, (op[is_known], dp[is_known], at[is_known]), 1)
+    complete: Flags = (count == 1).all(axis=(0, 1))
+    complete[at[~is_known]] = False
+    return complete

@@ -1,6 +1,6 @@
-"""A made-up training job, written in the formats of real profilers: demo, tests, benchmarks.
+"""A synthetic training job in the formats of real profilers, for demo, tests and benchmarks.
 
-Kineto's files are written here, one a rank.
+This module writes its Kineto files, one per rank.
 """
 
 import json
@@ -58,7 +58,7 @@ _DEVICE = {
 
 
 def envelope_head(job: Job, rank: int, variant: Variant) -> str:
-    """Everything up to the first row."""
+    """Return the text up to the first row."""
     info = json.dumps(_distributed(job, rank, variant))
     devices = json.dumps([{"id": number, **_DEVICE} for number in range(DEVICES)], indent=4)
     devices = devices.replace("\n", "\n    ")
@@ -81,7 +81,7 @@ def envelope_head(job: Job, rank: int, variant: Variant) -> str:
 
 
 def tail(start: int, stop: int, name: str, variant: Variant) -> str:
-    """The rows of the profiler itself, from `start` to `stop`, and the rest of the object."""
+    """Return the profiler's own rows, from `start` to `stop`, and the end of the object."""
     text = kineto.complete(
         "Trace",
         "PyTorch Profiler (0)",
@@ -99,24 +99,24 @@ def tail(start: int, stop: int, name: str, variant: Variant) -> str:
 
 
 def labels(text: RankText, start: int) -> str:
-    """The names of processes, threads and streams."""
+    """Return the names of processes, threads and streams."""
     process, device = text.process, text.device
     host = kineto.lane(process, 0)
-    found = kineto.label("process_name", host, start, "python3")
-    found += kineto.label("process_labels", host, start, "CPU")
-    found += kineto.label("process_sort_index", host, start, process)
+    rows = kineto.label("process_name", host, start, "python3")
+    rows += kineto.label("process_labels", host, start, "CPU")
+    rows += kineto.label("process_sort_index", host, start, process)
     gpu = kineto.lane(device, 0)
-    found += kineto.label("process_name", gpu, start, "python3")
-    found += kineto.label("process_labels", gpu, start, f"GPU {device}")
-    found += kineto.label("process_sort_index", gpu, start, 5_000_000 + device)
+    rows += kineto.label("process_name", gpu, start, "python3")
+    rows += kineto.label("process_labels", gpu, start, f"GPU {device}")
+    rows += kineto.label("process_sort_index", gpu, start, 5_000_000 + device)
     for backward, where in text.lanes.items():
         name = "pt_autograd_0" if backward else "python3"
-        found += kineto.label("thread_name", where, start, f"thread ({name})")
+        rows += kineto.label("thread_name", where, start, f"thread ({name})")
     for stream in sorted({COMPUTE, COPY, *STREAMS.values()}):
-        found += kineto.label(
+        rows += kineto.label(
             "thread_name", kineto.lane(device, stream), start, f"stream {stream} "
         )
-    return found
+    return rows
 
 
 def _base(comma: str) -> str:
@@ -127,7 +127,7 @@ def _base(comma: str) -> str:
 
 def _distributed(job: Job, rank: int, variant: Variant) -> dict[str, object]:
     undescribed = bool(variant & Variant.UNDESCRIBED)
-    found = groups(job, rank)
+    by_kind = groups(job, rank)
     return {
         "backend": "nccl",
         "rank": rank,
@@ -141,7 +141,7 @@ def _distributed(job: Job, rank: int, variant: Variant) -> dict[str, object]:
                 "pg_size": group.size,
                 "ranks": list(group.ranks),
             }
-            for group in sorted(found.values(), key=lambda group: int(group.name))
+            for group in sorted(by_kind.values(), key=lambda group: int(group.name))
         ],
         "nccl_version": "2.27.5",
     }
@@ -150,7 +150,7 @@ def _distributed(job: Job, rank: int, variant: Variant) -> dict[str, object]:
 ROWS = 512  # of one block
 FIRST_ID = 1_000_000_000  # ten digits, and above all ids of rows that count
 _IDS = 1_000_000_000  # then they start again, below 2^31
-# Places of digits in a row: no name of ours holds such a run of letters.
+# Placeholders of digits in a row: no name contains such a run of letters.
 _TIME, _ID, _NUMBER = "T" * 13 + "." + "T" * 3, "I" * 10, "N" * 10
 _PYTHON = (
     "torch/nn/modules/module.py(1773): _wrapped_call_impl",
@@ -164,7 +164,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Filler:
-    """Blocks of rows for one rank, on threads of their own."""
+    """Generates blocks of rows on threads of their own, for files of any size."""
 
     def __init__(self, job: Job, process: int, row_ns: int, variant: Variant) -> None:
         where = kineto.lane(process, process + 113)
@@ -181,14 +181,15 @@ class Filler:
         self.size = len(self._block)
 
     def blocks(self, start: int, stop: int, size: int) -> Iterator[bytes]:
-        """Blocks of at least `size` bytes in all, their times spread over [start, stop)."""
+        """Yield blocks of at least `size` bytes in total, with times in [start, stop)."""
         count = -(-size // self.size)
         for number in range(count):
             first = start + (stop - start) * number // count
             last = start + (stop - start) * (number + 1) // count
-            yield self._written_over(first, last)
+            yield self._rewritten(first, last)
 
-    def _written_over(self, start: int, stop: int) -> bytes:
+    def _rewritten(self, start: int, stop: int) -> bytes:
+        """Return the block with new times in [start, stop) and new ids."""
         block = self._block
         steps = np.arange(ROWS, dtype=np.int64)
         block[self._times] = _digits(start - BASE_NS + (stop - start) * steps // ROWS, 16)
@@ -199,12 +200,13 @@ class Filler:
 
 
 def _row(job: Job, number: int, where: str, row_ns: int) -> str:
+    """Return a filler row with placeholders for time and ids."""
     kernels = list(KERNELS.values())
     kernel = kernels[number % len(kernels)]
     if number % 3:
         name, cat = kernel.host, "cpu_op"
-        said = host_args(job, kernel)
-        args = f'"External id": {_ID},"Record function id": 0, {said}, "Ev Idx": {_NUMBER}'
+        inputs = host_args(job, kernel)
+        args = f'"External id": {_ID},"Record function id": 0, {inputs}, "Ev Idx": {_NUMBER}'
     else:
         name, cat = _PYTHON[number % len(_PYTHON)], "python_function"
         args = f'"Python parent id": {number}, "Python id": {_ID}, "Ev Idx": {_NUMBER}'
@@ -213,22 +215,22 @@ def _row(job: Job, number: int, where: str, row_ns: int) -> str:
 
 
 def _places(text: str, run: str, within: list[int]) -> Ints:
-    """Where the characters `within` a run stand in `text`, a row for each time it occurs."""
+    """Return the positions of characters `within` each occurrence of a run, a row for each."""
     starts = []
-    found = text.find(run)
-    while found >= 0:
-        starts.append(found)
-        found = text.find(run, found + len(run))
+    position = text.find(run)
+    while position >= 0:
+        starts.append(position)
+        position = text.find(run, position + len(run))
     return np.array(starts, dtype=np.int64)[:, None] + np.array(within, dtype=np.int64)
 
 
 def _digits(values: Ints, width: int) -> Bytes:
-    """The decimal digits of each value, as text."""
+    """Return the decimal digits of each value, as text."""
     text = np.empty((len(values), width), np.uint8)
     for column in reversed(range(width)):
-        rest = values // 10
-        text[:, column] = values - 10 * rest + ord("0")
-        values = rest
+        quotient = values // 10
+        text[:, column] = values - 10 * quotient + ord("0")
+        values = quotient
     return text
 
 
@@ -250,9 +252,9 @@ def write(
     filler_bytes: int = 0,
     workers: int = 1,
 ) -> list[Path]:
-    """Write the trace of every rank, or of some; the paths come in the order of the ranks.
+    """Write the trace of every rank, or of some, and return the paths in the order of ranks.
 
-    Rows that no metric sees are added until the text of a file has `filler_bytes` bytes.
+    Rows without effect on metrics are added until the text of a file has `filler_bytes` bytes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     chosen = range(job.ranks) if ranks is None else sorted(ranks)
@@ -267,7 +269,7 @@ def write(
 def text(
     job: Job, rank: int, name: str, variant: Variant, filler_bytes: int
 ) -> Iterator[bytes]:
-    """The bytes of one file, a step at a time."""
+    """Yield the bytes of one file, step by step."""
     change = kineto.compact if variant & Variant.COMPACT else str
     lines = RankText(job, rank, variant)
     head = envelope_head(job, rank, variant) + labels(lines, EPOCH_NS)
@@ -288,7 +290,7 @@ def text(
 
 
 def _row_ns(step_ns: int, size: int) -> int:
-    """So long that a thread's rows do not overlap."""
+    """Return a duration such that the rows of a thread do not overlap."""
     return max(1, step_ns * 400 // size * 3 // 4)
 
 
@@ -305,10 +307,10 @@ def _write_rank(
 
 @contextmanager
 def _aside(path: Path, *, compress: bool) -> Iterator[BinaryIO]:
-    """A file under another name, which gets its own when it is whole, or vanishes."""
+    """Yield a file under a temporary name; rename it when complete, or delete it."""
     with aside(path) as unfinished, unfinished.open("wb") as raw:
         if compress:
-            # No name and no time in the header: the same job gives the same bytes.
+            # Neither name nor time in the header: equal jobs give equal bytes.
             zipped = gzip.GzipFile("", "wb", LEVEL, raw, mtime=0)  # type: ignore[no-untyped-call]
             with zipped as file:
                 yield cast("BinaryIO", file)

@@ -1,4 +1,4 @@
-"""The made-up job: its process groups, collectives and kernels, as traces name them."""
+"""Process groups, collectives and kernels of a synthetic job, with their names in traces."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from fastcomm.synthetic.job import Job
 
-# In the order in which they are made; the world comes first and is "0".
+# By kind of group, in the order of creation after the world group, which is "0".
 DESCRIPTIONS = {
     "dp": "DATA_PARALLEL_GROUP",
     "tp": "TENSOR_MODEL_PARALLEL_GROUP",
@@ -20,7 +20,7 @@ TAGS = {"dp": "DP", "tp": "TP", "pp": "PP", "ep": "EP", "edp": "DP", "world": "O
 
 @dataclass(frozen=True, slots=True)
 class SyntheticGroup:
-    """One process group of which a rank is a member."""
+    """A process group of which a rank is a member."""
 
     tag: str
     name: str
@@ -29,31 +29,31 @@ class SyntheticGroup:
 
     @property
     def size(self) -> int:
-        """How many ranks are in it."""
+        """Number of ranks."""
         return len(self.ranks)
 
 
 def groups(job: Job, rank: int) -> dict[str, SyntheticGroup]:
-    """The groups this rank is in, by kind."""
+    """Return the process groups of a rank, by kind."""
     world = SyntheticGroup("OTHER", "0", "default_pg", tuple(range(job.ranks)))
-    found = {"world": world}
-    made = 1
+    by_kind = {"world": world}
+    next_name = 1
     for kind, description in DESCRIPTIONS.items():
         first, stride, size, index = _progression(job, rank, kind)
         members = tuple(range(first, first + stride * size, stride))
-        found[kind] = SyntheticGroup(TAGS[kind], str(made + index), description, members)
-        made += job.ranks // size
-    return found
+        by_kind[kind] = SyntheticGroup(TAGS[kind], str(next_name + index), description, members)
+        next_name += job.ranks // size
+    return by_kind
 
 
 def group_count(job: Job) -> int:
-    """How many groups the whole job has, the world among them."""
+    """Return the number of process groups of the job, with the world group."""
     sizes = (job.dp, job.tp, job.pp, job.ep, job.expert_data)
     return 1 + sum(job.ranks // size for size in sizes)
 
 
 def _progression(job: Job, rank: int, kind: str) -> tuple[int, int, int, int]:
-    """First rank, stride and size of the rank's group of a kind, and its number in the kind."""
+    """Return first rank, stride, size and number in its kind of a rank's group."""
     tp, dp, pp = job.place(rank)
     stage = pp * job.tp * job.dp
     block, place = divmod(dp, job.ep)
@@ -71,20 +71,20 @@ def _progression(job: Job, rank: int, kind: str) -> tuple[int, int, int, int]:
 
 
 _STORAGE = "(ncclDevKernelArgsStorage<4096ul>)"
-ROOT_PLACE = 0  # place in the group, of every rooted operation
+ROOT_PLACE = 0  # root of every rooted operation, as a place in its group
 ELEMENT = {"BFloat16": 2, "Float": 4, "Long": 8}
 
 
 @dataclass(frozen=True, slots=True)
 class CallKind:
-    """One kind of call, under the four names it has in a trace."""
+    """A kind of call, with the four names that a trace has for it."""
 
-    op: str  # as every table of ours calls it
+    op: str  # name in the tables of fastcomm
     collective: str  # "Collective name"
-    host: str  # the operator
+    host: str  # name of the operator
     annotation: str
     kernel: str
-    turns: int  # factor (n - 1) / n of the bytes on the bus, so often; 0: all bytes, once
+    turns: int  # bus bytes over payload are turns * (n - 1) / n; 0: all bytes once
 
 
 OPERATIONS = {
@@ -150,7 +150,7 @@ _SHORT = {"BFloat16": "bf16", "Float": "f32", "Long": "u64"}
 
 @dataclass(frozen=True, slots=True)
 class SyntheticCall:
-    """One collective, as one of its members makes it; counts are elements."""
+    """A collective or message as one of its members calls it; counts are elements."""
 
     operation: CallKind
     group: SyntheticGroup
@@ -158,42 +158,42 @@ class SyntheticCall:
     sent: int
     received: int
     seq: int
-    send_splits: tuple[int, ...] = ()  # rows, as every split of PyTorch
+    send_splits: tuple[int, ...] = ()  # in rows of the tensor, as in PyTorch
     receive_splits: tuple[int, ...] = ()
     peers: tuple[int, int] | None = None  # source and destination of a message, global ranks
 
     @property
     def payload(self) -> int:
-        """nccl-tests' S, in bytes."""
+        """Payload in bytes, S of nccl-tests."""
         return max(self.sent, self.received) * ELEMENT[self.dtype]
 
     @property
     def bus(self) -> int:
-        """Bytes that a perfect algorithm moves over each link."""
+        """Bytes that an ideal algorithm sends over each link."""
         return bus_bytes(self.operation, self.payload, self.group.size)
 
     @property
     def kernel(self) -> str:
-        """The name on the device."""
+        """Name of the kernel."""
         return self.operation.kernel.format(dtype=_SHORT[self.dtype])
 
     @property
     def annotation(self) -> str:
-        """The name of the range around the launch."""
+        """Name of the range around the launch."""
         src, dst = self.peers or (0, 0)
         return self.operation.annotation.format(src=src, dst=dst)
 
 
 @lru_cache(maxsize=4096)
 def bus_bytes(operation: CallKind, payload: int, size: int) -> int:
-    """`payload` times the factor of the operation, to the nearest integer, half to even."""
+    """Return payload times the bus factor of an operation, rounded half to even."""
     if operation.turns == 0:
         return payload if size > 1 else 0
     return round(Fraction(payload * operation.turns * (size - 1), size))
 
 
 def transfer_ns(job: Job, operation: CallKind, payload: int, size: int) -> int:
-    """How long the call takes from the moment when its last member is there."""
+    """Return the duration of a call after its last member has arrived."""
     return job.latency_ns + bus_bytes(operation, payload, size) * 10**9 // job.link_speed
 
 
@@ -201,16 +201,16 @@ Rows = tuple[int, ...]
 
 
 def splits(job: Job, group: SyntheticGroup, place: int, seq: int) -> tuple[Rows, Rows]:
-    """Rows that a member sends to each and receives from each."""
+    """Return the rows that a member sends to each member, and receives from each."""
     rows, limit = -(-job.tokens // job.ep), max(1, job.tokens // job.ep // 8)
-    hot = _hot_member(job, group)
+    hot_member = _hot_member(job, group)
 
     def pair(source: int, target: int) -> int:
-        more = rows * job.slowdown // 100 if target == hot else 0
+        extra = rows * job.slowdown // 100 if target == hot_member else 0
         if source == target:
-            return rows + more
+            return rows + extra
         unequal = (source * 7 + target * 13 + source * target * 5 + seq * 11) % (2 * limit + 1)
-        return rows + more + unequal - limit
+        return rows + extra + unequal - limit
 
     peers = range(job.ep)
     return tuple(pair(place, peer) for peer in peers), tuple(
@@ -219,7 +219,7 @@ def splits(job: Job, group: SyntheticGroup, place: int, seq: int) -> tuple[Rows,
 
 
 def _hot_member(job: Job, group: SyntheticGroup) -> int | None:
-    """The member whose experts get more than their part."""
+    """Return the place of the member with hot experts, if the group has one."""
     if job.fault != "hot_expert" or job.straggler not in group.ranks:
         return None
     return group.ranks.index(job.straggler)
@@ -319,19 +319,20 @@ KERNELS = {
 
 
 def host_args(job: Job, kernel: Kernel) -> str:
-    """What the operator says of its inputs, as the inside of a JSON object."""
+    """Return the inputs of a kernel's operator, as the inside of a JSON object."""
     dims, types = _dims(job)[kernel.inputs]
     strides = [[*size[1:], 1] for size in dims]
-    found = {
+    args = {
         "Concrete Inputs": [""] * len(dims),
         "Input type": types,
         "Input Strides": strides,
         "Input Dims": dims,
     }
-    return json.dumps(found)[1:-1]
+    return json.dumps(args)[1:-1]
 
 
 def _dims(job: Job) -> dict[str, tuple[list[list[int]], list[str]]]:
+    """Return shapes and types of operator inputs, by kind of kernel."""
     half = "c10::BFloat16"
     rows, width = job.tokens, job.hidden
     return {

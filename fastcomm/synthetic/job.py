@@ -1,12 +1,13 @@
-"""Made-up jobs: how many ranks, how they are arranged, how big and how fast.
+"""Synthetic training jobs: number, layout, size and speed of their ranks.
 
-Ranks of a `Job` are laid out as Megatron does, tensor parallelism first: ``tp + TP * (dp + DP *
-pp)``. Expert parallelism takes blocks of neighbors from the data dimension. Times are int ns.
+Ranks of a `Job` are laid out as in Megatron, tensor parallelism first:
+``tp + TP * (dp + DP * pp)``. Expert parallelism takes blocks of neighbors from the data
+dimension. Times are int ns.
 
-A `TableJob` is a table of operations with one slow rank, data and pipeline parallel: all micro-
-batches forward, then all backward, then gradients and the optimizer. Every operation starts as
-soon as it can, so recorded steps have no launch delays. Its times are seconds, as such tables
-have them.
+A `TableJob` is a table of operations with one slow rank, data and pipeline parallel: all
+micro-batches forward, then all backward, then gradients and the optimizer. Every operation
+starts as early as possible, so steps have no launch delays. Its times are in seconds, as usual
+in such tables.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ GAP = 900  # between two kernels of one stream
 
 Fault = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
-# By how many percent, unless something else is said: a slow link has half its speed.
+# Default slowdown in percent by fault: a slow link has half its speed.
 _SLOWDOWN = {"slow_link": 100, "hot_expert": 60}
 
-# Up to so many ranks, at most that much parallelism.
+# Maximum of tensor and of pipeline parallelism, by the largest number of ranks.
 _WIDEST = {32: 2, 128: 4}
 _DEEPEST = {7: 1, 64: 2, 512: 4}
 
@@ -64,13 +65,13 @@ def _largest(ranks: int, table: dict[int, int]) -> int:
 
 
 def _power_of_two(number: int, limit: int) -> int:
-    """The largest power of two that divides `number`, at most `limit`."""
+    """Return the largest power of two that divides `number`, at most `limit`."""
     return max(1, min(number & -number, limit))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that decides what the ranks do: two equal jobs give the same bytes."""
+    """All inputs of a synthetic job: equal jobs give equal bytes."""
 
     ranks: int
     tp: int = 1
@@ -84,34 +85,36 @@ class Job:
     hidden: int = 2048
     tokens: int = 2048  # of one micro-batch
     bucket: int = 10_000_000  # gradient elements that one layer hands to data parallelism
-    layer_ns: int = (
-        900_000  # compute of a layer's forward pass; its backward pass takes twice that
-    )
+    layer_ns: int = 900_000  # compute of a layer's forward pass; the backward pass takes twice
     link_speed: int = 44 * 10**9  # bytes per second that a collective reaches
     latency_ns: int = 9_000  # of the smallest collective
     skew_ns: int = 20_000  # how far ranks drift apart between two collectives, at most
-    straggler: int | None = None  # this rank has the fault; null: nobody has
+    straggler: int | None = None  # rank with the fault; None is no fault
     fault: Fault = "slow_gpu"
-    slowdown: int = 15  # of what the fault is about: by so many percent longer, or more
+    slowdown: int = 15  # percent by which the fault makes its part longer or larger
     seed: int = 0
 
     def __post_init__(self) -> None:
         sizes = self.tp, self.pp, self.dp
         if self.ranks != self.tp * self.pp * self.dp or min(sizes) < 1:
             raise ConfigError(
-                f"a job of {self.ranks} ranks: wanted tp * pp * dp, found "
+                f"invalid job of {self.ranks} ranks: expected tp * pp * dp, not "
                 f"{self.tp} * {self.pp} * {self.dp}"
             )
         if self.ep < 1 or self.dp % self.ep:
-            raise ConfigError(f"ep {self.ep}: wanted a divisor of dp {self.dp}")
+            raise ConfigError(f"invalid ep {self.ep}: expected a divisor of dp {self.dp}")
         if self.straggler is not None and not 0 <= self.straggler < self.ranks:
-            raise ConfigError(f"straggler {self.straggler}: there is no such rank")
+            raise ConfigError(
+                f"invalid straggler {self.straggler}: expected 0 to {self.ranks - 1}"
+            )
         self._check_fault()
         self._check_sizes()
 
     def _check_fault(self) -> None:
         if self.fault not in FAULTS:
-            raise ConfigError(f"fault {self.fault!r}: wanted one of {', '.join(FAULTS)}")
+            raise ConfigError(
+                f"invalid fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
+            )
         needs = {
             "slow_link": ("dp", self.dp),
             "imbalanced_stage": ("pp", self.pp),
@@ -119,9 +122,9 @@ class Job:
         }
         name, size = needs.get(self.fault, ("", 2))
         if self.straggler is not None and size == 1:
-            raise ConfigError(f"fault {self.fault}: wanted {name} 2 or more, found 1")
+            raise ConfigError(f"fault {self.fault} needs {name} of 2 or more, not 1")
         if self.fault == "hot_expert" and self.layers == 1:
-            raise ConfigError("fault hot_expert: wanted 2 layers or more, found 1")
+            raise ConfigError("fault hot_expert needs 2 layers or more, not 1")
 
     def _check_sizes(self) -> None:
         least = {
@@ -141,11 +144,13 @@ class Job:
         }
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
-                raise ConfigError(f"{name} {getattr(self, name)}: wanted {minimum} or more")
+                raise ConfigError(
+                    f"invalid {name} {getattr(self, name)}: expected {minimum} or more"
+                )
 
     @classmethod
     def of(cls, ranks: int = 8, **changes: Any) -> Self:
-        """A sensible job of any size: what is not given follows from the number of ranks."""
+        """Return a job of any size; values not in `changes` follow from the number of ranks."""
         tp = changes.get("tp") or _power_of_two(ranks, _largest(ranks, _WIDEST))
         pp = changes.get("pp") or _power_of_two(max(1, ranks // tp), _largest(ranks, _DEEPEST))
         dp = changes.get("dp") or max(1, ranks // (tp * pp))
@@ -161,18 +166,18 @@ class Job:
         return cls(ranks=ranks, **{**chosen, **changes})
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """The coordinates (tp, dp, pp) of a rank."""
+        """Return the coordinates (tp, dp, pp) of a rank."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
     @property
     def expert_data(self) -> int:
-        """Ranks that hold the same experts."""
+        """Number of ranks that hold the same experts."""
         return self.dp // self.ep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableJob:
-    """What the job is: its sizes, and by which share the computation of one rank is slower."""
+    """Sizes of a job, and the share by which the computation of one rank is slower."""
 
     dp: int = 2
     pp: int = 4
@@ -185,19 +190,19 @@ class TableJob:
 
     @classmethod
     def of(cls, ranks: int, slowdown: float = 0.3) -> "TableJob":
-        """A job of any size: up to four stages, and the slow rank in the last data rank."""
+        """Return a job of any size: up to four stages, the slow rank in the last data rank."""
         pp = next(size for size in (4, 2, 1) if ranks % size == 0)
         dp = ranks // pp
         return cls(dp=dp, pp=pp, slow_dp=dp - 1, slow_stage=pp // 2, slowdown=slowdown)
 
     @property
     def slow_rank(self) -> int:
-        """The number of the slow rank."""
+        """Number of the slow rank."""
         return self.slow_dp * self.pp + self.slow_stage
 
 
 def table(job: TableJob) -> pa.Table:
-    """The operations of all steps."""
+    """Return the operations of all steps."""
     random = Random(job.seed)
     rows = [row for step in range(job.steps) for row in _Step(job, step, random).rows()]
     columns = zip(*rows, strict=True)
@@ -205,7 +210,7 @@ def table(job: TableJob) -> pa.Table:
 
 
 def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
-    """Write `table.parquet` and `meta.yaml`."""
+    """Write `table.parquet` and `meta.yaml`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
     with aside(paths[0]) as unfinished:
@@ -222,17 +227,17 @@ Place = tuple[int, int]  # data rank, stage
 
 
 class _Step:
-    """One step on its way into rows."""
+    """Collects the rows of one step."""
 
     def __init__(self, job: TableJob, step: int, random: Random) -> None:
         self.job, self.step, self.random = job, step, random
         self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
-        self.found: list[tuple[object, ...]] = []
+        self.operations: list[tuple[object, ...]] = []
         self.count: dict[tuple[Place, str], int] = {}
         self.clock = dict.fromkeys(self.places, 0.0)  # end of the last computation
 
     def rows(self) -> list[tuple[object, ...]]:
-        """All operations of all ranks."""
+        """Return the operations of all ranks."""
         self._joined("params-all-gather", _GATHER, self._by_stage())
         for way in ("forward", "backward"):
             for d in range(self.job.dp):
@@ -246,16 +251,16 @@ class _Step:
         self._joined("optimizer-clip-main-grad", _CLIP, [self.places])
         for place in self.places:
             self._alone(place, "optimizer", _OPTIMIZER)
-        return self.found
+        return self.operations
 
     def _by_stage(self) -> list[list[Place]]:
-        """What data parallelism joins: nothing where there is one data rank."""
+        """Return the data-parallel groups; none with one data rank."""
         if self.job.dp == 1:
             return []
         return [[(d, s) for d in range(self.job.dp)] for s in range(self.job.pp)]
 
     def _pass(self, way: str, d: int) -> None:
-        """All micro-batches of one data rank through the pipeline, in one direction."""
+        """Run all micro-batches of one data rank through the pipeline, in one direction."""
         stages = range(self.job.pp) if way == "forward" else range(self.job.pp - 1, -1, -1)
         sent: dict[int, float] = {}  # by stage: the end of its last message
         posted = {s: self.clock[d, s] for s in stages}
@@ -276,7 +281,7 @@ class _Step:
         sent: dict[int, float],
         posted: dict[int, float],
     ) -> None:
-        """From one stage to the next: it takes its time when both are there."""
+        """Send a message to a stage; it transfers once both sides have arrived."""
         begin = max(self.clock[source], sent.get(source[1], 0.0))
         wait = posted[target[1]]
         end = max(begin, wait) + self._about(_MESSAGE)
@@ -291,16 +296,17 @@ class _Step:
         return time * (1 + self.job.slowdown) if slow else time
 
     def _about(self, time: float) -> float:
+        """Return a time with jitter."""
         return time * (1 + self.random.uniform(-_JITTER, _JITTER))
 
     def _alone(self, place: Place, optype: str, time: float) -> None:
-        """An operation behind the one before."""
+        """Add an operation after the previous one of its rank."""
         begin = self.clock[place]
         self.clock[place] = begin + time
         self._add(place, optype, begin, self.clock[place])
 
     def _joined(self, optype: str, time: float, groups: list[list[Place]]) -> None:
-        """An operation that ends when its time has passed since all of a group began."""
+        """Add an operation that all ranks of a group end together, after the last has begun."""
         for group in groups:
             end = max(self.clock[place] for place in group) + self._about(time)
             for place in group:
@@ -313,5 +319,5 @@ class _Step:
         d, s = place
         chunk = 0 if optype.endswith(_OF_CHUNKS) else -1
         rank = d * self.job.pp + s
-        where = (d, s, rank, self.step, optype, begin, end - begin, number)
-        self.found.append((*where, chunk, s if chunk == 0 else -1))
+        row = (d, s, rank, self.step, optype, begin, end - begin, number)
+        self.operations.append((*row, chunk, s if chunk == 0 else -1))

@@ -1,4 +1,4 @@
-"""Rows of a Kineto file as text, and a rank of the made-up job in them."""
+"""Rows of a Kineto file as text, and the rows of one rank of a synthetic job."""
 
 import json
 import re
@@ -11,21 +11,21 @@ from fastcomm.synthetic.pipeline import BASE_NS
 from fastcomm.synthetic.play import COMPUTE, RankStep
 from fastcomm.synthetic.tape import PlannedWork
 
-LISTED = 30  # items of a list in an argument; the rest is cut off
+LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 
 
 class Variant(Flag):
-    """How a file differs from what PyTorch writes today."""
+    """Differences of a file from what PyTorch writes today."""
 
     TODAY = 0
-    BASE_LAST = auto()  # the base of all times stands after the events
-    COMPACT = auto()  # written again by a tool: no line breaks, no zeros at the end of a number
-    HOST_METADATA = auto()  # only the host rows say what a collective is
-    UNDESCRIBED = auto()  # no group has a description
+    BASE_LAST = auto()  # the base time comes after the events
+    COMPACT = auto()  # rewritten by a tool: no line breaks, no trailing zeros
+    HOST_METADATA = auto()  # only host rows have the arguments of collectives
+    UNDESCRIBED = auto()  # process groups have no description
 
 
 def compact(text: str) -> str:
-    """The same JSON on one line."""
+    """Return a JSON text on one line."""
     text = re.sub(r"(?<=[{\[])\s*\n\s*", "", text)
     text = re.sub(r"\s*\n\s*(?=[,}\]])", "", text)
     text = re.sub(r"\s*\n\s*| {2,}", " ", text)
@@ -33,18 +33,18 @@ def compact(text: str) -> str:
 
 
 def lane(process: int | str, thread: int | str) -> str:
-    """Where a row stands: the two keys that say so."""
+    """Return the keys `pid` and `tid` of a row."""
     return f'"pid": {json.dumps(process)},\n    "tid": {json.dumps(thread)}'
 
 
 def microseconds(ns: int) -> str:
-    """Decimal text, three places, without a float."""
+    """Return nanoseconds as microseconds with three decimals."""
     digits = f"{ns:04d}"
     return f"{digits[:-3]}.{digits[-3:]}"
 
 
 def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:
-    """A row with a duration; `args` is the inside of the object."""
+    """Return a row with a duration; `where` is from `lane`, `args` the inside of an object."""
     return f"""
   {{
     "ph": "X",
@@ -61,7 +61,7 @@ def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) ->
 
 
 def flow(phase: str, correlation: int, where: str, moment: int) -> str:
-    """One end of the arrow from a launch to its work."""
+    """Return one end of the arrow from a launch to its kernel; `phase` is "s" or "f"."""
     ends = ',\n    "bp": "e"' if phase == "f" else ""
     return f"""
   {{
@@ -75,13 +75,13 @@ def flow(phase: str, correlation: int, where: str, moment: int) -> str:
   }},"""  # noqa: W293
 
 
-def label(what: str, where: str, moment: int, value: str | int) -> str:
-    """A row that names or orders a process or a thread."""
-    key = {"sort_index": "sort_index", "labels": "labels"}.get(what.partition("_")[2], "name")
+def label(kind: str, where: str, moment: int, value: str | int) -> str:
+    """Return a row that names or orders a process or a thread."""
+    key = {"sort_index": "sort_index", "labels": "labels"}.get(kind.partition("_")[2], "name")
     return f"""
   {{
     "ph": "M",
-    "name": "{what}",
+    "name": "{kind}",
     "ts": {microseconds(moment - BASE_NS)},
     {where},
     "args": {{
@@ -91,7 +91,7 @@ def label(what: str, where: str, moment: int, value: str | int) -> str:
 
 
 def instant(name: str, where: str, moment: int) -> str:
-    """A row without a duration."""
+    """Return a row without a duration."""
     return f"""
   {{
     "ph": "i",
@@ -105,16 +105,16 @@ def instant(name: str, where: str, moment: int) -> str:
 
 
 def listed(items: Sequence[int]) -> str:
-    """A list inside a string, as PyTorch writes it."""
+    """Return a list as PyTorch writes it inside a string."""
     cut = ", ..." if len(items) > LISTED else ""
     return "[" + ", ".join(map(str, items[:LISTED])) + cut + "]"
 
 
 def metadata(call: SyntheticCall, variant: Variant) -> str:
-    """The arguments that say what a collective is, but for its number."""
+    """Return the arguments of a collective without its sequence number, as JSON text."""
     group = call.group
-    described = "undefined" if variant & Variant.UNDESCRIBED else group.description
-    found: dict[str, object] = {
+    description = "undefined" if variant & Variant.UNDESCRIBED else group.description
+    args: dict[str, object] = {
         "Collective name": call.operation.collective,
         "In msg nelems": call.sent,
         "Out msg nelems": call.received,
@@ -123,18 +123,18 @@ def metadata(call: SyntheticCall, variant: Variant) -> str:
         "In split size": listed(call.send_splits),
         "Out split size": listed(call.receive_splits),
         "Process Group Name": group.name,
-        "Process Group Description": described,
+        "Process Group Description": description,
         "Process Group Ranks": listed(group.ranks),
     }
     if call.peers:
-        # Each side names the other one alone.
+        # Each side only names the other side.
         sends = call.operation.collective == "send"
-        found["Dst Rank" if sends else "Src Rank"] = call.peers[sends]
-    return json.dumps(found)[1:-1]
+        args["Dst Rank" if sends else "Src Rank"] = call.peers[sends]
+    return json.dumps(args)[1:-1]
 
 
-AHEAD_NS = 150_000  # the host is at least so far ahead of its device
-LAUNCH_NS = {"comm": 8_000}  # how long the host is busy with one launch
+AHEAD_NS = 150_000  # least time between a launch and its kernel
+LAUNCH_NS = {"comm": 8_000}  # host time of one launch, by kind of work
 OTHER_LAUNCH_NS = 3_800
 DEVICES = 8  # of one machine
 
@@ -146,27 +146,28 @@ _COPIES = {
 
 
 def launch_times(step: RankStep) -> list[int]:
-    """When the host begins each launch: in the order of the device, one after the other.
+    """Return the start of each launch, in the order of the kernels.
 
-    The host waits for nothing, and so runs further and further ahead, as far as the first
-    launch allows: that is as late as none is too late.
+    The host waits for nothing, so it runs further and further ahead of the device. It starts as
+    late as possible such that every kernel follows its launch by `AHEAD_NS`.
     """
-    late = step.stop
+    start = step.stop
     for work in reversed(step.works):
-        late = min(work.start - AHEAD_NS, late - _busy_ns(work))
-    found = []
+        start = min(work.start - AHEAD_NS, start - _busy_ns(work))
+    starts = []
     for work in step.works:
-        found.append(late)
-        late += _busy_ns(work)
-    return found
+        starts.append(start)
+        start += _busy_ns(work)
+    return starts
 
 
 def _busy_ns(work: PlannedWork) -> int:
+    """Return the host time of the launch of a piece of work."""
     return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 
 class RankText:
-    """The rows of one rank, step after step."""
+    """Writes the rows of one rank, step after step."""
 
     def __init__(self, job: Job, rank: int, variant: Variant) -> None:
         self.job, self.rank, self.variant = job, rank, variant
@@ -177,11 +178,11 @@ class RankText:
             True: lane(self.process, self.process + 61),
         }
         self.inputs = {name: host_args(job, kernel) for name, kernel in KERNELS.items()}
-        self.said: dict[object, str] = {}
+        self.call_args: dict[object, str] = {}  # written arguments of collectives
         self.external, self.correlation = 0, 1_000
 
     def step(self, step: RankStep) -> Iterator[str]:
-        """All rows of a step."""
+        """Yield the rows of a step."""
         yield self._mark(f"ProfilerStep#{step.number}", step.start, step.ns)
         launches = launch_times(step)
         for work, launch in zip(step.works, launches, strict=True):
@@ -190,7 +191,7 @@ class RankText:
         yield self._around(step, launches)
 
     def _around(self, step: RankStep, launches: list[int]) -> str:
-        """The rows that belong to no single launch."""
+        """Return the rows that belong to no single launch."""
         adam = [
             at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
         ]
@@ -222,14 +223,14 @@ class RankText:
         return complete("user_annotation", name, self.lanes[False], start, ns, self._ids())
 
     def _ids(self, more: str = "") -> str:
-        """The arguments that every host row has."""
+        """Return the arguments that every host row has."""
         external = self._next()
         between = f"{more}, " if more else ""
-        said = f'"External id": {external},"Record function id": 0, {between}'
-        return f'{said}"Ev Idx": {external - 1}'
+        args = f'"External id": {external},"Record function id": 0, {between}'
+        return f'{args}"Ev Idx": {external - 1}'
 
     def _launch(self, call: str, number: int, work: PlannedWork, start: int, ns: int) -> str:
-        """The row of the runtime, and the arrow from it to the device."""
+        """Return the row of a runtime call, and the arrow from it to the device."""
         self.correlation += 1
         where = self.lanes[work.backward]
         args = (
@@ -255,7 +256,7 @@ class RankText:
         work: PlannedWork,
         grid: tuple[int, int, int],
         registers: int,
-        said: str = "",
+        call_args: str = "",
     ) -> str:
         where = f'"pid": {self.device},\n    "tid": {work.stream}'
         args = (
@@ -264,7 +265,7 @@ class RankText:
             f'     "registers per thread": {registers},      "shared memory": 0,      '
             f'"blocks per SM": {grid[0] / 132:f},      "warps per SM": {grid[0] / 33:f},      '
             f'"grid": [{grid[0]}, {grid[1]}, {grid[2]}],      "block": [128, 1, 1],      '
-            f'"est. achieved occupancy %": 0{said}'
+            f'"est. achieved occupancy %": 0{call_args}'
         )
         row = complete("kernel", name, where, work.start, work.ns, args)
         return row + flow("f", self.correlation, where, work.start)
@@ -284,19 +285,21 @@ class RankText:
         text += complete(f"gpu_{work.kind}", name, where, work.start, work.ns, args)
         return text + flow("f", self.correlation, where, work.start)
 
-    def _said(self, call: SyntheticCall) -> str:
+    def _call_args(self, call: SyntheticCall) -> str:
         splits = (call.send_splits, call.receive_splits)
         key = (call.operation.collective, call.group.name, call.peers, call.sent, splits)
-        if key not in self.said:
-            self.said[key] = metadata(call, self.variant)
-        return f'{self.said[key]}, "Seq": {call.seq}'
+        if key not in self.call_args:
+            self.call_args[key] = metadata(call, self.variant)
+        return f'{self.call_args[key]}, "Seq": {call.seq}'
 
     def _collective(self, work: PlannedWork, launch: int) -> str:
         call = work.call
         assert call is not None
         where = self.lanes[work.backward]
-        said = self._said(call)
-        asynchronous = f'{said}, "Is asynchronized op": true, "Rank": {_rank(call, self.rank)}'
+        call_args = self._call_args(call)
+        asynchronous = (
+            f'{call_args}, "Is asynchronized op": true, "Rank": {_rank(call, self.rank)}'
+        )
         text = complete("cpu_op", call.operation.host, where, launch, 7_600, self._ids())
         annotation = complete(
             "user_annotation", call.annotation, where, launch + 1_300, 5_500, self._ids()
@@ -306,7 +309,7 @@ class RankText:
             "cpu_op", "record_param_comms", where, launch + 700, 6_500, self._ids(asynchronous)
         )
         text += self._launch("cudaLaunchKernelExC", 430, work, launch + 2_600, 3_200)
-        on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {said}"
+        on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {call_args}"
         text += self._kernel(work.name, work, (24, 1, 1), 96, on_kernel)
         device = lane(self.device, work.stream)
         args = f'"External id": {self.external}'
@@ -316,7 +319,7 @@ class RankText:
 
 
 def _rank(call: SyntheticCall, own: int) -> int:
-    """The place in the group that the host names: of the root, of the peer, or the own."""
+    """Return the place in the group that the host row has: root, peer or own place."""
     if call.operation.op == "Broadcast":
         return ROOT_PLACE
     if call.peers is None:

@@ -1,8 +1,9 @@
-"""The plan of a step, the same for all ranks: what a layer does, and when which stage works.
+"""The plan of a step, equal for all ranks: what a layer does, and when each stage works.
 
-A layer is data: phases, each some compute and then calls that all wait for. Stages follow 1F1B
-on a grid of slots; a slot has room for a stage's layers and for the messages to the neighbors.
-A rank may be ahead of the plan, and behind it only by a fault (`lateness`).
+A layer is data: phases, each with kernels and then calls that all members wait for. Stages
+follow 1F1B on a grid of slots; a slot has room for the layers of a stage and the messages to
+its neighbors. A rank may be ahead of the plan; only a fault makes it late (see `lateness`).
+Times are in ns.
 """
 
 from collections.abc import Iterator
@@ -12,18 +13,18 @@ from functools import lru_cache
 from fastcomm.synthetic.catalog import OPERATIONS, CallKind, transfer_ns
 from fastcomm.synthetic.job import GAP, Job
 
-LEAD = 5_000  # a gradient bucket starts so long after the kernel that hides it
+LEAD = 5_000  # from the start of a kernel to that of the bucket that overlaps it
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Kernels (name, thousandths of a layer), the calls after them, a kernel over the calls."""
+    """Kernels, the calls after them, and a kernel that overlaps the calls."""
 
-    kernels: tuple[tuple[str, int], ...]
+    kernels: tuple[tuple[str, int], ...]  # (name, thousandths of a layer)
     calls: tuple[tuple[str, str], ...] = ()  # (kind of group, operation)
-    cover: tuple[str, int] | None = None
-    slow: bool = False  # a slow GPU or a jittery host is late here
-    bucket: bool = False  # the first kernel can hide a bucket of data parallelism
+    cover: tuple[str, int] | None = None  # kernel that overlaps the calls
+    slow: bool = False  # a slow GPU or a jittery host is late in this phase
+    bucket: bool = False  # the first kernel can overlap a data-parallel bucket
 
 
 _ATTENTION = (("qkv", 90), ("rope", 20), ("flash", 170), ("proj", 80))
@@ -67,7 +68,7 @@ EXPERTS = {
         ),
         Phase(
             (("experts1", 200), ("swiglu", 40), ("experts2", 150)),
-            (_DISPATCH, _SCATTER),  # the combine, beside the sum of the shared expert
+            (_DISPATCH, _SCATTER),  # combine, overlapped with the shared expert's sum
             bucket=True,
         ),
         Phase((("unpermute", 30),)),
@@ -93,19 +94,19 @@ OPTIMIZER = (
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """A phase in ns: the same on all ranks."""
+    """A phase with times, equal for all ranks."""
 
     phase: Phase
     kernels: tuple[tuple[str, int], ...]
     calls: tuple[tuple[str, CallKind, int], ...]  # kind of group, operation, transfer
     cover: tuple[str, int] | None
-    length: int  # from the start of the kernels to their ends, the skew included
-    tail: int  # from there to the start of the next phase
-    transfer: int  # of the bucket; 0: this phase has none
+    length: int  # duration of the kernels and the skew
+    tail: int  # from the end of the kernels to the start of the next phase
+    transfer: int  # duration of the bucket; 0 without one
 
 
 def counts(job: Job, kind: str, operation: str) -> tuple[str, int]:
-    """Type and number of elements of a call: all members together, where each has its part."""
+    """Return data type and number of elements of a call, the sum over members with parts."""
     activations = job.tokens * job.hidden
     if operation in {"Send", "Recv"}:
         return "BFloat16", -(-activations // job.tp)
@@ -119,34 +120,34 @@ def counts(job: Job, kind: str, operation: str) -> tuple[str, int]:
 
 
 def group_size(job: Job, kind: str) -> int:
-    """Ranks in one group of a kind."""
+    """Return the number of ranks in a group of a kind."""
     sizes = {"tp": job.tp, "dp": job.dp, "ep": job.ep, "pp": job.pp, "edp": job.expert_data}
     return sizes[kind]
 
 
 def transfer(job: Job, kind: str, operation: str) -> int:
-    """How long a call takes once all are there, at most."""
+    """Return the longest duration of a call after its last member has arrived."""
     dtype, elements = counts(job, kind, operation)
     if operation == "AllToAll":
         elements += job.ep * spread(job)
     size = group_size(job, kind)
-    whole = -(-elements // size) * size * {"BFloat16": 2, "Float": 4, "Long": 8}[dtype]
-    return transfer_ns(job, OPERATIONS[operation], whole, size)
+    total = -(-elements // size) * size * {"BFloat16": 2, "Float": 4, "Long": 8}[dtype]
+    return transfer_ns(job, OPERATIONS[operation], total, size)
 
 
 def spread(job: Job) -> int:
-    """Elements by which a pair's part of an all-to-all differs from the even part, at most."""
+    """Return the maximum by which a pair's part of an all-to-all differs from the mean."""
     return max(1, job.tokens // job.ep // 8) * job.hidden
 
 
 def bucket_kind(job: Job, layer: int) -> str:
-    """The group over which a layer's gradients are summed."""
+    """Return the kind of group over which a layer's gradients are reduced."""
     return "edp" if layer % 2 and job.expert_data > 1 else "dp"
 
 
 @lru_cache(maxsize=64)
 def plans(job: Job, direction: str, layer: int) -> tuple[PhasePlan, ...]:
-    """The phases of one layer, of `direction` forward or backward."""
+    """Return the phases of a layer; `direction` is "forward" or "backward"."""
     script = (EXPERTS if layer % 2 else DENSE)[direction]
     operation = "AllGather" if direction == "forward" else "ReduceScatter"
     kind = bucket_kind(job, layer)
@@ -158,29 +159,29 @@ def plans(job: Job, direction: str, layer: int) -> tuple[PhasePlan, ...]:
 
 @lru_cache(maxsize=16)
 def frame(job: Job, script: tuple[Phase, ...]) -> tuple[PhasePlan, ...]:
-    """The phases before the first layer of a step, or after the last."""
+    """Return the phases before the first layer of a step, or after the last."""
     return tuple(_plan(job, phase, 1, 0, 0) for phase in script)
 
 
 def slack(job: Job, direction: str) -> int:
-    """What a slow GPU needs more in all layers of a stage, in one direction."""
+    """Return the extra time that a slow GPU needs for all layers of a stage, in a direction."""
     attention, scale = (_ATTENTION, 1) if direction == "forward" else (_ATTENTION_BACK, 2)
     one = sum(slower(job, scaled(job, share, scale)) for _, share in attention)
     return one * job.layers
 
 
 def scaled(job: Job, share: int, scale: int) -> int:
-    """A kernel's length in ns; `scale` is 2 in the backward pass."""
+    """Return the duration of a kernel; `scale` is 2 in the backward pass."""
     return job.layer_ns * scale * share // 1000
 
 
 def slower(job: Job, ns: int) -> int:
-    """What the fault makes longer by."""
+    """Return the time that the fault adds to a duration."""
     return ns * job.slowdown // 100
 
 
 def slowed(job: Job, phase: Phase) -> frozenset[str]:
-    """The kernels of a phase that the fault is about; empty: it has none."""
+    """Return the kernels of a phase that the fault makes slower."""
     if job.straggler is None or job.fault == "slow_link":
         return frozenset()
     names = frozenset(name for name, _ in phase.kernels)
@@ -190,6 +191,7 @@ def slowed(job: Job, phase: Phase) -> frozenset[str]:
 
 
 def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> PhasePlan:
+    """Return the plan of a phase; `room` is the least duration of a kernel over a bucket."""
     kernels = [(name, scaled(job, share, scale)) for name, share in phase.kernels]
     if phase.bucket:
         kernels[0] = (kernels[0][0], max(kernels[0][1], room))
@@ -212,16 +214,16 @@ def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> PhasePl
     )
 
 
-BASE_NS = 227 * 7_889_238 * 10**9  # Kineto counts from multiples of about three months
-EPOCH_NS = BASE_NS + 4_360_049_298_149_000  # here the first step begins
-HOST_LEAD = 500_000  # the host is ahead of its device
-SETUP_NS = 34_000  # zeroing, tokens to the device
-REST_NS = 300_000  # the host waits for its device, reads the loss, fetches data
+BASE_NS = 227 * 7_889_238 * 10**9  # Kineto's base times are multiples of about three months
+EPOCH_NS = BASE_NS + 4_360_049_298_149_000  # start of the first step
+HOST_LEAD = 500_000  # by which the host is ahead of the device
+SETUP_NS = 34_000  # zero buffers, copy tokens to the device
+REST_NS = 300_000  # the host waits for the device, reads the loss, fetches data
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One stage works on one micro-batch."""
+    """The work of one stage on one micro-batch."""
 
     start: int
     stop: int
@@ -231,7 +233,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMessage:
-    """Activations or gradients that arrive at `stop`."""
+    """Activations or gradients that arrive at the stage `target` at `stop`."""
 
     stop: int
     source: int  # stage
@@ -240,29 +242,29 @@ class PipelineMessage:
 
 @dataclass(frozen=True, slots=True)
 class PipelineGrid:
-    """The lengths of a step's parts, and a stage's slots, from the start of the pipeline on."""
+    """Durations of the parts of a step, and slots relative to the start of the pipeline."""
 
     job: Job
     forward: int
     backward: int
-    zone: int  # the end of a slot, for messages
-    tail: int  # the last bucket of gradients, after the last slot
+    zone: int  # time for messages at the end of a slot
+    tail: int  # last gradient bucket, after the last slot
     setup: int
     optimizer: int
 
     @property
     def pipeline(self) -> int:
-        """Until the last stage to end has ended."""
+        """Duration of the pipeline, until the last stage ends."""
         return (self.job.micro_batches + self.job.pp - 1) * (self.forward + self.backward)
 
     @property
     def step(self) -> int:
-        """The whole of it, from the host's first row to its last."""
+        """Duration of a step, from the host's first row to its last."""
         device = self.setup + self.pipeline + self.tail + self.optimizer + GAP
         return HOST_LEAD + device + REST_NS
 
     def slots(self, stage: int) -> Iterator[Slot]:
-        """What a stage does, in no order."""
+        """Yield the slots of a stage, in no order."""
         pair, depth = self.forward + self.backward, self.job.pp
         for batch in range(self.job.micro_batches):
             warm = batch < depth - stage
@@ -272,7 +274,7 @@ class PipelineGrid:
             yield Slot(start, start + self.backward, "backward", batch)
 
     def messages(self, stage: int) -> Iterator[PipelineMessage]:
-        """What a stage sends and receives, in no order."""
+        """Yield the messages that a stage sends and receives, in no order."""
         for source in range(max(0, stage - 1), min(self.job.pp, stage + 2)):
             for slot in self.slots(source):
                 target = source + (1 if slot.direction == "forward" else -1)
@@ -282,7 +284,7 @@ class PipelineGrid:
 
 @lru_cache(maxsize=16)
 def grid(job: Job) -> PipelineGrid:
-    """The grid that holds every rank of the job."""
+    """Return the grid of a job, equal for all ranks."""
     message = transfer(job, "pp", "Send") + job.skew_ns if job.pp > 1 else 0
     zone = message + 4 * GAP
     slots = {

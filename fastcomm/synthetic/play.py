@@ -1,7 +1,7 @@
-"""What one rank does, step by step, out of the plan, the lateness of all, and its own drift.
+"""Lay out what one rank does in each step, from the plan, the lateness and its own drift.
 
-`planned` is where the plan is; the rank is there `late` later. Both are known without a look
-at other ranks, so that all members of a group give a collective the same end.
+`planned` is a time of the plan; the rank reaches it `late` ns later. Neither depends on other
+ranks at run time, so all members of a group compute the same end of a collective.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ from fastcomm.synthetic.tape import PhaseGap, PlannedWork, Tally, Tape
 
 COMPUTE, COPY = 7, 14
 STREAMS = {"tp": 20, "ep": 24, "dp": 28, "edp": 28, "Send": 32, "Recv": 36}
-MARK_DRIFT = 25_000  # of the host's marks of a step
+MARK_DRIFT = 25_000  # most drift in ns of the host's step marks
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One step of one rank: the host's mark, the device's work, and what it adds up to."""
+    """One step of one rank: the host's mark, the device's work, and the sums of its time."""
 
     number: int
     start: int
@@ -35,17 +35,19 @@ class RankStep:
 
     @property
     def ns(self) -> int:
-        """The iteration time."""
+        """Iteration time."""
         return self.stop - self.start
 
 
 def steps(job: Job, rank: int) -> Iterator[RankStep]:
-    """All steps of a rank, in order of time."""
+    """Yield the steps of a rank in order of time."""
     player = _Player(job, rank)
     start = pipeline.EPOCH_NS
-    longer = np.random.default_rng((job.seed, 1)).integers(0, player.grid.step // 40, job.steps)
-    for number, more in enumerate(longer.tolist(), job.first_step):
-        stop = start + player.grid.step + lateness.cost_ns(job, number) + more
+    variations = np.random.default_rng((job.seed, 1)).integers(
+        0, player.grid.step // 40, job.steps
+    )
+    for number, variation in enumerate(variations.tolist(), job.first_step):
+        stop = start + player.grid.step + lateness.cost_ns(job, number) + variation
         yield player.step(number, start, stop)
         start = stop
 
@@ -56,7 +58,7 @@ class _Player:
         self.grid: PipelineGrid = pipeline.grid(job)
         self.groups = groups(job, rank)
         tp, dp, self.stage = job.place(rank)
-        self.place = tp + job.tp * dp  # in the stage
+        self.place = tp + job.tp * dp  # place in the stage
         afflicted = rank == job.straggler or (
             job.fault == "imbalanced_stage"
             and job.straggler is not None
@@ -71,7 +73,7 @@ class _Player:
         self.planned = self.late = self.free = 0
 
     def step(self, number: int, start: int, stop: int) -> RankStep:
-        """The step that the grid has from `start` to `stop`."""
+        """Return the step that the plan has from `start` to `stop`."""
         late, early = next(self.marks)
         mark, end = start + late, stop - early - 1_000
         tape = self.tape = Tape(mark)
@@ -110,15 +112,15 @@ class _Player:
         self, script: tuple[pipeline.Phase, ...], start: int, late: Sequence[Late]
     ) -> None:
         self._begin(start)
-        for plan, each in zip(pipeline.frame(self.job, script), late, strict=True):
-            self._phase(plan, each, None)
+        for plan, phase_late in zip(pipeline.frame(self.job, script), late, strict=True):
+            self._phase(plan, phase_late, None)
 
     def _begin(self, start: int) -> None:
         self.tape.to(start + self.late)
         self.planned = start
 
     def _pipeline(self, start: int) -> None:
-        """All slots and messages of the stage; a message may come while the stage is idle."""
+        """Play all slots and messages of the stage; messages may arrive while it is idle."""
         slots = {slot.stop: slot for slot in self.grid.slots(self.stage)}
         arrivals: dict[int, list[PipelineMessage]] = {}
         for message in self.grid.messages(self.stage):
@@ -146,7 +148,7 @@ class _Player:
         if bucket and late.bucket is not None:
             begin = self.planned + pipeline.LEAD
             end = begin + plan.transfer + int(late.bucket[self.place])
-            self._hidden(bucket, self.tape.now + pipeline.LEAD, end)
+            self._run_bucket(bucket, self.tape.now + pipeline.LEAD, end)
         self._kernels(plan)
         self.planned += plan.length
         self._calls(plan, late)
@@ -169,8 +171,8 @@ class _Player:
             tape.close(kernel)
             tape.run(GAP)
 
-    def _hidden(self, bucket: tuple[str, str], begin: int, end: int) -> None:
-        """A bucket on its stream once that is free, with one end for all of its group."""
+    def _run_bucket(self, bucket: tuple[str, str], begin: int, end: int) -> None:
+        """Run a bucket on its stream once that is free; all members share its end."""
         tape = self.tape
 
         def open_() -> None:
@@ -181,7 +183,7 @@ class _Player:
         self.free = end
 
     def _calls(self, plan: PhasePlan, late: Late) -> None:
-        """The calls of a phase, each with the end that all its members know."""
+        """Run the calls of a phase; all members share the end of each."""
         tape = self.tape
         ends: list[tuple[int, PlannedWork]] = []
         for (kind, operation, transfer), shared in zip(plan.calls, late.calls, strict=True):
@@ -196,17 +198,17 @@ class _Player:
     def _boundary(
         self, slot: Slot | None, messages: list[PipelineMessage], start: int, moment: int
     ) -> None:
-        """The end of a slot, or a moment of a bubble: messages that end at `moment`."""
+        """Run the messages that end at `moment`, the end of a slot or inside a bubble."""
         tape, ends, stop = self.tape, [], start + moment
         tape.run(GAP if messages or slot else 0)
         if slot and slot.direction == "backward" and self._is_last(slot) and self.job.dp > 1:
             late = int(self.timeline.last_bucket[self.stage][self.place])
-            self._hidden(("dp", "ReduceScatter"), tape.now, stop + late + self.grid.tail)
+            self._run_bucket(("dp", "ReduceScatter"), tape.now, stop + late + self.grid.tail)
             tape.run(GAP)
         for message in sorted(messages, key=lambda message: message.source != self.stage):
-            met = self.timeline.messages[moment, message.source, message.target][self.place]
-            self.late = max(self.late, int(met))
-            ends.append((stop + int(met), self._message(message)))
+            meeting = self.timeline.messages[moment, message.source, message.target][self.place]
+            self.late = max(self.late, int(meeting))
+            ends.append((stop + int(meeting), self._message(message)))
             tape.run(GAP)
         if slot and self.job.pp > 1 and self._is_edge(slot):
             name = "logits" if slot.direction == "forward" else "embed_back"
@@ -222,7 +224,7 @@ class _Player:
         return slot.micro_batch == self.job.micro_batches - 1
 
     def _is_edge(self, slot: Slot) -> bool:
-        """Whether the stage has the head in this slot, or the embedding."""
+        """Whether the stage computes the head or the embedding in this slot."""
         return self.stage == (self.job.pp - 1 if slot.direction == "forward" else 0)
 
     def _seq(self, key: object) -> int:
@@ -230,6 +232,7 @@ class _Player:
         return self.seqs[key]
 
     def _open(self, kind: str, operation: str) -> PlannedWork:
+        """Begin a collective of a kind of group."""
         group = self.groups[kind]
         dtype, elements = pipeline.counts(self.job, kind, operation)
         part = -(-elements // group.size)
@@ -249,6 +252,7 @@ class _Player:
         return self.tape.open("comm", call.kernel, STREAMS[kind], call)
 
     def _message(self, message: PipelineMessage) -> PlannedWork:
+        """Begin a message between two stages."""
         operation = "Send" if message.source == self.stage else "Recv"
         dtype, elements = pipeline.counts(self.job, "pp", operation)
         members = self.groups["pp"].ranks
@@ -267,14 +271,14 @@ class _Player:
 
 
 def _drift(job: Job, rank: int) -> Iterator[int]:
-    """How much longer than planned a rank's compute takes, time after time: 0 to the skew."""
+    """Yield how much longer than planned a rank's compute takes: 0 to the skew."""
     numbers = np.random.default_rng((job.seed, 2, rank))
     while True:
         yield from numbers.integers(0, job.skew_ns + 1, 4096).tolist()
 
 
 def _marks(job: Job, rank: int) -> Iterator[tuple[int, int]]:
-    """How much later than the grid a rank's mark begins, and how much earlier it ends."""
+    """Yield how much later than the plan a rank's mark begins, and how much earlier it ends."""
     numbers = np.random.default_rng((job.seed, 3, rank))
     while True:
         late, early = numbers.integers(0, MARK_DRIFT, 2).tolist()

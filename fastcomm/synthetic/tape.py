@@ -1,7 +1,7 @@
-"""One step of one rank, laid down from left to right, and what each stretch of time was.
+"""One step of one rank, laid out in order of time, and what each interval of it was.
 
-Work is opened, time runs, work is closed: nothing is ever placed in the past, so the sums need
-no look at the events, and they are what a metric has to find again in them.
+Work is opened, time passes, work is closed. Nothing is placed in the past, so the sums do not
+depend on comparing events: metrics have to reproduce them from the events. Times are in ns.
 """
 
 from collections.abc import Callable
@@ -13,46 +13,45 @@ from fastcomm.synthetic.catalog import SyntheticCall
 
 @dataclass(slots=True)
 class PlannedWork:
-    """One row of the device: a kernel, a collective, a copy."""
+    """A device row: a kernel, a collective or a copy."""
 
     kind: str  # "compute", "comm", "memcpy", "memset"
-    name: str  # key of `catalog.KERNELS`; of a collective, its kernel
+    name: str  # key of `catalog.KERNELS`; for a collective the name of its kernel
     stream: int
     start: int
     stop: int
-    backward: bool = False  # launched by the thread that runs the backward pass
+    backward: bool = False  # whether the thread of the backward pass launches it
     call: SyntheticCall | None = None
 
     @property
     def ns(self) -> int:
-        """How long it takes."""
+        """Duration."""
         return self.stop - self.start
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the stretches of one step were, in ns; the first six are a partition of it."""
+    """Sums of the intervals of a step by kind, in ns; the first five partition the step."""
 
     compute: int = 0
-    exposed: dict[str, int] = field(
-        default_factory=dict
-    )  # communication of one tag, and no compute
-    mixed: int = 0  # communication of several tags, and no compute
-    memcpy: int = 0  # copies and memsets, and nothing else
+    # By tag: exposed communication of this tag alone.
+    exposed: dict[str, int] = field(default_factory=dict)
+    mixed: int = 0  # exposed communication of several tags
+    memcpy: int = 0  # only copies and memsets
     idle: int = 0
-    busy: dict[str, int] = field(default_factory=dict)  # communication of a tag, at all
-    hidden: dict[str, int] = field(default_factory=dict)  # communication of a tag under compute
-    any_busy: int = 0
-    any_hidden: int = 0
+    busy: dict[str, int] = field(default_factory=dict)  # communication by tag
+    overlapped: dict[str, int] = field(default_factory=dict)  # overlapped communication by tag
+    any_busy: int = 0  # communication of any tag
+    any_overlapped: int = 0
 
     def add(self, ns: int, computes: bool, copies: bool, tags: list[str]) -> None:
-        """A stretch of `ns` in which communication of just these tags went on."""
+        """Add an interval of `ns` with communication of these tags."""
         if tags:
             self.any_busy += ns
-            self.any_hidden += ns if computes else 0
+            self.any_overlapped += ns if computes else 0
         for tag in tags:
             self.busy[tag] = self.busy.get(tag, 0) + ns
-            self.hidden[tag] = self.hidden.get(tag, 0) + (ns if computes else 0)
+            self.overlapped[tag] = self.overlapped.get(tag, 0) + (ns if computes else 0)
         if computes:
             self.compute += ns
         elif len(tags) > 1:
@@ -67,7 +66,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class PhaseGap:
-    """From the end of a run of one tag to the start of the next run; signed."""
+    """Signed time from the end of a run of one tag to the start of the next run."""
 
     before: str
     after: str
@@ -75,7 +74,7 @@ class PhaseGap:
 
 
 class Tape:
-    """The step from `start` on, with a position that only moves forward."""
+    """A step that starts at `start`, with a position that only moves forward."""
 
     def __init__(self, start: int) -> None:
         self.start = self.now = start
@@ -83,14 +82,14 @@ class Tape:
         self.tally = Tally()
         self.phases: list[list[PlannedWork]] = []
         self.backward = False
-        self._open: dict[str, int] = {}  # what goes on now: a kind or a tag, and how often
+        self._open: dict[str, int] = {}  # open work: its number by kind or tag
         self._later: list[tuple[int, int, Callable[[], None]]] = []
-        self._asked = 0
+        self._order = 0
 
     def open(
         self, kind: str, name: str, stream: int, call: SyntheticCall | None = None
     ) -> PlannedWork:
-        """Begin a piece of work here."""
+        """Begin work at the current position."""
         work = PlannedWork(kind, name, stream, self.now, self.now, self.backward, call)
         self.works.append(work)
         if call:
@@ -102,7 +101,7 @@ class Tape:
         return work
 
     def close(self, work: PlannedWork) -> None:
-        """End it here."""
+        """End work at the current position."""
         work.stop = self.now
         label = _tag(work)
         self._open[label] -= 1
@@ -110,21 +109,22 @@ class Tape:
             del self._open[label]
 
     def at(self, moment: int, action: Callable[[], None]) -> None:
-        """Do something when it is `moment`."""
-        self._asked += 1
-        heappush(self._later, (max(moment, self.now), self._asked, action))
+        """Schedule an action for `moment`, or for now if that is later."""
+        self._order += 1
+        heappush(self._later, (max(moment, self.now), self._order, action))
 
     def to(self, moment: int) -> None:
-        """Let time run until `moment`; what is to be done on the way is."""
+        """Move to `moment`, and run the actions scheduled until then."""
         while self._later and self._later[0][0] <= moment:
             when, _, action = heappop(self._later)
-            self._pass(when)
+            self._advance(when)
             action()
-        self._pass(moment)
+        self._advance(moment)
 
-    def _pass(self, moment: int) -> None:
+    def _advance(self, moment: int) -> None:
+        """Move to `moment` and add the interval to the tally."""
         if moment < self.now:
-            raise ValueError(f"the layout wants {self.now - moment} ns that are over")
+            raise ValueError(f"cannot move back by {self.now - moment} ns")
         live = self._open
         tags = [label for label in live if label.isupper()] if live else []
         copies = "memcpy" in live or "memset" in live
@@ -132,11 +132,11 @@ class Tape:
         self.now = moment
 
     def run(self, ns: int) -> None:
-        """Let `ns` pass."""
+        """Move forward by `ns`."""
         self.to(self.now + ns)
 
     def windows(self) -> list[PhaseGap]:
-        """The windows between the phases, once all is closed."""
+        """Return the windows between phases; all work has to be closed."""
         pairs = zip(self.phases, self.phases[1:], strict=False)
         return [
             PhaseGap(_tag(one[0]), _tag(two[0]), two[0].start - max(work.stop for work in one))
@@ -145,4 +145,5 @@ class Tape:
 
 
 def _tag(work: PlannedWork) -> str:
+    """Return the tag of a collective, or the kind of other work."""
     return work.call.group.tag if work.call else work.kind

@@ -1,7 +1,7 @@
-"""What every metric must say of a job, from its construction: no two events are compared.
+"""Expected metrics of a synthetic job, derived from its construction instead of its events.
 
-Sums and counts take whole events, a ratio over all is a quotient of sums, an average is a mean
-over (iteration, rank). Bandwidths are bytes per second, times ns.
+Sums and counts are over whole events, global ratios are quotients of sums, averages are over
+(iteration, rank). Bandwidths are in bytes per second, times in ns.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from fastcomm.synthetic.tape import PhaseGap, Tally
 
 @dataclass(slots=True)
 class _Traffic:
-    """The events of one tag, one number each."""
+    """Payload, bus bytes and duration of the events of one tag."""
 
     payload: list[int] = field(default_factory=list)
     bus: list[int] = field(default_factory=list)
@@ -38,7 +38,10 @@ class _Sums:
 def truth(
     job: Job, link_bandwidth: float | None = None, *, ranks: Iterable[int] | None = None
 ) -> dict[str, Any]:
-    """Every metric of the job, or of some of its ranks; null where it has no value."""
+    """Return every expected metric of a job, or of some of its ranks, with the JSON keys.
+
+    `link_bandwidth` is in bytes per second. A metric without a value is None.
+    """
     chosen = list(range(job.ranks)) if ranks is None else sorted(ranks)
     sums = _Sums()
     for rank in chosen:
@@ -61,7 +64,7 @@ def truth(
 
 
 def planted(job: Job) -> dict[str, Any] | None:
-    """What is wrong with the job, with whom, and what a step takes longer because of it."""
+    """Return kind, ranks, stage and mean cost per step of the job's fault, or None."""
     if job.straggler is None:
         return None
     stage = job.place(job.straggler)[2]
@@ -83,7 +86,7 @@ def planted(job: Job) -> dict[str, Any] | None:
 
 
 def exact_ns(tally: Tally) -> dict[str, int]:
-    """The partition of a step, in ns."""
+    """Return the partition of a step, in ns by name."""
     exposed = {f"exposed_{tag}": ns for tag, ns in sorted(tally.exposed.items())}
     return {
         "compute": tally.compute,
@@ -95,6 +98,7 @@ def exact_ns(tally: Tally) -> dict[str, int]:
 
 
 def _add_rank(sums: _Sums, rank: int, played: list[RankStep]) -> None:
+    """Add the steps of a rank to the sums."""
     lengths = [step.ns for step in played]
     sums.lengths += lengths
     sums.tallies += [step.tally for step in played]
@@ -140,18 +144,18 @@ def _total(parts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def _exact(sums: _Sums) -> dict[str, float]:
-    whole = sum(sums.lengths)
+    total = sum(sums.lengths)
     parts = _total([exact_ns(tally) for tally in sums.tallies])
-    return {name: ns / whole for name, ns in parts.items()}
+    return {name: ns / total for name, ns in parts.items()}
 
 
 def _spec(sums: _Sums) -> dict[str, float]:
-    """The specification's formulas: its idle is below 0 where communication overlaps itself."""
-    whole = sum(sums.lengths)
+    """Return the specification formula; its idle is negative if communication overlaps."""
+    total = sum(sums.lengths)
     comm = {f"comm_{tag}": sum(traffic.ns) for tag, traffic in _tags(sums)}
-    compute = whole - sum(tally.any_busy for tally in sums.tallies)
-    parts = {"compute": compute, "idle": whole - compute - sum(comm.values()), **comm}
-    return {name: ns / whole for name, ns in parts.items()}
+    compute = total - sum(tally.any_busy for tally in sums.tallies)
+    parts = {"compute": compute, "idle": total - compute - sum(comm.values()), **comm}
+    return {name: ns / total for name, ns in parts.items()}
 
 
 def _window(pair: tuple[str, str], spans: list[int]) -> dict[str, Any]:
@@ -192,11 +196,15 @@ def _volume(traffic: _Traffic, iterations: int, ranks: int) -> dict[str, Any]:
 
 
 def _overlap(sums: _Sums) -> dict[str, Any]:
-    """Means over the (iteration, rank) that communicate at all."""
-    ratios = [tally.any_hidden / tally.any_busy for tally in sums.tallies if tally.any_busy]
+    """Return mean ratios over the (iteration, rank) with communication."""
+    ratios = [tally.any_overlapped / tally.any_busy for tally in sums.tallies if tally.any_busy]
     by_tag = {
         tag: _mean(
-            [tally.hidden[tag] / tally.busy[tag] for tally in sums.tallies if tag in tally.busy]
+            [
+                tally.overlapped[tag] / tally.busy[tag]
+                for tally in sums.tallies
+                if tag in tally.busy
+            ]
         )
         for tag in sorted(sums.traffic)
     }

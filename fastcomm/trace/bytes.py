@@ -1,7 +1,7 @@
-"""What a collective moves: element sizes, names of operations, and the three counts of bytes.
+"""Sizes of collectives: bytes of elements, names of operations, and three counts of bytes.
 
-Counts are int64 arrays in which `NULL` stands for unknown; so does any negative number on the
-way in, since older profilers wrote counts that had overflowed. All arithmetic is in integers.
+Counts are int64 arrays in which `NULL` stands for unknown. Negative inputs are unknown as well,
+as older profilers wrote counts that had overflowed. All arithmetic is in integers.
 """
 
 import re
@@ -15,7 +15,7 @@ from fastcomm_kernels.arrays import NULL, Ints
 
 _LIMITS = np.iinfo(np.int64)
 
-# Bytes of an element, by the names that profilers print; Float8 of any kind is one byte.
+# Bytes per element by the names that profilers print; every Float8 type has one byte.
 ELEMENT_SIZES = {
     # Kineto
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Int": 4, "Long": 8,
@@ -31,7 +31,7 @@ ELEMENT_SIZES = {
     "complex<Half>": 4, "complex<c10::Half>": 4, "complex<float>": 8, "complex<double>": 16,
 }  # fmt: skip
 
-# Operations by the beginning of a name without underscores, the longer beginning first.
+# Operations by the start of a name without underscores; longer starts come first.
 _STEMS = {
     "allreducebarrier": "Barrier",
     "allreduce": "AllReduce",
@@ -51,10 +51,10 @@ _STEMS = {
     "monitoredbarrier": "Barrier",
     "barrier": "Barrier",
 }
-# What a name may add to a beginning without being another operation.
+# Suffixes that do not change the operation.
 _VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out"
 _NAME = re.compile(rf"({'|'.join(_STEMS)})({_VARIANTS})*")
-# Rows about the end of a collective: no communication.
+# Names of waits for the end of a collective: no communication.
 _WAITS = frozenset({"wait", "waittensor"})
 _ANNOTATION = re.compile(
     r"(?:nccl|xccl|hccl|gloo|ucc|mpi|c10d|_c10d_functional|c10d_functional)::?(\w+)"
@@ -62,51 +62,57 @@ _ANNOTATION = re.compile(
 
 
 def element_size(name: str) -> int | None:
-    """Bytes of one element of a type; None where the type is unknown."""
+    """Return bytes per element of a type; None for an unknown type."""
     name = name.strip().removeprefix("c10::")
     return 1 if name.startswith("Float8_") else ELEMENT_SIZES.get(name)
 
 
 def op_of_collective(name: str) -> int | None:
-    """Index into OPS of a profiler's `Collective name`; None for a wait, OTHER if unknown."""
+    """Return the index into OPS of a `Collective name`; None for a wait, OTHER if unknown."""
     plain = name.replace("_", "").lower()
     if plain in _WAITS:
         return None
-    found = _NAME.fullmatch(plain)
-    return OP[_STEMS[found[1]] if found else "OTHER"]
+    match = _NAME.fullmatch(plain)
+    return OP[_STEMS[match[1]] if match else "OTHER"]
 
 
 def op_of_annotation(name: str) -> int | None:
-    """Index into OPS of a range such as "nccl:all_reduce" or "c10d::allgather_".
+    """Return the index into OPS of a range such as "nccl:all_reduce" or "c10d::allgather_".
 
-    None for a wait and for what is no communication; what follows the name (" 0->1",
-    ", seq = 3") does not matter.
+    None for a wait, and for other ranges. Text after the name (" 0->1", ", seq = 3") is
+    ignored.
     """
-    found = _ANNOTATION.match(name)
-    return op_of_collective(found[1]) if found else None
+    match = _ANNOTATION.match(name)
+    return op_of_collective(match[1]) if match else None
 
 
 def byte_counts(elements: Ints, sizes: Ints) -> Ints:
-    """Bytes of so many elements of these sizes; NULL where either is, or where it overflows."""
-    return _times(_known(elements), _known(sizes))
+    """Multiply numbers of elements by their sizes; NULL if unknown or too large."""
+    return _times(_nonnegative(elements), _nonnegative(sizes))
 
 
 class Sizes(NamedTuple):
-    """The three counts of bytes of each event."""
+    """Three counts of bytes per event."""
 
-    msg: Ints  # what the API reports
-    payload: Ints  # nccl-tests' S
-    bus: Ints  # S times the algorithm's factor
+    msg: Ints  # as the API reports it
+    payload: Ints  # S of nccl-tests
+    bus: Ints  # S times the factor of nccl-tests' bus bandwidth
 
 
-# No rank moves as many bytes while it is traced; the sums of thousands of ranks fit 64 bits.
+# More than any rank moves during a trace; sums over thousands of ranks fit 64 bits.
 LARGEST = 1 << 50
 
 
 def plausible(sizes: Sizes) -> tuple[Sizes, int]:
-    """Return sizes with NULL for events that move more than `LARGEST`, and how many do.
+    """Replace implausible sizes by NULL: of events with more than `LARGEST` bytes.
 
-    Where the others add up to more than that, all sizes are NULL.
+    If the sum of the others is above `LARGEST`, all sizes become NULL.
+
+    Returns
+    -------
+    tuple of Sizes and int
+        The sizes, and the number of events whose sizes were replaced.
+
     """
     largest = np.maximum.reduce(list(sizes))
     is_large = largest > LARGEST
@@ -118,9 +124,9 @@ def plausible(sizes: Sizes) -> tuple[Sizes, int]:
     return Sizes(*(np.where(is_large, NULL, column) for column in sizes)), count
 
 
-# Who holds the whole of the data where one side holds a part: "in" or "out".
+# Side that has all of the data where the other has a part: "in" or "out".
 _WHOLE = {"AllGather": "out", "Gather": "out", "ReduceScatter": "in", "Scatter": "in"}
-# How often (n - 1) / n of the payload crosses a link; absent: all of it, once.
+# Factor of (n - 1) / n of the payload for bus bytes; for others all of it crosses once.
 _ROUNDS = {"AllReduce": 2, **dict.fromkeys((*_WHOLE, "AllToAll"), 1)}
 
 
@@ -131,17 +137,35 @@ def sizes(
     group_size: Ints,
     uneven: NDArray[np.bool_] | None = None,
 ) -> Sizes:
-    """Message, payload and bus bytes of events whose input and output have these bytes.
+    """Compute message, payload and bus bytes of events, as nccl-tests define them.
 
-    `in_bytes` is what a rank gives and `out_bytes` what it gets, in total; one may be unknown
-    where the operation and the group size tell it. `uneven` marks all-to-alls whose splits
-    differ.
+    Parameters
+    ----------
+    op
+        Index into OPS, per event.
+    in_bytes, out_bytes
+        Total input and output of a rank. One may be unknown if the operation and the group size
+        determine it.
+    group_size
+        Number of ranks.
+    uneven
+        Whether an all-to-all has uneven splits, per event.
+
+    Returns
+    -------
+    Sizes
+        References: PERFORMANCE.md of nccl-tests.
+
     """
     op = np.asarray(op)
-    given, got, n = _known(in_bytes), _known(out_bytes), _known(group_size)
+    sent, received, n = (
+        _nonnegative(in_bytes),
+        _nonnegative(out_bytes),
+        _nonnegative(group_size),
+    )
     n = np.where(n == 0, NULL, n)
-    payload, part = _payload(op, given, got, n)
-    split = (given != got) & (given != NULL) & (got != NULL)
+    payload, part = _payload(op, sent, received, n)
+    split = (sent != received) & (sent != NULL) & (received != NULL)
     split |= False if uneven is None else uneven
     share = np.where(_is(op, "AllToAll") & ~split, _share(payload, n), NULL)
     part = np.where(part == NULL, _share(payload, n), part)
@@ -149,56 +173,58 @@ def sizes(
     return Sizes(np.where(_is(op, "OTHER"), NULL, msg), payload, _bus(op, payload, n))
 
 
-def _payload(op: NDArray[np.int8], given: Ints, got: Ints, n: Ints) -> tuple[Ints, Ints]:
-    """S, and what one rank gives or gets of it where one side holds a part."""
+def _payload(op: NDArray[np.int8], sent: Ints, received: Ints, n: Ints) -> tuple[Ints, Ints]:
+    """Return S, and the part of S on the side that has a part."""
     gathers = _is(op, *(name for name, side in _WHOLE.items() if side == "out"))
     scatters = _is(op, *(name for name, side in _WHOLE.items() if side == "in"))
-    whole = np.where(gathers, got, given)
-    part = np.where(gathers, given, got)
+    whole = np.where(gathers, received, sent)
+    part = np.where(gathers, sent, received)
     payload = np.where(
-        (gathers | scatters) & (whole == NULL), _times(part, n), np.maximum(given, got)
+        (gathers | scatters) & (whole == NULL), _times(part, n), np.maximum(sent, received)
     )
     return np.where(_is(op, "Barrier"), 0, payload), part
 
 
 def _bus(op: NDArray[np.int8], payload: Ints, n: Ints) -> Ints:
-    """Payload times the factor, the half rounded to even."""
+    """Return payload times the factor, halves rounded to even."""
     times = np.zeros(len(OPS), np.int64)
     for name, count in _ROUNDS.items():
         times[OP[name]] = count
     rounds = times[op]
-    # What crosses once crosses once in a group of any size, but that of one.
+    # For these operations the group size matters only if it is 1.
     n = np.where((n == NULL) & (rounds == 0), 2, n)
-    known = (payload != NULL) & (n != NULL) & ~_is(op, "OTHER") & (payload <= _LIMITS.max // 2)
-    total, ranks = np.where(known, payload, 0), np.where(known, n, 1)
-    # rounds * S * (n-1) / n = rounds * S - less - rest / n, with 0 <= rest < n.
-    less, rest = np.divmod(total % ranks * rounds, ranks)
+    is_known = (
+        (payload != NULL) & (n != NULL) & ~_is(op, "OTHER") & (payload <= _LIMITS.max // 2)
+    )
+    total, ranks = np.where(is_known, payload, 0), np.where(is_known, n, 1)
+    # rounds * S * (n-1) / n = rounds * S - less - remainder / n, with 0 <= remainder < n.
+    less, remainder = np.divmod(total % ranks * rounds, ranks)
     bus = rounds * (total - total // ranks) - less
-    bus -= (2 * rest > ranks) | ((2 * rest == ranks) & (bus % 2 == 1))
+    bus -= (2 * remainder > ranks) | ((2 * remainder == ranks) & (bus % 2 == 1))
     bus = np.where(rounds > 0, bus, np.where(ranks > 1, total, 0))
-    return np.where(known | _is(op, "Barrier"), bus, NULL)
+    return np.where(is_known | _is(op, "Barrier"), bus, NULL)
 
 
 def _is(op: NDArray[np.int8], *names: str) -> NDArray[np.bool_]:
-    wanted = np.zeros(len(OPS), np.bool_)
-    wanted[[OP[name] for name in names]] = True
-    return wanted[op]
+    is_named = np.zeros(len(OPS), np.bool_)
+    is_named[[OP[name] for name in names]] = True
+    return is_named[op]
 
 
-def _known(counts: Ints) -> Ints:
+def _nonnegative(counts: Ints) -> Ints:
     counts = np.asarray(counts, np.int64)
     return np.where(counts < 0, NULL, counts)
 
 
 def _times(counts: Ints, factors: Ints) -> Ints:
-    """The product; NULL where a factor is, or where it does not fit."""
+    """Multiply; NULL if a factor is NULL, or the product does not fit."""
     fits = (counts != NULL) & (factors != NULL)
     fits &= counts <= _LIMITS.max // np.maximum(factors, 1)
     return np.where(fits, counts * np.where(fits, factors, 0), NULL)
 
 
 def _share(counts: Ints, n: Ints) -> Ints:
-    """An n-th; NULL where that is no whole number."""
+    """Divide by n; NULL if that is no integer."""
     whole = (counts != NULL) & (n != NULL)
     ranks = np.where(whole, n, 1)
     return np.where(whole & (counts % ranks == 0), counts // ranks, NULL)

@@ -33,41 +33,45 @@ def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
 
 
 def nullable(values: Integers) -> pa.Array:
-    """Return an Arrow array with null for NULL."""
+    """Convert to an Arrow array with null for NULL."""
     return pa.array(values, mask=values == NULL)
 
 
-def lookup(keys: Integers, wanted: Integers) -> Ints:
-    """Return for each wanted key the place of the first equal one among sorted keys, or -1.
+def lookup(keys: Integers, values: Integers) -> Ints:
+    """Return the index of the first key equal to each value; -1 if there is none.
 
-    NULL is nowhere.
+    `keys` are sorted. NULL values have no match.
     """
     if not len(keys):
-        return np.full(len(wanted), -1, np.int64)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where((keys[place] == wanted) & (wanted != NULL), place, -1)
+        return np.full(len(values), -1, np.int64)
+    place = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+    return np.where((keys[place] == values) & (values != NULL), place, -1)
 
 
 def codes(*columns: Integers) -> tuple[list[Codes], int]:
-    """Small numbers instead of the columns' values, the same in all, and more than they are.
+    """Replace values by small numbers, equal for equal values in all columns; NULL becomes -1.
 
-    NULL becomes -1.
+    Returns
+    -------
+    tuple of list and int
+        The columns, and an upper bound: all numbers are below it.
+
     """
-    known = [column[column != NULL] for column in columns]
-    low = min((int(column.min()) for column in known if len(column)), default=0)
-    high = max((int(column.max()) for column in known if len(column)), default=0)
+    present = [column[column != NULL] for column in columns]
+    low = min((int(column.min()) for column in present if len(column)), default=0)
+    high = max((int(column.max()) for column in present if len(column)), default=0)
     if high - low > _DENSE + 4 * sum(map(len, columns)):
         return codes_in_order(*columns)
-    found = [np.where(c == NULL, -1, c - low).astype(np.int32) for c in columns]
-    return found, high - low + 1
+    dense = [np.where(c == NULL, -1, c - low).astype(np.int32) for c in columns]
+    return dense, high - low + 1
 
 
-# Codes so close to each other are taken as they are.
+# Values in a range up to this width need no dictionary.
 _DENSE = 1 << 10
 
 
 def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
-    """Small numbers in order of the values' first appearance, and how many; NULL becomes -1."""
+    """Number values by first appearance; return the columns and the count. NULL becomes -1."""
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
     code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)
@@ -77,20 +81,26 @@ def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
 
 
 def pair_codes(
-    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
+    first: tuple[Integers, Integers], second: tuple[Integers, Integers]
 ) -> tuple[Codes, Codes, int]:
-    """Small numbers for pairs of numbers, the same on both sides, and more than they are."""
-    firsts, count = codes(left[0], right[0])
-    seconds, _ = codes(left[1], right[1])
+    """Number pairs of values, equal on both sides; return both and an upper bound."""
+    firsts, count = codes(first[0], second[0])
+    seconds, _ = codes(first[1], second[1])
     keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
     (a, b), pairs = codes(*keys)
     return a, b, pairs
 
 
 def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """The first row of each kind of row, in the order of the columns' values; each row's kind.
+    """Number the distinct rows of columns.
 
-    What `np.unique` says of the stacked columns of integers, but only the kinds are sorted.
+    Like `np.unique` of the stacked columns with `axis=1`, but only distinct rows are sorted.
+
+    Returns
+    -------
+    tuple of ndarray
+        First row of each distinct row, sorted by value; and the number of each row.
+
     """
     first, kind = first_seen(*columns)
     order = np.lexsort([column[first] for column in reversed(columns)])
@@ -100,7 +110,7 @@ def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """The first row of each kind of row, in the order of the rows; each row's kind."""
+    """Number the distinct rows like `alike`, but in order of first appearance."""
     whole = np.empty((len(columns), len(columns[0])), np.int64)
     for place, column in enumerate(columns):
         whole[place] = column
@@ -109,9 +119,15 @@ def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """The distinct rows, sorted, a column each; and which of them each row is.
+    """Return the distinct rows of columns, sorted, and the number of each row.
 
-    By Arrow's hashes: who answers for all ranks compiles and loads no kernel.
+    It uses Arrow's hashes instead of a kernel, so that nothing has to be compiled or loaded.
+
+    Returns
+    -------
+    tuple of ndarray
+        Shape (columns, distinct rows), and shape (rows,).
+
     """
     rows = len(columns[0])
     kind = np.zeros(rows, np.int64)
@@ -128,20 +144,20 @@ def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
 
 
 def _numbered(values: Ints) -> tuple[Ints, int]:
-    """Numbers from 0, the same for the same values; and how many."""
-    found = pa.array(values).dictionary_encode()
-    return found.indices.to_numpy().astype(np.int64), len(found.dictionary)
+    """Number values from 0; return the numbers and the count."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
 def sums(place: Ints, values: Ints, count: int) -> Ints:
-    """The sum of the values of each class."""
-    found = np.zeros(count, np.int64)
-    np.add.at(found, place, values)
-    return found
+    """Return the sum of the values of each class; `place` is the class per value."""
+    total = np.zeros(count, np.int64)
+    np.add.at(total, place, values)
+    return total
 
 
 def members(place: Ints, count: int) -> list[Ints]:
-    """The rows of each class."""
+    """Return the rows of each class; `place` is the class per row."""
     order = np.argsort(place, kind="stable")
     edges = np.searchsorted(place[order], np.arange(1, count))
     return np.split(order, edges) if count else []
@@ -153,47 +169,47 @@ _NARROW = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows by their key; a key may have no row."""
+    """Rows grouped by an integer key; a key may have no row."""
 
-    keys: Ints  # sorted, each once
-    group: Ints  # of each row in `rows`: an index into `keys`
-    rows: Ints | slice  # those that count
+    keys: Ints  # distinct, sorted
+    group: Ints  # index into `keys`, per element of `rows`
+    rows: Ints | slice  # selected rows
 
     @classmethod
     def of(cls, key: NDArray[Any]) -> Self:
-        """Group all rows by an integer each."""
-        # Hashing is linear; only the different keys are sorted.
-        found = pa.array(key.astype(np.int64, copy=False)).dictionary_encode()
-        keys: Ints = found.dictionary.to_numpy()
+        """Group all rows by their key."""
+        # Hashing is linear; only distinct keys are sorted.
+        encoded = pa.array(key.astype(np.int64, copy=False)).dictionary_encode()
+        keys: Ints = encoded.dictionary.to_numpy()
         order = np.argsort(keys)
         rank = np.empty(len(keys), np.int64)
         rank[order] = np.arange(len(keys))
-        return cls(keys[order], rank[found.indices.to_numpy()], slice(None))
+        return cls(keys[order], rank[encoded.indices.to_numpy()], slice(None))
 
-    def only(self, which: NDArray[np.bool_]) -> "Groups":
-        """The same keys, of these rows alone."""
-        return Groups(self.keys, self.group[which], np.flatnonzero(which))
+    def only(self, selected: NDArray[np.bool_]) -> "Groups":
+        """Return groups with all keys, but only the selected rows."""
+        return Groups(self.keys, self.group[selected], np.flatnonzero(selected))
 
     @property
     def counts(self) -> Ints:
-        """How many rows a key has."""
+        """Number of rows per key."""
         return np.bincount(self.group, minlength=len(self.keys))
 
     def sums(self, values: Ints) -> Ints:
-        """The exact sum a key."""
+        """Return the exact sum per key."""
         return sums(self.group, values[self.rows], len(self.keys))
 
     def totals(self, values: Floats) -> Floats:
-        """The sum a key, added up in the order of the rows."""
+        """Return the sum per key, added in the order of rows."""
         total = np.bincount(self.group, values[self.rows], len(self.keys))
         return total.astype(np.float64, copy=False)
 
     def percentiles(self, values: NDArray[Any], percent: float) -> Floats:
-        """The percentile a key, by NumPy's linear rule; NaN where it has no row."""
+        """Return a percentile per key (linear interpolation); NaN without rows."""
         count = self.counts
         if not len(self.group):
             return np.full(len(count), np.nan)
-        # Few keys are a narrow number, which sorts in linear time.
+        # int16 keys are sorted in linear time.
         narrow = self.group.astype(np.int16) if len(count) < _NARROW else self.group
         own = values[self.rows].astype(np.float64)[np.argsort(narrow, kind="stable")]
         place = (percent / 100) * np.maximum(count - 1, 0)
@@ -202,12 +218,12 @@ class Groups:
         first = stop - count
         for key in np.flatnonzero(count).tolist():
             own[first[key] : stop[key]].partition((down[key], up[key]))
-        known = count > 0
-        below = own[(first + down)[known]]
-        gap, share = own[(first + up)[known]] - below, (place - down)[known]
-        found = np.full(len(count), np.nan)
-        # From the nearer end, as NumPy does it, so that both round alike.
-        found[known] = np.where(
+        has_rows = count > 0
+        below = own[(first + down)[has_rows]]
+        gap, share = own[(first + up)[has_rows]] - below, (place - down)[has_rows]
+        values_ = np.full(len(count), np.nan)
+        # Interpolate from the nearer end, as NumPy does, for equal rounding.
+        values_[has_rows] = np.where(
             share < _HALF, below + gap * share, below + gap - gap * (1 - share)
         )
-        return found
+        return values_

@@ -28,25 +28,25 @@ _LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
 
 
 def enclosing(ranges: Spans, points: Spans) -> Ints:
-    """Return for each point the place of the innermost range around it on its lane, or -1."""
+    """Return the index of the innermost range around each point on its lane, or -1."""
     inner = np.full(len(points[0]), -1, np.int64)
     if len(ranges[0]) and len(inner):
         lane, start, stop = ranges
         outer_first = np.lexsort((-stop, start, lane))
         order = np.lexsort((points[1], points[0]))
-        place = matching.enclosing(*_taken(ranges, outer_first), *_taken(points, order))
+        place = matching.enclosing(*_reordered(ranges, outer_first), *_reordered(points, order))
         inner[order] = np.where(place >= 0, outer_first[place], -1)
     return inner
 
 
-def _taken(spans: Spans, order: Ints) -> Spans:
+def _reordered(spans: Spans, order: Ints) -> Spans:
     lane, start, stop = spans
     return lane[order], start[order], stop[order]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventColumns:
-    """The columns that all events have."""
+    """Columns that all events have."""
 
     start: Ints
     stop: Ints
@@ -59,18 +59,18 @@ class EventColumns:
         return len(self.start)
 
     def of_kind(self, *kinds: str) -> Flags:
-        """Return which rows are of one of these kinds."""
+        """Return whether each row is of one of these kinds."""
         chosen = np.zeros(len(KIND), np.bool_)
         chosen[[KIND[kind] for kind in kinds]] = True
         return chosen[self.kind]
 
     def rows(self, *kinds: str) -> Ints:
-        """Return the rows of the events of these kinds."""
+        """Return the rows of events of these kinds."""
         return np.flatnonzero(self.of_kind(*kinds))
 
     @cached_property
     def _calls(self) -> tuple[Ints, Ints]:
-        """The correlations of the calls of the runtime, sorted, and the calls' rows."""
+        """Correlations of runtime calls, sorted, and the rows of the calls."""
         rows = self.rows("runtime")
         correlation = self.correlation[rows]
         order = np.argsort(correlation, kind="stable")
@@ -83,15 +83,15 @@ class EventColumns:
         return np.where(place >= 0, calls[place], -1) if len(calls) else place
 
     def enclosing(self, ranges: Ints, points: Ints) -> Ints:
-        """Return the row of the innermost of `ranges` around each point on its lane, or -1.
+        """Return the row of the innermost range around each point on its lane, or -1.
 
-        Both are rows; a point may be -1.
+        `ranges` and `points` are rows of events; a point may be -1.
         """
         inner = np.full(len(points), -1, np.int64)
-        known = np.flatnonzero(points >= 0)
-        if len(ranges) and len(known):
-            place = enclosing(self._spans(ranges), self._spans(points[known]))
-            inner[known] = np.where(place >= 0, ranges[place], -1)
+        present = np.flatnonzero(points >= 0)
+        if len(ranges) and len(present):
+            place = enclosing(self._spans(ranges), self._spans(points[present]))
+            inner[present] = np.where(place >= 0, ranges[place], -1)
         return inner
 
     def _spans(self, rows: Ints) -> Spans:
@@ -100,32 +100,32 @@ class EventColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class Events(EventColumns):
-    """Events that a reader makes a trace of."""
+    """Events from which a reader builds a trace."""
 
     texts: Sequence[str]  # names, and other texts of the file
-    more: dict[str, NDArray[Any]]  # columns of `schema.ARGS`, and those of the format
-    details: dict[str, Ints] = field(default_factory=dict)  # at -1, their end, is NULL
+    more: dict[str, NDArray[Any]]  # columns of `schema.ARGS`, and columns of the format
+    details: dict[str, Ints] = field(default_factory=dict)  # the last element, at -1, is NULL
 
     def rows_named(self, accept: Callable[[str], bool], *kinds: str) -> Ints:
-        """Return the rows of the events of these kinds whose name is accepted."""
+        """Return the rows of events of these kinds whose name is accepted."""
         rows = self.rows(*kinds)
         is_accepted = self.by_text(self.name[rows], lambda text: int(accept(text)))
         chosen: Ints = rows[is_accepted == 1]
         return chosen
 
-    def by_text(self, codes: NDArray[Any], answer: Callable[[str], int]) -> Ints:
-        """Return the answer to each code's text, asked once a text; NULL for NULL."""
+    def by_text(self, codes: NDArray[Any], function: Callable[[str], int]) -> Ints:
+        """Return `function` of each code's text, called once per text; NULL for NULL."""
         codes = np.where(codes == NULL, len(self.texts), codes)
-        met = np.zeros(len(self.texts) + 1, np.bool_)
-        met[codes] = True
-        asked = np.flatnonzero(met[:-1])
-        answers = np.full(len(met), NULL, np.int64)
-        answers[asked] = [answer(self.texts[code]) for code in asked.tolist()]
-        by_row: Ints = answers[codes]
+        is_used = np.zeros(len(self.texts) + 1, np.bool_)
+        is_used[codes] = True
+        used = np.flatnonzero(is_used[:-1])
+        values = np.full(len(is_used), NULL, np.int64)
+        values[used] = [function(self.texts[code]) for code in used.tolist()]
+        by_row: Ints = values[codes]
         return by_row
 
     def text(self, code: int) -> str | None:
-        """Return the text of a code; None of NULL."""
+        """Return the text of a code; None for NULL."""
         return None if code == NULL else self.texts[code]
 
     def names(self, rows: Ints) -> list[str]:
@@ -133,16 +133,16 @@ class Events(EventColumns):
         return [self.texts[code] for code in self.name[rows].tolist()]
 
     def detail(self, name: str, rows: Ints) -> Ints:
-        """Return a detail of some events; NULL where they have none."""
+        """Return a detail of some events; NULL if they have none."""
         values: Ints = self.details[name][self.places(rows)]
         return values
 
     def places(self, rows: Ints) -> NDArray[np.int32]:
-        """Return where the details of some events are in the columns of `details`."""
+        """Return the index of some events in the columns of `details`."""
         return np.where(rows >= 0, self.more["detail"][rows], np.int32(-1))
 
     def unanswered(self) -> Ints:
-        """Return when kernels or graphs were launched whose work is not among the events."""
+        """Return the times of launches of kernels and graphs without recorded device work."""
         calls = self.rows_named(lambda name: _LAUNCH.search(name) is not None, "runtime")
         work = self.rows("kernel", "memcpy", "memset")
         is_absent = ~np.isin(self.correlation[calls], self.correlation[work])
@@ -158,41 +158,48 @@ class EventRows(EventColumns):
     position: Ints  # in the file
     stream: Ints  # NULL on the host
     wait_stream: Ints
-    wait_record: Ints  # correlation of the record that is waited for
+    wait_record: Ints  # correlation of the event record that it waits for
     names: pa.Array
     lanes: pa.Table
 
     @classmethod
     def whole(cls, trace: Trace) -> Self:
-        """Return all events; FastcommError where only those for metrics were read."""
+        """Return all events.
+
+        Raises
+        ------
+        FastcommError
+            If only the columns for metrics were read.
+
+        """
         if trace.args is None:
             raise FastcommError(
-                f"{trace.meta.path}: read for metrics alone; wanted every event, as "
-                "fastcomm.open(...).read(rank) gives"
+                f"{trace.meta.path}: only the columns for metrics were read. Read all events: "
+                "fastcomm.open(...).read(rank)"
             )
         return cls.of(trace)
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """Return all events of a trace; what was not read is NULL."""
+        """Return all events of a trace; columns that were not read are NULL."""
         events, count = trace.events, trace.events.num_rows
         name = events["name"].combine_chunks()
         args = events.slice(0, 0).select([]) if trace.args is None else trace.args
-        given = args.column_names
+        present = args.column_names
 
         def arg(key: str) -> Ints:
-            return filled(args[key]) if key in given else np.full(count, NULL, np.int64)
+            return filled(args[key]) if key in present else np.full(count, NULL, np.int64)
 
         return cls(
             row=np.arange(count),
             start=filled(events["start"]),
             stop=filled(events["stop"]),
-            position=arg("position") if "position" in given else np.arange(count),
+            position=arg("position") if "position" in present else np.arange(count),
             kind=events["kind"].to_numpy(),
             name=name.indices.to_numpy(),
             lane=events["lane"].to_numpy(),
             correlation=filled(events["correlation"]),
-            stream=arg("on_stream") if "on_stream" in given else lane_streams(trace),
+            stream=arg("on_stream") if "on_stream" in present else lane_streams(trace),
             wait_stream=arg("wait_stream"),
             wait_record=arg("wait_correlation"),
             names=name.dictionary,
@@ -211,30 +218,30 @@ class EventRows(EventColumns):
             if rows.all():
                 return self
             rows = np.flatnonzero(rows)
-        taken = {name: getattr(self, name) for name in _COLUMNS}
-        return replace(self, **{name: c[rows] for name, c in taken.items() if len(c)})
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return replace(self, **{name: c[rows] for name, c in columns.items() if len(c)})
 
     def without(self, *names: str) -> Self:
-        """Return the rows without some columns, to free their memory."""
+        """Drop some columns, to free their memory."""
         empty: dict[str, Any] = dict.fromkeys(names, np.empty(0, np.int64))
         return replace(self, **empty)
 
     def named(self, names: Iterable[str]) -> Flags:
-        """Return which rows have one of these names."""
-        wanted = pa.array(sorted(names), pa.string())
-        return self.by_name(pc.is_in(self.names, value_set=wanted))
+        """Return whether each row has one of these names."""
+        values = pa.array(sorted(names), pa.string())
+        return self.by_name(pc.is_in(self.names, value_set=values))
 
     def containing(self, text: str) -> Flags:
-        """Return which rows have this text in their name."""
+        """Return whether each row's name contains a text."""
         return self.by_name(pc.match_substring(self.names, text))
 
     def matching(self, regex: str) -> Flags:
-        """Return which rows have a name in which the expression is found."""
+        """Return whether each row's name matches a regular expression anywhere."""
         return self.by_name(pc.match_substring_regex(self.names, regex))
 
-    def by_name(self, answers: pa.Array) -> Flags:
-        """Return the answer to each row's name, from the answer to each of `names`."""
-        by_row: Flags = answers.to_numpy(zero_copy_only=False)[self.name]
+    def by_name(self, flags: pa.Array) -> Flags:
+        """Return a flag per row, from a flag for each of `names`."""
+        by_row: Flags = flags.to_numpy(zero_copy_only=False)[self.name]
         return by_row
 
 
@@ -245,7 +252,7 @@ _COLUMNS = (
 
 
 def lane_streams(trace: Trace) -> Ints:
-    """Return the stream of each event by its lane; NULL on the host."""
+    """Return the stream of each event, from its lane; NULL on the host."""
     streams = [
         int(thread) if is_device and thread.lstrip("-").isdecimal() else NULL
         for thread, is_device in zip(

@@ -1,9 +1,9 @@
-"""The grid of a job: which ranks form a group of which parallelism.
+"""The grid of a job: which ranks form a process group of which parallelism.
 
-An order names the dimensions from the adjacent ranks outward: the stride of one is the product
-of the sizes before it, and a group is all ranks whose other coordinates are equal. A grid that
-`Grid.of` made is consistent. Dense layers use `tp`, `cp`, `dp`, `pp`; experts use `etp`, `ep`,
-`edp`, `pp` over the same ranks. `dp` is `dp_shard` times `dp_replicate`.
+An order lists the dimensions from adjacent ranks outward: the stride of one is the product of
+the sizes before it, and a group is all ranks whose other coordinates are equal. Dense layers
+use `tp`, `cp`, `dp`, `pp`; experts use `etp`, `ep`, `edp`, `pp` over the same ranks. `dp` is
+`dp_shard` times `dp_replicate`. A grid from `Grid.of` is consistent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from fastcomm.trace.schema import TAGS
 ORDERS = {
     "megatron": "tp-cp-ep-dp-pp",
     "megatron-tp-pp-dp": "tp-cp-ep-pp-dp",  # with --use-tp-pp-dp-mapping
-    "deepspeed": "tp-dp-pp",  # experts: blocks of `ep` neighbours inside a stage
+    "deepspeed": "tp-dp-pp",  # experts: blocks of `ep` neighbors inside a stage
     "torchtitan": "tp-cp-dp_shard-dp_replicate-pp",  # experts as Megatron's; releases differ
     "vllm": "tp-cp-pp-dp",
 }
@@ -30,7 +30,7 @@ _DATA = ("dp_shard", "dp_replicate")
 _DIMENSIONS = ("tp", "cp", "ep", "dp", *_DATA, "pp")
 _EXPERT = {"tp": "etp", "ep": "ep", "dp_shard": "edp_shard", "dp_replicate": "edp_replicate"}
 
-# The groups that jobs make, and whose traffic it is.
+# The groups of jobs, and the parallelism that their traffic belongs to.
 _TRAFFIC = (
     ("TP", "tp"),
     ("CP", "cp"),
@@ -56,7 +56,7 @@ _Axis = tuple[int, int]  # size, stride
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Sizes of the dimensions and their order. `Grid.of` is the door."""
+    """Sizes of the dimensions, and their order. Build it with `Grid.of`, which validates."""
 
     tp: int
     cp: int
@@ -68,7 +68,7 @@ class Grid:
     order: str
 
     @classmethod
-    def of(  # noqa: PLR0913 - one word a dimension
+    def of(  # noqa: PLR0913 - one keyword per dimension
         cls,
         world_size: int | None = None,
         *,
@@ -81,17 +81,30 @@ class Grid:
         etp: int | None = None,
         dp_replicate: int = 1,
     ) -> Self:
-        """The grid of these sizes; ConfigError where they contradict each other or the world.
+        """Build a grid.
 
-        `order` is dimensions joined by "-", or a name of `ORDERS`. What is left of the world
-        is `dp`; `etp` is `tp`, or 1 where experts of that size do not fit the world.
+        Parameters
+        ----------
+        world_size
+            Number of ranks; None: the product of the sizes.
+        tp, pp, dp, ep, cp, etp, dp_replicate
+            Sizes. `dp` defaults to the remaining factor of the world; `etp` to `tp`, or to 1 if
+            experts of that size do not fit the world.
+        order
+            Dimensions joined by "-", or a name of `ORDERS`.
+
+        Raises
+        ------
+        ConfigError
+            If sizes contradict each other or the world.
+
         """
         order = ORDERS.get(order, order)
         sizes = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "dp_replicate": dp_replicate}
         sizes |= {name: size for name, size in (("dp", dp), ("etp", etp)) if size is not None}
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"{name}: found {size!r}, wanted a whole number of 1 or more")
+                raise ConfigError(f"invalid {name} {size!r}: expected an integer of 1 or more")
         dp = _data_parallel(world_size, dp, tp=tp, cp=cp, pp=pp)
         if etp is None:
             etp = tp if (tp * cp * dp) % (tp * ep) == 0 else 1
@@ -103,17 +116,17 @@ class Grid:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.tp * self.cp * self.dp * self.pp
 
     @property
     def edp(self) -> int:
-        """Replicas of an expert."""
+        """Number of replicas of an expert."""
         return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
     @property
     def has_experts(self) -> bool:
-        """Whether experts are laid out otherwise than the dense layers."""
+        """Whether the layout of experts differs from that of the dense layers."""
         return self.ep > 1 or self.etp != self.tp
 
     @property
@@ -130,14 +143,14 @@ class Grid:
 
     @property
     def is_of_any_order(self) -> bool:
-        """Whether the groups are the same in whatever order the dimensions are."""
+        """Whether the groups do not depend on the order of dimensions."""
         parts = (
             _sizes(self, experts=experts).values() for experts in {False, self.has_experts}
         )
         return all(sum(size > 1 for size in part) < 2 for part in parts)  # noqa: PLR2004
 
     def groups(self, dimensions: str) -> Iterator[tuple[int, ...]]:
-        """The groups of a dimension, or of several joined by "+", each sorted."""
+        """Yield the groups of a dimension, or of several joined by "+"; ranks are sorted."""
         axes = _axes_of(self, dimensions)
         offsets = _offsets(axes)
         for first in range(self.world):
@@ -145,42 +158,43 @@ class Grid:
                 yield tuple(first + offset for offset in offsets)
 
     def candidates(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """The tags of all groups that consist of exactly these ranks, in the order of TAGS.
+        """Return the tags of all groups of exactly these ranks, in the order of TAGS.
 
-        Two neighbours of a pipeline or of a ring of context ranks count as such too: they
-        talk over a communicator of their own.
+        Two neighbors of a pipeline, or of a ring of context ranks, count as such a group as
+        well: they have their own communicator.
         """
         members = sorted(set(ranks))
         if len(members) < 2 or members[0] < 0 or members[-1] >= self.world:  # noqa: PLR2004
             return ()
-        found = {tag for tag, axes in _patterns(self) if _is_group(members, axes)}
+        fitting = {tag for tag, axes in _patterns(self) if _is_group(members, axes)}
         axes = _axes(self)
-        found |= {tag for tag, name in _RINGS if _are_neighbours(members, axes[name])}
-        return tuple(tag for tag in TAGS if tag in found)
+        fitting |= {tag for tag, name in _RINGS if _are_neighbors(members, axes[name])}
+        return tuple(tag for tag in TAGS if tag in fitting)
 
 
 def _data_parallel(world: int | None, dp: int | None, *, tp: int, cp: int, pp: int) -> int:
-    """`dp`, or what is left of the world for it."""
-    rest = tp * cp * pp
-    said = f"tp * cp * pp = {tp} * {cp} * {pp} = {rest}"
+    """Return `dp`, by default the remaining factor of the world."""
+    product = tp * cp * pp
+    product_text = f"tp * cp * pp = {tp} * {cp} * {pp} = {product}"
     if dp is None:
         if world is None:
-            raise ConfigError("dp: not given, and no world size either; wanted one of the two")
-        if world < 1 or world % rest:
-            raise ConfigError(f"{said}; wanted a divisor of the world's {world} ranks")
-        return world // rest
-    if world is not None and dp * rest != world:
+            raise ConfigError("neither dp nor the world size is known: pass one of them")
+        if world < 1 or world % product:
+            raise ConfigError(f"{product_text} does not divide the world size {world}")
+        return world // product
+    if world is not None and dp * product != world:
         raise ConfigError(
-            f"{said}, times dp = {dp} is {dp * rest}; wanted the world's {world} ranks"
+            f"{product_text}, times dp = {dp}, is {dp * product}: "
+            f"expected the world size {world}"
         )
     return dp
 
 
 def _check(grid: Grid) -> None:
-    """ConfigError where the order lacks a dimension or the experts do not fit the ranks."""
+    """Raise ConfigError if dp_replicate, the order or the experts do not fit the ranks."""
     if grid.dp % grid.dp_replicate:
         raise ConfigError(
-            f"dp_replicate: found {grid.dp_replicate}, wanted a divisor of dp = {grid.dp}"
+            f"invalid dp_replicate {grid.dp_replicate}: it does not divide dp = {grid.dp}"
         )
     dense = _strides(grid.order, _sizes(grid, experts=False))
     if not grid.has_experts:
@@ -188,12 +202,12 @@ def _check(grid: Grid) -> None:
     stage, share = grid.tp * grid.cp * grid.dp, grid.etp * grid.ep
     if stage % share:
         raise ConfigError(
-            f"etp * ep = {grid.etp} * {grid.ep} = {share}; wanted a divisor of the"
+            f"etp * ep = {grid.etp} * {grid.ep} = {share} does not divide the"
             f" {stage} ranks of a pipeline stage"
         )
     if grid.edp % grid.dp_replicate:
         raise ConfigError(
-            f"dp_replicate: found {grid.dp_replicate}, wanted a divisor of the"
+            f"invalid dp_replicate {grid.dp_replicate}: it does not divide the"
             f" {grid.edp} replicas of an expert"
         )
     expert = _strides(grid.order, _sizes(grid, experts=True))
@@ -201,25 +215,34 @@ def _check(grid: Grid) -> None:
         raise ConfigError(
             f"order {grid.order!r}: experts (etp {grid.etp}, ep {grid.ep}) would have other"
             f" pipeline stages than the dense layers (tp {grid.tp}, cp {grid.cp});"
-            " wanted pp last, or etp * ep = tp * cp"
+            " put pp last, or choose etp * ep = tp * cp"
         )
 
 
 @lru_cache(maxsize=64)
 def dimensions_of(order: str) -> tuple[str, ...]:
-    """The dimensions of an order; `dp` is spelled out, and `ep` stands before it if nowhere."""
+    """Return the dimensions of an order.
+
+    `dp` is replaced by its parts; a missing `ep` is inserted before it.
+
+    Raises
+    ------
+    ConfigError
+        If a dimension is unknown, or occurs twice.
+
+    """
     names: list[str] = []
     for name in ORDERS.get(order, order).split("-"):
         if name not in _DIMENSIONS:
             near = get_close_matches(name, _DIMENSIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"order {order!r}: unknown dimension {name!r}, wanted"
+                f"order {order!r}: unknown dimension {name!r}, expected"
                 f" {', '.join(_DIMENSIONS)}, or a name of {', '.join(ORDERS)}{hint}"
             )
         names += _DATA if name == "dp" else (name,)
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ConfigError(f"order {order!r}: wanted {', '.join(twice)} once")
+        raise ConfigError(f"order {order!r}: {', '.join(twice)} must occur only once")
     if "ep" not in names:
         place = min((names.index(name) for name in _DATA if name in names), default=len(names))
         names.insert(place, "ep")
@@ -227,7 +250,7 @@ def dimensions_of(order: str) -> tuple[str, ...]:
 
 
 def _sizes(grid: Grid, *, experts: bool) -> dict[str, int]:
-    """The sizes of the dense dimensions, or those in their places where experts run."""
+    """Return the sizes of the dense dimensions, or of the expert dimensions."""
     own, dp = (
         ({"tp": grid.etp, "ep": grid.ep}, grid.edp)
         if experts
@@ -238,10 +261,10 @@ def _sizes(grid: Grid, *, experts: bool) -> dict[str, int]:
 
 
 def _strides(order: str, sizes: dict[str, int]) -> dict[str, _Axis]:
-    """Size and stride of each dimension; one that is not in `sizes` has the size 1."""
+    """Return size and stride of each dimension; the size is 1 for those not in `sizes`."""
     names = dimensions_of(order)
-    if lost := [name for name, size in sizes.items() if size > 1 and name not in names]:
-        raise ConfigError(f"order {order!r}: wanted a place for {', '.join(lost)}")
+    if missing := [name for name, size in sizes.items() if size > 1 and name not in names]:
+        raise ConfigError(f"order {order!r} does not have {', '.join(missing)}")
     axes = {}
     stride = 1
     for name in names:
@@ -252,7 +275,7 @@ def _strides(order: str, sizes: dict[str, int]) -> dict[str, _Axis]:
 
 @lru_cache(maxsize=64)
 def _axes(grid: Grid) -> dict[str, _Axis]:
-    """Size and stride of every dimension, dense and expert."""
+    """Return size and stride of every dimension, dense and expert."""
     axes = dict.fromkeys(_DIMENSIONS, (1, 1)) | _strides(
         grid.order, _sizes(grid, experts=False)
     )
@@ -260,12 +283,12 @@ def _axes(grid: Grid) -> dict[str, _Axis]:
         expert = dict.fromkeys(_EXPERT, (1, 1)) | _strides(
             grid.order, _sizes(grid, experts=True)
         )
-        axes |= {ours: expert[name] for name, ours in _EXPERT.items()}
+        axes |= {expert_name: expert[name] for name, expert_name in _EXPERT.items()}
     return axes
 
 
 def _axes_of(grid: Grid, dimensions: str) -> tuple[_Axis, ...]:
-    """The axes of dimensions joined by "+", inner first."""
+    """Return the axes of dimensions joined by "+", inner first."""
     axes = _axes(grid)
     aliases: dict[str, tuple[str, ...]] = {"dp": _DATA, "edp": ("edp_shard", "edp_replicate")}
     if not grid.has_experts:
@@ -276,15 +299,15 @@ def _axes_of(grid: Grid, dimensions: str) -> tuple[_Axis, ...]:
     dense, expert = {"tp", "cp", *_DATA, "pp"}, {*_EXPERT.values(), "pp"}
     if not set(names) <= dense and not set(names) <= (expert if grid.has_experts else set()):
         raise ConfigError(
-            f"dimensions {dimensions!r}: wanted some of tp, cp, dp, dp_shard, dp_replicate, pp,"
-            " or some of etp, ep, edp, pp"
+            f"dimensions {dimensions!r}: expected some of tp, cp, dp, dp_shard, dp_replicate,"
+            " pp, or some of etp, ep, edp, pp"
         )
     chosen = {axes[name] for name in names if axes[name][0] > 1}
     return tuple(sorted(chosen, key=lambda axis: axis[1]))
 
 
 def _offsets(axes: Sequence[_Axis]) -> list[int]:
-    """Where the members of a group stand relative to its first."""
+    """Return the offsets of the members of a group from its first."""
     offsets = [0]
     for size, stride in axes:
         offsets = [at * stride + offset for at in range(size) for offset in offsets]
@@ -293,7 +316,7 @@ def _offsets(axes: Sequence[_Axis]) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _patterns(grid: Grid) -> tuple[tuple[str, tuple[_Axis, ...]], ...]:
-    """Tag and axes of every group that has two members or more."""
+    """Return tag and axes of every group with at least two members."""
     rows = [*_TRAFFIC, *(_EXPERT_TRAFFIC if grid.has_experts else ())]
     groups = dict.fromkeys(
         (tag, _axes_of(grid, dimensions))
@@ -308,20 +331,20 @@ def _is_first(rank: int, axes: Sequence[_Axis]) -> bool:
 
 
 def _is_group(members: Sequence[int], axes: Sequence[_Axis]) -> bool:
-    """Whether sorted ranks are one group along `axes`; as much work as there are ranks."""
+    """Whether sorted ranks are one group along `axes`; linear in the number of ranks."""
     first = members[0]
     if prod(size for size, _ in axes) != len(members) or not _is_first(first, axes):
         return False
     return list(members) == [first + offset for offset in _offsets(axes)]
 
 
-def _are_neighbours(members: Sequence[int], axis: _Axis) -> bool:
+def _are_neighbors(members: Sequence[int], axis: _Axis) -> bool:
     """Whether two ranks are one step apart on a ring, all other coordinates equal."""
     size, stride = axis
-    steps, rest = divmod(members[-1] - members[0], stride)
+    steps, remainder = divmod(members[-1] - members[0], stride)
     return (
         len(members) == 2  # noqa: PLR2004
-        and rest == 0
+        and remainder == 0
         and steps in {1, size - 1}
         and members[0] // stride % size + steps < size
     )

@@ -1,8 +1,7 @@
-"""A run: the traces of many ranks, each read when somebody asks for it, and their warnings.
+"""A run: the traces of many ranks, each read on demand, and their warnings.
 
-A rank counts its own events, whoever reads a report those of the run: warnings that differ only
-in such counts are one, with the counts summed. A `Spread` works on several things of a run at
-once.
+Warnings of ranks that differ only in counts of events are merged, with the counts added up. A
+`Spread` maps a function over several items of a run at once.
 """
 
 import re
@@ -20,18 +19,18 @@ MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where one rank's trace is, and what reads it."""
+    """The trace of one rank: its file, and functions that read it."""
 
     rank: int
     path: Path
     size: int  # bytes of the file, compressed or not
-    read: Callable[[], Trace]  # goes to a worker: must pickle
-    read_narrow: Callable[[], Trace] | None = None  # where less can be read for metrics alone
+    read: Callable[[], Trace]  # has to be picklable, for workers
+    read_narrow: Callable[[], Trace] | None = None  # reads only what metrics need, if possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRank:
-    """A rank whose trace could not be read, and why; `rank` is None where nothing tells it."""
+    """A rank whose trace could not be read, and the error; `rank` is None if unknown."""
 
     rank: int | None
     path: str
@@ -45,14 +44,14 @@ class SkippedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTraces:
-    """The sources of a run, sorted by rank, one a rank, and the ranks that were skipped."""
+    """The sources of a run, one per rank, sorted by rank; and the skipped ranks."""
 
     sources: tuple[Source, ...]
     world_size: int | None
     warnings: tuple[str, ...] = ()
-    link_bandwidth: float | None = None  # bytes per second, where a configuration says it
+    link_bandwidth: float | None = None  # bytes per second, if configured
     skipped: tuple[SkippedRank, ...] = ()
-    # The ranks with a file, if only reading their events tells how many ranks there are.
+    # The ranks with a file, if the number of ranks is known only after reading their events.
     untold: tuple[int, ...] = ()
 
     @property
@@ -62,31 +61,43 @@ class RunTraces:
 
     @property
     def expected(self) -> tuple[int, ...]:
-        """The ranks that have a trace, and those that were skipped, as far as known."""
-        skipped = {each.rank for each in self.skipped if each.rank is not None}
+        """The ranks that have a trace, and the skipped ranks of known number."""
+        skipped = {item.rank for item in self.skipped if item.rank is not None}
         return tuple(sorted({*self.ranks, *skipped}))
 
     def only(self, ranks: Iterable[int], option: str = "--ranks") -> Self:
-        """Return the run with these ranks alone; ConfigError where one has no trace.
+        """Return the run with some of its ranks.
 
-        `option` is named in the error. Skipped ranks of unknown number stay: they may be among
-        the wanted ones.
+        Skipped ranks of unknown number stay, as they may be among the requested ones.
+
+        Parameters
+        ----------
+        ranks
+            Numbers of ranks.
+        option
+            The option that errors name.
+
+        Raises
+        ------
+        ConfigError
+            If a rank has no readable trace.
+
         """
-        wanted = set(ranks)
-        skipped = {each.rank for each in self.skipped if each.rank is not None}
-        kept = tuple(source for source in self.sources if source.rank in wanted)
-        absent = sorted(wanted - set(self.ranks) - skipped)
-        if absent or (wanted and not kept):
-            what = "no trace of" if absent else "no readable trace of"
+        requested = set(ranks)
+        skipped = {item.rank for item in self.skipped if item.rank is not None}
+        selected = tuple(source for source in self.sources if source.rank in requested)
+        absent = sorted(requested - set(self.ranks) - skipped)
+        if absent or (requested and not selected):
+            reason = "no trace of" if absent else "no readable trace of"
             raise ConfigError(
-                f"{option}: {what} {named_ranks(absent or sorted(wanted))}; the run has "
+                f"{option}: {reason} {named_ranks(absent or sorted(requested))}; the run has "
                 f"{ranges(self.ranks)}"
             )
         return replace(
             self,
-            sources=kept,
+            sources=selected,
             skipped=tuple(
-                each for each in self.skipped if each.rank is None or each.rank in wanted
+                item for item in self.skipped if item.rank is None or item.rank in requested
             ),
         )
 
@@ -98,38 +109,51 @@ class RunTraces:
 def expected_ranks(
     ranks: Sequence[int], world_size: int | None, skipped: Sequence[SkippedRank] = ()
 ) -> int:
-    """Return how many ranks the run should have: the world size, else what the ranks imply."""
-    numbers = {*ranks, *(each.rank for each in skipped if each.rank is not None)}
-    untold = sum(each.rank is None for each in skipped)
-    implied = max(max(numbers, default=-1) + 1, len(numbers) + untold)
+    """Return the number of ranks a run should have: the world size, else as ranks imply."""
+    numbers = {*ranks, *(item.rank for item in skipped if item.rank is not None)}
+    unnumbered = sum(item.rank is None for item in skipped)
+    implied = max(max(numbers, default=-1) + 1, len(numbers) + unnumbered)
     return implied if world_size is None else max(world_size, len(numbers))
 
 
 def agreed_size(sizes: Iterable[tuple[int, int | None]]) -> int | None:
-    """Return the world size that the ranks, each with its own, agree on; None: none says it.
+    """Return the world size on which all ranks agree; None if none has one.
 
-    Raises `TraceFileError` where they contradict each other.
+    Parameters
+    ----------
+    sizes
+        Rank and world size.
+
+    Raises
+    ------
+    TraceFileError
+        If world sizes differ.
+
     """
-    told: dict[int, int] = {}
+    rank_by_size: dict[int, int] = {}
     for rank, size in sizes:
         if size is not None:
-            told.setdefault(size, rank)
-    if len(told) > 1:
-        words = " and ".join(f"{size} (rank {rank})" for size, rank in told.items())
-        raise TraceFileError(f"the files contradict each other about the world size: {words}")
-    return next(iter(told), None)
+            rank_by_size.setdefault(size, rank)
+    if len(rank_by_size) > 1:
+        sizes_text = " and ".join(
+            f"{size} (rank {rank})" for size, rank in rank_by_size.items()
+        )
+        raise TraceFileError(
+            f"the files contradict each other about the world size: {sizes_text}"
+        )
+    return next(iter(rank_by_size), None)
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
-    """How many of `size` ranks are not among the sorted ones, and which, as `ranges` says."""
+    """Return how many of `size` ranks are not among the sorted ones, and which, as text."""
     edges = [-1, *ranks, size]
     gaps = [(a + 1, b - 1) for a, b in pairwise(edges) if b - a > 1]
-    words = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in gaps)
-    return sum(b - a + 1 for a, b in gaps), words
+    text = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in gaps)
+    return sum(b - a + 1 for a, b in gaps), text
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers as a person writes them: "0-3, 7"."""
+    """Format sorted numbers: "0-3, 7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
@@ -140,12 +164,12 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def named_ranks(numbers: Sequence[int]) -> str:
-    """Return sorted rank numbers with their noun: "rank 5", "ranks 0-3, 7"."""
+    """Format sorted ranks with their noun: "rank 5", "ranks 0-3, 7"."""
     return f"rank{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
 
 
 def ranks_words(present: int, expected: int) -> str:
-    """Return the number of ranks as a person says it: "8 ranks", "7 of 8 ranks"."""
+    """Format a number of ranks: "8 ranks", "7 of 8 ranks"."""
     if present < expected:
         return f"{present} of {expected} ranks"
     return f"{present} rank{'' if present == 1 else 's'}"
@@ -153,7 +177,7 @@ def ranks_words(present: int, expected: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRanks:
-    """The ranks of a run that were read, how many it should have, and the skipped ones."""
+    """The ranks of a run that were read, the expected number, and the skipped ranks."""
 
     ranks: tuple[int, ...]
     expected: int
@@ -161,7 +185,7 @@ class ReadRanks:
 
     @classmethod
     def of(cls, run: RunTraces, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
-        """Return the ranks that were read beside the number that the run should have."""
+        """Combine the ranks that were read with the expected number of ranks."""
         expected = expected_ranks(ranks, run.world_size, failed)
         return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))
 
@@ -170,10 +194,10 @@ class ReadRanks:
         return ranks_words(len(self.ranks), self.expected)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints besides the ranks themselves."""
+        """Return the part of the JSON document."""
         return {
             "expected_ranks": self.expected,
-            "failed": [asdict(each) for each in self.failed],
+            "failed": [asdict(rank) for rank in self.failed],
         }
 
 
@@ -181,8 +205,8 @@ _MOST_LINES = 8
 
 
 def skipped_lines(skipped: Sequence[SkippedRank]) -> list[str]:
-    """Return a line for each skipped rank; of many the first, and how many more there are."""
-    lines = [str(each) for each in skipped[:_MOST_LINES]]
+    """Return a line per skipped rank; of many ranks the first few, and the number of others."""
+    lines = [str(rank) for rank in skipped[:_MOST_LINES]]
     more = len(skipped) - len(lines)
     return [*lines, f"and {more} more ranks"] if more > 0 else lines
 
@@ -200,20 +224,20 @@ _COUNT = re.compile(
 def warnings_of_run(
     of_ranks: Iterable[tuple[int, Sequence[str]]], *, names_all: bool = False
 ) -> list[str]:
-    """Return each warning once, with the ranks that it is about.
+    """Return each warning once, with the ranks that have it.
 
     Parameters
     ----------
     of_ranks
-        The rank and its warnings.
+        Rank and its warnings.
     names_all
-        Whether the ranks are named even where a warning is about all of them.
+        Whether to name the ranks even if all of them have the warning.
 
     Returns
     -------
     list of str
-        In the order in which they first occur. Counts are sums over the ranks that are named;
-        before a sum over all ranks stands "all 8 ranks together".
+        In order of first appearance. Counts are sums over the named ranks; a sum over all ranks
+        starts with "all 8 ranks together".
 
     """
     ranks: dict[tuple[str, ...], list[int]] = {}
@@ -221,7 +245,10 @@ def warnings_of_run(
     number = 0
     for number, (rank, texts) in enumerate(of_ranks, 1):  # noqa: B007 - the number of ranks
         for text in texts:
-            parts, own = tuple(_COUNT.split(text)), [int(each) for each in _COUNT.findall(text)]
+            parts, own = (
+                tuple(_COUNT.split(text)),
+                [int(count) for count in _COUNT.findall(text)],
+            )
             ranks.setdefault(parts, []).append(rank)
             sums = counts.setdefault(parts, [0] * len(own))
             counts[parts] = [a + b for a, b in zip(sums, own, strict=True)]
@@ -235,7 +262,7 @@ def warnings_of_run(
 
 
 def _subject(ranks: Sequence[int], number: int | None, *, is_sum: bool) -> str:
-    """Return the ranks that a warning is about: nothing for all of them without a count."""
+    """Name the ranks of a warning; empty for all ranks if it has no count."""
     together = " together" if is_sum and len(ranks) > 1 else ""
     if len(ranks) != number:
         return f"{named_ranks(ranks)}{together}: "
@@ -247,13 +274,13 @@ B = TypeVar("B")
 
 
 class Spread(Protocol):
-    """What calls a function with each of several things, which do not depend on each other."""
+    """A function that maps another over independent items, maybe in other processes."""
 
-    def __call__(self, function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-        """The answers, in the order of the things."""
+    def __call__(self, function: Callable[[A], B], items: Sequence[A], /) -> list[B]:
+        """Return the results in the order of the items."""
         ...
 
 
-def one_by_one(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-    """The `Spread` of one process."""
-    return [function(thing) for thing in things]
+def one_by_one(function: Callable[[A], B], items: Sequence[A], /) -> list[B]:
+    """Map in this process, one item after the other."""
+    return [function(item) for item in items]

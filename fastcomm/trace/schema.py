@@ -44,17 +44,17 @@ OPS = (
     "OTHER",
 )
 OP = {name: number for number, name in enumerate(OPS)}
-# Operations that end nowhere before all have begun, and so on all members at the same time: a
-# broadcast's root, or who sends, is gone before the others have their data.
+# Operations that cannot end on any member before all have started, and so end on all at the
+# same time. The root of a broadcast, or a sender, may finish before the others have their data.
 ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 # Operations whose size is the same on every member.
 EVEN = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-# Operations with a root: others wait for it, or it waits for the others.
+# Operations with a root: the members wait for the root, or the root waits for the members.
 FROM_ROOT, TO_ROOT = ("Broadcast", "Scatter"), ("Reduce", "Gather")
 
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
-    """Operations as indices into OPS."""
+    """Return operations as indices into OPS."""
     return tuple(OP[name] for name in names)
 
 
@@ -72,8 +72,8 @@ EVENTS = pa.schema(
     ]
 )
 
-# What few questions need of an event, beside EVENTS and row by row; null where it has none.
-# A reader brings the columns that its format has.
+# Rarely used columns of events, parallel to EVENTS; null where an event has none. A reader
+# provides those that its format has.
 ARGS = pa.schema(
     [
         pa.field("position", pa.int64()),  # of the event in its file, from 0
@@ -83,8 +83,8 @@ ARGS = pa.schema(
         pa.field("sequence", pa.int64()),  # joins an operator and its backward pass
         pa.field("forward_thread", pa.int64()),  # of the operator that a backward one mirrors
         pa.field("record_function", pa.int64()),  # joins the host's execution trace
-        pa.field("wait_stream", pa.int64()),  # that a synchronization waits for
-        pa.field("wait_correlation", pa.int64()),  # of the record that it waits for
+        pa.field("wait_stream", pa.int64()),  # stream that a synchronization waits for
+        pa.field("wait_correlation", pa.int64()),  # of the event record that it waits for
     ]
 )
 
@@ -118,9 +118,9 @@ COMM = pa.schema(
         pa.field("sends", pa.bool_()),  # whether it sends that message
     ]
 )
-# Columns of COMM that a reader need not bring: they are null then.
+# Columns of COMM that a reader may leave out; they are then null.
 PARTNERS = ("root", "sends_to", "receives_from")
-# Columns of COMM that follow from these, where a reader does not bring them.
+# Columns of COMM that are derived from PARTNERS if a reader leaves them out.
 OF_ONE = ("peer", "sends")
 
 GROUPS = pa.schema(
@@ -145,7 +145,7 @@ ITERATIONS = pa.schema(
 
 _MEASURED = ("start", "stop", "kind")
 _NOT_MEASURED = ("sends_to", "receives_from")
-# What metrics ask of a trace, and tables of all that there is of one.
+# Columns that metrics need of a trace, and all columns.
 NARROW = {
     "events": pa.schema([EVENTS.field(name) for name in _MEASURED]),
     "comm": pa.schema([field for field in COMM if field.name not in _NOT_MEASURED]),

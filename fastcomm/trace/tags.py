@@ -1,4 +1,4 @@
-"""Parallelism of a process group, from what frameworks call it, and how that is known."""
+"""Parallelism of process groups: from the user's rules, descriptions, ranks, or behavior."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from fastcomm.trace.parallel import Grid
 
-# Descriptions whose group is the world: DP where gradients cross all of it.
+# Descriptions of the group of all ranks, which is DP if gradients are reduced over all of it.
 WORLD = ("default_pg", "mesh_default")
-# Descriptions that say nothing.
+# Descriptions that imply no parallelism.
 SILENT = re.compile(r"undefined|mesh_dim_\d+|")
 
 _DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
@@ -98,14 +98,15 @@ EXCHANGED = ("ep_shard",)
 
 @lru_cache(maxsize=4096)
 def tag_of_description(description: str, exchanges: bool = False) -> str | None:
-    """Return the tag that a framework's description stands for; None where it says nothing.
+    """Return the tag that a framework's description stands for; None if it implies none.
 
     Parameters
     ----------
     description
-        Of the process group. The world (`WORLD`) says nothing without a grid.
+        Of the process group. The group of all ranks (`WORLD`) needs a grid.
     exchanges
-        Whether the group does all-to-alls, which decides where two frameworks use one name.
+        Whether the group does all-to-alls, which decides where frameworks use one name
+        differently.
 
     """
     text = description.replace("_GLOO", "")
@@ -141,7 +142,7 @@ __all__ = [
     "MESH",
     "RULE_FIELDS",
     "WORLD",
-    "Behaviour",
+    "Behavior",
     "ProcessGroup",
     "TagRule",
     "TagRules",
@@ -151,60 +152,60 @@ __all__ = [
     "without_effect",
 ]
 
-# What a user's rule can go by.
+# Properties of groups that a user's rule can match.
 RULE_FIELDS = ("name", "description", "ranks", "communicator", "stream")
 
-# Between what a user said that has no effect, and the reason.
+# Separates a rule or option without effect from the reason.
 CHANGED_NOTHING = " changed nothing: "
 
-# What the operations of a group move: only these tell something of it.
-_BEHAVIOUR = {
+# Operations that tell something about the parallelism of a group.
+_BEHAVIOR = {
     "SendRecv": "pairs",
     "AllToAll": "all to all",
     "AllReduce": "sums",
     "ReduceScatter": "sums",
     "AllGather": "gathers",
 }
-# Sums of an iteration from which neighbours are taken for tensor parallel: 4 layers, 4 each.
+# Reductions per iteration from which neighbors count as tensor parallel: 4 layers, 4 each.
 _MANY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroup:
-    """What a trace says of one process group or communicator."""
+    """Properties of a process group or communicator in a trace."""
 
     name: str | None = None
     description: str | None = None
     ranks: tuple[int, ...] | None = None
     size: int | None = None
     communicator: int | None = None
-    streams: tuple[int, ...] = ()  # of the device, that its events are on
+    streams: tuple[int, ...] = ()  # device streams of its events
 
     @property
     def members(self) -> int | None:
-        """How many ranks it has, if that is known."""
+        """Number of ranks; None if unknown."""
         return self.size if self.ranks is None else len(self.ranks)
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether nothing is known of it but what it does, and on which streams."""
+        """Whether only its operations and streams are known."""
         return self.description is None and self.ranks is None and self.size is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
-    """What a group was seen to do."""
+class Behavior:
+    """Operations of a group in a trace."""
 
     counts: Mapping[str, int] = field(default_factory=dict)  # events by name of OPS
-    iterations: int = 1  # in which they were counted
+    iterations: int = 1  # number of iterations in which they were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagRule:
-    """A user's word: groups whose `field` is `value` have this tag.
+    """A user's rule: groups whose `field` is `value` have this tag.
 
-    A name or a description may be a pattern of `fnmatch`; ranks are a set; a stream is that of
-    all events of the group.
+    Names and descriptions may be patterns of `fnmatch`; ranks are a set; a stream has to be
+    that of all events of the group.
     """
 
     field: str  # one of RULE_FIELDS
@@ -213,7 +214,7 @@ class TagRule:
     is_given: bool = True  # by the user, not by the traces
 
     def matches(self, group: ProcessGroup) -> bool:
-        """Whether the rule is about this group."""
+        """Whether the rule applies to a group."""
         if self.field == "ranks":
             return group.ranks is not None and sorted(group.ranks) == sorted(_ints(self.value))
         if self.field == "stream":
@@ -227,73 +228,75 @@ class TagRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagRules:
-    """What the user said about the job."""
+    """The user's options about parallelism."""
 
     explicit: tuple[TagRule, ...] = ()
     grid: Grid | None = None
-    guess: bool = False  # let behaviour answer where nothing else does
-    # How the user gave the grid; empty where nobody did, as for a workload card.
+    guess: bool = False  # guess by behavior where nothing else is known
+    # Options of the grid as the user wrote them; empty without any.
     grid_words: str = field(default="", compare=False)
     order_words: str = field(default="", compare=False)  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged:
-    """A group's tag, where it comes from, and what fits its ranks where that is not one tag."""
+    """A group's tag, its source, and the tags that fit its ranks if these are several."""
 
     tag: str
     source: str
     candidates: tuple[str, ...] = ()
 
 
-def tag_group(group: ProcessGroup, behaviour: Behaviour, rules: TagRules) -> Tagged:
-    """The tag of a group.
+def tag_group(group: ProcessGroup, behavior: Behavior, rules: TagRules) -> Tagged:
+    """Determine the tag of a group.
 
-    Where ranks fit several tags, behaviour chooses or the tag is OTHER: the candidates stand in
-    the result either way. One rank set that serves two purposes can be told apart by asking
-    once an operation, with that operation alone as the behaviour.
+    If its ranks fit several tags, behavior decides, or the tag is OTHER; the result has the
+    candidates in both cases. To separate purposes of one set of ranks, call it once per
+    operation, with only that operation as behavior.
     """
     for rule in rules.explicit:
         if rule.matches(group):
             return Tagged(tag=rule.tag, source="explicit")
-    if described := _described(group, behaviour, rules.grid):
-        return Tagged(tag=described, source="description")
-    if rules.grid is not None and (found := _of_ranks(group, behaviour, rules.grid)):
-        return found
-    if rules.guess and (guessed := _guess(group, behaviour, rules.grid)):
-        return Tagged(tag=guessed, source="heuristic")
+    if by_description := _described(group, behavior, rules.grid):
+        return Tagged(tag=by_description, source="description")
+    if rules.grid is not None and (by_ranks := _by_ranks(group, behavior, rules.grid)):
+        return by_ranks
+    if rules.guess and (by_behavior := _guess(group, behavior, rules.grid)):
+        return Tagged(tag=by_behavior, source="heuristic")
     return Tagged(tag="OTHER", source="description" if group.description in WORLD else "none")
 
 
 def without_effect(unused: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return what has no effect on any rank, each with the reason on the first.
+    """Return the rules and options without effect on any rank, with the reason on the first.
 
     `unused` has the sentences of each rank.
     """
-    said = [{text.partition(CHANGED_NOTHING)[0]: text for text in each} for each in unused]
-    if not said:
+    by_rank = [{text.partition(CHANGED_NOTHING)[0]: text for text in texts} for texts in unused]
+    if not by_rank:
         return []
-    return [text for what, text in said[0].items() if all(what in each for each in said)]
+    return [
+        text for rule, text in by_rank[0].items() if all(rule in texts for texts in by_rank)
+    ]
 
 
-def _described(group: ProcessGroup, behaviour: Behaviour, grid: Grid | None) -> str | None:
-    """Return the description's tag; None for the world where no grid says what it is."""
+def _described(group: ProcessGroup, behavior: Behavior, grid: Grid | None) -> str | None:
+    """Return the description's tag; None for the group of all ranks without a grid."""
     if group.description not in WORLD:
-        exchanges = behaviour.counts.get("AllToAll", 0) > 0
+        exchanges = behavior.counts.get("AllToAll", 0) > 0
         return tag_of_description(group.description or "", exchanges)
     if grid is None:
         return None
     return "DP" if grid.is_data_parallel else "OTHER"
 
 
-def _of_ranks(group: ProcessGroup, behaviour: Behaviour, grid: Grid) -> Tagged | None:
-    """The tag that the ranks give; None where they fit nothing."""
+def _by_ranks(group: ProcessGroup, behavior: Behavior, grid: Grid) -> Tagged | None:
+    """Return the tag that the ranks imply; None if they fit none."""
     candidates = grid.candidates(group.ranks or ())
     if not candidates:
         return None
     if len(candidates) == 1:
         return Tagged(tag=candidates[0], source="ranks")
-    chosen = _choose(candidates, group, behaviour, grid)
+    chosen = _choose(candidates, group, behavior, grid)
     source = "heuristic" if chosen else "none"
     return Tagged(tag=chosen or "OTHER", source=source, candidates=candidates)
 
@@ -302,67 +305,68 @@ def _ints(value: str | int | tuple[int, ...]) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else ()
 
 
-def _deed(behaviour: Behaviour) -> str | None:
-    """The one thing that a group does; None where it does several, or nothing that tells.
+def _purpose(behavior: Behavior) -> str | None:
+    """Return the purpose that all operations of a group have; None without exactly one.
 
-    Gathers go with sums (sharded weights, sequence parallel) and tell nothing alone.
+    Gathers accompany reductions (sharded weights, sequence parallel) and do not count beside
+    them.
     """
-    seen = {
-        _BEHAVIOUR[op] for op, count in behaviour.counts.items() if count and op in _BEHAVIOUR
+    purposes = {
+        _BEHAVIOR[op] for op, count in behavior.counts.items() if count and op in _BEHAVIOR
     }
-    seen -= {"gathers"} if "sums" in seen else set()
-    return seen.pop() if len(seen) == 1 else None
+    purposes -= {"gathers"} if "sums" in purposes else set()
+    return purposes.pop() if len(purposes) == 1 else None
 
 
 def _exchanges(grid: Grid | None) -> tuple[str, ...]:
-    """Whom an all-to-all serves, the likelier first."""
+    """Return the tags that an all-to-all may have, the likelier first."""
     rings = grid is not None and grid.cp > 1 and grid.ep == 1
     return ("CP", "EP") if rings else ("EP", "CP")
 
 
 def _choose(
-    candidates: tuple[str, ...], group: ProcessGroup, behaviour: Behaviour, grid: Grid
+    candidates: tuple[str, ...], group: ProcessGroup, behavior: Behavior, grid: Grid
 ) -> str | None:
-    """The candidate that fits what the group does."""
-    wanted: tuple[str, ...] = ()
-    match _deed(behaviour):
+    """Return the candidate that fits the behavior."""
+    preferred: tuple[str, ...] = ()
+    match _purpose(behavior):
         case "pairs":
-            wanted = ("PP", "CP") if group.members == 2 else ("CP",)  # noqa: PLR2004
+            preferred = ("PP", "CP") if group.members == 2 else ("CP",)  # noqa: PLR2004
         case "all to all":
-            wanted = _exchanges(grid)
+            preferred = _exchanges(grid)
         case "sums" if "TP" not in candidates:
-            wanted = ("DP",)
-        case "sums" if "DP" not in candidates and _has_many_sums(group, behaviour):
-            wanted = ("TP",)
-    return next((tag for tag in wanted if tag in candidates), None)
+            preferred = ("DP",)
+        case "sums" if "DP" not in candidates and _has_many_sums(group, behavior):
+            preferred = ("TP",)
+    return next((tag for tag in preferred if tag in candidates), None)
 
 
-def _guess(group: ProcessGroup, behaviour: Behaviour, grid: Grid | None) -> str | None:
-    """What a group whose ranks tell nothing probably serves."""
+def _guess(group: ProcessGroup, behavior: Behavior, grid: Grid | None) -> str | None:
+    """Return the likely tag of a group whose ranks imply none."""
     world = group.description in WORLD
-    match _deed(behaviour):
+    match _purpose(behavior):
         case "pairs" if group.members == 2:  # noqa: PLR2004
             return "PP"
         case "all to all":
             return _exchanges(grid)[0]
         case "sums" if world:
             return "DP"
-        case "sums" if _has_many_sums(group, behaviour):
+        case "sums" if _has_many_sums(group, behavior):
             return "TP"
-        case "sums" if group.is_unnamed and group.streams and not _are_many(behaviour):
+        case "sums" if group.is_unnamed and group.streams and not _are_many(behavior):
             return "DP"
     return None
 
 
-def _has_many_sums(group: ProcessGroup, behaviour: Behaviour) -> bool:
-    """Whether neighbours sum so often in an iteration as only layers do."""
+def _has_many_sums(group: ProcessGroup, behavior: Behavior) -> bool:
+    """Whether adjacent ranks do as many reductions per iteration as only layers do."""
     ranks = group.ranks
     if not ranks or len(ranks) < 2 or max(ranks) - min(ranks) + 1 != len(ranks):  # noqa: PLR2004
         return False
-    return _are_many(behaviour)
+    return _are_many(behavior)
 
 
-def _are_many(behaviour: Behaviour) -> bool:
-    """Return whether there are as many sums in an iteration as only layers do."""
-    sums = (count for op, count in behaviour.counts.items() if _BEHAVIOUR.get(op) == "sums")
-    return sum(sums) >= _MANY * max(1, behaviour.iterations)
+def _are_many(behavior: Behavior) -> bool:
+    """Whether there are as many reductions per iteration as only layers do."""
+    sums = (count for op, count in behavior.counts.items() if _BEHAVIOR.get(op) == "sums")
+    return sum(sums) >= _MANY * max(1, behavior.iterations)

@@ -1,7 +1,9 @@
-"""dPRO trials and uniform traces: how they are recognized, and events by name, as columns.
+"""dPRO trials and uniform traces: recognition, and uniform traces as columns.
 
-Names are ``[pid->]op_cat.op_name[.sub_op][~>suffix]``. Every text is a name: what has no dot is
-an operation of that whole name.
+A uniform trace has events of all frameworks with names of one form.
+
+A long name is ``[pid->]op_cat.op_name[.sub_op][~>suffix]``; the part between ``->`` and ``~>``
+is the standard name. Any text is a valid name: without dots it is an operation of that name.
 """
 
 import os
@@ -20,7 +22,7 @@ from fastcomm.errors import TraceFileError, shell_joined
 from fastcomm.files import is_local
 from fastcomm.readers import OpenOptions, RankSources
 from fastcomm.trace.schema import OPS
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 SERVER = ("COPY_FIRST", "SUM", "COPY_MERGED")
 REQUESTS = ("PUSH_REQ", "PUSH_RES", "PULL_REQ", "PULL_RES")
@@ -35,14 +37,14 @@ COMPUTATION = frozenset(
     }
 )
 OTHER = "other"
-# What communication does, as the last part of its name tells; all else is OTHER.
+# Sub-operations that transfer data; other ones of communication have the category OTHER.
 TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
-COMMUNICATION = frozenset(f"Comm.{each}" for each in (*TRANSFERS, *REQUESTS))
+COMMUNICATION = frozenset(f"Comm.{sub_op}" for sub_op in (*TRANSFERS, *REQUESTS))
 HOST = "HOST"
-# What a group of tensors goes through before and behind the network.
+# Stages of a group of tensors before and after the network.
 IN, OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 STAGES = ("QUEUE", IN, OUT)
-# Without NCCL's own events: the wait of all ranks for each other, and all of the communication.
+# Without NCCL's events: the wait of all ranks for each other, and the whole communication.
 COARSE = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
 
 _FUSED = re.compile(r"\+(?=(?:[^+>]*->)?(?:FW|BW|Comm|UPDATE_)\.)")
@@ -57,7 +59,7 @@ _DEPTH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """A long name in its parts; what it does not have is None."""
+    """The parts of a long name; missing parts are None."""
 
     pid: str | None
     standard: str
@@ -69,10 +71,10 @@ class Name:
     @classmethod
     def of(cls, text: str) -> "Name":
         """Split a long or a standard name."""
-        pid, arrow, rest = text.partition("->")
+        pid, arrow, name = text.partition("->")
         if not arrow:
-            pid, rest = "", text
-        standard, tilde, suffix = rest.partition("~>")
+            pid, name = "", text
+        standard, tilde, suffix = name.partition("~>")
         cat, op, sub = _parts(standard)
         return cls(
             pid=pid if arrow else None,
@@ -85,16 +87,16 @@ class Name:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """The tensor ids of a communication; () for everything else."""
+        """Ids of the tensors of communication; () for other operations."""
         ids = self.op_name.split("+") if self.op_cat == "Comm" else []
-        return tuple(map(int, ids)) if all(each.isdecimal() for each in ids) else ()
+        return tuple(map(int, ids)) if all(number.isdecimal() for number in ids) else ()
 
     def __str__(self) -> str:
         return long_name(self.pid, self.standard, self.suffix)
 
 
 def _parts(standard: str) -> tuple[str, str, str | None]:
-    """Category, operation and sub-operation of a standard name."""
+    """Return category, operation and sub-operation of a standard name."""
     parts = standard.split(".")
     if len(parts) == 1:
         cat = next((cat for cat in _UNDOTTED if standard.startswith(cat)), "")
@@ -105,24 +107,24 @@ def _parts(standard: str) -> tuple[str, str, str | None]:
 
 
 def is_rank(pid: str) -> bool:
-    """Whether a pid is of a rank: not of a link between two hosts, nor of a server's thread."""
+    """Return whether a pid is a rank, not a link between two hosts or a thread of a server."""
     return bool(pid) and "::" not in pid and not pid.startswith("server_")
 
 
 def long_name(pid: str | None, standard: str, suffix: str | None = None) -> str:
-    """The parts joined."""
+    """Join pid, standard name and suffix to a long name."""
     head = "" if pid is None else f"{pid}->"
     return head + standard + ("" if suffix is None else f"~>{suffix}")
 
 
 def fused(text: str) -> tuple[Name, ...]:
-    """The operations that a fused one joins by "+"; the pid is that of the first."""
-    first, *rest = (Name.of(part) for part in _FUSED.split(text))
-    return (first, *(Name.of(long_name(first.pid, n.standard, n.suffix)) for n in rest))
+    """Split the name of a fused operation at "+"; all parts get the pid of the first."""
+    first, *others = (Name.of(part) for part in _FUSED.split(text))
+    return (first, *(Name.of(long_name(first.pid, n.standard, n.suffix)) for n in others))
 
 
 def category(standard: str) -> str:  # noqa: PLR0911
-    """The fine category, by the tokens of the name."""
+    """Return the fine category of a standard name, such as "operator.FW" or "Comm.SEND"."""
     name = Name.of(standard)
     if name.sub_op in SERVER:
         return "ServerOp"
@@ -144,7 +146,7 @@ def category(standard: str) -> str:  # noqa: PLR0911
 
 
 def coarse(fine: str) -> str:
-    """The coarse category of a fine one: operator, Comm, I/O, ServerOp, virtual."""
+    """Return the coarse category of a fine one: operator, Comm, I/O, ServerOp or virtual."""
     return fine.partition(".")[0]
 
 
@@ -154,9 +156,9 @@ Integers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event on its way into columns."""
+    """One event of a uniform trace; times are ns."""
 
-    name: str
+    name: str  # standard name
     pid: str
     start: int
     dur: int
@@ -170,37 +172,38 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformTrace:
-    """Columns of one trial; `key`, `lane`, `cat`, `extra` index into the tuples beside them."""
+    """Events by start, as columns; `key`, `lane`, `cat`, `extra`, `phase` index into tuples."""
 
-    keys: tuple[str, ...]
-    names: tuple[str, ...]
-    key_pid: tuple[str, ...]
+    keys: tuple[str, ...]  # long names
+    names: tuple[str, ...]  # standard name of each key
+    key_pid: tuple[str, ...]  # pid of each key
     pids: tuple[str, ...]
     lanes: tuple[str, ...]
     cats: tuple[str, ...]
-    extras: tuple[bytes, ...]
+    extras: tuple[bytes, ...]  # JSON objects of other arguments
     phases: tuple[str, ...]
+    # one value per event
     key: Codes
-    start: Ints
-    dur: Ints
-    step: Ints
-    cnt: Ints
+    start: Ints  # ns
+    dur: Ints  # ns
+    step: Ints  # or NULL
+    cnt: Ints  # number of earlier events with the key
     lane: Codes
     cat: Codes
     extra: Codes
     phase: Codes
-    counts: NDArray[np.bool_]
+    counts: Flags  # False for instant events and debug events, which are not measured
 
     def __len__(self) -> int:
         return len(self.start)
 
     def with_times(self, start: Ints, dur: Ints) -> "UniformTrace":
-        """The same events, in the same order, at other times."""
+        """Return a copy with other times, without sorting the events again."""
         return replace(self, start=start, dur=dur)
 
 
 class _Dictionary(dict[Any, int]):
-    """Numbers things in the order of their first use."""
+    """Numbers values in the order of their first use."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -209,7 +212,7 @@ class _Dictionary(dict[Any, int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Events in any order: codes into the tuples beside them; suffix -1 is none."""
+    """Events in any order, as codes into tuples of values; the suffix -1 is none."""
 
     names: tuple[str, ...]
     pids: tuple[str, ...]
@@ -230,52 +233,54 @@ class Columns:
     step: Ints
 
 
-def of_columns(given: Columns) -> UniformTrace:
-    """Sort events by time, and number their long names."""
-    known = np.empty(len(given.names), np.int64)
-    known[np.argsort(np.array(given.names, object), kind="stable")] = np.arange(len(known))
-    order = np.lexsort((known[given.name], given.start))
-    key, firsts = _keys(given, order)
-    names = [given.names[given.name[at]] for at in firsts]
-    pids = [given.pids[given.pid[at]] for at in firsts]
-    suffixes = [given.suffixes[s] if (s := given.suffix[at]) >= 0 else None for at in firsts]
+def of_columns(columns: Columns) -> UniformTrace:
+    """Build a uniform trace from columns: sort by start and name, and number the long names."""
+    place = np.empty(len(columns.names), np.int64)  # of each name in the sorted names
+    place[np.argsort(np.array(columns.names, object), kind="stable")] = np.arange(len(place))
+    order = np.lexsort((place[columns.name], columns.start))
+    key, firsts = _keys(columns, order)
+    names = [columns.names[columns.name[at]] for at in firsts]
+    pids = [columns.pids[columns.pid[at]] for at in firsts]
+    suffixes = [
+        columns.suffixes[s] if (s := columns.suffix[at]) >= 0 else None for at in firsts
+    ]
     keys = _Dictionary()
-    number = [keys[long_name(*each)] for each in zip(pids, names, suffixes, strict=True)]
-    if len(keys) < len(number):
+    number = [keys[long_name(*parts)] for parts in zip(pids, names, suffixes, strict=True)]
+    if len(keys) < len(number):  # other parts may join to the same long name
         key = np.array(number, np.int32)[key]
-        kept = [number.index(k) for k in range(len(keys))]
-        names, pids = [names[k] for k in kept], [pids[k] for k in kept]
-    nothing = np.zeros(len(order), np.int32)
-    cat, phase = given.cat[order], nothing if given.phase is None else given.phase[order]
-    counted = np.array([each not in {"i", "I"} for each in given.phases], bool)[phase]
-    counted &= np.array([each != "debug" for each in given.cats], bool)[cat]
+        unique = [number.index(k) for k in range(len(keys))]
+        names, pids = [names[k] for k in unique], [pids[k] for k in unique]
+    zeros = np.zeros(len(order), np.int32)
+    cat, phase = columns.cat[order], zeros if columns.phase is None else columns.phase[order]
+    counted = np.array([name not in {"i", "I"} for name in columns.phases], bool)[phase]
+    counted &= np.array([name != "debug" for name in columns.cats], bool)[cat]
     return UniformTrace(
         keys=tuple(keys),
         names=tuple(names),
         key_pid=tuple(pids),
-        pids=given.pids,
-        lanes=given.lanes,
-        cats=given.cats,
-        extras=given.extras,
-        phases=given.phases,
+        pids=columns.pids,
+        lanes=columns.lanes,
+        cats=columns.cats,
+        extras=columns.extras,
+        phases=columns.phases,
         key=key,
-        start=given.start[order],
-        dur=given.dur[order],
-        step=given.step[order],
+        start=columns.start[order],
+        dur=columns.dur[order],
+        step=columns.step[order],
         cnt=occurrences(key, len(keys)),
-        lane=given.lane[order].astype(np.int32),
+        lane=columns.lane[order].astype(np.int32),
         cat=cat.astype(np.int32),
-        extra=nothing if given.extra is None else given.extra[order].astype(np.int32),
+        extra=zeros if columns.extra is None else columns.extra[order].astype(np.int32),
         phase=phase.astype(np.int32),
         counts=counted,
     )
 
 
-def _keys(given: Columns, order: Ints) -> tuple[Codes, list[int]]:
-    """A number for pid, name and suffix together, and an event that has each of them."""
-    wide = len(given.suffixes) + 1
-    joined = (given.pid.astype(np.int64) * len(given.names) + given.name) * wide
-    encoded = pa.array((joined + given.suffix + 1)[order]).dictionary_encode()
+def _keys(columns: Columns, order: Ints) -> tuple[Codes, list[int]]:
+    """Number the combinations of pid, name and suffix; return keys and an event of each."""
+    wide = len(columns.suffixes) + 1
+    joined = (columns.pid.astype(np.int64) * len(columns.names) + columns.name) * wide
+    encoded = pa.array((joined + columns.suffix + 1)[order]).dictionary_encode()
     key = encoded.indices.to_numpy()
     at = np.empty(len(encoded.dictionary), np.int64)
     at[key[::-1]] = order[::-1]
@@ -283,63 +288,66 @@ def _keys(given: Columns, order: Ints) -> tuple[Codes, list[int]]:
 
 
 def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) -> UniformTrace:
-    """Sort events into columns; `shifts` (pid to ns) is added to their starts."""
-    given, shifts = list(events), shifts or {}
-    n = len(given)
+    """Build a uniform trace from events; `shifts` in ns by pid are added to their starts."""
+    rows, shifts = list(events), shifts or {}
+    n = len(rows)
     coded: dict[str, Any] = {}
-    words: dict[str, Any] = {}
-    for one, many, values in (
-        ("name", "names", (e.name for e in given)),
-        ("pid", "pids", (e.pid for e in given)),
-        ("lane", "lanes", (e.lane for e in given)),
-        ("cat", "cats", (e.cat for e in given)),
-        ("extra", "extras", (orjson.dumps(e.extra or {}) for e in given)),
-        ("phase", "phases", (e.phase for e in given)),
+    values: dict[str, Any] = {}
+    for one, many, column in (
+        ("name", "names", (e.name for e in rows)),
+        ("pid", "pids", (e.pid for e in rows)),
+        ("lane", "lanes", (e.lane for e in rows)),
+        ("cat", "cats", (e.cat for e in rows)),
+        ("extra", "extras", (orjson.dumps(e.extra or {}) for e in rows)),
+        ("phase", "phases", (e.phase for e in rows)),
     ):
         codes = _Dictionary()
-        coded[one] = np.fromiter((codes[value] for value in values), np.int32, n)
-        words[many] = tuple(codes)
+        coded[one] = np.fromiter((codes[value] for value in column), np.int32, n)
+        values[many] = tuple(codes)
     suffixes = _Dictionary()
-    suffix = (-1 if e.suffix is None else suffixes[e.suffix] for e in given)
+    suffix = (-1 if e.suffix is None else suffixes[e.suffix] for e in rows)
     return of_columns(
         Columns(
-            start=np.fromiter((e.start + shifts.get(e.pid, 0) for e in given), np.int64, n),
-            dur=np.fromiter((e.dur for e in given), np.int64, n),
-            step=np.fromiter((NULL if e.step is None else e.step for e in given), np.int64, n),
+            start=np.fromiter((e.start + shifts.get(e.pid, 0) for e in rows), np.int64, n),
+            dur=np.fromiter((e.dur for e in rows), np.int64, n),
+            step=np.fromiter((NULL if e.step is None else e.step for e in rows), np.int64, n),
             suffix=np.fromiter(suffix, np.int32, n),
             suffixes=tuple(suffixes),
             **coded,
-            **words,
+            **values,
         )
     )
 
 
 def occurrences(key: Ints | Codes, size: int) -> Ints:
-    """How many events of the same key come before each."""
+    """Return for each event the number of earlier events with its key.
+
+    Keys are 0 to `size` - 1.
+    """
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=size))))[:-1]
-    out = np.empty(len(key), np.int64)
-    out[order] = np.arange(len(key)) - first[key[order]]
-    return out
+    count = np.empty(len(key), np.int64)
+    count[order] = np.arange(len(key)) - first[key[order]]
+    return count
 
 
 def claims(path: Path) -> bool:
-    """Whether this is a trial, a host or GPU of one, or a uniform trace."""
+    """Return whether a path is a trial, a host or GPU of one, or a uniform trace."""
     from fastcomm.readers.kineto import head  # most runs have neither
 
     if path.name.lower().endswith(head.SUFFIXES) and path.is_file():
         return head.peek(path).kind == "uniform"
     traces = _traces(path)
-    return bool(traces) and all(head.peek(each).kind != "profiler" for each in traces)
+    return bool(traces) and all(head.peek(file).kind != "profiler" for file in traces)
 
 
 def is_damaged(_: Path) -> bool:
-    """Return False: a file that cannot be read is no uniform trace."""
+    """Return False: files that cannot be read are not claimed as uniform traces."""
     return False
 
 
 def _traces(path: Path) -> list[Path]:
-    """The traces of ranks that lie where a trial has them."""
+    """Return the traces of ranks in the directories where a trial has them."""
     if not is_local(path) or not path.is_dir():
         return []
     folders = [path]
@@ -353,7 +361,7 @@ def _traces(path: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The directories in a directory, but for hidden ones; none where it cannot be listed."""
+    """Return the directories in a directory that are not hidden; none if it is unreadable."""
     try:
         with os.scandir(path) as entries:
             return [
@@ -366,7 +374,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """Raise `TraceFileError`: these are no traces of a profiler."""
+    """Raise TraceFileError: trials and uniform traces are no traces of a profiler."""
     del options
     raise trial_error(paths[0], "stats")
 

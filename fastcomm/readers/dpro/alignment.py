@@ -1,10 +1,11 @@
-"""Clocks of hosts: what to add to the times of each so that they tell one time.
+"""Align the clocks of hosts: shifts in ns to add to the times of each host.
 
-`sync`: the last Sync of Horovod ends everywhere as on the first host. The others need none: no
-RECV ends before its SEND, which bounds the difference of two hosts' shifts. Of all shifts
-within the bounds `causality` takes the smallest by their squares, `variance` those for which
-long RECVs, counted from their SEND on, differ least, `drift` those that differ least from host
-to host around the ring. `auto` is sync, or causality where a rank has no Sync. Times are ns.
+Mode `sync` shifts hosts so that the last Sync of Horovod ends at the same time everywhere. The
+other modes use that no RECV ends before its SEND, which bounds the difference of the shifts of
+two hosts. Of all shifts within the bounds, `causality` chooses the least sum of squares,
+`variance` the least variance of long RECVs, counted from their SEND, and `drift` the least
+differences between neighbors in the ring of hosts. `auto` is sync, or causality if a rank has
+no Sync.
 """
 
 from collections.abc import Mapping
@@ -23,30 +24,33 @@ from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Floats, Ints
 
 MODES = ("auto", "sync", "causality", "variance", "drift", "none")
-_LONG = 1.5
+_LONG = 1.5  # a long RECV, in medians
 _US = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shifts:
-    """Nanoseconds to add, by pid; `violated_ns` is by how much causality still is."""
+    """Result of an alignment; without shifts the clocks are not aligned."""
 
-    by_pid: Mapping[str, int]
+    by_pid: Mapping[str, int]  # ns to add
     warnings: tuple[str, ...] = ()
-    violated_ns: float = 0.0
+    violated_ns: float = 0.0  # by how much a RECV still ends before its SEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """SEND and RECV of one slice on two hosts: the hosts by number, start and end of both."""
+    """SEND and RECV of slices between two hosts, one value per pair."""
 
-    send_host: Ints
+    send_host: Ints  # number of the host
     receive_host: Ints
-    send: Floats
+    send: Floats  # start and end, 2 x pairs, ns
     receive: Floats
 
     def bounds(self, hosts: int) -> Floats:
-        """How far a sender's shift may exceed a receiver's at most; inf without pairs."""
+        """Return by how much a sender's shift may exceed a receiver's, hosts x hosts, ns.
+
+        inf for hosts without pairs.
+        """
         most = np.full((hosts, hosts), np.inf)
         gap = self.receive[1] - self.send[1]
         np.minimum.at(most, (self.send_host, self.receive_host), gap)
@@ -56,12 +60,30 @@ class Pairs:
 def by_sync(
     mode: str, hosts: Mapping[str, str], syncs: Mapping[str, int | None]
 ) -> Shifts | None:
-    """Shifts that the Syncs alone tell; None if SEND and RECV have to tell them.
+    """Align clocks by Syncs alone.
 
-    `hosts` and `syncs`, the end of the last Sync, are by pid, in the order of the ranks.
+    Parameters
+    ----------
+    mode
+        One of `MODES`.
+    hosts
+        Host by pid, in the order of the ranks.
+    syncs
+        End of the last Sync by pid, ns; None for ranks without a Sync.
+
+    Returns
+    -------
+    Shifts or None
+        None if the mode needs SEND and RECV.
+
+    Raises
+    ------
+    ConfigError
+        If the mode is unknown.
+
     """
     if mode not in MODES:
-        raise ConfigError(f"alignment {mode!r}: wanted one of {', '.join(MODES)}")
+        raise ConfigError(f"invalid alignment {mode!r}: expected one of {', '.join(MODES)}")
     if mode == "none" or len(set(hosts.values())) == 1:
         return Shifts(by_pid={})
     missing = next((pid for pid in hosts if syncs[pid] is None), None)
@@ -69,13 +91,13 @@ def by_sync(
         return None
     if missing:
         return Shifts(
-            by_pid={}, warnings=(f"{missing}: no Sync in comm.json: clocks are not aligned",)
+            by_pid={}, warnings=(f"{missing}: no Sync in comm.json; clocks are not aligned",)
         )
     ends: dict[str, list[int]] = {}
     for pid, host in hosts.items():
         ends.setdefault(host, []).append(syncs[pid] or 0)
     base = next(iter(ends.values()))
-    # Exact: means of integers near 2^61 as one quotient.
+    # One quotient of integers: float64 would round means of times near 2^61.
     shift = {
         host: round((sum(base) * len(own) - sum(own) * len(base)) / (len(base) * len(own)))
         for host, own in ends.items()
@@ -86,19 +108,32 @@ def by_sync(
 def by_causality(
     mode: str, trace: UniformTrace, topology: Topology | None, hosts: Mapping[str, str]
 ) -> Shifts:
-    """Shifts that SEND and RECV between hosts tell; the first host keeps its clock."""
+    """Align clocks by SEND and RECV between hosts; the first host keeps its clock.
+
+    Parameters
+    ----------
+    mode
+        One of `MODES`; "auto" is causality.
+    trace
+        The trial, with steps.
+    topology
+        Rings of NCCL; without them the clocks are not aligned.
+    hosts
+        Host by pid, in the order of the ranks.
+
+    """
     pairs = None if topology is None else pairs_of(trace, topology, hosts)
     if pairs is None or not len(pairs.send_host):
         return Shifts(
             by_pid={},
-            warnings=("no Sync, and no SEND and RECV between hosts: clocks are not aligned",),
+            warnings=("no Sync, and no SEND and RECV between hosts; clocks are not aligned",),
         )
-    warnings = ["no Sync in every comm.json: clocks are aligned by SEND and RECV"]
+    warnings = ["not every comm.json has a Sync; clocks are aligned by SEND and RECV"]
     names = list(dict.fromkeys(hosts.values()))
     shift, violated = solve(pairs, len(names), "causality" if mode == "auto" else mode)
     if violated >= 1:
         warnings.append(
-            f"no shift of clocks lets every RECV end after its SEND: {format_ns(violated)} lack"
+            f"a RECV ends {format_ns(violated)} before its SEND, however clocks are aligned"
         )
     by_host = dict(zip(names, np.rint(shift).astype(np.int64).tolist(), strict=True))
     return Shifts(
@@ -109,7 +144,7 @@ def by_causality(
 
 
 def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) -> Pairs:
-    """Every SEND and RECV between two hosts, in every step."""
+    """Return all pairs of SEND and RECV between two hosts, in every step."""
     sends, receives = send_receive(trace, topology)
     number = {host: i for i, host in enumerate(dict.fromkeys(hosts.values()))}
     host = np.array([number[hosts[pid]] for pid in trace.key_pid], np.int64)
@@ -135,7 +170,24 @@ def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) 
 
 
 def solve(pairs: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
-    """Shifts by host, that of the first 0, and by how much they violate causality at least."""
+    """Compute shifts of hosts from pairs of SEND and RECV.
+
+    Parameters
+    ----------
+    pairs
+        At least one.
+    hosts
+        Number of hosts.
+    mode
+        "causality", "variance" or "drift".
+
+    Returns
+    -------
+    tuple
+        Shift of each host in ns, 0 for the first, and by how many ns a RECV still ends before
+        its SEND.
+
+    """
     bounds = pairs.bounds(hosts) / _US
     sender, receiver = np.nonzero(np.isfinite(bounds))
     most = bounds[sender, receiver]
@@ -152,7 +204,7 @@ def solve(pairs: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
 
 
 def _violated(sides: Floats, most: Floats) -> float:
-    """The least that all bounds have to give so that shifts fit them: 0 where some do."""
+    """Return the least increase of all bounds with which shifts satisfy them; 0 if some do."""
     from scipy.optimize import linprog
 
     cost = np.append(np.zeros(sides.shape[1]), 1.0)
@@ -162,10 +214,10 @@ def _violated(sides: Floats, most: Floats) -> float:
 
 
 def _smallest(sides: Floats, most: Floats) -> Floats:
-    """The least sum of squares with `sides @ shift <= most`: least distance programming.
+    """Return the shifts with ``sides @ shift <= most`` and the least sum of squares.
 
-    C. Lawson and R. Hanson, Solving Least Squares Problems, chapter 23: the residual of a
-    non-negative least squares problem.
+    Least distance programming, as the residual of a non-negative least squares problem:
+    C. Lawson and R. Hanson, Solving Least Squares Problems, chapter 23.
     """
     from scipy.optimize import nnls
 
@@ -174,13 +226,13 @@ def _smallest(sides: Floats, most: Floats) -> Floats:
     scale = float(np.abs(most).max())
     target = np.append(np.zeros(sides.shape[1]), 1.0)
     system = np.vstack((-sides.T, -most / scale))
-    left = system @ nnls(system, target)[0] - target
-    shift: Floats = -left[:-1] / left[-1] * scale
+    residual = system @ nnls(system, target)[0] - target
+    shift: Floats = -residual[:-1] / residual[-1] * scale
     return shift
 
 
 def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
-    """The least sum of what neighbours in the ring of hosts differ by."""
+    """Return the shifts with the least sum of differences between neighbors in the ring."""
     from scipy.optimize import linprog
 
     ring = np.zeros((hosts, hosts))
@@ -198,7 +250,7 @@ def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
 
 
 def _least_variance(pairs: Pairs, sides: Floats, most: Floats, begin: Floats) -> Floats:
-    """From the smallest shifts on, downhill to where long RECVs vary least."""
+    """Return shifts with the least variance of long RECVs, by descent from `begin`."""
     from scipy.optimize import minimize
 
     dur = (pairs.receive[1] - pairs.receive[0]) / _US
@@ -209,8 +261,8 @@ def _least_variance(pairs: Pairs, sides: Floats, most: Floats, begin: Floats) ->
     sender, receiver, dur = pairs.send_host[long], pairs.receive_host[long], dur[long]
 
     def variance(shift: Floats) -> float:
-        whole = np.concatenate(([0.0], shift))
-        clipped = np.clip(reach + whole[receiver] - whole[sender], 0, dur)
+        by_host = np.concatenate(([0.0], shift))
+        clipped = np.clip(reach + by_host[receiver] - by_host[sender], 0, dur)
         return float(clipped.var())
 
     within: dict[str, Any] = {"type": "ineq", "fun": lambda shift: most - sides @ shift}

@@ -1,7 +1,7 @@
-"""Communication of a dPRO trial: Horovod's timeline, NCCL's slices, and BytePS's servers.
+"""Read the communication of a dPRO trial: from Horovod, NCCL and BytePS.
 
-Of Horovod and NCCL only events within the span of the rank's computation are read:
-`[start, stop)`. BytePS has one timeline of workers and one of servers for the whole trial.
+Events of Horovod and NCCL are read only within the span of the rank's computation,
+``[start, stop)`` in ns. BytePS has one timeline of workers and one of servers per trial.
 """
 
 import re
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 
 class _Slices(dict[tuple[Any, ...], tuple[str, str, dict[str, Any]] | None]):
-    """Standard name, suffix and ids by raw name and ids; None of what is no slice."""
+    """Cache: standard name, suffix and ids of a slice by raw name and ids; None for others."""
 
     def __missing__(self, key: tuple[Any, ...]) -> tuple[str, str, dict[str, Any]] | None:
         match = _DETAIL.fullmatch(str(key[0]).replace("<<step>>", ""))
@@ -43,7 +43,23 @@ class _Slices(dict[tuple[Any, ...], tuple[str, str, dict[str, Any]] | None]):
 
 
 def detail(path: Path, pid: str, span: Span) -> list[Event]:
-    """Slices of NCCL; a file without traceEvents has none: the rank's hops stay in its host."""
+    """Read NCCL's slices of one rank, by start.
+
+    Parameters
+    ----------
+    path
+        ``comm_detail.json``. A rank that communicates only within its host has no events in it.
+    pid
+        Process of the rank.
+    span
+        Start and end of the events to read, ns.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is not JSON, or a slice has no ids.
+
+    """
     slices, events = _Slices(), []
     for row in sorted(event_rows(read_json(path)), key=lambda row: row["ts"]):
         start = ns(row["ts"])
@@ -56,7 +72,8 @@ def detail(path: Path, pid: str, span: Span) -> list[Event]:
         name, suffix, ids = slice_
         if None in ids.values():
             raise TraceFileError(
-                f"{path}: {name} at {row['ts']}: found {ids}, wanted {SLICE_IDS}"
+                f"{path}: {name} at {row['ts']}: invalid ids {ids}: expected "
+                f"{', '.join(SLICE_IDS)}"
             )
         events.append(
             Event(
@@ -78,9 +95,9 @@ def _sorted(ids: str) -> str:
 
 
 def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
-    """loopNum, channelNum, chunkNum and sliceNum of each `Comm.<ids>`: 1 + the largest id."""
+    """Return the numbers of `COUNTS` for each name `Comm.<ids>`: the largest id, plus 1."""
     numbers: dict[str, dict[str, int]] = {}
-    slices = {(each.name, each.suffix): each.extra for each in events if each.suffix}
+    slices = {(event.name, event.suffix): event.extra for event in events if event.suffix}
     for (standard, _), ids in slices.items():
         most = numbers.setdefault(standard.rpartition(".")[0], dict.fromkeys(COUNTS, 1))
         for number, name in zip(COUNTS, SLICE_IDS, strict=True):
@@ -89,17 +106,20 @@ def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
 
 
 @dataclass(slots=True)
-class _Reading:
-    """Where the reader of a timeline stands."""
+class _TimelineState:
+    """State of the reader of a timeline of Horovod."""
 
-    tensors: Mapping[str, int]
-    activities: tuple[str, ...]
-    process: dict[Any, str] = field(default_factory=dict)
+    tensors: Mapping[str, int]  # id by name
+    activities: tuple[str, ...]  # that are read
+    process: dict[Any, str] = field(default_factory=dict)  # name by number
     open: dict[Any, list[tuple[str | None, int]]] = field(default_factory=dict)
-    last_sync: int | None = None
+    last_sync: int | None = None  # end, ns
 
     def step(self, row: Any, time: int, name: str | None, pid: str) -> list[Event]:
-        """Open what begins, and give what ends; an end without a begin is nothing."""
+        """Process a begin or an end; return the event that ends, if any.
+
+        Events with the name None are dropped, and ends without a begin are ignored.
+        """
         stack = self.open.setdefault(row["pid"], [])
         if row["ph"] == "B":
             stack.append((name, time))
@@ -119,11 +139,33 @@ def timeline(
     *,
     coarse: bool = False,
 ) -> tuple[list[Event], int | None]:
-    """Horovod's events in time order, and the end of the last Sync (None without one).
+    """Read a rank's timeline of Horovod.
 
-    `tensors` has ids by name. `coarse` takes one event a tensor instead of its activities.
+    Parameters
+    ----------
+    path
+        ``comm.json``.
+    pid
+        Process of the rank.
+    span
+        Start and end of the events to read, ns.
+    tensors
+        Id of each tensor by name.
+    coarse
+        Read one event per tensor instead of its activities.
+
+    Returns
+    -------
+    tuple
+        Events by start, and the end of the last Sync in ns, or None.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is not JSON, or a process has another name than Horovod's.
+
     """
-    state = _Reading(tensors=tensors or {}, activities=COARSE if coarse else ACTIVITIES)
+    state = _TimelineState(tensors=tensors or {}, activities=COARSE if coarse else ACTIVITIES)
     events: list[Event] = []
     for row in timeline_rows(path):
         if row.get("ph") == "M":
@@ -135,17 +177,17 @@ def timeline(
                 break
             if time < span[0]:
                 continue
-            begun = _named(state, row, path) if row["ph"] == "B" else None
+            begun = _begin_name(state, row, path) if row["ph"] == "B" else None
             events += state.step(row, time, begun, pid)
-    return _joined(events), state.last_sync
+    return _merge_syncs(events), state.last_sync
 
 
 def timeline_rows(path: Path) -> list[Any]:
-    """The events of a list whose writer may have died before the last bracket."""
+    """Read the events of a JSON list, which may lack its last bracket if its writer crashed."""
     text = whole_text(path).strip()
-    for whole in (text, text.rstrip(b",") + b"]"):
+    for candidate in (text, text.rstrip(b",") + b"]"):
         try:
-            document = orjson.loads(whole)
+            document = orjson.loads(candidate)
         except orjson.JSONDecodeError as error:
             reason = error
         else:
@@ -153,26 +195,27 @@ def timeline_rows(path: Path) -> list[Any]:
     raise TraceFileError(f"{path}: {reason}")
 
 
-def _named(state: _Reading, row: Any, path: Path) -> str | None:
-    """The standard name of what begins; None of what is dropped."""
+def _begin_name(state: _TimelineState, row: Any, path: Path) -> str | None:
+    """Return the standard name of the event that begins, or None for events to drop."""
     process, begun = state.process[row["pid"]], str(row.get("name"))
     if process == "Sync":
         tensor = state.tensors.get(begun, begun.rpartition(".")[2])
-        none = "none" in begun or "input_barrier" in begun
-        return None if none else _communication(tensor, "Sync")
-    head, dot, rest = process.partition(".")
+        is_barrier = "none" in begun or "input_barrier" in begun
+        return None if is_barrier else _communication(tensor, "Sync")
+    head, dot, label = process.partition(".")
     if "horovod" not in head.lower() or not dot:
         raise TraceFileError(
-            f"{path}: process {process!r}: wanted Sync or <Horovod operation>.<tensor id>"
+            f"{path}: unknown process {process!r}: expected Sync or <Horovod operation>."
+            "<tensor id>"
         )
     if begun not in state.activities or "input_barrier" in process:
         return None
-    tensor = state.tensors.get(rest, rest.partition(".")[0].partition("_")[0])
+    tensor = state.tensors.get(label, label.partition(".")[0].partition("_")[0])
     return _communication(tensor, begun)
 
 
 def _communication(tensor: str | int, sub_op: str) -> str | None:
-    """The name of what is done with a tensor; None of what is no gradient."""
+    """Return the standard name of a tensor's communication; None unless it is a gradient."""
     return f"Comm.{tensor}.{sub_op}" if str(tensor).isdecimal() else None
 
 
@@ -188,40 +231,55 @@ def _horovod_event(name: str, pid: str, start: int, stop: int) -> Event:
     )
 
 
-def _joined(events: list[Event]) -> list[Event]:
-    """Syncs of one start are one Sync of all their tensors; then in time order."""
+def _merge_syncs(events: list[Event]) -> list[Event]:
+    """Merge Syncs with the same start into one Sync of all their tensors; sort by start."""
     syncs: dict[int, list[Event]] = {}
-    for each in events:
-        if each.name.endswith(".Sync"):
-            syncs.setdefault(each.start, []).append(each)
-    merged = [each for each in events if not each.name.endswith(".Sync")]
-    for start, same in syncs.items():
-        ids = "+".join(each.name.split(".")[1] for each in same)
-        name = f"Comm.{_sorted(ids)}.Sync" if len(same) > 1 else same[0].name
-        merged.append(_horovod_event(name, same[0].pid, start, start + same[0].dur))
-    return sorted(merged, key=lambda each: each.start)
+    for event in events:
+        if event.name.endswith(".Sync"):
+            syncs.setdefault(event.start, []).append(event)
+    merged = [event for event in events if not event.name.endswith(".Sync")]
+    for start, group in syncs.items():
+        ids = "+".join(event.name.split(".")[1] for event in group)
+        name = f"Comm.{_sorted(ids)}.Sync" if len(group) > 1 else group[0].name
+        merged.append(_horovod_event(name, group[0].pid, start, start + group[0].dur))
+    return sorted(merged, key=lambda event: event.start)
 
 
 COMM, SERVERS = "comm_timeline.json", "server_timeline.json"
-FIRST, STEPS = 10, 10
+FIRST, STEPS = 10, 10  # the steps that BytePS's operations are read of
 _LINK = re.compile(r"((worker|server)_\d+) *-> *((?:worker|server)_\d+)")
 _THREAD = re.compile(r"(server_\d+)_t(\d+)")
 _DONE = re.compile(r"(.+?)(?:~PART(\d+))?\.([A-Z_]+)")
-# By how much a link may have more or fewer of an operation than most have.
+# By how much the number of operations of a link may differ from that of most links.
 _SPREAD = {"PUSH": 2, "PULL": 1}
 
 
 def byteps_events(
     folder: Path, ids: Mapping[str, int], first: int = FIRST, steps: int = STEPS
 ) -> list[Event]:
-    """Return pushes, pulls and operations of servers in a window of steps.
+    """Read pushes, pulls and operations of servers in a window of steps.
 
-    `comm_timeline.json` and `server_timeline.json` have begins and ends by process:
-    "worker_0 -> server_1" with `<tensor>.PUSH` and `.PULL`, "server_1_t0" with
-    `<tensor>.COPY_FIRST`, `.SUM` and `.COPY_MERGED`; a part of a tensor has `~PART<i>` behind
-    its name. `ids` is by tensor name. Of each link the operations count from the 10th on: one a
-    step, and one push before the first, which sets the tensor up. A trace of fewer steps
-    counts from its begin.
+    The files have begins and ends by process: "worker_0 -> server_1" with ``<tensor>.PUSH`` and
+    ``.PULL``, "server_1_t0" with ``<tensor>.COPY_FIRST``, ``.SUM`` and ``.COPY_MERGED``. The
+    name of a part of a tensor ends with ``~PART<i>``. A link has one operation per step, and
+    one push before, which sets the tensor up.
+
+    Parameters
+    ----------
+    folder
+        Has ``comm_timeline.json``, and perhaps ``server_timeline.json``.
+    ids
+        Id of each tensor by name.
+    first
+        First step to read; 0 in traces of fewer than `first` + `steps` steps.
+    steps
+        Number of steps to read.
+
+    Raises
+    ------
+    TraceFileError
+        If a file is not JSON, or an operation has another name.
+
     """
     comm = list(_read_operations(folder / COMM, ids))
     most = Counter(_operation_counts(comm, "PULL").values())
@@ -233,7 +291,7 @@ def byteps_events(
 
 
 def _read_operations(path: Path, ids: Mapping[str, int]) -> Iterator[Event]:
-    """All operations of known tensors, in the order of their ends."""
+    """Yield the operations of gradients, by end."""
     process: dict[Any, str] = {}
     open_: dict[Any, list[tuple[str, int]]] = {}
     for row in timeline_rows(path):
@@ -249,7 +307,7 @@ def _read_operations(path: Path, ids: Mapping[str, int]) -> Iterator[Event]:
 
 
 def _byteps_event(process: str, text: str, ids: Mapping[str, int], path: Path) -> Event | None:
-    """One operation without its times; None of a tensor that is no gradient."""
+    """Return an operation without its times; None unless its tensor is a gradient."""
     done = _DONE.fullmatch(text)
     link, thread = _LINK.fullmatch(process), _THREAD.fullmatch(process)
     sub_op = done[3] if done else ""
@@ -260,8 +318,9 @@ def _byteps_event(process: str, text: str, ids: Mapping[str, int], path: Path) -
         pid, suffix = process, f"server_t{thread[2]}::~PART"
     else:
         raise TraceFileError(
-            f"{path}: {text!r} of process {process!r}: wanted <tensor>.PUSH or .PULL of "
-            '"worker_0 -> server_1", or an operation of "server_1_t0": ' + ", ".join(SERVER)
+            f"{path}: unknown operation {text!r} of process {process!r}: expected "
+            '<tensor>.PUSH or .PULL of "worker_0 -> server_1", or '
+            f'{", ".join(SERVER)} of "server_1_t0"'
         )
     tensor = str(ids.get(done[1], done[1].rpartition(".")[2])) if done else ""
     if not tensor.isdecimal() or not done:
@@ -278,18 +337,18 @@ def _byteps_event(process: str, text: str, ids: Mapping[str, int], path: Path) -
 
 
 def _numbered(events_: list[Event]) -> list[Event]:
-    """Sums of one tensor by their place behind the copy that begins them."""
+    """Add a number to the suffix of each sum of a tensor, counted from its COPY_FIRST."""
     numbered, sums = [], Counter[tuple[str, str]]()
-    for each in events_:
-        key = each.name.rpartition(".")[0], (each.suffix or "").rpartition("~")[2]
-        if each.name.endswith(".COPY_FIRST"):
+    for event in events_:
+        key = event.name.rpartition(".")[0], (event.suffix or "").rpartition("~")[2]
+        if event.name.endswith(".COPY_FIRST"):
             sums[key] = 0
-        if each.name.endswith(".SUM"):
-            thread, _, part = (each.suffix or "").partition("::")
-            numbered.append(replace(each, suffix=f"{thread}::{sums[key]}::{part}"))
+        if event.name.endswith(".SUM"):
+            thread, _, part = (event.suffix or "").partition("::")
+            numbered.append(replace(event, suffix=f"{thread}::{sums[key]}::{part}"))
             sums[key] += 1
         else:
-            numbered.append(each)
+            numbered.append(event)
     return numbered
 
 
@@ -298,21 +357,24 @@ def _operation_key(event: Event) -> tuple[str, str, str | None]:
 
 
 def _operation_counts(events_: list[Event], kind: str) -> Counter[tuple[str, str, str | None]]:
-    """How often each link did each operation of a kind."""
-    return Counter(_operation_key(each) for each in events_ if f".{kind}_" in each.name)
+    """Count the operations of a kind, PUSH or PULL, by link, name and suffix."""
+    return Counter(_operation_key(event) for event in events_ if f".{kind}_" in event.name)
 
 
 def _window(events_: list[Event], first: int, steps: int) -> Iterator[Event]:
-    """The operations of `steps` steps, numbered; links that are far from most do not count."""
-    odd = set()
+    """Yield the operations of `steps` steps, with their steps.
+
+    Links with an unusual number of operations are left out.
+    """
+    unusual = set()
     for kind, spread in _SPREAD.items():
         counts = _operation_counts(events_, kind)
         usual = Counter(counts.values()).most_common(1)
-        odd |= {key for key, n in counts.items() if abs(n - usual[0][0]) > spread}
-    seen: Counter[tuple[str, str, str | None]] = Counter()
-    for each in events_:
-        key = _operation_key(each)
-        step = seen[key] - first - int(".PUSH_" in each.name)
-        seen[key] += 1
-        if key not in odd and 0 <= step < steps:
-            yield replace(each, step=step)
+        unusual |= {key for key, n in counts.items() if abs(n - usual[0][0]) > spread}
+    count: Counter[tuple[str, str, str | None]] = Counter()
+    for event in events_:
+        key = _operation_key(event)
+        step = count[key] - first - int(".PUSH_" in event.name)
+        count[key] += 1
+        if key not in unusual and 0 <= step < steps:
+            yield replace(event, step=step)

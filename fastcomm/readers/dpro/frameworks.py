@@ -1,11 +1,13 @@
-"""TensorFlow and MXNet: graphs get standard names, events of their profilers become uniform.
+"""Read graphs and traces of TensorFlow and MXNet, with standard names of operations.
 
-Of TensorFlow the traces of version 2 (`args.long_name`, threads "TensorFlow Ops") and the
-timelines of version 1 (`args.name`, threads without names) are read. What a trace of MXNet has
-between the graph's operations is told by its place: behind the last forward operation the
-outputs (OUTPUT0), behind the last backward one what the optimizer computes (UPDATE_CAL) and
-its updates (UPDATE_0, UPDATE_1, ...), counted anew in each step. Updates wait for UPDATE_CAL,
-not for each other. What begins after the last update is of a step that the trace cuts.
+TensorFlow: traces of version 2 (`args.long_name`, threads "TensorFlow Ops") and timelines of
+version 1 (`args.name`, threads without names).
+
+MXNet: operations that are not in the graph are named by their position in the trace. After the
+last forward operation come outputs (OUTPUT0); after the last backward operation come the
+computations of the optimizer (UPDATE_CAL) and its updates (UPDATE_0, UPDATE_1, ...), counted
+anew in each step. Updates wait for UPDATE_CAL, not for each other. Events that begin after the
+last update belong to an incomplete step, and are dropped.
 """
 
 import re
@@ -35,7 +37,10 @@ _PREFIX = "StatefulPartitionedCall/"
 
 
 def tensorflow_graph(path: Path) -> LocalGraph:
-    """Read and relabel a graph; a node without edges vanishes."""
+    """Read a graph of TensorFlow with standard names; nodes without edges are left out.
+
+    Raises TraceFileError if the file is no graph.
+    """
     names, edges = job.read_graph(path)
     after = adjacent(names, edges)
     comm = [name for name in names if relabel(name).startswith("Comm.")]
@@ -59,27 +64,41 @@ def tensorflow_graph(path: Path) -> LocalGraph:
 def tensorflow_parameters(
     listed: Iterable[Parameter], metadata: Mapping[str, Any], graph: LocalGraph
 ) -> ParameterDict:
-    """Tensors are outputs, of their names, of the backward ops before their communication."""
+    """Add shapes, types and updates to tensors.
+
+    The shape of a tensor is that of the output of its name in the metadata of the backward
+    operations before its communication.
+
+    Parameters
+    ----------
+    listed
+        Names of the tensors.
+    metadata
+        ``metadata.json``, by raw name of an operation.
+    graph
+        Standard names and dependencies.
+
+    """
     raw = {label: name for name, label in graph.label.items()}
     parameters = []
-    for each in listed:
-        befores = graph.predecessors.get(f"Comm.{each.index}", ())
+    for tensor in listed:
+        befores = graph.predecessors.get(f"Comm.{tensor.index}", ())
         outputs = (
             output
             for before in befores
             for output in metadata.get(raw[before], {}).get("output", ())
         )
-        own = next((output for output in outputs if output["name"] == each.name), None)
+        own = next((output for output in outputs if output["name"] == tensor.name), None)
         facts = {} if own is None else {"shape": tuple(own["shape"]), "dtype": own["dtype"]}
-        parameters.append(replace(each, **facts))
+        parameters.append(replace(tensor, **facts))
     comm = (name for name in graph.nodes if name.startswith("Comm."))
     return ParameterDict(
         parameters=tuple(parameters),
         update_of={
-            int(tensor): graph.successors[name]
+            int(index): graph.successors[name]
             for name in comm
-            for tensor in name.removeprefix("Comm.").split("+")
-            if tensor.isdecimal()
+            for index in name.removeprefix("Comm.").split("+")
+            if index.isdecimal()
         },
     )
 
@@ -96,7 +115,18 @@ def _is_update(name: str) -> bool:
 def relabel(  # noqa: PLR0911
     raw: str, updates: Iterable[str] = frozenset(), backward: Iterable[str] = frozenset()
 ) -> str:
-    """The standard name of an operation of the graph."""
+    """Return the standard name of an operation of TensorFlow.
+
+    Parameters
+    ----------
+    raw
+        Name in the graph or in the trace.
+    updates
+        Raw names of operations that are updates.
+    backward
+        Raw names of operations that are backward although their names do not tell.
+
+    """
     if _LABELLED.match(raw):
         return raw
     name = raw.removeprefix("^")
@@ -108,9 +138,9 @@ def relabel(  # noqa: PLR0911
     if "input_barrier" in name:
         return f"FW.{plain}"
     if "allreduce" in name.lower():
-        _, dot, rest = name.partition(".")
+        _, dot, label = name.partition(".")
         if dot:
-            tensor = rest.partition("_")[0]
+            tensor = label.partition("_")[0]
             return f"BW.{tensor}_Switch" if "Switch" in name else f"Comm.{tensor}"
         return f"UPDATE_.{plain}" if raw in updates else f"BW.{plain}"
     if raw in updates:
@@ -126,9 +156,24 @@ def _is_backward(name: str) -> bool:
 def tensorflow_events(
     path: Path, pid: str, graph: LocalGraph, *, merge: bool = False
 ) -> list[Event]:
-    """The operations of one rank that are in the graph, in the order of their starts.
+    """Read the operations of one rank that are in the graph, by start.
 
-    `merge` joins consecutive events of one name, which older profilers write as pieces.
+    Parameters
+    ----------
+    path
+        A trace of TensorFlow.
+    pid
+        Process of the rank.
+    graph
+        Standard names and dependencies.
+    merge
+        Merge consecutive events of one name, into which older profilers split operations.
+
+    Raises
+    ------
+    TraceFileError
+        If the file has no events.
+
     """
     lanes: dict[Any, str] = {}
     events = []
@@ -147,7 +192,7 @@ def tensorflow_events(
 def _operator(
     name: str, pid: str, times: tuple[int, int], lane: str, graph: LocalGraph
 ) -> Event:
-    """One operation with its inputs; `times` are start and duration."""
+    """Return an operation with its inputs; `times` are start and duration in ns."""
     return Event(
         name=name,
         pid=pid,
@@ -155,20 +200,20 @@ def _operator(
         dur=times[1],
         lane=lane,
         cat="operator",
-        extra={f"input{i}": each for i, each in enumerate(graph.predecessors.get(name, ()))},
+        extra={f"input{i}": op for i, op in enumerate(graph.predecessors.get(name, ()))},
     )
 
 
 def _device_operations(rows: list[Any]) -> list[Any]:
-    """Complete tensorflow_events of the threads of operations on devices."""
-    named = {
+    """Return the complete events of threads with operations of devices."""
+    names = {
         (row.get("pid"), row.get("tid") if row["name"] == "thread_name" else None): str(
             (row.get("args") or {}).get("name", "")
         )
         for row in rows
         if row.get("ph") == "M" and row.get("name") in {"process_name", "thread_name"}
     }
-    counts = _thread_counts(named)
+    counts = _thread_counts(names)
     return [
         row
         for row in rows
@@ -179,33 +224,33 @@ def _device_operations(rows: list[Any]) -> list[Any]:
     ]
 
 
-def _thread_counts(named: Mapping[tuple[Any, Any], str]) -> Callable[[Any, Any], bool]:
-    """Whether a thread has operations of a device.
+def _thread_counts(names: Mapping[tuple[Any, Any], str]) -> Callable[[Any, Any], bool]:
+    """Return a function that says whether a thread has operations of a device.
 
-    A timeline of TensorFlow 1 names no threads. It has what the host launches on a device in
-    one process, and what the device does in another, "…/stream:all Compute": that one counts.
+    A timeline of TensorFlow 1 names no threads. One of its processes has the launches of the
+    host, another one, "…/stream:all Compute", the work of the device: only the latter counts.
     """
     devices = {
-        pid for (pid, tid), name in named.items() if tid is None and "/device:GPU" in name
+        pid for (pid, tid), name in names.items() if tid is None and "/device:GPU" in name
     }
-    threads = {key: name for key, name in named.items() if key[1] is not None}
+    threads = {key: name for key, name in names.items() if key[1] is not None}
     if threads:
         return lambda pid, tid: (
             pid in devices and "TensorFlow Ops" in threads.get((pid, tid), "")
         )
-    streams = {pid for pid in devices if "/stream:all" in named[pid, None]}
+    streams = {pid for pid in devices if "/stream:all" in names[pid, None]}
     return lambda pid, tid: pid in (streams or devices)
 
 
 def _name_in_graph(row: Any, graph: LocalGraph) -> str | None:
-    """The standard name of an event; None of what is not in the graph, or communicates."""
+    """Return the standard name of an event; None if it communicates or is not in the graph."""
     args = row["args"]
     raw = str(args["long_name"]).partition(":")[0] if "long_name" in args else args.get("name")
     if raw is None:
         return None
     name = graph.label.get(str(raw).removeprefix(_PREFIX)) or relabel(str(raw))
-    known = name in graph.predecessors and not name.startswith("Comm.")
-    return name if known else None
+    is_computation = name in graph.predecessors and not name.startswith("Comm.")
+    return name if is_computation else None
 
 
 _NAME = re.compile(r"name=([^;]*);")
@@ -217,8 +262,8 @@ _INPUTS = ("data", "label")
 _CALCULATIONS = frozenset({"dot", "add_n"})
 
 
-def standard(raw: str) -> str:
-    """The standard name of an operation of the profiler."""
+def mxnet_name(raw: str) -> str:
+    """Return the standard name of an operation of MXNet's profiler."""
     match = _NAME.search(raw)
     head, backward, _ = (match[1] if match else raw).partition("_backward")
     return ("BW." if backward else "FW.") + _plain(head)
@@ -229,7 +274,16 @@ def _plain(name: str) -> str:
 
 
 def mxnet_parameters(listed: tuple[Parameter, ...], aggregate: int = 0) -> ParameterDict:
-    """Tensors are updated from the last to the first, `aggregate` at once, 0 for one by one."""
+    """Return the tensors with their updates, which go from the last tensor to the first.
+
+    Parameters
+    ----------
+    listed
+        All tensors.
+    aggregate
+        Tensors per update; 0 is one.
+
+    """
     updates = ((i, i // aggregate if aggregate > 0 else i) for i in range(len(listed)))
     return ParameterDict(
         parameters=listed,
@@ -237,34 +291,50 @@ def mxnet_parameters(listed: tuple[Parameter, ...], aggregate: int = 0) -> Param
     )
 
 
-def mxnet_graph(path: Path, known: ParameterDict) -> LocalGraph:
-    """The graph in a GML file, or in the text of a symbol; updates follow all communication."""
+def mxnet_graph(path: Path, parameters: ParameterDict) -> LocalGraph:
+    """Read a graph of MXNet; its updates wait for all communication.
+
+    Parameters
+    ----------
+    path
+        A GML file, or the text that nnvm prints of a symbol.
+    parameters
+        The tensors and their updates.
+
+    Raises
+    ------
+    TraceFileError
+        If the graph has no forward operation.
+
+    """
     if path.suffix == ".gml":
         edges = [
-            (_mxnet_label(a, known), _mxnet_label(b, known))
+            (_mxnet_label(a, parameters), _mxnet_label(b, parameters))
             for a, b in job.read_graph(path)[1]
             if "UPDATE" not in (a, b)
         ]
     else:
-        edges = list(_symbol(path, known))
+        edges = list(_symbol(path, parameters))
     if not any(a.startswith("FW.") for a, _ in edges):
         raise TraceFileError(f"{path}: no forward operation with an edge in the graph")
-    edges += [(f"Comm.{tensor}", BARRIER) for tensor in known.update_of]
-    for update in dict.fromkeys(each for own in known.update_of.values() for each in own):
+    edges += [(f"Comm.{tensor}", BARRIER) for tensor in parameters.update_of]
+    for update in dict.fromkeys(
+        op for updates in parameters.update_of.values() for op in updates
+    ):
         edges += [(BARRIER, update), (update, "END")]
     return LocalGraph.of((end for edge in edges for end in edge), edges)
 
 
-def _mxnet_label(label: str, known: ParameterDict) -> str:
-    """The standard name of a node: communication by the id of its tensor."""
-    cat, dot, rest = label.partition(".")
+def _mxnet_label(label: str, parameters: ParameterDict) -> str:
+    """Return the standard name of a node; communication is named by the id of its tensor."""
+    cat, dot, name = label.partition(".")
     if cat == "Comm":
-        return f"Comm.{known.ids.get(rest, rest)}"
-    return f"{cat}.{_plain(rest)}" if dot and cat in {"FW", "BW"} else label
+        return f"Comm.{parameters.ids.get(name, name)}"
+    return f"{cat}.{_plain(name)}" if dot and cat in {"FW", "BW"} else label
 
 
-def _symbol(path: Path, known: ParameterDict) -> Iterator[Edge]:
-    """Edges from the text that nnvm prints of a symbol: operations, each below its inputs."""
+def _symbol(path: Path, parameters: ParameterDict) -> Iterator[Edge]:
+    """Yield the edges in the text that nnvm prints of a symbol."""
     variables: set[str] = set()
     outputs = 0
     op = ""
@@ -279,32 +349,34 @@ def _symbol(path: Path, known: ParameterDict) -> Iterator[Edge]:
         elif match := _OP.match(line):
             op = _plain(match[1])
         elif match := _ARG.match(line):
-            yield from _argument(op, match[1], match[1] in variables, known)
+            yield from _argument(op, match[1], match[1] in variables, parameters)
 
 
-def _argument(op: str, arg: str, variable: bool, known: ParameterDict) -> Iterator[Edge]:
-    """Edges of one input; states of the operation, such as moving means, have none."""
-    if arg in known.ids:
-        yield f"BW.{op}", f"Comm.{known.ids[arg]}"
-    elif not variable:
+def _argument(
+    op: str, arg: str, is_variable: bool, parameters: ParameterDict
+) -> Iterator[Edge]:
+    """Yield the edges of one input; states of operations, such as moving means, have none."""
+    if arg in parameters.ids:
+        yield f"BW.{op}", f"Comm.{parameters.ids[arg]}"
+    elif not is_variable:
         yield f"FW.{_plain(arg)}", f"FW.{op}"
         yield f"BW.{op}", f"BW.{_plain(arg)}"
-    elif any(word in arg for word in _INPUTS):
+    elif any(label in arg for label in _INPUTS):
         yield f"I/O_{arg}", f"FW.{op}"
 
 
 class _Op(NamedTuple):
-    """One operation of the profiler, under both names."""
+    """One operation of MXNet's profiler; times are ns."""
 
     raw: str
-    name: str
+    name: str  # standard name
     start: int
     stop: int
     thread: Any
 
 
 def _mxnet_operations(rows: Sequence[Any]) -> list[_Op]:
-    """Complete events, and begins that an end follows at once; of the first process alone."""
+    """Return complete events, and begins with their ends, of the first process, by start."""
     operations, pid = [], None
     for row, after in zip_longest(rows, rows[1:]):
         if row.get("ph") == "X" and "dur" in row:
@@ -316,71 +388,89 @@ def _mxnet_operations(rows: Sequence[Any]) -> list[_Op]:
         pid = row.get("pid") if pid is None else pid
         if row.get("pid") == pid:
             raw = str(row["name"])
-            operations.append(_Op(raw, standard(raw), ns(row["ts"]), stop, row.get("tid")))
+            operations.append(_Op(raw, mxnet_name(raw), ns(row["ts"]), stop, row.get("tid")))
     return sorted(operations, key=lambda op: op.start)
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Where the reader of a trace stands, and what it has found."""
+class _Sequence:
+    """Operations with standard names, and the state of the reader that names them."""
 
-    last_forward: str
+    last_forward: str  # operation of the graph
     last_backward: str
-    found: list[_Op] = field(default_factory=list)
-    behind: str = ""
+    named: list[_Op] = field(default_factory=list)
+    previous: str = ""  # last operation of the graph so far
     outputs: list[_Op] = field(default_factory=list)
-    sums: list[_Op] = field(default_factory=list)
+    sums: list[_Op] = field(default_factory=list)  # computations of the optimizer
     updates: int = 0
 
-    def inside(self, op: _Op) -> None:
-        """An operation of the graph ends what lay between it and the one before."""
-        if self.outputs and op.name != self.behind:
-            self.found.append(_joined("OUTPUT0", self.outputs))
-        self.outputs, self.sums, self.updates, self.behind = [], [], 0, op.name
-        self.found.append(op)
+    def add_node(self, op: _Op) -> None:
+        """Add an operation of the graph, and before it the outputs since the last one."""
+        if self.outputs and op.name != self.previous:
+            self.named.append(_merged("OUTPUT0", self.outputs))
+        self.outputs, self.sums, self.updates, self.previous = [], [], 0, op.name
+        self.named.append(op)
 
-    def outside(self, op: _Op) -> None:
-        """What the graph does not have is told by what is before it."""
-        if self.behind == self.last_forward:
+    def add_other(self, op: _Op) -> None:
+        """Add an operation that is not in the graph, and name it by the one before it."""
+        if self.previous == self.last_forward:
             self.outputs.append(op)
-        elif self.behind == self.last_backward and "update" in op.raw.lower():
+        elif self.previous == self.last_backward and "update" in op.raw.lower():
             if not self.updates:
-                none = [op._replace(stop=op.start)]
-                self.found.append(_joined(BARRIER, self.sums or none))
-            self.found.append(op._replace(name=f"UPDATE_{self.updates}"))
+                empty = [op._replace(stop=op.start)]
+                self.named.append(_merged(BARRIER, self.sums or empty))
+            self.named.append(op._replace(name=f"UPDATE_{self.updates}"))
             self.updates += 1
-        elif self.behind == self.last_backward and op.raw in _CALCULATIONS:
+        elif self.previous == self.last_backward and op.raw in _CALCULATIONS:
             self.sums.append(op)
 
 
-def _joined(name: str, ops: Sequence[_Op]) -> _Op:
-    """Several operations as one, from the first start to the last end."""
+def _merged(name: str, ops: Sequence[_Op]) -> _Op:
+    """Merge operations into one, from the first start to the last end."""
     return ops[0]._replace(name=name, stop=max(op.stop for op in ops))
 
 
 def mxnet_events(path: Path, pid: str, graph: LocalGraph, *, merge: bool = True) -> list[Event]:
-    """The operations of one rank in the order of their starts; `merge` joins pieces of one."""
+    """Read the operations of one rank by start, without those of an incomplete last step.
+
+    Parameters
+    ----------
+    path
+        A trace of MXNet's profiler.
+    pid
+        Process of the rank.
+    graph
+        Standard names and dependencies.
+    merge
+        Merge consecutive events of one name.
+
+    Raises
+    ------
+    TraceFileError
+        If the trace has fewer than two steps.
+
+    """
     ops = _mxnet_operations(read_events(path))
-    known = {name for name in graph.nodes if name.startswith(("FW.", "BW."))}
-    walk = _Walk(*_turns([op.name for op in ops if op.name in known], path))
+    nodes = {name for name in graph.nodes if name.startswith(("FW.", "BW."))}
+    sequence = _Sequence(*_last_operations([op.name for op in ops if op.name in nodes], path))
     for op in ops:
-        if op.name in known:
-            walk.inside(op)
-        elif walk.behind:
-            walk.outside(op)
+        if op.name in nodes:
+            sequence.add_node(op)
+        elif sequence.previous:
+            sequence.add_other(op)
     lanes: dict[Any, str] = {}
     events = []
-    for op in sorted(walk.found, key=lambda op: op.start):
+    for op in sorted(sequence.named, key=lambda op: op.start):
         lane = lanes.setdefault(op.thread, f"operator{len(lanes)}")
         times = op.start, op.stop - op.start
         events.append(_operator(op.name, pid, times, lane, graph))
-    ends = [each.start + each.dur for each in events if _UPDATE.fullmatch(each.name)]
-    events = [each for each in events if not ends or each.start < max(ends)]
+    ends = [event.start + event.dur for event in events if _UPDATE.fullmatch(event.name)]
+    events = [event for event in events if not ends or event.start < max(ends)]
     return merged(events) if merge else events
 
 
-def _turns(names: Sequence[str], path: Path) -> tuple[str, str]:
-    """The last forward op before backward begins, and the last backward one of the step."""
+def _last_operations(names: Sequence[str], path: Path) -> tuple[str, str]:
+    """Return the last forward and the last backward operation of the first step."""
 
     def next_(kind: str, begin: int) -> int:
         matches = (i for i in range(begin, len(names)) if names[i].startswith(kind))
@@ -392,7 +482,7 @@ def _turns(names: Sequence[str], path: Path) -> tuple[str, str]:
         raise TraceFileError(f"{path}: no backward operation of the graph after a forward one")
     if again == len(names):
         raise TraceFileError(
-            f"{path}: the trace ends with its first step; where a step ends is told by the "
-            "begin of a second one: profile two steps or more"
+            f"{path}: the trace has only one step, whose end is unknown. Profile two steps or "
+            "more"
         )
     return names[backward - 1], names[again - 1]

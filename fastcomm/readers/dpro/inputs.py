@@ -1,6 +1,6 @@
-"""Read a dPRO trial, a uniform trace or a run of a profiler's traces as a uniform trace.
+"""Read a dPRO trial, a uniform trace, or a run of a profiler's traces as a uniform trace.
 
-Of a run come the work of devices and communication, named as operations.
+The uniform trace of a run has the work of devices and communication, with standard names.
 """
 
 import re
@@ -39,7 +39,7 @@ _STEP = re.compile(r"^ProfilerStep#|(?i:optimizer)")
 
 @dataclass(frozen=True)
 class Naming:
-    """The operations of one rank's trace; all by row of its events."""
+    """Names the operations of one rank's trace. All columns are by row of its events."""
 
     trace: Trace
 
@@ -50,12 +50,12 @@ class Naming:
 
     @cached_property
     def is_work(self) -> Flags:
-        """Which events are work of a device."""
+        """Whether the event is work of a device."""
         return self.events.of_kind("kernel", "memcpy", "memset")
 
     @cached_property
     def at(self) -> Ints:
-        """The call that launched each piece of work; of all else, and where unknown, itself."""
+        """Row of the call that launched the event; the event's own row if it has none."""
         at = np.arange(len(self.events))
         work = np.flatnonzero(self.is_work)
         launch = self.events.launch_of(work)
@@ -64,12 +64,12 @@ class Naming:
 
     @cached_property
     def operator(self) -> Ints:
-        """The innermost operator around each event's call, an operator's own row; or -1."""
+        """Row of the innermost operator around the event's call, which may be itself; or -1."""
         return self.events.enclosing(self.events.rows("cpu_op"), self.at)
 
     @cached_property
     def op_cat(self) -> Ints:
-        """FORWARD, BACKWARD or UPDATE."""
+        """Category: FORWARD, BACKWARD or UPDATE."""
         op_cats = self._by_name(_class)
         is_op = self.events.kind == KIND["cpu_op"]
         is_mark = is_op & (op_cats == BACKWARD)
@@ -77,17 +77,15 @@ class Naming:
         mark = self.events.enclosing(np.flatnonzero(is_mark), self.at)
         return np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
 
-    def _by_name(self, answer: Callable[[str], int]) -> Ints:
-        """The answer to each event's name, asked once a name."""
-        return np.array([answer(word) for word in self.events.texts], np.int64)[
-            self.events.name
-        ]
+    def _by_name(self, value: Callable[[str], int]) -> Ints:
+        """Return a function's value for the name of each event; it is called once per name."""
+        return np.array([value(name) for name in self.events.texts], np.int64)[self.events.name]
 
     @cached_property
     def _of_thread(self) -> Ints:
-        """By lane: BACKWARD on a thread of autograd's engine, unless it takes steps as well."""
-        engine = self._by_name(lambda word: word.startswith(_ENGINE)) == 1
-        steps = self._by_name(lambda word: _STEP.search(word) is not None) == 1
+        """Category by lane: BACKWARD on threads of autograd's engine that run no optimizer."""
+        engine = self._by_name(lambda name: name.startswith(_ENGINE)) == 1
+        steps = self._by_name(lambda name: _STEP.search(name) is not None) == 1
         op_cat = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
         op_cat[self.events.lane[engine]] = BACKWARD
         op_cat[self.events.lane[steps]] = FORWARD
@@ -95,7 +93,7 @@ class Naming:
 
     @cached_property
     def step(self) -> Ints:
-        """The iteration in which each was called, from 0 on; -1 outside of all."""
+        """Number of the iteration in which the event was called; -1 outside of all."""
         table = self.trace.iterations
         if not table.num_rows:
             return np.zeros(len(self.events), np.int64)
@@ -109,32 +107,32 @@ class Naming:
 
     @cached_property
     def communication(self) -> dict[int, str]:
-        """Standard names of communication by row: tag, group, place in the step, operation."""
+        """Standard name of each communication by row: tag, group, number in the step, type."""
         comm, groups = self.trace.comm, self.trace.groups["name"].to_pylist()
         count: dict[tuple[object, ...], int] = {}
         names = {}
         columns = (comm[name].to_pylist() for name in ("event", "op", "tag", "group"))
         for row, op, tag, group in zip(*columns, strict=True):
             key = (op, group, int(self.step[row]))
-            place = count[key] = count.get(key, -1) + 1
+            number = count[key] = count.get(key, -1) + 1
             label = "none" if group is None else groups[group] or f"group{group}"
-            names[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{place}.{OPS[op]}"
+            names[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{number}.{OPS[op]}"
         return names
 
     def standard(self, row: int) -> str:
-        """The standard name of an operation."""
+        """Return the standard name of an event."""
         if row in self.communication:
             return self.communication[row]
         source = row if self.operator[row] < 0 else int(self.operator[row])
         return f"{OP_CATS[self.op_cat[row]]}.{plain(self.word(source))}"
 
     def word(self, row: int) -> str:
-        """The name of an event."""
+        """Return the name of an event in the trace."""
         return self.events.texts[int(self.events.name[row])]
 
     @cached_property
     def outermost(self) -> Flags:
-        """Which operators no other of their thread encloses."""
+        """Whether the event is an operator that no other operator of its thread encloses."""
         events, ops = self.events, self.events.rows("cpu_op")
         ops = ops[np.lexsort((-events.stop[ops], events.start[ops], events.lane[ops]))]
         is_outermost = np.zeros(len(events), bool)
@@ -146,39 +144,49 @@ class Naming:
         return is_outermost
 
 
-def _class(word: str) -> int:
-    """What a mark's name says; -1 for nothing, or for two things."""
+def _class(name: str) -> int:
+    """Return the category that the name of an annotation tells; -1 for none or several."""
     rules = ((_UPDATE, UPDATE), (_BACKWARD, BACKWARD), (_FORWARD, FORWARD))
-    classes = [number for rule, number in rules if rule.search(word)]
+    classes = [number for rule, number in rules if rule.search(name)]
     return classes[0] if len(classes) == 1 else -1
 
 
 @lru_cache(maxsize=1 << 16)
 def plain(text: str) -> str:
-    """A text as part of a name: without what separates names."""
+    """Replace the separators of long names in a text by underscores."""
     return re.sub(r"~>|->|\.", "_", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformRun:
-    """A run as a uniform trace, and how many of its operations are in no iteration."""
+    """A run as a uniform trace."""
 
     trace: UniformTrace
-    left_out: int
+    left_out: int  # operations outside of the iterations
     warnings: tuple[str, ...]
     read: ReadRanks
 
 
 def pid(rank: int) -> str:
-    """What a rank is called."""
+    """Return the process name of a rank of a run."""
     return f"host0.rank{rank}"
 
 
 def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
-    """Read every rank of a run as operations.
+    """Convert a run to a uniform trace, with aligned clocks.
 
-    Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in
-    `read.failed`, and it is raised only if no rank is left.
+    Parameters
+    ----------
+    run
+        The run.
+    keep_going
+        Skip ranks that cannot be read, and report them in `read`.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read; with `keep_going`, if no rank can be read.
+
     """
     events: list[Event] = []
     ends, left_out, skipped = [], 0, list(run.skipped)
@@ -196,8 +204,8 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
         own_warnings.append((source.rank, trace.meta.warnings))
         ends.append(clocks.ends(trace))
         own = list(operations(trace))
-        events += (each for each in own if each.step is not None)
-        left_out += sum(each.step is None for each in own)
+        events += (event for event in own if event.step is not None)
+        left_out += sum(event.step is None for event in own)
     if not ends:
         raise FastcommError(f"no rank could be read: {skipped[0].error}")
     if left_out:
@@ -206,7 +214,7 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
             f"{plural(left_out, 'is')} left out"
         )
     offsets = clocks.clock_offsets(pa.concat_tables(ends))
-    shifts = {pid(each.rank): -each.offset_ns for each in offsets if each.applies}
+    shifts = {pid(offset.rank): -offset.offset_ns for offset in offsets if offset.applies}
     trace_ = of_events(events, shifts)
     return UniformRun(
         trace=trace_,
@@ -217,30 +225,34 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
 
 
 def operations(trace: Trace) -> Iterator[Event]:
-    """One rank's operations in order of time; the step is None outside of the iterations."""
-    named, rank = Naming(trace), pid(trace.meta.rank)
-    kept = named.is_work.copy()
-    kept[list(named.communication)] = True
-    if not named.is_work.any():
-        kept |= named.outermost
+    """Yield the operations of one rank by start; outside of the iterations the step is None.
+
+    Operations are work of devices and communication; in traces without work of devices also the
+    outermost operators.
+    """
+    naming, rank = Naming(trace), pid(trace.meta.rank)
+    is_operation = naming.is_work.copy()
+    is_operation[list(naming.communication)] = True
+    if not naming.is_work.any():
+        is_operation |= naming.outermost
     communication = _communication(trace)
     threads = trace.lanes["thread"].to_pylist()
     numbers: dict[int, int] = {}
-    for row in np.flatnonzero(kept).tolist():
-        lane, step = int(named.events.lane[row]), int(named.step[row])
+    for row in np.flatnonzero(is_operation).tolist():
+        lane, step = int(naming.events.lane[row]), int(naming.step[row])
         is_comm = row in communication
         if not is_comm:
             numbers.setdefault(lane, len(numbers))
         yield Event(
-            name=named.standard(row),
+            name=naming.standard(row),
             pid=rank,
-            start=int(named.events.start[row]),
-            dur=int(named.events.stop[row] - named.events.start[row]),
+            start=int(naming.events.start[row]),
+            dur=int(naming.events.stop[row] - naming.events.start[row]),
             lane="Comm" if is_comm else f"operator{numbers[lane]}",
             cat="Comm" if is_comm else "operator",
             step=None if step < 0 else step,
             extra={
-                "event": named.word(row),
+                "event": naming.word(row),
                 "lane": threads[lane],
                 **communication.get(row, {}),
             },
@@ -248,7 +260,7 @@ def operations(trace: Trace) -> Iterator[Event]:
 
 
 def _communication(trace: Trace) -> dict[int, dict[str, int]]:
-    """What is known of each piece of communication, by row of the events."""
+    """Return sequence number and bytes of communication, where known, by row of the events."""
     columns = ("event", "seq", "payload_bytes")
     rows = zip(*(trace.comm[name].to_pylist() for name in columns), strict=True)
     return {
@@ -261,16 +273,16 @@ def _communication(trace: Trace) -> dict[int, dict[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A uniform trace, and the trial or the ranks of the run that it was read from."""
+    """A uniform trace, and the trial or the ranks that it was read from."""
 
     trace: UniformTrace
     trial: Trial | None = None
     warnings: tuple[str, ...] = ()
-    read: ReadRanks | None = None  # null where PATH is no run
+    read: ReadRanks | None = None  # None unless the input is a run
 
     @property
     def topology(self) -> Topology | None:
-        """Rings of NCCL, where the trial has them."""
+        """Rings or trees of NCCL, if the trial has them."""
         return None if self.trial is None else self.trial.topology
 
 
@@ -283,8 +295,22 @@ def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
 def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:
     """Read a dPRO trial or a uniform trace.
 
-    `rule` is where steps begin, if the trace does not say it, `align` how host clocks are
-    aligned. Without `whole`, a file is read as far as statistics need it, which is faster.
+    Parameters
+    ----------
+    path
+        The input.
+    rule
+        How steps of trials and uniform traces are found, one of `RULES`.
+    align
+        How clocks of trials are aligned, one of `alignment.MODES`.
+    whole
+        Read all arguments of a uniform trace, not only those that statistics need.
+
+    Raises
+    ------
+    FastcommError
+        If the input cannot be read, or has no events.
+
     """
     if not path.exists():
         raise TraceFileError(f"{path}: no such file or folder")
@@ -298,13 +324,14 @@ def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool =
 
 
 def is_run(path: Path) -> bool:
-    """Whether PATH holds traces of a profiler, not a trial or a uniform trace."""
+    """Return whether a path is a run of a profiler's traces, not a trial or a uniform trace."""
     if path.is_dir():
         return not claims(path) and any(path.iterdir())
     if not path.name.lower().endswith(head.SUFFIXES):
         return True
     start = head.peek(path)
-    # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.
+    # A damaged file that is not named after a rank is read as a uniform trace, whose reader
+    # says what is wrong.
     return start.kind == "profiler" or (
         start.kind == "damaged" and head.is_rank_name(path.name)
     )

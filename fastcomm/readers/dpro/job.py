@@ -1,4 +1,4 @@
-"""What all ranks of a dPRO trial share: data-flow graph, tensors, and NCCL's topology."""
+"""Data that all ranks of a dPRO trial share: data-flow graph, tensors, NCCL's topology."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.dpro import Event
-from fastcomm.readers.dpro.json_files import read_json, read_text, whole
+from fastcomm.readers.dpro.json_files import event_errors, read_json, read_text
 
 Edges = list[tuple[str, str]]
 
@@ -19,7 +19,10 @@ _ENTITIES = {"&quot;": '"', "&#34;": '"', "&lt;": "<", "&gt;": ">", "&amp;": "&"
 
 
 def read_graph(path: Path) -> tuple[list[str], Edges]:
-    """Labels of the nodes and the edges between them, in the order of the file."""
+    """Read labels of nodes, and edges between labels, from a GML file.
+
+    Raises TraceFileError if there is no node, or an edge has an unknown node.
+    """
     tokens = _TOKEN.findall(read_text(path))
     labels: dict[str, str] = {}
     edges: list[tuple[str, str]] = []
@@ -38,7 +41,7 @@ def read_graph(path: Path) -> tuple[list[str], Edges]:
 
 
 def _blocks(tokens: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """The innermost blocks that are nodes or edges, with their plain fields."""
+    """Return all blocks of nodes and edges with their simple fields."""
     blocks = []
     for i, token in enumerate(tokens):
         if token in {"node", "edge"} and tokens[i + 1 : i + 2] == ["["]:
@@ -67,12 +70,12 @@ BARRIER = "UPDATE_CAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGraph:
-    """Nodes with their neighbours; `label` has the standard name of each raw one."""
+    """Dependencies between the operations of one rank, by standard name."""
 
     nodes: tuple[str, ...]
     successors: Mapping[str, tuple[str, ...]]
     predecessors: Mapping[str, tuple[str, ...]]
-    label: Mapping[str, str]
+    label: Mapping[str, str]  # standard name by raw name
 
     @classmethod
     def of(
@@ -81,25 +84,24 @@ class LocalGraph:
         edges: Iterable[Edge],
         label: Mapping[str, str] | None = None,
     ) -> "LocalGraph":
-        """Join edges; one from a node to itself and one that is there already do not count."""
-        kept = list(dict.fromkeys((a, b) for a, b in edges if a != b))
+        """Build a graph; loops and repeated nodes or edges are dropped."""
+        unique = list(dict.fromkeys((a, b) for a, b in edges if a != b))
+        reverse = [(b, a) for a, b in unique]
         names = tuple(dict.fromkeys(nodes))
         return cls(
             nodes=names,
-            successors={a: tuple(bs) for a, bs in adjacent(names, kept).items()},
-            predecessors={
-                b: tuple(each) for b, each in adjacent(names, [(b, a) for a, b in kept]).items()
-            },
+            successors={a: tuple(bs) for a, bs in adjacent(names, unique).items()},
+            predecessors={b: tuple(before) for b, before in adjacent(names, reverse).items()},
             label=label or {},
         )
 
     @property
     def edges(self) -> list[Edge]:
-        """All edges, by their sources in the order of the nodes."""
+        """All edges, in the order of their sources."""
         return [(a, b) for a in self.nodes for b in self.successors[a]]
 
     def with_barrier(self) -> "LocalGraph":
-        """The same graph where no update begins before all communication has ended."""
+        """Return a copy in which every update waits for all communication."""
         edges: list[Edge] = []
         for a, b in self.edges:
             edges += [(a, BARRIER), (BARRIER, b)] if a.startswith("Comm.") else [(a, b)]
@@ -107,7 +109,7 @@ class LocalGraph:
 
 
 def adjacent(names: Iterable[str], edges: Iterable[Edge]) -> dict[str, list[str]]:
-    """What follows each name."""
+    """Return the targets of the edges of each name."""
     neighbors: dict[str, list[str]] = {name: [] for name in names}
     for a, b in edges:
         neighbors[a].append(b)
@@ -119,34 +121,48 @@ def descendants(
     roots: Iterable[str],
     stops: Callable[[str], bool] = lambda _: False,
 ) -> set[str]:
-    """All that can be reached, not through nodes where `stops` holds."""
-    seen: set[str] = set()
-    waiting = list(roots)
-    while waiting:
-        for name in after[waiting.pop()]:
-            if name not in seen and not stops(name):
-                seen.add(name)
-                waiting.append(name)
-    return seen
+    """Return the nodes that can be reached from the roots.
+
+    Parameters
+    ----------
+    after
+        Successors of each node.
+    roots
+        Where to begin; they are in the result only if another root leads to them.
+    stops
+        Nodes for which this is true are neither returned nor passed.
+
+    """
+    reached: set[str] = set()
+    pending = list(roots)
+    while pending:
+        for name in after[pending.pop()]:
+            if name not in reached and not stops(name):
+                reached.add(name)
+                pending.append(name)
+    return reached
 
 
 def merged(events_: Iterable[Event]) -> list[Event]:
-    """Consecutive events of one name as one, from the first start to the last end."""
+    """Merge consecutive events of one name and step, from the first start to the last end."""
     events: list[Event] = []
-    for each in events_:
+    for event in events_:
         last = events[-1] if events else None
-        if last is not None and last.name == each.name and last.step == each.step:
-            stop = max(last.start + last.dur, each.start + each.dur)
+        if last is not None and last.name == event.name and last.step == event.step:
+            stop = max(last.start + last.dur, event.start + event.dur)
             events[-1] = replace(last, dur=stop - last.start)
         else:
-            events.append(each)
+            events.append(event)
     return events
 
 
-def one_after_the_other(events_: Iterable[Event]) -> list[Event]:
-    """Updates in the order of their ends, none beginning before the one before it has ended."""
+def sequential_updates(events_: Iterable[Event]) -> list[Event]:
+    """Shorten updates so that none begins before the previous one, by end, has ended.
+
+    Returns all events by start.
+    """
     events = list(events_)
-    updates = [i for i, each in enumerate(events) if each.name.startswith("UPDATE_")]
+    updates = [i for i, event in enumerate(events) if event.name.startswith("UPDATE_")]
     updates.sort(key=lambda i: events[i].start + events[i].dur)
     free = None
     for i in updates:
@@ -154,7 +170,7 @@ def one_after_the_other(events_: Iterable[Event]) -> list[Event]:
         start = events[i].start if free is None else max(events[i].start, free)
         events[i] = replace(events[i], start=start, dur=stop - start)
         free = stop
-    return sorted(events, key=lambda each: each.start)
+    return sorted(events, key=lambda event: event.start)
 
 
 _BYTES = {
@@ -168,7 +184,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One tensor; what the trial does not say of it is None."""
+    """One tensor; shape and type are None if the trial does not have them."""
 
     index: int
     name: str
@@ -177,65 +193,68 @@ class Parameter:
 
     @property
     def size(self) -> int | None:
-        """Bytes of it; None where its shape or the width of its type is not known."""
+        """Size in bytes; None if the shape or the width of the type is unknown."""
         width = _BYTES.get(self.dtype or "")
         return None if self.shape is None or width is None else prod(self.shape) * width
 
     @classmethod
     def of(cls, index: int, entry: Any) -> "Parameter":
-        """One entry of a list of gradients: a name, `name;shape=(…);dtype=…`, or its parts."""
+        """Parse an entry of a list of gradients: ``name``, or ``name;shape=(…);dtype=…``.
+
+        The entry may also be a list of these parts.
+        """
         name, *facts = entry.split(";") if isinstance(entry, str) else map(str, entry)
         shape = dtype = None
         for fact in facts:
-            word, _, value = fact.partition("=")
-            if word.strip() == "shape":
+            key, _, value = fact.partition("=")
+            if key.strip() == "shape":
                 shape = tuple(map(int, _DIGITS.findall(value)))
-            elif word.strip() == "dtype":
+            elif key.strip() == "dtype":
                 dtype = value.strip().strip("<>'\"").removeprefix("class 'numpy.")
         return cls(index=index, name=name, shape=shape, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterDict:
-    """Tensors by id; `update_of` has the standard names of the updates of each."""
+    """The tensors of a trial."""
 
-    parameters: tuple[Parameter, ...] = ()
-    update_of: Mapping[int, tuple[str, ...]]
+    parameters: tuple[Parameter, ...] = ()  # by id
+    update_of: Mapping[int, tuple[str, ...]]  # standard names of the updates, by id
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, by id."""
-        return tuple(each.name for each in self.parameters)
+        """Names of the tensors, by id."""
+        return tuple(tensor.name for tensor in self.parameters)
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each name."""
-        return {each.name: each.index for each in self.parameters}
+        """Ids of the tensors, by name."""
+        return {tensor.name: tensor.index for tensor in self.parameters}
 
     def name(self, tensor: int) -> str | None:
-        """The name of a tensor; None of one that the trial does not list."""
+        """Return the name of a tensor; None if the trial does not list it."""
         return self.parameters[tensor].name if 0 <= tensor < len(self.parameters) else None
 
     @property
     def bytes_of(self) -> dict[int, int]:
-        """Bytes by id, of the tensors whose size is known."""
-        sizes = ((each.index, each.size) for each in self.parameters)
+        """Bytes of the tensors of known size, by id."""
+        sizes = ((tensor.index, tensor.size) for tensor in self.parameters)
         return {tensor: size for tensor, size in sizes if size is not None}
 
     def group_bytes(self, tensors: Iterable[int]) -> int | None:
-        """Bytes of tensors that are sent together; None where one is unknown."""
-        known, total = self.bytes_of, 0
+        """Return the sum of the bytes of tensors; None if one of them is unknown."""
+        sizes, total = self.bytes_of, 0
         for tensor in tensors:
-            if tensor not in known:
+            if tensor not in sizes:
                 return None
-            total += known[tensor]
+            total += sizes[tensor]
         return total
 
 
-def listed(gradients: Sequence[Any] | str) -> tuple[Parameter, ...]:
-    """All entries of a list of gradients; older writers join its names by ";"."""
+def parse_parameters(gradients: Sequence[Any] | str) -> tuple[Parameter, ...]:
+    """Parse a list of gradients, or a text of names joined by ";" as older profilers write."""
     entries = gradients.split(";") if isinstance(gradients, str) else gradients
-    return tuple(Parameter.of(i, each) for i, each in enumerate(entries))
+    return tuple(Parameter.of(i, entry) for i, entry in enumerate(entries))
 
 
 _HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])?")
@@ -245,31 +264,28 @@ _TREE = re.compile(r"\[(\d+)\] ([-\d/]+)->(\d+)->(-?\d+)\|(-?\d+)->(\d+)->([-\d/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The place of a rank in the tree of a channel; up is None at the root."""
+    """Neighbors of a rank in the tree of a channel."""
 
-    up: int | None
+    up: int | None  # None at the root
     down: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Rings and trees; `ring[channel][sender]` is the receiver.
+    """Rings and trees of NCCL."""
 
-    `algorithm`, ring or tree, is what the tensors go by.
-    """
-
-    ring: Mapping[int, Mapping[int, int]]
-    tree: Mapping[int, Mapping[int, Tree]]
-    pid_of: Mapping[int, str]
-    algorithm: str = RING
+    ring: Mapping[int, Mapping[int, int]]  # receiver by channel and sender
+    tree: Mapping[int, Mapping[int, Tree]]  # by channel and rank
+    pid_of: Mapping[int, str]  # by rank
+    algorithm: str = RING  # that communicates the tensors: RING or TREE
 
     @property
     def rank_of(self) -> dict[str, int]:
-        """The rank of each pid."""
+        """Rank by pid."""
         return {pid: rank for rank, pid in self.pid_of.items()}
 
     def receiver(self, pid: str, channel: int) -> str | None:
-        """Who receives what `pid` sends on a channel; None in a tree: it sends to many."""
+        """Return the process to which `pid` sends on a channel of a ring, or None."""
         if self.algorithm != RING:
             return None
         hop = self.ring.get(channel, {}).get(self.rank_of.get(pid, -1))
@@ -277,27 +293,46 @@ class Topology:
 
 
 def read_topology(files: Mapping[str, Path], algorithm: str | None = None) -> Topology:
-    """Join the files of all ranks, by pid; by default for the ring, where there is one."""
+    """Read the topology of NCCL from the files of all ranks.
+
+    Parameters
+    ----------
+    files
+        ``nccl_rank_graph.json`` by pid.
+    algorithm
+        RING or TREE; by default the ring if there is one.
+
+    Raises
+    ------
+    TraceFileError
+        If a file has no channels, or the files contradict each other.
+    ConfigError
+        If no file has the algorithm.
+
+    """
     ring: dict[int, dict[int, int]] = {}
     tree: dict[int, dict[int, Tree]] = {}
     pid_of: dict[int, str] = {}
     for pid, path in files.items():
-        with whole(path):
+        with event_errors(path):
             rings, trees = _read_channels(read_json(path), path)
             rank = _rank_of(rings, trees, path)
             if rank in pid_of:
-                raise TraceFileError(f"{path}: rank {rank} is that of {pid_of[rank]} already")
+                raise TraceFileError(
+                    f"{path}: rank {rank} is also the rank of {pid_of[rank]}. Each directory "
+                    "needs the file of its own rank"
+                )
             pid_of[rank] = pid
             for channel, hops in rings.items():
                 for sender, receiver, _ in _hops(hops, path):
-                    _agree(ring.setdefault(int(channel), {}), sender, receiver, path)
-            for number, own, place in trees:
-                tree.setdefault(number, {})[own] = place
+                    _add_hop(ring.setdefault(int(channel), {}), sender, receiver, path)
+            for number, own, neighbors in trees:
+                tree.setdefault(number, {})[own] = neighbors
     chosen = algorithm or (RING if ring else TREE)
     if not (ring if chosen == RING else tree):
         raise ConfigError(
-            f"{next(iter(files.values()))}: no {chosen} there, nor in other ranks; wanted "
-            f"--nccl-algorithm {RING if ring else TREE}"
+            f"{next(iter(files.values()))}: no rank has a {chosen}. Use --nccl-algorithm "
+            f"{RING if ring else TREE}"
         )
     return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)
 
@@ -305,37 +340,40 @@ def read_topology(files: Mapping[str, Path], algorithm: str | None = None) -> To
 def _read_channels(
     document: Any, path: Path
 ) -> tuple[dict[str, str], list[tuple[int, int, Tree]]]:
-    """Rings as text by channel, and trees; one of the two has to be there."""
+    """Return the text of the ring of each channel, and the trees; raise if there is neither."""
     rings = document.get("RealRing") if isinstance(document, dict) else None
     trees = _read_trees(document.get("Tree", {}), path) if isinstance(document, dict) else []
     if not isinstance(rings, dict) and not trees:
-        raise TraceFileError(
-            f"{path}: no RealRing, the rings that NCCL really uses, and no Tree"
-        )
+        raise TraceFileError(f"{path}: no RealRing, the rings that NCCL uses, and no Tree")
     return rings if isinstance(rings, dict) else {}, trees
 
 
 def _rank_of(rings: Mapping[str, str], trees: list[tuple[int, int, Tree]], path: Path) -> int:
-    """The receiver of the first hop that is received, else the sender of the first hop.
+    """Return the rank of a file.
 
-    Where no ring has a hop, it is the rank that the trees are told of.
+    This is the receiver of the first hop marked "receive", else the sender of the first hop; in
+    files without rings the rank of the trees.
     """
     hops = [hop for channel in rings.values() for hop in _hops(channel, path)]
     if not hops and not trees:
         raise TraceFileError(f"{path}: RealRing has no hop")
     if not hops:
         return trees[0][1]
-    return next((to for _, to, way in hops if way == "receive"), hops[0][0])
+    return next((to for _, to, mark in hops if mark == "receive"), hops[0][0])
 
 
 def _hops(text: str, path: Path) -> list[tuple[int, int, str | None]]:
+    """Return sender, receiver and mark ("send" or "receive") of each hop of a ring."""
     matches = [_HOP.match(hop.strip()) for hop in str(text).split(",") if hop.strip()]
     if None in matches:
-        raise TraceFileError(f"{path}: ring {text!r}: wanted 3[3000] -> 0[2000] [receive],...")
+        raise TraceFileError(
+            f"{path}: invalid ring {text!r}: expected 3[3000] -> 0[2000] [receive],..."
+        )
     return [(int(hop[1]), int(hop[2]), hop[3]) for hop in matches if hop]
 
 
-def _agree(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None:
+def _add_hop(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None:
+    """Add a hop to a ring; raise TraceFileError if the sender has another receiver."""
     if ring.setdefault(sender, receiver) != receiver:
         raise TraceFileError(
             f"{path}: rank {sender} sends to {receiver}, and to {ring[sender]} in another file"
@@ -343,7 +381,7 @@ def _agree(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None
 
 
 def _read_trees(trees: Any, path: Path) -> list[tuple[int, int, Tree]]:
-    """Channel, rank and place of each tree; all digits of a channel are read."""
+    """Return channel, rank and neighbors of each tree."""
     places = []
     for text in trees.values() if isinstance(trees, dict) else ():
         for channel, down, rank, up, up_again, rank_again, down_again in _TREE.findall(
@@ -351,7 +389,7 @@ def _read_trees(trees: Any, path: Path) -> list[tuple[int, int, Tree]]:
         ):
             if (down, rank, up) != (down_again, rank_again, up_again):
                 raise TraceFileError(f"{path}: the halves of tree {channel} disagree: {text!r}")
-            below = tuple(int(each) for each in down.split("/") if int(each) >= 0)
+            below = tuple(int(child) for child in down.split("/") if int(child) >= 0)
             place = Tree(up=int(up) if int(up) >= 0 else None, down=below)
             places.append((int(channel), int(rank), place))
     return places

@@ -1,7 +1,7 @@
-"""JSON files of trials, and the uniform trace in one: read it, scan it, write it.
+"""Read JSON files of trials; read, scan and write uniform traces.
 
-A scan goes at the speed of the text and reads what statistics need: categories, and arguments
-that say neither name nor step (`input0` and the like), stay in the file; `read` has them.
+`scan` is fast, and reads what statistics need. Only `read` returns categories, and arguments
+other than name and step, such as `input0`.
 """
 
 import gzip
@@ -33,37 +33,39 @@ from fastcomm_kernels.json_scan import WORD
 from fastcomm_kernels.words import KEEP_ALL
 
 SLICE_IDS = ("loopId", "channelId", "chunkId", "sliceId")
-# Above this a float64 does not hold thousandths of its unit.
-_PRECISE = 1 << 43
-_LATEST = 1 << 61
+_PRECISE = 1 << 43  # above this a float64 does not hold thousandths of its unit
+_LATEST = 1 << 61  # ns; the sum of two such times fits an int64
 
-_STRANGE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+_INVALID = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[None]:
-    """TraceFileError where an event lacks something, or has a value of another kind."""
+def event_errors(path: Path) -> Iterator[None]:
+    """Raise TraceFileError for errors inside that a missing or invalid value causes."""
     try:
         yield
-    except _STRANGE as error:
+    except _INVALID as error:
         raise TraceFileError(
-            f"{path}: an event that is none: {type(error).__name__}: {str(error)[:200]}"
+            f"{path}: invalid event: {type(error).__name__}: {str(error)[:200]}"
         ) from error
 
 
 def read(path: Path) -> UniformTrace:
-    """Read a uniform trace: an object with traceEvents, or a bare list."""
+    """Read a uniform trace: an object with traceEvents, or a list of events.
+
+    Raises TraceFileError if the file is not JSON, or an event lacks name, pid or ts.
+    """
     rows = read_events(path)
     starts = (row.get("ts") for row in rows if isinstance(row, dict))
     if any(type(ts) is float and abs(ts) > _PRECISE for ts in starts):
-        # Absolute microseconds with a fraction: a float64 has lost it.
+        # A float64 does not hold absolute microseconds with a fraction.
         document = json.loads(whole_text(path), parse_float=Decimal)
         rows = document["traceEvents"] if isinstance(document, dict) else document
     return of_events(_event(row, path, i) for i, row in enumerate(rows))
 
 
 def _event(row: Any, path: Path, index: int) -> Event:
-    """One event of a file."""
+    """Convert one event of a file."""
     try:
         args = dict(row.get("args") or {})
         _, tilde, suffix = str(args.pop("name", row["name"])).partition("~>")
@@ -72,48 +74,49 @@ def _event(row: Any, path: Path, index: int) -> Event:
         if not tilde and all(name in args for name in SLICE_IDS):
             tilde, suffix = "~>", "_".join(str(args[name]) for name in SLICE_IDS)
         return Event(
-            name=_word(row["name"]),
+            name=_text(row["name"]),
             pid=str(row["pid"]),
-            start=_whole(ns(row["ts"])),
-            dur=_whole(ns(row.get("dur", 0))),
+            start=_integer(ns(row["ts"])),
+            dur=_integer(ns(row.get("dur", 0))),
             lane=str(row.get("tid", "")),
             cat=str(row.get("cat", "")),
             suffix=suffix if tilde else None,
-            step=None if step is None else _whole(step),
-            phase=_word(row.get("ph", "X")),
+            step=None if step is None else _integer(step),
+            phase=_text(row.get("ph", "X")),
             extra=args,
         )
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise TraceFileError(
-            f"{path}: event {index}: {error!r} in {str(row)[:120]}, "
-            "wanted name, pid, ts and dur"
+            f"{path}: event {index}: {error!r} in {str(row)[:120]}; expected name, pid, ts "
+            "and dur"
         ) from error
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
+    """Return a text; raise TypeError for anything else."""
     if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
+        raise TypeError(f"{str(value)[:40]!r} is not a text")
     return value
 
 
-def _whole(value: Any) -> int:
-    """A whole number of which two can be added."""
+def _integer(value: Any) -> int:
+    """Return an integer; raise TypeError for other values, and numbers that are too large."""
     if type(value) is not int or abs(value) > _LATEST:
-        raise TypeError(f"{str(value)[:40]!r} is no time and no number of a step")
+        raise TypeError(f"{str(value)[:40]!r} is not a time or the number of a step")
     return value
 
 
 def ns(microseconds: float | Decimal) -> int:
-    """Whole nanoseconds."""
-    whole = int(microseconds)
-    time = whole * 1000 + round((microseconds - whole) * 1000)
+    """Convert microseconds to integer nanoseconds; raise OverflowError if too large."""
+    integer = int(microseconds)
+    time = integer * 1000 + round((microseconds - integer) * 1000)
     if abs(time) > _LATEST:
-        raise OverflowError(f"{microseconds} us is no time of a trace")
+        raise OverflowError(f"{microseconds} us is too large for a time")
     return time
 
 
 def read_json(path: Path) -> Any:
-    """A whole JSON document, gzipped or not."""
+    """Read a JSON document, gzipped or not; raise TraceFileError if it is invalid."""
     try:
         return orjson.loads(whole_text(path))
     except orjson.JSONDecodeError as error:
@@ -121,7 +124,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_events(path: Path) -> list[Any]:
-    """Return the events of an object with traceEvents, or of a bare list."""
+    """Read the events of an object with traceEvents, or of a list.
+
+    Raises TraceFileError if the file has neither.
+    """
     rows = event_rows(read_json(path), None)
     if not isinstance(rows, list):
         raise TraceFileError(f"{path}: no traceEvents, and no list of events")
@@ -129,20 +135,20 @@ def read_events(path: Path) -> list[Any]:
 
 
 def event_rows(document: Any, default: Any = ()) -> Any:
-    """Return the traceEvents of a document, `default` without any; a bare list as it is."""
+    """Return the traceEvents of an object, or `default`; other documents are returned as is."""
     return document.get("traceEvents", default) if isinstance(document, dict) else document
 
 
 def whole_text(path: Path) -> bytes:
-    """The text of a file, gzipped or not."""
+    """Read the bytes of a file, gzipped or not; raise TraceFileError if it is truncated."""
     try:
         return document(path)
     except CutShortError as error:
-        raise TraceFileError(f"{path}: the compressed file ends before its end") from error
+        raise TraceFileError(f"{path}: the compressed file is truncated") from error
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, gzipped or not; TraceFileError where it is not UTF-8."""
+    """Read a text file, gzipped or not; raise TraceFileError if it is not UTF-8."""
     try:
         return whole_text(path).decode()
     except UnicodeDecodeError as error:
@@ -150,18 +156,18 @@ def read_text(path: Path) -> str:
 
 
 def to_bytes(trace: UniformTrace) -> bytes:
-    """The JSON text of it, as dPRO reads it."""
+    """Return the JSON text of a uniform trace, in the form that dPRO reads."""
     events = orjson.dumps([_row(trace, i) for i in range(len(trace))])
     return b'{"traceEvents":' + events + b',"all_prefix":' + orjson.dumps(trace.pids) + b"}\n"
 
 
 def compressed(text: bytes) -> bytes:
-    """The same text gzipped, and the same bytes at any time of day."""
+    """Compress with gzip, reproducibly: without a time stamp."""
     return gzip.compress(text, mtime=0)
 
 
 def _row(trace: UniformTrace, i: int) -> dict[str, Any]:
-    """One event as JSON has it."""
+    """Return one event in the form of the JSON file."""
     key = trace.key[i]
     name = trace.names[key]
     args: dict[str, Any] = {"name": trace.keys[key].partition("->")[2]}
@@ -181,13 +187,13 @@ def _row(trace: UniformTrace, i: int) -> dict[str, Any]:
 
 
 def _us(time: int) -> Any:
-    """Microseconds to the nanosecond, whatever their size."""
-    whole, rest = divmod(time, 1000)
-    return whole if not rest else orjson.Fragment(f"{whole}.{rest:03d}")
+    """Return microseconds for JSON, exact to the nanosecond at any size."""
+    integer, fraction = divmod(time, 1000)
+    return integer if not fraction else orjson.Fragment(f"{integer}.{fraction:03d}")
 
 
 _DEBUG = 0
-_WANTED = Selection(
+_SELECTION = Selection(
     kinds={b"debug": _DEBUG},
     keep=[KEEP_ALL, KEEP_ALL],
     prefixes=(),
@@ -198,14 +204,17 @@ _WANTED = Selection(
 
 
 def scan(path: Path) -> UniformTrace:
-    """Read names, times and steps of every event."""
+    """Read names, times and steps of every event of a uniform trace.
+
+    Falls back to `read`, which is slower, and raises TraceFileError as it does.
+    """
     try:
-        scanned = scan_file(path, _WANTED)
+        scanned = scan_file(path, _SELECTION)
     except TraceFileError:
-        return read(path)  # whose message is about this format
+        return read(path)  # its message is about this format
     columns = scanned.columns
-    whole = scanned.event_count == len(columns["start"]) and not scanned.warnings
-    if not whole or any((columns[each] == NULL).any() for each in ("name", "process")):
+    is_complete = scanned.event_count == len(columns["start"]) and not scanned.warnings
+    if not is_complete or any((columns[name] == NULL).any() for name in ("name", "process")):
         return read(path)
     return of_columns(_columns(scanned))
 
@@ -219,9 +228,9 @@ def _columns(scanned: Scanned) -> Columns:
     return Columns(
         names=tuple(texts[code] for code in names),
         name=name,
-        pids=tuple(_thread_word(value, texts) for value in pids),
+        pids=tuple(_thread_label(value, texts) for value in pids),
         pid=pid,
-        lanes=tuple(_thread_word(value, texts) for value in lanes),
+        lanes=tuple(_thread_label(value, texts) for value in lanes),
         lane=lane,
         cats=("debug", ""),
         cat=columns["kind"],
@@ -234,20 +243,23 @@ def _columns(scanned: Scanned) -> Columns:
 
 
 def _used(column: NDArray[Any]) -> tuple[Codes, list[int]]:
-    """Small codes in order of first use, and what they stand for."""
+    """Encode a column: codes in the order of first use, and the value of each code."""
     encoded = pa.array(column).dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
 
 
-def _thread_word(value: int, texts: list[str]) -> str:
-    """The text of a process or thread."""
+def _thread_label(value: int, texts: list[str]) -> str:
+    """Return the label of a process or thread, which is a number or a text."""
     if value == NULL:
         return ""
     return texts[WORD - value] if value <= WORD else str(value)
 
 
 def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:
-    """The part of the argument `name` behind ~>, or the four ids of NCCL."""
+    """Return the code of each event's suffix, or -1, and all suffixes.
+
+    A suffix is the part of the argument `name` after ~>, or the four ids of NCCL.
+    """
     detail, names = scanned.columns["detail"], scanned.details["name"]
     named = np.full(len(detail), -1, np.int64)
     own = np.flatnonzero(detail >= 0)
@@ -258,13 +270,13 @@ def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:
         _, tilde, suffix = scanned.texts[code].partition("~>")
         if tilde:
             of_text[code] = numbers.setdefault(suffix, len(numbers))
-    found: Ints = of_text[named]
-    _from_ids(scanned, found, numbers)
-    return found, tuple(numbers)
+    codes: Ints = of_text[named]
+    _add_ids(scanned, codes, numbers)
+    return codes, tuple(numbers)
 
 
-def _from_ids(scanned: Scanned, suffixes: Ints, numbers: dict[str, int]) -> None:
-    """Fill in suffixes that only the ids tell; writes into both."""
+def _add_ids(scanned: Scanned, suffixes: Ints, numbers: dict[str, int]) -> None:
+    """Add the suffixes of events that have ids but no suffix in their name, in place."""
     ids: NDArray[np.int64] = np.stack([scanned.columns[name] for name in SLICE_IDS])
     rows = np.flatnonzero((suffixes < 0) & (ids != NULL).all(axis=0))
     for row in rows.tolist():

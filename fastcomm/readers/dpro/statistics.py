@@ -1,7 +1,7 @@
-"""Steps and operations of a uniform trace: which step an event is of, how long each takes.
+"""Assign events of a uniform trace to steps, and measure steps and operations.
 
-A step of a rank goes from its first operator's start to the end of its operators. With NCCL's
-topology a RECV counts from its SEND on.
+A step of a rank lasts from the start of its first operator to the end of its operators. With
+NCCL's topology a RECV counts from the start of its SEND. Times are ns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,23 @@ _GAP_NS = 5_000_000
 
 
 def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """The seed's rule: a step begins with the first input or forward op after anything else."""
+    """Begin a step at the first input or forward operation after any other one.
+
+    This is the rule of dPRO's first version.
+    """
     return _walk(cats, _after_other, lambda cat: True)
 
 
 def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """The seed's rule as dPRO had it for a while: only operators move the cursor."""
+    """Begin a step at the first input or forward operation after an operator of another kind.
+
+    This is the rule of a later version of dPRO, which ignores events that are no operators.
+    """
     return _walk(cats, _after_other, lambda cat: cat.startswith("operator"))
 
 
 def by_update(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """A step begins with the first input or forward op after an update."""
+    """Begin a step at the first input or forward operation after an update."""
     return _walk(cats, _after_update, lambda cat: cat.startswith("operator") or cat == "I/O")
 
 
@@ -50,10 +56,22 @@ def _after_update(before: str, cat: str) -> bool:
 def _walk(
     cats: Sequence[str], begins: Callable[[str, str], bool], moves: Callable[[str], bool]
 ) -> list[int]:
-    """Steps of one pid; a late update belongs to the step before."""
+    """Return the step of each event of one process.
+
+    Parameters
+    ----------
+    cats
+        Fine category of each event.
+    begins
+        Whether a step begins between two categories.
+    moves
+        Whether events of a category count as the event before the next one.
+
+    """
     step, before, steps = 0, "", []
     for cat in cats:
         if before:
+            # A late update belongs to the step before.
             step += int(begins(before, cat)) - int(before in _BEGINS and cat == _UPDATE)
         steps.append(step)
         before = cat if moves(cat) else before
@@ -61,7 +79,7 @@ def _walk(
 
 
 def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """A step begins with a forward op 5 ms after the last op, once it had an update."""
+    """Begin a step at a forward operation 5 ms after the last operator, after an update."""
     step, end, steps = 0, None, []
     backward = update = 0
     for cat, begun, length in zip(cats, start, dur, strict=True):
@@ -85,18 +103,34 @@ RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[in
 
 
 def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
-    """The trace with a step for every event: given ones win, else `rule` makes them."""
+    """Return the trace with a step for every event.
+
+    Processes without steps in the trace get them by a rule.
+
+    Parameters
+    ----------
+    trace
+        The trace.
+    rule
+        A key of `RULES`.
+
+    Raises
+    ------
+    ConfigError
+        If the rule is unknown.
+
+    """
     if rule not in RULES:
-        raise ConfigError(f"step rule {rule!r}: wanted one of {', '.join(RULES)}")
+        raise ConfigError(f"invalid step rule {rule!r}: expected one of {', '.join(RULES)}")
     cats = [category(name) for name in trace.names]
     step = trace.step.copy()
     pid_of = {pid: i for i, pid in enumerate(trace.pids)}
     pids = np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
     for pid in range(len(trace.pids)):
         rows = np.flatnonzero((pids == pid) & trace.counts)
-        given = step[rows]
-        if (given != NULL).any():
-            step[rows] = _forward(given)
+        recorded = step[rows]
+        if (recorded != NULL).any():
+            step[rows] = _filled(recorded)
         else:
             kinds = [cats[key] for key in trace.key[rows]]
             step[rows] = RULES[rule](
@@ -105,41 +139,41 @@ def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
     return replace(trace, step=step)
 
 
-def _forward(given: Ints) -> Ints:
-    """An event without a step takes that of the last one that has one, 0 before any."""
-    last = np.maximum.accumulate(np.where(given == NULL, -1, np.arange(len(given))))
-    return np.where(last < 0, 0, given[np.maximum(last, 0)])
+def _filled(steps: Ints) -> Ints:
+    """Replace NULL by the last step before it, or by 0."""
+    last = np.maximum.accumulate(np.where(steps == NULL, -1, np.arange(len(steps))))
+    return np.where(last < 0, 0, steps[np.maximum(last, 0)])
 
 
 _PARTS = {"fw": "operator.FW", "bw": "operator.BW", "update": "operator.UPDATE"}
 _RANKS = ("host", "traces_", "default")
-_SPREAD = 0.1
+_SPREAD = 0.1  # coefficient of variation from which the median step counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
-    """Nanoseconds of each step of a rank: the whole, and sums of its operators by part."""
+    """Steps of a rank; each tuple has one value per step, ns."""
 
     time: tuple[int, ...]
-    parts: Mapping[str, tuple[int, ...]]
+    parts: Mapping[str, tuple[int, ...]]  # sum of the operators of "fw", "bw" or "update"
 
     def mean_ns(self, part: str) -> float:
-        """Mean over steps of what a part sums to."""
+        """Return the mean over the steps of a part."""
         return sum(self.parts[part]) / len(self.parts[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOperators:
-    """Operators of a rank, step by step and in order of time; step k is `bounds[k:k + 2]`."""
+    """Operators of a rank, sorted by step and start."""
 
     start: Ints
     stop: Ints
     category: NDArray[np.str_]
-    bounds: Ints
-    begin: Ints  # of each step
+    bounds: Ints  # step k has the operators from bounds[k] to bounds[k + 1]
+    begin: Ints  # start of each step
 
     def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
-        """Return steps that end at `end`; `step` is the place of each operator's step."""
+        """Return the steps, given the end of each step and the step of each operator."""
         parts = {}
         for part, kind in _PARTS.items():
             own = self.category == kind
@@ -151,12 +185,12 @@ class StepOperators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The step time of a run: mean over ranks of each step, of which mean or median."""
+    """Step time of a run."""
 
-    ranks: Mapping[str, RankSteps]
-    steps: tuple[float, ...]
-    time_ns: float
-    opt_step: int
+    ranks: Mapping[str, RankSteps]  # by pid
+    steps: tuple[float, ...]  # mean over the ranks, ns
+    time_ns: float  # mean over the steps; the median if they differ much
+    opt_step: int  # position of the step closest to `time_ns`
 
 
 def to_last_end(operators: StepOperators) -> RankSteps:
@@ -171,28 +205,40 @@ def step_time(
     category_of: Callable[[str], str] = category,
     measure: Callable[[StepOperators], RankSteps] = to_last_end,
 ) -> StepTime:
-    """Measure the steps that every rank has.
+    """Measure the steps that all ranks have.
 
-    `category_of` takes standard names, `measure` the operators of a rank.
-    Raises FastcommError where no rank has an operator.
+    Parameters
+    ----------
+    trace
+        A trace with steps.
+    category_of
+        Returns the fine category of a standard name.
+    measure
+        Measures the operators of a rank.
+
+    Raises
+    ------
+    FastcommError
+        If no rank has an operator.
+
     """
     cats = np.array([category_of(name) for name in trace.names])
     operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
-    numbers = {each: i for i, each in enumerate(trace.pids)}
-    pid = np.array([numbers[each] for each in trace.key_pid], np.int64)
+    numbers = {name: i for i, name in enumerate(trace.pids)}
+    pid = np.array([numbers[name] for name in trace.key_pid], np.int64)
     ranks = {}
     for number, name in enumerate(trace.pids):
         if not name.startswith(_RANKS):
             continue
-        kept = (pid[trace.key] == number) & trace.counts & operator[trace.key]
-        rows = np.flatnonzero(kept & (trace.step != NULL))
+        is_own = (pid[trace.key] == number) & trace.counts & operator[trace.key]
+        rows = np.flatnonzero(is_own & (trace.step != NULL))
         if len(rows):
             ranks[name] = measure(_operators(trace, rows, cats))
     return _over_all(ranks)
 
 
 def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepOperators:
-    """Sort operators, which are in time order, into steps; `cats` are by key."""
+    """Sort the operators of a rank, rows in time order, into steps; `cats` are by key."""
     rows = rows[np.argsort(trace.step[rows], kind="stable")]
     bounds = np.flatnonzero(np.diff(trace.step[rows], prepend=NULL, append=NULL))
     own, start = cats[trace.key[rows]], trace.start[rows]
@@ -207,7 +253,7 @@ def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepO
 
 
 def _first_operator(cats: NDArray[np.str_], is_barrier: NDArray[np.bool_]) -> int:
-    """Return where a step begins: at its first op, or the first forward op after a barrier."""
+    """Return the position of the first operator of a step, without those up to a barrier."""
     barriers = np.flatnonzero(is_barrier)
     after = int(barriers[-1]) + 1 if len(barriers) else 0
     forward = np.flatnonzero(cats[after:] == "operator.FW")
@@ -215,13 +261,13 @@ def _first_operator(cats: NDArray[np.str_], is_barrier: NDArray[np.bool_]) -> in
 
 
 def _over_all(ranks: Mapping[str, RankSteps]) -> StepTime:
-    """Means over ranks; where steps differ by more than a tenth the median step counts."""
+    """Combine the steps of all ranks."""
     if not ranks:
         raise FastcommError(
-            "no operator of any rank in the trace: wanted FW, BW or UPDATE events"
+            "no operator of any rank in the trace: expected FW, BW or UPDATE events"
         )
-    fewest = min(len(each.time) for each in ranks.values())
-    steps = np.array([each.time[:fewest] for each in ranks.values()], np.float64).mean(axis=0)
+    fewest = min(len(rank.time) for rank in ranks.values())
+    steps = np.array([rank.time[:fewest] for rank in ranks.values()], np.float64).mean(axis=0)
     time = float(steps.mean())
     if steps.std() / time > _SPREAD:
         time = float(np.median(steps))
@@ -239,25 +285,25 @@ _MOST_CELLS = 1 << 28  # of operations times steps: 2 GiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """One row a long name, in the order of first appearance; times in ns, variance in ns²."""
+    """Durations of operations: one row per long name, in the order of first appearance."""
 
     names: tuple[str, ...]
-    category: tuple[str, ...]
+    category: tuple[str, ...]  # fine
     count: Ints
-    total: Ints
+    total: Ints  # ns, as all durations
     avg: Floats
     least: Ints
     most: Ints
     median: Ints
-    variance: Floats
-    first: Ints
-    times: Ints
-    step_ids: Ints
-    categories: Mapping[str, Mapping[str, Any]]
+    variance: Floats  # ns²
+    first: Ints  # position of each row's first duration in `times`, and the end
+    times: Ints  # sorted within each row
+    step_ids: Ints  # event of each row by step, see `step_ids`
+    categories: Mapping[str, Mapping[str, Any]]  # by fine category, in ms
     trace: UniformTrace
 
     def table(self) -> pa.Table:
-        """One row a long name; times in ns."""
+        """Return the rows as a table, with pid and category."""
         parts = [Name.of(name) for name in self.names]
         return pa.table(
             {
@@ -276,7 +322,10 @@ class Statistics:
 
 
 def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statistics:
-    """Describe every long name; with a topology, RECV counts from its SEND on."""
+    """Measure the operations of a trace by long name.
+
+    With a topology, RECV counts from the start of its SEND.
+    """
     if topology is None:
         return describe(trace)
     pairs = send_receive(trace, topology)
@@ -284,7 +333,16 @@ def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statist
 
 
 def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) -> Statistics:
-    """Describe every long name by its events; `category_of` takes standard names."""
+    """Measure the operations of a trace by long name.
+
+    Parameters
+    ----------
+    trace
+        A trace with steps.
+    category_of
+        Returns the fine category of a standard name.
+
+    """
     key, dur = trace.key, trace.dur
     if not trace.counts.all():
         key, dur = key[trace.counts], dur[trace.counts]
@@ -292,22 +350,22 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
     first, times = grouping.grouped(key, dur, np.int64(size))
     total, least, most, median, variance = grouping.described(first, times)
     count = np.diff(first)
-    kept = np.flatnonzero(count)
-    known = {name: category_of(name) for name in set(trace.names)}
+    used = np.flatnonzero(count)
+    categories = {name: category_of(name) for name in set(trace.names)}
     ids = step_ids(trace)
     statistics = Statistics(
-        names=tuple(trace.keys[k] for k in kept),
-        category=tuple(known[trace.names[k]] for k in kept),
-        count=count[kept],
-        total=total[kept],
-        avg=total[kept] / count[kept],
-        least=least[kept],
-        most=most[kept],
-        median=median[kept],
-        variance=variance[kept],
-        first=np.append(first[:-1][kept], first[-1]),
+        names=tuple(trace.keys[k] for k in used),
+        category=tuple(categories[trace.names[k]] for k in used),
+        count=count[used],
+        total=total[used],
+        avg=total[used] / count[used],
+        least=least[used],
+        most=most[used],
+        median=median[used],
+        variance=variance[used],
+        first=np.append(first[:-1][used], first[-1]),
         times=times,
-        step_ids=ids[kept],
+        step_ids=ids[used],
         categories={},
         trace=trace,
     )
@@ -315,15 +373,18 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
 
 
 def _categories(statistics: Statistics) -> dict[str, dict[str, Any]]:
-    """By fine category, in ms; the largest is that of the key with the largest mean."""
+    """Sum up the operations of each fine category, in ms, as dPRO does.
+
+    The maximum is that of the mean durations.
+    """
     rows: dict[str, list[int]] = {}
     for k, cat in enumerate(statistics.category):
         rows.setdefault(cat, []).append(k)
-    out: dict[str, dict[str, Any]] = {}
+    categories: dict[str, dict[str, Any]] = {}
     for cat, ks in rows.items():
         at = ks[int(np.argmax(statistics.avg[ks]))]
         time, cnt = float(statistics.total[ks].sum()) / MS, int(statistics.count[ks].sum())
-        out[cat] = {
+        categories[cat] = {
             "max_t": float(statistics.avg[at]) / MS,
             "max_name": statistics.names[at],
             "time": time,
@@ -331,17 +392,20 @@ def _categories(statistics: Statistics) -> dict[str, dict[str, Any]]:
             "op_cnt": len(ks),
             "avg": time / cnt,
         }
-    return out
+    return categories
 
 
 def step_ids(trace: UniformTrace) -> Ints:
-    """For each key and step the position of its last event in it; -1 where it has none."""
-    known = trace.counts & (trace.step != NULL)
-    rows = np.flatnonzero(known)
+    """Return the row of the last event of each key in each step, keys x steps; -1 if none.
+
+    Raises FastcommError if steps have negative or far too large numbers.
+    """
+    rows = np.flatnonzero(trace.counts & (trace.step != NULL))
     steps = int(trace.step[rows].max()) + 1 if len(rows) else 0
     if len(rows) and (trace.step[rows].min() < 0 or steps * len(trace.keys) > _MOST_CELLS):
         raise FastcommError(
-            f"steps are numbered {trace.step[rows].min()} to {steps - 1}; wanted numbers from 0"
+            f"steps are numbered {trace.step[rows].min()} to {steps - 1}; expected small "
+            "numbers from 0"
         )
     ids = np.full((len(trace.keys), steps), -1, np.int64)
     ids[trace.key[rows], trace.step[rows]] = rows
@@ -349,15 +413,15 @@ def step_ids(trace: UniformTrace) -> Ints:
 
 
 def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
-    """The keys of each SEND of the trace, and of the RECV on the next rank of its ring."""
-    known = {name: k for k, name in enumerate(trace.keys)}
+    """Return the keys of SENDs, and of the RECV of each on the next rank of its ring."""
+    number = {name: k for k, name in enumerate(trace.keys)}
     sends, receives = [], []
-    for text, k in known.items():
+    for text, k in number.items():
         name = Name.of(text)
         if name.sub_op != "SEND" or name.suffix is None or name.pid is None:
             continue
         other = topology.receiver(name.pid, int(name.suffix.split("_")[1]))
-        peer = known.get(long_name(other, f"Comm.{name.op_name}.RECV", name.suffix))
+        peer = number.get(long_name(other, f"Comm.{name.op_name}.RECV", name.suffix))
         if peer is not None:
             sends.append(k)
             receives.append(peer)
@@ -367,8 +431,15 @@ def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
 def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> UniformTrace:
     """Return the trace with each RECV beginning no earlier than its SEND.
 
-    `ids` has the event of each key in the steps that are clipped, `pairs` the keys of each SEND
-    and of its RECV.
+    Parameters
+    ----------
+    trace
+        The trace.
+    ids
+        Row of each key's event by step, as from `step_ids`; other steps are not clipped.
+    pairs
+        Keys of each SEND and of its RECV.
+
     """
     start, dur = trace.start.copy(), trace.dur.copy()
     send, receive = ids[pairs[0]].ravel(), ids[pairs[1]].ravel()
@@ -376,20 +447,20 @@ def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> U
     send, receive = send[both], receive[both]
     early = start[send] > start[receive]
     send, receive = send[early], receive[early]
-    left = np.maximum(0, dur[receive] - (start[send] - start[receive]))
-    dur[receive], start[receive] = left, start[send]
+    clipped = np.maximum(0, dur[receive] - (start[send] - start[receive]))
+    dur[receive], start[receive] = clipped, start[send]
     return trace.with_times(start, dur)
 
 
 def _sorted(trace: UniformTrace) -> UniformTrace:
-    """In time order again; among equal starts as before."""
+    """Sort events by start, stably."""
     order = np.argsort(trace.start, kind="stable")
     columns = ("key", "start", "dur", "step", "cnt", "lane", "cat", "extra", "phase", "counts")
     return replace(trace, **{name: getattr(trace, name)[order] for name in columns})
 
 
 def sort_rows(statistics: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
-    """Rows to print: by falling mean, or in their order."""
+    """Return the rows to print: the first `head`, in order or by descending mean."""
     avg = statistics.avg
     order = np.argsort(-avg, kind="stable") if by_avg else np.arange(len(avg))
     return [int(k) for k in order[:head]]

@@ -1,4 +1,4 @@
-"""A dPRO trial on disk, `<trial>/<host>/<gpu>/<files>`, read into one uniform trace."""
+"""Read a dPRO trial, ``<trial>/<host>/<gpu>/<files>``, as one uniform trace."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from fastcomm.readers.dpro.job import (
     Parameter,
     ParameterDict,
     Topology,
-    listed,
-    one_after_the_other,
+    parse_parameters,
     read_topology,
+    sequential_updates,
 )
-from fastcomm.readers.dpro.json_files import event_rows, ns, read_json, whole
+from fastcomm.readers.dpro.json_files import event_errors, event_rows, ns, read_json
 from fastcomm.readers.dpro.statistics import with_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolder:
-    """Where the files of one rank lie."""
+    """Directory of one rank of a trial."""
 
     host: str
     pid: str
@@ -39,7 +39,7 @@ class RankFolder:
 
 
 def rank_folders(path: Path) -> list[RankFolder]:
-    """The folders of ranks, below a trial, a host, or a GPU; [] where there are none."""
+    """Return the directories of ranks in a trial, a host or a GPU of one, sorted."""
     for pattern in ("", "*", "*/*"):
         folders = sorted(path.glob(pattern)) if pattern else [path]
         ranks = [
@@ -60,12 +60,12 @@ def rank_folders(path: Path) -> list[RankFolder]:
 
 
 def first(ranks: Sequence[RankFolder], name: str) -> Path | None:
-    """The first file of a name, in the order of hosts, then GPUs."""
+    """Return the first file of a name, by host and GPU, or None."""
     return next((r.folder / name for r in ranks if (r.folder / name).exists()), None)
 
 
 def content(ranks: Sequence[RankFolder], name: str) -> dict[str, Any]:
-    """The object in the first file of a name; empty where no rank has it."""
+    """Return the JSON object in the first file of a name; empty if no rank has the file."""
     path = first(ranks, name)
     document = None if path is None else read_json(path)
     return document if isinstance(document, dict) else {}
@@ -78,32 +78,34 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All that a trial says, its clocks aligned and its steps numbered."""
+    """A trial with aligned clocks and numbered steps."""
 
     trace: UniformTrace
     graph: LocalGraph
-    topology: Topology | None
-    counts: Mapping[str, Mapping[str, int]]
-    shifts: Mapping[str, int]
+    topology: Topology | None  # None without files of NCCL
+    counts: Mapping[str, Mapping[str, int]]  # see `communication.counts`
+    shifts: Mapping[str, int]  # ns that were added, by pid
     parameters: ParameterDict
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What all ranks have in common; `coarse` without files of NCCL."""
+    """Data that all ranks of a trial share, and the reader of their computations."""
 
     graph: LocalGraph
     parameters: ParameterDict
-    events: Callable[[Path, str], list[Event]]
-    coarse: bool
+    events: Callable[[Path, str], list[Event]]  # by trace and pid
+    coarse: bool  # read communication as one event per tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
+    """Events of one rank."""
+
     events: list[Event]
-    counts: Mapping[str, Mapping[str, int]]
-    last_sync: int | None
+    counts: Mapping[str, Mapping[str, int]]  # see `communication.counts`
+    last_sync: int | None  # end, ns
 
 
 def read(
@@ -117,28 +119,48 @@ def read(
 ) -> Trial:
     """Read every rank of a trial.
 
-    `merge` joins the pieces of an operation: by default those of MXNet and TensorFlow 1.
-    `clip_updates` lets none begin before the one before it has ended. `algorithm` is ring, tree
-    or none, as if NCCL had no files: by default the ring, where there is one.
+    Parameters
+    ----------
+    path
+        A trial, or a host or GPU of one.
+    rule
+        How steps are found, a key of `statistics.RULES`.
+    align
+        How clocks are aligned, one of `alignment.MODES`.
+    merge
+        Merge consecutive events of one operation; by default for MXNet and TensorFlow 1.
+    clip_updates
+        Shorten updates of TensorFlow so that they do not overlap.
+    algorithm
+        "ring", "tree", or "none" to ignore the files of NCCL; by default the ring if there is
+        one.
+
+    Raises
+    ------
+    TraceFileError
+        If there is no rank, or a file cannot be read.
+    ConfigError
+        If an option is invalid.
+
     """
     ranks = rank_folders(path)
     if not ranks:
-        raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz or temp.json below it")
+        raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz or temp.json in it")
     files = {rank.pid: rank.folder / "nccl_rank_graph.json" for rank in ranks}
-    known = {pid: file for pid, file in files.items() if file.exists()}
-    topology = read_topology(known, algorithm) if known and algorithm != NONE else None
+    present = {pid: file for pid, file in files.items() if file.exists()}
+    topology = read_topology(present, algorithm) if present and algorithm != NONE else None
     job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
     read_ranks = {rank.pid: _read_rank(rank, job) for rank in ranks}
     events = [event for rank in read_ranks.values() for event in rank.events]
     if (path / communication.COMM).exists():
-        with whole(path / communication.COMM):
+        with event_errors(path / communication.COMM):
             events += communication.byteps_events(path, job.parameters.ids)
     hosts = {rank.pid: rank.host for rank in ranks}
     syncs = {pid: rank.last_sync for pid, rank in read_ranks.items()}
     shifts = alignment.by_sync(align, hosts, syncs)
     if shifts is None:
-        plain = with_steps(of_events(events), rule)
-        shifts = alignment.by_causality(align, plain, topology, hosts)
+        unaligned = with_steps(of_events(events), rule)
+        shifts = alignment.by_causality(align, unaligned, topology, hosts)
     return Trial(
         trace=with_steps(of_events(events, shifts.by_pid), rule),
         graph=job.graph,
@@ -153,101 +175,102 @@ def read(
 def _job(
     ranks: Sequence[RankFolder], *, coarse: bool, merge: bool | None, clip_updates: bool
 ) -> _Job:
-    """The graph, the tensors, and how to read a rank's trace, by the framework."""
+    """Read the graph and the tensors, and choose the reader of the framework."""
     metadata = content(ranks, "metadata.json")
     tensors = _tensors(ranks, metadata)
     if first(ranks, _SYMBOL) is not None or "opt_aggregate_num" in metadata:
-        known = _mxnet_parameters(ranks, tensors, metadata)
-        graph = frameworks.mxnet_graph(_file(ranks, "dag.gml", _SYMBOL), known)
-        joins = merge is not False
+        parameters = _mxnet_parameters(ranks, tensors, metadata)
+        graph = frameworks.mxnet_graph(_file(ranks, "dag.gml", _SYMBOL), parameters)
+        merges = merge is not False
         return _Job(
             graph=graph,
-            parameters=known,
-            events=lambda path, pid: frameworks.mxnet_events(path, pid, graph, merge=joins),
+            parameters=parameters,
+            events=lambda path, pid: frameworks.mxnet_events(path, pid, graph, merge=merges),
             coarse=coarse,
         )
     graph = frameworks.tensorflow_graph(_file(ranks, "dag.gml"))
-    with whole(ranks[0].folder / "metadata.json"):
-        known = frameworks.tensorflow_parameters(tensors, metadata, graph)
+    with event_errors(ranks[0].folder / "metadata.json"):
+        parameters = frameworks.tensorflow_parameters(tensors, metadata, graph)
 
     def events(path: Path, pid: str) -> list[Event]:
-        joins = path.name == _PIECES if merge is None else merge
-        operations = frameworks.tensorflow_events(path, pid, graph, merge=joins)
-        return one_after_the_other(operations) if clip_updates else operations
+        merges = path.name == _PIECES if merge is None else merge
+        operations = frameworks.tensorflow_events(path, pid, graph, merge=merges)
+        return sequential_updates(operations) if clip_updates else operations
 
-    return _Job(graph=graph, parameters=known, events=events, coarse=coarse)
+    return _Job(graph=graph, parameters=parameters, events=events, coarse=coarse)
 
 
 def _mxnet_parameters(
     ranks: Sequence[RankFolder], tensors: tuple[Parameter, ...], metadata: Mapping[str, Any]
 ) -> ParameterDict:
-    """The tensors with the updates that consume them."""
+    """Return the tensors of MXNet with their updates; raise if their list is missing."""
     place = first(ranks, "metadata.json") or ranks[0].folder / "metadata.json"
     if not tensors:
         raise TraceFileError(
-            f"{place}: no gradient_name_list: without it the ids of tensors mean nothing"
+            f"{place}: no gradient_name_list, which has the names of the tensors"
         )
-    with whole(place):
+    with event_errors(place):
         return frameworks.mxnet_parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
 
 
 def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
-    """The first file of the first of the names that there is."""
+    """Return the first file with one of the names; raise TraceFileError if there is none."""
     for name in names:
         if path := first(ranks, name):
             return path
     raise TraceFileError(
-        f"{ranks[0].folder}: no {' and no '.join(names)}, neither there nor in any other rank"
+        f"{ranks[0].folder}: no {' and no '.join(names)}, and none in any other rank"
     )
 
 
 def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The tensors, by id."""
+    """Return the tensors by id, from the first list of gradients that a rank has."""
     for document in (content(ranks, "gradient_name_list.json"), metadata):
         names = document.get("gradient_name_list")
         if isinstance(names, list | str):
-            with whole(ranks[0].folder / "gradient_name_list"):
-                return listed(names)
+            with event_errors(ranks[0].folder / "gradient_name_list"):
+                return parse_parameters(names)
     older = content(ranks, "gradient_name2ID.json")
-    return listed(sorted(older, key=older.__getitem__))
+    return parse_parameters(sorted(older, key=older.__getitem__))
 
 
 def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
-    """Computation first: its span says what of the other files counts."""
-    with whole(rank.trace):
+    """Read the files of one rank; events outside the span of its computation are dropped."""
+    with event_errors(rank.trace):
         events = job.events(rank.trace, rank.pid)
     if not events:
-        raise TraceFileError(f"{rank.trace}: no operation of the data-flow graph in it")
+        raise TraceFileError(f"{rank.trace}: no event is an operation of the data-flow graph")
     span = _span(events)
     inputs, detail, timeline = (
         rank.folder / name for name in ("io.json", "comm_detail.json", "comm.json")
     )
     if inputs.exists():
-        with whole(inputs):
+        with event_errors(inputs):
             events += _inputs(inputs, rank.pid, span)
     slices: list[Event] = []
     if detail.exists():
-        with whole(detail):
+        with event_errors(detail):
             slices = communication.detail(detail, rank.pid, span)
     last_sync = None
     if timeline.exists():
-        with whole(timeline):
+        with event_errors(timeline):
             activities, last_sync = communication.timeline(
                 timeline, rank.pid, span, job.parameters.ids, coarse=job.coarse
             )
         slices = [*slices, *activities]
-    with whole(detail):
+    with event_errors(detail):
         counts = communication.counts(slices)
     return _Rank(events=[*events, *slices], counts=counts, last_sync=last_sync)
 
 
 def _span(events: Sequence[Event]) -> tuple[int, int]:
-    """From the first start to the last end."""
-    return min(each.start for each in events), max(each.start + each.dur for each in events)
+    """Return the first start and the last end."""
+    first_start = min(event.start for event in events)
+    return first_start, max(event.start + event.dur for event in events)
 
 
 def _inputs(path: Path, pid: str, span: tuple[int, int]) -> list[Event]:
-    """Events of the data loader."""
+    """Read the events of the data loader that begin within the span, by start."""
     rows = event_rows(read_json(path))
     starts = [(ns(row["ts"]), ns(row["dur"])) for row in rows]
     return [

@@ -2,8 +2,8 @@
 
 A page is sections of figures and tables, every number with its definition in `glossary`;
 `render` makes a file of it, and each other module answers what one question or one command
-shows. A figure is what plotly.js takes: plain data, whose colors are names of the style
-sheet's properties ("var(--c-TP)"), so that light, dark and print are one document.
+shows. A figure is what plotly.js takes: plain data, whose colors are names of the style sheet's
+properties ("var(--c-TP)"), so that light, dark and print are one document.
 
 Numbers are written as `fastcomm.units` does, with a thin space before the unit. What is unknown
 is `NA`; a `Fact` carries the reason.
@@ -45,12 +45,12 @@ _INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A number in words, and the key of its definition in the glossary."""
+    """A formatted number, and the key of its definition in the glossary."""
 
     key: str
     text: str
     label: str = ""
-    why: str = ""  # it is unknown
+    why: str = ""  # reason why it is unknown
 
 
 Words = tuple[str | Fact, ...]
@@ -59,60 +59,63 @@ Words = tuple[str | Fact, ...]
 def fact(
     key: str,
     value: T | None,
-    words: Callable[[T], str],
+    form: Callable[[T], str],
     *,
     label: str = "",
-    why: str = "nothing in the input tells it",
+    why: str = "the input does not have it",
 ) -> Fact:
-    """A number in words; where it is None, n/a and why."""
+    """Return a formatted number; "n/a" with the reason `why` if the value is None.
+
+    `key` names its definition in the glossary, `form` formats it.
+    """
     if value is None:
         return Fact(key=key, text=NA, label=label, why=why)
-    return Fact(key=key, text=words(value), label=label)
+    return Fact(key=key, text=form(value), label=label)
 
 
-def plain(words: Words) -> str:
-    """The words as text alone."""
-    return "".join(part if isinstance(part, str) else part.text for part in words)
+def plain(parts: Words) -> str:
+    """Return text without definitions."""
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
 
 
 def ns(value: float) -> str:
-    """A time: "9.55 ms"."""
+    """Format a time in ns: "9.55 ms"."""
     return _short(format_ns(value)).replace("us", "µs")
 
 
 def size(value: float) -> str:
-    """A size, decimal: "307 MB"."""
+    """Format a number of bytes, decimal: "307 MB"."""
     return _short(format_bytes(value))
 
 
 def rate(value: float) -> str:
-    """A bandwidth: "48.2 GB/s"."""
+    """Format bytes per second: "48.2 GB/s"."""
     return _short(format_bandwidth(value))
 
 
 def percent(value: float) -> str:
-    """A share: "13.4 %"."""
+    """Format a share: "13.4 %"."""
     return _minus(units.percent(value).replace(" ", _THIN))
 
 
 def signed_percent(value: float) -> str:
-    """A change: "+3.2 %"."""
+    """Format a relative change: "+3.2 %"."""
     text = units.signed_percent(value).replace(" ", _THIN)
     return _minus(text if text.strip("+-0.%" + _THIN) else text[1:])
 
 
 def times(value: float) -> str:
-    """A multiple: "1.24 ×"."""
+    """Format a multiple: "1.24 ×"."""
     return f"{value:.2f}{_THIN}×"
 
 
 def whole(value: float) -> str:
-    """A count, its thousands apart: "12 288"."""
+    """Format a count with separated thousands: "12 288"."""
     return _minus(f"{value:,.0f}".replace(",", _THIN))
 
 
 def many(count: int, noun: str) -> str:
-    """A count and its noun: "1 rank", "8 ranks"."""
+    """Format a count and its noun: "1 rank", "8 ranks"."""
     return f"{whole(count)} {plural(count, noun)}"
 
 
@@ -125,14 +128,14 @@ def _minus(text: str) -> str:
 
 
 def tick(text: str) -> str:
-    """Words of a number without the zeros that it ends with: "10 µs"."""
+    """Return a formatted number without trailing zeros: "10 µs"."""
     figure, gap, unit = text.partition(_THIN)
     return _minus(f"{float(figure.replace(_MINUS, '-')):g}{gap}{unit}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageColumn:
-    """A column of a table; `key` is that of its numbers' definition."""
+    """A column of a table; `key` names the definition of its numbers."""
 
     label: str
     key: str = ""
@@ -141,17 +144,17 @@ class PageColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageCell:
-    """What a cell shows, and what it is sorted by; None comes last."""
+    """A cell: its text, and the value by which it is sorted; None comes last."""
 
     text: str
     sort: float | str | None = None
-    why: str = ""  # it is unknown
+    why: str = ""  # reason why it is unknown
     share: float | None = None  # drawn as a bar behind the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """Rows that sort and filter."""
+    """A table that can be sorted and filtered."""
 
     name: str
     caption: str
@@ -160,13 +163,13 @@ class PageTable:
 
     @property
     def can_filter(self) -> bool:
-        """Whether there are more rows than one sees at a glance."""
+        """Whether the table is long enough for a filter."""
         return len(self.rows) > 12  # noqa: PLR2004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureView:
-    """One of several pictures in a figure's place."""
+    """One of several charts of a figure; the reader selects one."""
 
     label: str
     spec: Spec
@@ -175,7 +178,7 @@ class FigureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A chart, what it says in words, and its numbers as a table."""
+    """A chart, its description, and its numbers as a table."""
 
     name: str
     title: str
@@ -185,12 +188,12 @@ class Figure:
     note: str = ""
     table: PageTable | None = None
     legend: tuple[tuple[str, str], ...] = ()  # name and label, where the chart has none
-    choice: str = "View"  # what one chooses a view by
+    choice: str = "View"  # label of the selection of views
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A chart that cannot be drawn, and why."""
+    """A chart that cannot be drawn, and the reason."""
 
     title: str
     why: str
@@ -198,7 +201,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """The rank at each percent of the order: what `page.js` shows when one moves the slider."""
+    """The rank at each percent of an order: what `page.js` shows beside a slider."""
 
     name: str
     title: str
@@ -212,7 +215,7 @@ Block = Figure | PageTable | Missing | Quantiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A question and what answers it."""
+    """A question, its answer, and the charts and tables behind it."""
 
     name: str
     title: str
@@ -223,7 +226,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFinding:
-    """What matters, the evidence, and what to do next."""
+    """A finding, its evidence, and the command to run next."""
 
     title: Words
     evidence: tuple[Fact, ...]
@@ -234,7 +237,7 @@ class PageFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """All of it."""
+    """The content of a whole page."""
 
     title: str
     source: str
@@ -248,18 +251,18 @@ class Page:
 
 
 def text(value: object, label: str | None = None) -> PageCell:
-    """A cell of words."""
+    """Return a cell of text."""
     shown = str(value) if label is None else label
     return PageCell(text=shown, sort=shown.lower())
 
 
 def number(
-    value: float | None, words: Any, why: str = "", share: float | None = None
+    value: float | None, form: Any, why: str = "", share: float | None = None
 ) -> PageCell:
-    """A cell of a number; n/a where that is unknown."""
+    """Return a cell of a number, formatted by `form`; "n/a" with a reason for None."""
     if value is None:
-        return PageCell(text=NA, why=why or "nothing in the input tells it")
-    return PageCell(text=words(value), sort=float(value), share=share)
+        return PageCell(text=NA, why=why or "the input does not have it")
+    return PageCell(text=form(value), sort=float(value), share=share)
 
 
 def rank_cell(rank: int) -> PageCell:
@@ -268,7 +271,7 @@ def rank_cell(rank: int) -> PageCell:
 
 
 def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
-    """Return columns of words, by their labels, and of numbers, by label and key."""
+    """Return columns: of text for a label, of numbers for a label and a key."""
     return tuple(
         PageColumn(label=head, is_number=False)
         if isinstance(head, str)
@@ -277,14 +280,16 @@ def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
     )
 
 
-def unknown_section(name: str, title: str, what: str, chart: str, why: str) -> Section:
-    """Return a section whose question has no answer: "`what` n/a: why"."""
+def unknown_section(name: str, title: str, subject: str, chart: str, why: str) -> Section:
+    """Return a section without an answer: "`subject` n/a: `why`"."""
     missing = Missing(title=chart, why=why)
-    return Section(name=name, title=title, lead=(f"{what} n/a: ", why, "."), blocks=(missing,))
+    return Section(
+        name=name, title=title, lead=(f"{subject} n/a: ", why, "."), blocks=(missing,)
+    )
 
 
 def used_keys(page: Page) -> set[str]:
-    """The keys of all definitions that the page refers to."""
+    """Return the keys of all definitions that the page refers to."""
     keys = {fact.key for fact in page.facts}
     keys |= _of_words(page.headline)
     for finding in page.findings:
@@ -296,8 +301,8 @@ def used_keys(page: Page) -> set[str]:
     return keys
 
 
-def _of_words(words: Sequence[str | Fact]) -> set[str]:
-    return {part.key for part in words if isinstance(part, Fact)}
+def _of_words(parts: Sequence[str | Fact]) -> set[str]:
+    return {part.key for part in parts if isinstance(part, Fact)}
 
 
 def _of_block(block: Block) -> set[str]:
@@ -312,13 +317,13 @@ def _of_block(block: Block) -> set[str]:
 
 
 def html(page: Page) -> str:
-    """The whole document; the same page gives the same bytes."""
-    # Ours comes first: tables and definitions work while plotly.js is being read.
+    """Return the whole document; equal pages have equal bytes."""
+    # page.js comes first: tables and definitions work while plotly.js is loaded.
     scripts = [_text("page.js"), _plotly()]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
-        scripts=[Markup(each) for each in scripts],
+        scripts=[Markup(script) for script in scripts],
         style=Markup(_text("style.css")),
         policy=_policy(scripts),
         glossary={key: GLOSSARY[key] for key in GLOSSARY if key in used_keys(page)},
@@ -327,22 +332,22 @@ def html(page: Page) -> str:
 
 
 def write(page: Page, path: str | Path) -> None:
-    """Write the file; it gets its name when it is whole."""
+    """Write the page to a file, which appears only when it is complete."""
     path = Path(path)
     if path.is_dir():
-        raise FastcommError(f"{path}: is a directory; wanted a file, as in report.html")
+        raise FastcommError(f"{path}: is a directory. Name a file, such as report.html")
     files.write(path.parent, {path.name: files.text(html(page))})
 
 
 def json_text(value: Any) -> Markup:
-    """JSON that can stand in a script element, whatever its texts are."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_INERT))
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fastcomm.report.html"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -350,24 +355,24 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"json": json_text, "plain": plain, "url": _url}
-    made.tests |= {
+    environment.filters |= {"json": json_text, "plain": plain, "url": _url}
+    environment.tests |= {
         "fact": lambda part: isinstance(part, Fact),
         "figure": lambda block: isinstance(block, Figure),
         "table": lambda block: isinstance(block, PageTable),
         "missing": lambda block: isinstance(block, Missing),
         "quantiles": lambda block: isinstance(block, Quantiles),
     }
-    return made
+    return environment
 
 
 def _url(name: str) -> str:
-    """Return a file name as a link has it, bytes that are not UTF-8 included."""
+    """Quote a file name for a link, with bytes that are not UTF-8."""
     return quote(os.fsencode(name))
 
 
 def _inert(value: Any) -> Any:
-    """Texts of others without what hides letters or turns their order; markup is ours."""
+    """Make text of traces harmless: spell out characters that hide or reorder letters."""
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return inert(value) if is_text else value
 
@@ -379,13 +384,13 @@ def _text(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """plotly.js as the package of that name brings it."""
+    """Return plotly.js from the Python package."""
     script = resources("plotly") / "package_data" / "plotly.min.js"
     return script.read_text("utf-8").replace("</script", "<\\/script")
 
 
 def _policy(scripts: list[str]) -> str:
-    digests = " ".join(f"'sha256-{_digest(each)}'" for each in scripts)
+    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"

@@ -1,7 +1,6 @@
-"""Ranks beside each other: who waits for whom, who comes last, which links are slower.
+"""Page section that compares ranks: waits, arrivals, and slow links.
 
-Waits, skew and links are there where collectives were matched across ranks; without them the
-section says so.
+Without collectives matched across ranks the section says why.
 """
 
 from collections.abc import Sequence
@@ -34,44 +33,44 @@ from fastcomm.report.html.drawing import (
 )
 
 _MS = 1e6
-_ENDS = 12  # ranks at each end of the order
+_ENDS = 12  # ranks shown at each end of the order
 _MOST_CLASSES = 12
 _MOST_LINKS = 200
 _TITLE = "Who waits for whom?"
 _WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
 
 
-def section(found: Metrics) -> Section:
-    """Waits, arrivals and links of matched collectives."""
-    ranks, note = found.across.by_rank, found.across.matching.note
+def section(metrics: Metrics) -> Section:
+    """Return the section on waits, arrivals and links of matched collectives."""
+    ranks, note = metrics.across.by_rank, metrics.across.matching.note
     if not ranks:
         why = note.rstrip(".") if note else _WHY
-        what = "Who waits for whom is"
-        return unknown_section("across", _TITLE, what, "Waits and arrivals", why)
+        subject = "Who waits for whom is"
+        return unknown_section("across", _TITLE, subject, "Waits and arrivals", why)
     blocks: list[Block] = [_waits_figure(ranks)]
-    if found.across.skew:
-        blocks.append(_skew_figure(found.across.skew))
-    if found.across.links:
-        blocks.append(_links(found.across.links))
+    if metrics.across.skew:
+        blocks.append(_skew_figure(metrics.across.skew))
+    if metrics.across.links:
+        blocks.append(_links(metrics.across.links))
     return Section(
         name="across",
         title=_TITLE,
         lead=_lead(ranks[0]),
         blocks=tuple(blocks),
-        pitfall="Waiting and transfer are told apart on clocks that were brought in line. A "
-        "rank that often comes last need not be slow itself: it may wait for one in another "
-        "group." + (f" {note}" if note else ""),
+        pitfall="Wait and transfer are separated on aligned clocks. A rank that often arrives "
+        "last need not be slow itself: it may wait for a rank in another group."
+        + (f" {note}" if note else ""),
     )
 
 
 def _lead(worst: RankWaits) -> html.Words:
     if worst.caused_ns <= 0:
-        return ("No rank keeps others waiting in collectives.",)
+        return ("No rank causes waits in collectives.",)
     return (
         f"Rank {worst.rank} causes the most waiting in collectives: ",
         html.fact("waits.wait_caused_ns", worst.caused_ns, html.ns),
         " per step. One delay counts in every collective that it reaches, so this can exceed "
-        "what the step takes longer.",
+        "the time that the step loses.",
     )
 
 
@@ -91,12 +90,12 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
         height_of(2 * len(names), 200, 17),
         barmode="group",
         bargap=0.25,
-        xaxis=axis("ms a step", rangemode="tozero"),
+        xaxis=axis("ms per step", rangemode="tozero"),
         yaxis=rows_axis(names),
     )
     return Figure(
         name="waits-chart",
-        title="What each rank waits, and what others wait for it",
+        title="Wait time of each rank, and the wait that it causes",
         alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
         views=(FigureView(label="All", spec=drawn, note=note),),
         terms=("waits.wait_ns", "waits.wait_caused_ns"),
@@ -133,9 +132,9 @@ def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
         ("wait caused", "waits.wait_caused_ns"),
         ("later", "waits.later_ns"),
         ("transfers", "waits.transfer_ns"),
-        ("comes last", "waits.last_share"),
+        ("arrives last", "waits.last_share"),
     )
-    return PageTable(name="waits-table", caption="Ranks, a step", columns=heads, rows=rows)
+    return PageTable(name="waits-table", caption="Ranks, per step", columns=heads, rows=rows)
 
 
 _POINTS = (
@@ -153,13 +152,13 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
         {
             "type": "scatter",
             "mode": "markers",
-            "name": said,
+            "name": label,
             "y": names,
             "x": [rounded(getattr(row, key) / _MS) for row in top],
             "marker": {"symbol": symbol, "size": 10, "color": color},
-            "hovertemplate": f"%{{y}}, {said}: %{{x:.3f}} ms<extra></extra>",
+            "hovertemplate": f"%{{y}}, {label}: %{{x:.3f}} ms<extra></extra>",
         }
-        for said, key, symbol, color in _POINTS
+        for label, key, symbol, color in _POINTS
     ]
     drawn = spec(
         points,
@@ -171,11 +170,11 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
     )
     return Figure(
         name="skew-chart",
-        title="How far apart ranks arrive, and how long the transfer takes then",
+        title="Arrival skew, and the transfer time after it",
         alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
         views=(FigureView(label="All", spec=drawn),),
         terms=("skew.skew_ns", "skew.transfer_ns"),
-        note="Those that cost the most waiting come first.",
+        note="Sorted by wait time.",
         table=_skew_table(classes),
     )
 
@@ -197,7 +196,7 @@ def _skew_table(classes: Sequence[Skew]) -> PageTable:
         ("skew", "skew.skew_ns"),
         ("p95", "skew.skew_ns"),
         ("transfer", "skew.transfer_ns"),
-        ("waiting a step", "skew.wait_ns"),
+        ("wait per step", "skew.wait_ns"),
         ("share", "skew.wait_share"),
     )
     return PageTable(name="skew-table", caption="Collectives", columns=heads, rows=rows)
@@ -209,17 +208,17 @@ def _class(row: Skew | Link) -> str:
 
 
 def _links(links: Sequence[Link]) -> PageTable:
-    """The groups that lose the most beside their peers come first."""
+    """Return the table of links, sorted by time lost against their peers."""
     order = sorted(links, key=lambda row: -(row.excess_ns or 0.0))
-    alone = "there is no other group of this class"
+    no_peers = "there is no other group of this class"
     rows = tuple(
         (
             text(_members(row)),
             text(_class(row)),
             number(row.bus_bw, html.rate, "no transfer took time"),
-            number(row.peers_bus_bw, html.rate, alone),
-            number(row.ratio, html.percent, alone),
-            number(row.excess_ns, html.ns, alone),
+            number(row.peers_bus_bw, html.rate, no_peers),
+            number(row.ratio, html.percent, no_peers),
+            number(row.excess_ns, html.ns, no_peers),
         )
         for row in order[:_MOST_LINKS]
     )
@@ -229,11 +228,11 @@ def _links(links: Sequence[Link]) -> PageTable:
         ("bus bandwidth", "links.bus_bw"),
         ("peers", "links.peers_bus_bw"),
         ("ratio", "links.ratio"),
-        ("lost a step", "links.excess_ns"),
+        ("lost per step", "links.excess_ns"),
     )
     return PageTable(
         name="links-table",
-        caption="Links, by what they lose beside their peers",
+        caption="Links, by time lost against their peers",
         columns=heads,
         rows=rows,
     )
@@ -241,6 +240,6 @@ def _links(links: Sequence[Link]) -> PageTable:
 
 def _members(row: Link) -> str:
     ranks = row.ranks
-    who = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
+    text_ = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
     more = "" if not ranks or len(ranks) <= 8 else f" and {len(ranks) - 8} more"  # noqa: PLR2004
-    return f"{row.group or 'undefined'}: {who}{more}"
+    return f"{row.group or 'undefined'}: {text_}{more}"

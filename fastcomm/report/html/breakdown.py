@@ -29,35 +29,35 @@ MEASURES = {
 
 
 def label(name: str) -> str:
-    """A category in words: "exposed TP"."""
+    """Return the label of a category: "exposed TP"."""
     return name.replace("_", " ")
 
 
 def kind(name: str) -> str:
-    """The colour of a category: that of its tag."""
+    """Return the name of a category's color: that of its tag."""
     return name.removeprefix("exposed_")
 
 
 _MS = 1e6
-_ENDS = 12  # ranks at each end that are shown by themselves
+_ENDS = 12  # ranks shown at each end of the order
 _MOST_ROWS = 40
-_LABELLED = 0.045  # of the bar; what is narrower has no room for a label
+_LABELLED = 0.045  # share of the bar; narrower parts have no label
 
 
-def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
-    """The stacked bars, and exact shares beside the formula's; `why` is what is lacking."""
-    exact = found.breakdown.exact
+def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
+    """Return the section on the breakdown; `why` says why times are unknown."""
+    exact = metrics.breakdown.exact
     title = "Where does the time go?"
     blocks: tuple[Block, ...]
     if exact["idle"] is None:
         lead: html.Words = ("The exact partition of a step is n/a: ", why, ".")
         blocks = (
             Missing(title="Time of a step by what runs in it", why=why),
-            _table(found, why),
+            _table(metrics, why),
         )
     else:
-        lead = _lead(found)
-        blocks = (_figure(found, ranks), _table(found, why))
+        lead = _lead(metrics)
+        blocks = (_figure(metrics, ranks), _table(metrics, why))
     return Section(
         name="time",
         title=title,
@@ -65,15 +65,15 @@ def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
         blocks=blocks,
         pitfall="Exposed time is an upper bound of what faster communication could save: a "
         "collective that waits for a late rank is exposed, and no faster link helps it. "
-        "Compute hides communication, and both hide copies.",
+        "Time in which compute runs counts as compute, then communication, then copies.",
     )
 
 
-def _lead(found: Metrics) -> html.Words:
-    parts = found.breakdown.parts or {}
+def _lead(metrics: Metrics) -> html.Words:
+    parts = metrics.breakdown.parts or {}
     return (
         "Of a step of ",
-        html.fact("iteration.mean_ns", found.iteration.mean_ns, html.ns),
+        html.fact("iteration.mean_ns", metrics.iteration.mean_ns, html.ns),
         ", ",
         html.fact("exact.compute", parts.get("compute"), html.percent),
         " is compute, ",
@@ -86,17 +86,17 @@ def _lead(found: Metrics) -> html.Words:
     )
 
 
-def _figure(found: Metrics, ranks: RankMeans) -> Figure:
-    exact = {name: share for name, share in found.breakdown.exact.items() if share}
+def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
+    exact = {name: share for name, share in metrics.breakdown.exact.items() if share}
     spoken = ", ".join(f"{label(name)} {html.percent(share)}" for name, share in exact.items())
     return Figure(
         name="breakdown",
         title="Time of a step by what runs in it",
         alt=f"Stacked bar of the job: {spoken}.",
         views=(
-            FigureView(label="Job", spec=_job(exact, found.iteration.mean_ns or 0.0)),
+            FigureView(label="Job", spec=_job(exact, metrics.iteration.mean_ns or 0.0)),
             _by_rank(ranks, list(exact)),
-            _by_iteration(found, list(exact)),
+            _by_iteration(metrics, list(exact)),
         ),
         terms=tuple(f"exact.{name}" for name in exact),
         legend=tuple((kind(name), label(name)) for name in exact),
@@ -110,7 +110,8 @@ def _job(exact: dict[str, float], mean: float) -> Spec:
             ["all ranks"],
             [share * 100],
             text=[f"{label(name).removeprefix('exposed ')}<br>{share:.1%}"],
-            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean)} a step<extra></extra>",
+            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean)} per step"
+            "<extra></extra>",
         )
         | ({} if share >= _LABELLED else {"text": None})
         for name, share in exact.items()
@@ -134,12 +135,12 @@ def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
         for name, ns in ranks.ns.items()
         if name in names
     }
-    said = [at if isinstance(at, str) else f"rank {ranks.ranks[at]}" for at in rows]
-    return FigureView(label="Ranks", spec=_rows(said, values), note=note)
+    labels = [at if isinstance(at, str) else f"rank {ranks.ranks[at]}" for at in rows]
+    return FigureView(label="Ranks", spec=_rows(labels, values), note=note)
 
 
-def _by_iteration(found: Metrics, names: Sequence[str]) -> FigureView:
-    means = StepMeans.of(found.tables["iterations"], _MOST_ROWS)
+def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
+    means = StepMeans.of(metrics.tables["iterations"], _MOST_ROWS)
     rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
     note = (
         "Means over all ranks."
@@ -160,7 +161,7 @@ def _rows(rows: list[str], values: dict[str, list[float]]) -> Spec:
         )
         for name, lengths in values.items()
     ]
-    return _stacked(bars, rows, "ms a step", height=height_of(len(rows), 200))
+    return _stacked(bars, rows, "ms per step", height=height_of(len(rows), 200))
 
 
 def _bar(
@@ -196,17 +197,17 @@ def _stacked(
     )
 
 
-def _table(found: Metrics, why: str) -> PageTable:
-    exact, formula = found.breakdown.exact, found.breakdown.spec
-    mean, rows = found.iteration.mean_ns, []
+def _table(metrics: Metrics, why: str) -> PageTable:
+    exact, formula = metrics.breakdown.exact, metrics.breakdown.spec
+    mean, rows = metrics.iteration.mean_ns, []
     for name in EXACT:
-        said = formula.get(name, formula.get(f"comm_{kind(name)}"))
-        if not exact[name] and not said and name != "idle":
+        spec_share = formula.get(name, formula.get(f"comm_{kind(name)}"))
+        if not exact[name] and not spec_share and name != "idle":
             continue
         share = exact[name]
         step = None if share is None or mean is None else share * mean
         has_formula = name not in ("memcpy", "exposed_mixed")
-        cell = number(said, html.percent, why) if has_formula else text("", "")
+        cell = number(spec_share, html.percent, why) if has_formula else text("", "")
         rows.append(
             (
                 text(label(name)),
@@ -217,20 +218,20 @@ def _table(found: Metrics, why: str) -> PageTable:
         )
     return PageTable(
         name="breakdown-table",
-        caption="Exact shares, and beside each what the specification's formula says",
+        caption="Exact shares, and shares by the specification's formula",
         columns=columns(
-            "time of a step", ("exact", "exact"), ("a step", "exact.ns"), ("formula", "spec")
+            "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
         ),
         rows=tuple(rows),
     )
 
 
-def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
-    """The numbers at the head of the page."""
-    parts = found.breakdown.parts or {}
+def facts(metrics: Metrics, why: str) -> tuple[Fact, ...]:
+    """Return the numbers at the head of the page."""
+    parts = metrics.breakdown.parts or {}
     return (
         html.fact(
-            "iteration.mean_ns", found.iteration.mean_ns, html.ns, label="a step", why=why
+            "iteration.mean_ns", metrics.iteration.mean_ns, html.ns, label="per step", why=why
         ),
         html.fact(
             "exact.exposed",
@@ -241,10 +242,10 @@ def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
         ),
         html.fact(
             "overlap.average_overlap_ratio",
-            found.overlap.average_overlap_ratio,
+            metrics.overlap.average_overlap_ratio,
             html.percent,
-            label="of communication hidden",
-            why=why if found.volume else "no communication was recorded",
+            label="of communication overlapped",
+            why=why if metrics.volume else "no communication was recorded",
         ),
         html.fact("exact.idle", parts.get("idle"), html.percent, label="idle", why=why),
     )

@@ -27,62 +27,65 @@ _MOST = 3
 _GAPS = "gpu_kernel_kernel_overhead"
 
 
-def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) -> Page:
+def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) -> Page:
     """Return the page of a critical path.
 
-    `paths` and `options` are the words of the user for the run and the window, which suggested
-    commands repeat.
+    Parameters
+    ----------
+    path
+        The path.
+    paths, options
+        Command line arguments that name the run and the window; suggested commands repeat them.
+
     """
-    sums = found.summary_ns()
+    sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
     share = html.fact("path.share", sums.get(most, 0) / total, html.percent)
-    length, wall = found.length_ns, found.wall_ns
+    length, wall = path.length_ns, path.wall_ns
     facts = [
         html.fact("path.length_ns", length, html.ns, label="critical path"),
         html.fact(
             "path.coverage", length / wall if wall else 1.0, html.percent, label="covered"
         ),
-        html.fact("path.edges", len(found.found.edges), html.whole, label="edges"),
+        html.fact("path.edges", len(path.valid_path.edges), html.whole, label="edges"),
     ]
-    if found.is_joined:
-        crossings = html.fact("path.crossings", found.crossings, html.whole, label="crossings")
+    if path.is_joined:
+        crossings = html.fact("path.crossings", path.crossings, html.whole, label="crossings")
         facts.append(crossings)
     return Page(
         title="Critical path",
         source=" ".join(paths),
         headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
         facts=tuple(facts),
-        findings=_findings(found, shell_joined([*paths, *options])),
-        sections=(path_.section(found),),
+        findings=_findings(path, shell_joined([*paths, *options])),
+        sections=(path_.section(path),),
     )
 
 
-def _findings(found: CriticalPath, run: str) -> tuple[PageFinding, ...]:
-    where = run if found.is_joined else f"{run} --rank {found.about.rank}"
-    made = [
+def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
+    arguments = run if path.is_joined else f"{run} --rank {path.about.rank}"
+    findings = [
         _finding(
             f"{tag} communication on the path takes ",
             ns,
-            found,
-            f"fastcomm what-if {where} --scale comm:{shell_quoted(tag)}=0.5",
+            path,
+            f"fastcomm what-if {arguments} --scale comm:{shell_quoted(tag)}=0.5",
             "how much shorter the step is if it takes half its time",
         )
-        for tag, ns in found.by_tag_ns().items()
+        for tag, ns in path.by_tag_ns().items()
     ]
-    gaps = found.summary_ns().get(_GAPS, 0)
+    gaps = path.summary_ns().get(_GAPS, 0)
     if gaps:
-        command = f"fastcomm what-if {where} --remove gaps"
-        made.append(
-            _finding(
-                "Gaps between kernels take ", gaps, found, command, "the step without them"
-            )
+        command = f"fastcomm what-if {arguments} --remove gaps"
+        findings.append(
+            _finding("Gaps between kernels take ", gaps, path, command, "the step without them")
         )
-    return tuple(sorted(made, key=lambda each: -each.cost_ns)[:_MOST])
+    return tuple(sorted(findings, key=lambda finding: -finding.cost_ns)[:_MOST])
 
 
-def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) -> PageFinding:
-    total = sum(found.summary_ns().values()) or 1
+def _finding(title: str, ns: int, path: CriticalPath, command: str, then: str) -> PageFinding:
+    total = sum(path.summary_ns().values()) or 1
     return PageFinding(
         title=(title, html.fact("path.time_ns", ns, html.ns)),
         evidence=(html.fact("path.share", ns / total, html.percent, label="of the path"),),
@@ -92,37 +95,37 @@ def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) 
     )
 
 
-def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
-    """A step before and after its edits, and sweeps of one."""
-    change = html.fact("whatif.speedup", found.speedup, html.times, label="as fast")
-    edits = ", ".join(map(str, found.edits))
-    sections = [_before_after(found, edits)] if edits else []
-    if found.sweeps:
-        sections.append(_sweeps(found, found.sweeps))
-    sections.append(path_.section(found.after))
+def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
+    """Return the page of a what-if analysis: the step before and after edits, and sweeps."""
+    change = html.fact("whatif.speedup", result.speedup, html.times, label="as fast")
+    edits = ", ".join(map(str, result.edits))
+    sections = [_before_after(result, edits)] if edits else []
+    if result.sweeps:
+        sections.append(_sweeps(result, result.sweeps))
+    sections.append(path_.section(result.after))
     return Page(
         title="What if",
         source=" ".join(paths),
-        headline=_headline(found, edits),
+        headline=_headline(result, edits),
         facts=(
             *([change] if edits else []),
-            html.fact("whatif.error", found.replay_error_ns, html.ns, label="replay error"),
+            html.fact("whatif.error", result.replay_error_ns, html.ns, label="replay error"),
         ),
         sections=tuple(sections),
-        warnings=found.before.about.notes,
+        warnings=result.before.about.notes,
     )
 
 
-def _headline(found: WhatIf, edits: str) -> html.Words:
-    before = html.fact("path.length_ns", found.before_ns, html.ns)
+def _headline(result: WhatIf, edits: str) -> html.Words:
+    before = html.fact("path.length_ns", result.before_ns, html.ns)
     if not edits:
         return ("The step takes ", before, " without edits.")
-    after = html.fact("whatif.span_ns", found.after_ns, html.ns)
+    after = html.fact("whatif.span_ns", result.after_ns, html.ns)
     return ("With ", edits, ", the step takes ", after, " instead of ", before, ".")
 
 
-def _before_after(found: WhatIf, edits: str) -> Section:
-    before, after = found.before.summary_ns(), found.after.summary_ns()
+def _before_after(result: WhatIf, edits: str) -> Section:
+    before, after = result.before.summary_ns(), result.after.summary_ns()
     rows = tuple(
         (
             text(WORDS.get(name, name)),
@@ -148,36 +151,38 @@ def _before_after(found: WhatIf, edits: str) -> Section:
         title="What changes?",
         lead=(f"The step was replayed with: {edits}.",),
         blocks=(table,),
-        pitfall="Each event begins as soon as what it waited for allows; what it did not wait "
-        "for in the trace may bind it in reality. The path after the edits is another one.",
+        pitfall="Each event starts as soon as its dependencies in the trace allow; in reality "
+        "other dependencies may delay it. The path after the edits may be another one.",
     )
 
 
-def _sweeps(found: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
+def _sweeps(result: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
     return Section(
         name="sweeps",
         title="How does the step depend on it?",
         lead=("Each point is the step replayed with one value of the factor.",),
-        blocks=tuple(_sweep(place, each, found.before_ns) for place, each in enumerate(sweeps)),
+        blocks=tuple(
+            _sweep(place, sweep, result.before_ns) for place, sweep in enumerate(sweeps)
+        ),
     )
 
 
-def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
-    name = f"{each.edit.action} {each.edit.what}"
+def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
+    name = f"{sweep.edit.action} {sweep.edit.target}"
     rows = tuple(
         (
             text(f"{value:g}"),
             number(span, html.ns),
             number(span / before_ns if before_ns else None, html.percent),
         )
-        for value, span in zip(each.values, each.span_ns, strict=True)
+        for value, span in zip(sweep.values, sweep.span_ns, strict=True)
     )
-    ends = [html.ns(each.span_ns[at]) for at in (0, -1)]
+    ends = [html.ns(sweep.span_ns[at]) for at in (0, -1)]
     return Figure(
         name=f"sweep-{place}",
         title=f"The step by {name}",
-        alt=f"Line from {ends[0]} at {each.values[0]:g} to {ends[1]} at {each.values[-1]:g}.",
-        views=(FigureView(label="All", spec=_line(each, name, before_ns)),),
+        alt=f"Line from {ends[0]} at {sweep.values[0]:g} to {ends[1]} at {sweep.values[-1]:g}.",
+        views=(FigureView(label="All", spec=_line(sweep, name, before_ns)),),
         terms=("whatif.span_ns",),
         table=PageTable(
             name=f"sweep-{place}-table",
@@ -188,7 +193,7 @@ def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
     )
 
 
-def _line(each: EditSweep, name: str, before_ns: int) -> Spec:
+def _line(sweep: EditSweep, name: str, before_ns: int) -> Spec:
     today: Spec = {
         "type": "line",
         "xref": "paper",
@@ -201,8 +206,8 @@ def _line(each: EditSweep, name: str, before_ns: int) -> Spec:
     line: Spec = {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": list(each.values),
-        "y": [rounded(span / _MS, 6) for span in each.span_ns],
+        "x": list(sweep.values),
+        "y": [rounded(span / _MS, 6) for span in sweep.span_ns],
         "line": {"color": ACCENT, "width": 2.5},
         "marker": {"size": 8},
         "hovertemplate": "%{x}: %{y:.3f} ms<extra></extra>",

@@ -1,8 +1,8 @@
-"""The pages of `fastcomm dispatch`: schedules beside their bounds, and the load of GPUs."""
+"""Write the pages of `fastcomm dispatch`: schedules with their bounds, and loads of GPUs."""
 
 import numpy as np
 
-from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.report import html
@@ -33,32 +33,32 @@ from fastcomm.units import counted
 
 _MS = 1e3
 _MOST_BINS = 96
-_NO_COMBINE = "the original simulator has no way back"
-_NO_TIME = "the bound is nothing"
+_NO_COMBINE = "the original simulator has no combine"
+_NO_TIME = "the bound is 0"
 
 
-def page(found: Simulation | Placing | DispatchSweep) -> Page:
-    """The page of what one of the commands found."""
-    if isinstance(found, Simulation):
-        return simulation(found)
-    return placing(found) if isinstance(found, Placing) else sweep(found)
+def page(result: Simulation | PlacementResult | DispatchSweep) -> Page:
+    """Return the page of a result of `fastcomm dispatch`."""
+    if isinstance(result, Simulation):
+        return simulation(result)
+    return placement(result) if isinstance(result, PlacementResult) else sweep(result)
 
 
-def simulation(found: Simulation) -> Page:
-    """Schedules of one workload."""
-    ranked = sorted(found.strategies.values(), key=lambda each: each.total_s)
+def simulation(result: Simulation) -> Page:
+    """Return the page of several schedules of one workload."""
+    ranked = sorted(result.strategies.values(), key=lambda strategy: strategy.total_s)
     return Page(
         title="Expert dispatch",
-        source=_source(found),
+        source=_source(result),
         headline=_headline(ranked),
-        facts=_facts(found, ranked),
+        facts=_facts(result, ranked),
         sections=(_times(ranked), _loads(ranked)) if ranked else (),
-        warnings=tuple(found.unanswered.values()),
+        warnings=tuple(result.unanswered.values()),
     )
 
 
-def _source(found: Simulation) -> str:
-    recipe = found.recipe
+def _source(result: Simulation) -> str:
+    recipe = result.recipe
     return (
         f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
         f"{counted(recipe.experts, 'expert')}, top {recipe.topk}, "
@@ -68,20 +68,20 @@ def _source(found: Simulation) -> str:
 
 def _headline(ranked: list[StrategyResult]) -> html.Words:
     if not ranked:
-        return ("No schedule has an answer.",)
+        return ("No schedule can handle this workload.",)
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
         html.fact("dispatch.total_s", best.total_s * NS, html.ns),
         ", ",
         html.fact("dispatch.times_optimal", best.times_optimal, html.times, why=_NO_TIME),
-        " the best possible.",
+        " the best possible time.",
     )
 
 
-def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
+def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
     optimal = ranked[0].optimal_s * NS if ranked else None
-    links = found.terms.links
+    links = result.terms.links
     link = html.fact("link_bandwidth", float(links.inter), html.rate, label="NIC of a GPU")
     return (
         html.fact("dispatch.optimal_s", optimal, html.ns, label="best possible"),
@@ -93,23 +93,23 @@ def _times(ranked: list[StrategyResult]) -> Section:
     figure = Figure(
         name="times-chart",
         title="Dispatch of all layers",
-        alt="Bars of the schedules, with their bounds as marks; the table has all.",
+        alt="Bars of the schedules, with their bounds as marks; the table has all numbers.",
         views=(FigureView(label="All", spec=_bars(ranked)),),
         terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
     )
     return Section(
         name="times",
         title="How long does each schedule take?",
-        lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
+        lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
         blocks=(figure, _times_table(ranked)),
     )
 
 
 def _bars(ranked: list[StrategyResult]) -> Spec:
     drawn = bars(
-        [each.name for each in ranked],
-        [each.total_s * _MS for each in ranked],
-        [html.ns(each.total_s * NS) for each in ranked],
+        [strategy.name for strategy in ranked],
+        [strategy.total_s * _MS for strategy in ranked],
+        [html.ns(strategy.total_s * NS) for strategy in ranked],
         "dispatch, ms",
     )
     drawn["data"][0] |= {
@@ -119,8 +119,13 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
         "insidetextfont": {"color": "var(--on-compute)"},
     }
     drawn["data"] += [
-        _marks(ranked, "best possible", [each.optimal_s for each in ranked], "diamond"),
-        _marks(ranked, "bound of its class", [each.bound_s for each in ranked], "line-ns-open"),
+        _marks(ranked, "best possible", [strategy.optimal_s for strategy in ranked], "diamond"),
+        _marks(
+            ranked,
+            "bound of its class",
+            [strategy.bound_s for strategy in ranked],
+            "line-ns-open",
+        ),
     ]
     drawn["layout"] |= {"showlegend": True, "legend": QUIET_LEGEND}
     return drawn
@@ -129,14 +134,14 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
 def _times_table(ranked: list[StrategyResult]) -> PageTable:
     rows = tuple(
         (
-            text(each.name),
-            number(each.total_s * NS, html.ns),
-            number(in_ns(each.combine_s), html.ns, _NO_COMBINE),
-            number(each.times_optimal, html.times, _NO_TIME),
-            number(each.times_bound, html.times, _NO_TIME),
-            number(each.inter_bytes, html.size),
+            text(strategy.name),
+            number(strategy.total_s * NS, html.ns),
+            number(in_ns(strategy.combine_s), html.ns, _NO_COMBINE),
+            number(strategy.times_optimal, html.times, _NO_TIME),
+            number(strategy.times_bound, html.times, _NO_TIME),
+            number(strategy.inter_bytes, html.size),
         )
-        for each in ranked
+        for strategy in ranked
     )
     heads = columns(
         "schedule",
@@ -154,8 +159,8 @@ def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [rounded(each * _MS) for each in seconds],
-        "y": [each.name for each in ranked],
+        "x": [rounded(value * _MS) for value in seconds],
+        "y": [strategy.name for strategy in ranked],
         "marker": {
             "symbol": symbol,
             "size": 12,
@@ -168,32 +173,37 @@ def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol
 
 def _loads(ranked: list[StrategyResult]) -> Section:
     views = tuple(
-        FigureView(label=each.name, spec=_load(each), note=_rule(each)) for each in ranked
+        FigureView(label=strategy.name, spec=_load(strategy), note=_rule(strategy))
+        for strategy in ranked
     )
     rows = tuple(
         (
-            text(each.name),
-            *(number(_most_by_mean(each, place), html.times, _NO_TIME) for place in range(4)),
+            text(strategy.name),
+            *(
+                number(_most_over_mean(strategy, place), html.times, _NO_TIME)
+                for place in range(4)
+            ),
         )
-        for each in ranked
+        for strategy in ranked
     )
     heads = columns("schedule", *((link, "dispatch.most_by_mean") for link in LOAD_NAMES))
     return Section(
         name="loads",
-        title="Who carries the load?",
+        title="Which links carry the load?",
         lead=("A schedule is as fast as its most loaded link.",),
         blocks=(
             Figure(
                 name="loads-chart",
                 title="Tokens of each GPU and link",
-                alt="Heat map of GPUs and kinds of links; the table has the most by the mean.",
+                alt="Heat map of GPUs and kinds of links; the table has "
+                "the largest load over the mean.",
                 views=views,
                 terms=("dispatch.load",),
                 choice="Schedule",
             ),
             PageTable(
                 name="loads-table",
-                caption="The most loaded GPU by the mean",
+                caption="Load of the most loaded GPU over the mean",
                 columns=heads,
                 rows=rows,
             ),
@@ -201,25 +211,25 @@ def _loads(ranked: list[StrategyResult]) -> Section:
     )
 
 
-def _most_by_mean(each: StrategyResult, place: int) -> float | None:
-    load = each.loads[:, place]
+def _most_over_mean(strategy: StrategyResult, place: int) -> float | None:
+    load = strategy.loads[:, place]
     return float(load.max() / load.mean()) if load.any() else None
 
 
-def _share(each: StrategyResult) -> int:
-    return max(1, -(-each.gpus // _MOST_BINS))
+def _share(strategy: StrategyResult) -> int:
+    return max(1, -(-strategy.gpus // _MOST_BINS))
 
 
-def _rule(each: StrategyResult) -> str:
-    share = _share(each)
+def _rule(strategy: StrategyResult) -> str:
+    share = _share(strategy)
     return f"A cell shows the largest of {share} GPUs." if share > 1 else ""
 
 
-def _load(each: StrategyResult) -> Spec:
-    share = _share(each)
-    grid = np.maximum.reduceat(each.loads, np.arange(0, each.gpus, share), axis=0).T
+def _load(strategy: StrategyResult) -> Spec:
+    share = _share(strategy)
+    grid = np.maximum.reduceat(strategy.loads, np.arange(0, strategy.gpus, share), axis=0).T
     drawn = heat(grid.tolist(), LOAD_NAMES, "GPU %{x}, %{y}: %{z} tokens", "tokens")
-    drawn["x"] = [str(gpu) for gpu in range(0, each.gpus, share)]
+    drawn["x"] = [str(gpu) for gpu in range(0, strategy.gpus, share)]
     category = {"type": "category", "showgrid": False}
     return spec(
         [drawn],
@@ -229,18 +239,18 @@ def _load(each: StrategyResult) -> Spec:
     )
 
 
-def placing(found: Placing) -> Page:
-    """Schedules before and after the experts are placed anew."""
-    before, after = found.imbalance
-    first = simulation(found.after)
+def placement(result: PlacementResult) -> Page:
+    """Return the page of schedules before and after a placement of the experts."""
+    before, after = result.imbalance
+    first = simulation(result.after)
     rows = tuple(
         (
             text(name),
-            number(each.total_s * NS, html.ns),
-            number(found.after.strategies[name].total_s * NS, html.ns),
-            number(_ratio(each.total_s, found.after.strategies[name].total_s), html.times),
+            number(strategy.total_s * NS, html.ns),
+            number(result.after.strategies[name].total_s * NS, html.ns),
+            number(_ratio(strategy.total_s, result.after.strategies[name].total_s), html.times),
         )
-        for name, each in found.before.strategies.items()
+        for name, strategy in result.before.strategies.items()
     )
     heads = columns(
         "schedule",
@@ -254,7 +264,7 @@ def placing(found: Placing) -> Page:
         lead=(
             "The most loaded GPU has ",
             html.fact("dispatch.imbalance", after, html.times),
-            " the mean; it had ",
+            " the mean load; before it had ",
             html.fact("dispatch.imbalance", before, html.times),
             ".",
         ),
@@ -277,39 +287,39 @@ def _ratio(before: float, after: float) -> float | None:
     return before / after if after else None
 
 
-def sweep(found: DispatchSweep) -> Page:
-    """Schedules over a grid of workloads."""
-    at = [
-        ", ".join(f"{name} {getattr(point.recipe, name)}" for name in found.axes)
-        for point in found.points
+def sweep(grid: DispatchSweep) -> Page:
+    """Return the page of schedules over a grid of workloads."""
+    labels = [
+        ", ".join(f"{name} {getattr(point.recipe, name)}" for name in grid.axes)
+        for point in grid.points
     ]
     figure = Figure(
         name="sweep-chart",
         title="Dispatch at each point of the grid",
-        alt=f"Lines of the schedules over {len(at)} workloads; the table has all.",
-        views=(FigureView(label="All", spec=_lines(found, at)),),
+        alt=f"Lines of the schedules over {len(labels)} workloads; the table has all numbers.",
+        views=(FigureView(label="All", spec=_lines(grid, labels)),),
         terms=("dispatch.total_s",),
-        table=_points(found, at),
+        table=_points(grid, labels),
     )
-    lead = (f"{html.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
+    lead = (f"{html.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
     section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
     return Page(
         title="Expert dispatch",
         source="a sweep",
-        headline=(f"Dispatch of {html.many(len(at), 'workload')}, by schedule.",),
+        headline=(f"Dispatch of {html.many(len(labels), 'workload')}, by schedule.",),
         facts=(),
         sections=(section,),
     )
 
 
-def _lines(found: DispatchSweep, at: list[str]) -> Spec:
+def _lines(grid: DispatchSweep, labels: list[str]) -> Spec:
     lines = [
         {
             "type": "scatter",
             "mode": "lines+markers",
             "name": name,
-            "x": at,
-            "y": [rounded(point.strategies[name].total_s * _MS) for point in found.points],
+            "x": labels,
+            "y": [rounded(point.strategies[name].total_s * _MS) for point in grid.points],
             "line": {
                 "color": series_color(place),
                 "dash": DASHES[place % len(DASHES)],
@@ -318,7 +328,7 @@ def _lines(found: DispatchSweep, at: list[str]) -> Spec:
             "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
             "hovertemplate": f"{name}, %{{x}}: %{{y:.3f}} ms<extra></extra>",
         }
-        for place, name in enumerate(found.points[0].strategies)
+        for place, name in enumerate(grid.points[0].strategies)
     ]
     return spec(
         lines,
@@ -330,16 +340,16 @@ def _lines(found: DispatchSweep, at: list[str]) -> Spec:
     )
 
 
-def _points(found: DispatchSweep, at: list[str]) -> PageTable:
+def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
     rows = tuple(
         (
-            text(where),
+            text(label),
             text(name),
-            number(each.total_s * NS, html.ns),
-            number(each.times_optimal, html.times, _NO_TIME),
+            number(strategy.total_s * NS, html.ns),
+            number(strategy.times_optimal, html.times, _NO_TIME),
         )
-        for where, point in zip(at, found.points, strict=True)
-        for name, each in point.strategies.items()
+        for label, point in zip(labels, grid.points, strict=True)
+        for name, strategy in point.strategies.items()
     )
     heads = columns(
         "schedule", ("dispatch", "dispatch.total_s"), ("of the best", "dispatch.times_optimal")

@@ -1,7 +1,7 @@
-"""What all charts have in common: the look, the colours, and texts that are only text.
+"""What charts have in common: colors, patterns, axes, and text that is shown as it is.
 
-Colours are the style sheet's properties; `page.js` puts in what light, dark or print make of
-them. A pattern goes with each colour, so that no chart needs colour to be read.
+Colors are properties of the style sheet, which `page.js` resolves for light, dark and print.
+Every color has a pattern, so that no chart depends on color.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOST_NUMBERS, _MOST_ACROSS = 200, 12
 INK, MUTED, LINE, SURFACE, ACCENT = (
     f"var(--{name})" for name in ("ink", "muted", "line", "surface", "accent")
 )
-# Of a category of the breakdown, or a tag: colour and pattern.
+# Patterns by category of the breakdown, or by tag.
 _PATTERNS = {
     "compute": "",
     "DP": "/",
@@ -37,17 +37,17 @@ _SERIES = (*TAGS, "mixed", "compute", "memcpy")
 
 
 def color(name: str) -> str:
-    """The colour of a category or a tag."""
+    """Return the color of a category or a tag."""
     return f"var(--c-{name})"
 
 
 def series_color(place: int) -> str:
-    """A colour for the n-th of some lines."""
+    """Return the color of the n-th line."""
     return color(_SERIES[place % len(_SERIES)])
 
 
 def fill(name: str) -> dict[str, Any]:
-    """The marker of a category's bar: its colour, and its pattern over that."""
+    """Return the marker of a category's bar: its color and pattern."""
     return {
         "color": color(name),
         "line": {"color": SURFACE if name != "idle" else LINE, "width": 1},
@@ -62,13 +62,13 @@ def fill(name: str) -> dict[str, Any]:
 
 
 def shown(text: object) -> str:
-    """Text that plotly shows as it is: no tag, no entity, no line of its own."""
+    """Escape text for plotly: without tags, entities and line breaks."""
     plain = inert(" ".join(str(text).split()))
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def shortened(text: str, most: int = 42) -> str:
-    """The text, without its middle where it is long."""
+    """Shorten text in the middle to at most `most` characters."""
     if len(text) <= most:
         return text
     half = (most - 1) // 2
@@ -76,7 +76,7 @@ def shortened(text: str, most: int = 42) -> str:
 
 
 def axis(title: str = "", **more: Any) -> Spec:
-    """An axis with a quiet grid."""
+    """Return an axis with a light grid; `more` are plotly's options."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 12},
         "gridcolor": LINE,
@@ -90,7 +90,7 @@ def axis(title: str = "", **more: Any) -> Spec:
 
 
 def rows_axis(names: Sequence[str], **more: Any) -> Spec:
-    """An axis of rows, the first at the top."""
+    """Return an axis of categories, the first at the top."""
     return axis(
         "",
         type="category",
@@ -104,7 +104,7 @@ def rows_axis(names: Sequence[str], **more: Any) -> Spec:
 
 
 def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
-    """A figure for plotly.js."""
+    """Return a figure for plotly.js; `height` in pixels."""
     return {
         "data": data,
         "layout": {
@@ -137,48 +137,48 @@ QUIET_LEGEND = {
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
-    """A number for a chart, with as many digits as one sees."""
+    """Round a number of a chart to significant digits."""
     return None if value is None else float(f"{float(value):.{digits}g}")
 
 
 def room(most: float) -> list[float]:
-    """The range of an axis whose bars have words behind them."""
+    """Return the range of an axis that leaves space for text after the bars."""
     return [0, most * 1.2]
 
 
-def height_of(rows: int, least: int = 120, each: int = 26) -> int:
-    """How high a chart of so many rows is."""
-    return max(least, 60 + rows * each)
+def height_of(rows: int, least: int = 120, per_row: int = 26) -> int:
+    """Return the height of a chart with some rows, in pixels."""
+    return max(least, 60 + rows * per_row)
 
 
 def bars(
     names: Sequence[str],
     values: Sequence[float],
-    said: Sequence[str],
+    labels: Sequence[str],
     title: str,
     looks: Sequence[str] | str = "compute",
     **layout: Any,
 ) -> Spec:
-    """Bars from the left, with words behind each; `looks` are names of colours."""
-    every = [looks] * len(names) if isinstance(looks, str) else looks
+    """Return horizontal bars with a label after each; `looks` are names of colors."""
+    bar_looks = [looks] * len(names) if isinstance(looks, str) else looks
     rows = [shown(shortened(name)) for name in names]
-    # A trace a look: plotly has one pattern for all bars of a trace.
-    made: list[Spec] = [
+    # One trace per look, as plotly has one pattern for all bars of a trace.
+    traces: list[Spec] = [
         {
             "type": "bar",
             "orientation": "h",
-            "y": [row for row, each in zip(rows, every, strict=True) if each == look],
-            "x": [rounded(x) for x, each in zip(values, every, strict=True) if each == look],
-            "text": [text for text, each in zip(said, every, strict=True) if each == look],
+            "y": [row for row, bar in zip(rows, bar_looks, strict=True) if bar == look],
+            "x": [rounded(x) for x, bar in zip(values, bar_looks, strict=True) if bar == look],
+            "text": [text for text, bar in zip(labels, bar_looks, strict=True) if bar == look],
             "textposition": "outside",
             "cliponaxis": False,
             "marker": fill(look),
             "hovertemplate": "%{y}: %{text}<extra></extra>",
         }
-        for look in dict.fromkeys(every)
+        for look in dict.fromkeys(bar_looks)
     ]
     return spec(
-        made,
+        traces,
         height_of(len(rows), 130, 34),
         bargap=0.3,
         barmode="stack",
@@ -191,7 +191,7 @@ def bars(
 def heat(
     grid: Sequence[Sequence[float | None]], names: Sequence[str], hover: str, unit: str
 ) -> Spec:
-    """A heat map's trace: dark is little, bright is much; few cells have their numbers."""
+    """Return the trace of a heat map (dark is low); small maps show their numbers."""
     cells = sum(len(row) for row in grid)
     is_small = has_room(cells, max((len(row) for row in grid), default=0))
     return {
@@ -226,5 +226,5 @@ def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -
 
 
 def has_room(cells: int, across: int) -> bool:
-    """Whether the cells of a heat map are wide enough for their numbers."""
+    """Whether the cells of a heat map are large enough for their numbers."""
     return cells <= _MOST_NUMBERS and across <= _MOST_ACROSS

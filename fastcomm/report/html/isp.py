@@ -1,4 +1,4 @@
-"""The page of `fastcomm isp`: the ranking, the front of time and memory, the rejected."""
+"""Write the page of `fastcomm isp`: ranking, speed against memory, rejected candidates."""
 
 from collections.abc import Sequence
 
@@ -49,45 +49,45 @@ _NUMBERS = (
 )
 
 
-def page(found: SearchResult | SearchSweep) -> Page:
+def page(result: SearchResult | SearchSweep) -> Page:
     """Return the page of one search, or of a sweep of searches."""
-    return _sweep(found) if isinstance(found, SearchSweep) else _search(found)
+    return _sweep(result) if isinstance(result, SearchSweep) else _search(result)
 
 
-def _search(found: SearchResult) -> Page:
-    """The answer to a question; there may be no strategy that fits."""
-    best = found.record(0) if found.feasible else None
-    question = found.question
-    why = "nothing fits"
-    sections = [_rejected(found)]
+def _search(result: SearchResult) -> Page:
+    """Return the page of one search, which may have no feasible strategy."""
+    best = result.record(0) if result.feasible else None
+    question = result.question
+    why = "no strategy fits"
+    sections = [_rejected(result)]
     if best is not None:
-        sections = [_front(found), _ranking(found), *sections]
-    if found.sensitivity:
-        sections.append(_changes(found.sensitivity))
+        sections = [_front(result), _ranking(result), *sections]
+    if result.sensitivity:
+        sections.append(_changes(result.sensitivity))
     tgs = None if best is None else best["tgs"]
     headline: html.Words = (
-        (found.nearest(),)
+        (result.nearest(),)
         if best is None
         else (
             f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
             html.fact("isp.tgs", tgs, html.whole),
-            " tokens a GPU and second.",
+            " tokens/s/GPU.",
         )
     )
     return Page(
         title="Parallel strategies",
-        source=f"{question.model.name} on {found.cluster}, "
-        f"{html.whole(question.seq_len)} tokens a sequence",
+        source=f"{question.model.name} on {result.cluster}, "
+        f"{html.whole(question.seq_len)} tokens/sequence",
         headline=headline,
         facts=(
-            html.fact("isp.tgs", tgs, html.whole, label="tokens/GPU/s", why=why),
-            html.fact("isp.latency", _latency(best), html.ns, label="a step", why=why),
+            html.fact("isp.tgs", tgs, html.whole, label="tokens/s/GPU", why=why),
+            html.fact("isp.latency", _latency(best), html.ns, label="step", why=why),
             html.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
-            html.fact("isp.candidates", found.candidates, html.whole, label="candidates"),
-            html.fact("isp.feasible", found.feasible, html.whole, label="feasible"),
+            html.fact("isp.candidates", result.candidates, html.whole, label="candidates"),
+            html.fact("isp.feasible", result.feasible, html.whole, label="feasible"),
         ),
         sections=tuple(sections),
-        warnings=found.notes,
+        warnings=result.notes,
     )
 
 
@@ -99,62 +99,62 @@ def _memory(record: Record | None) -> float | None:
     return None if record is None else record["total_mm_cost"]
 
 
-def _front(found: SearchResult) -> Section:
-    front = found.pareto()
-    least = front[-1]
+def _front(result: SearchResult) -> Section:
+    front = result.pareto()
+    smallest = front[-1]
     return Section(
         name="front",
-        title="What does memory buy?",
+        title="How does speed depend on memory?",
         lead=(
             "The fastest strategy needs ",
             html.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
             "; with ",
-            html.fact("isp.memory", least["total_mm_cost"], format_gib),
-            " the most is ",
-            html.fact("isp.tgs", least["tgs"], html.whole),
-            " tokens a GPU and second.",
+            html.fact("isp.memory", smallest["total_mm_cost"], format_gib),
+            " the fastest reaches ",
+            html.fact("isp.tgs", smallest["tgs"], html.whole),
+            " tokens/s/GPU.",
         ),
         blocks=(
             Figure(
                 name="front-chart",
                 title="Speed and memory of the feasible strategies",
-                alt=f"Scatter of strategies; the front of {len(front)} that no other beats in "
-                "both is a line.",
-                views=(FigureView(label="All", spec=_scatter(found, front)),),
+                alt=f"Scatter plot of strategies; a line connects the {len(front)} of the "
+                "Pareto front.",
+                views=(FigureView(label="All", spec=_scatter(result, front)),),
                 terms=("isp.tgs", "isp.memory"),
-                note=_sampled(found.feasible),
-                table=_strategies("front-table", "The front", front),
+                note=_sampled(result.feasible),
+                table=_strategies("front-table", "Pareto front", front),
             ),
         ),
-        pitfall="Closed formulas on a model of the cluster: nothing was run.",
+        pitfall="Times are predicted by formulas and a model of the cluster, not measured.",
     )
 
 
 def _sampled(count: int) -> str:
     if count <= _POINTS:
         return ""
-    return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly over the ranking."
+    return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
 
 
-def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
-    picked = np.linspace(0, found.feasible - 1, min(found.feasible, _POINTS)).astype(np.int64)
+def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
+    picked = np.linspace(0, result.feasible - 1, min(result.feasible, _POINTS)).astype(np.int64)
     algo, tgs, memory = (
-        np.asarray(found.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
+        np.asarray(result.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
     )
     clouds: list[Spec] = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": name.upper(),
-            "x": [rounded(each / GIB) for each in memory[algo == place].tolist()],
-            "y": [rounded(each) for each in tgs[algo == place].tolist()],
+            "x": [rounded(size / GIB) for size in memory[algo == place].tolist()],
+            "y": [rounded(rate) for rate in tgs[algo == place].tolist()],
             "marker": {
                 "symbol": f"{SYMBOLS[place]}-open",
                 "size": 7,
                 "color": series_color(place),
                 "opacity": 0.75,
             },
-            "hovertemplate": f"{name.upper()}: %{{y:.0f}} tokens/GPU/s, %{{x:.1f}} GiB"
+            "hovertemplate": f"{name.upper()}: %{{y:.0f}} tokens/s/GPU, %{{x:.1f}} GiB"
             "<extra></extra>",
         }
         for place, name in enumerate(ALGOS)
@@ -164,8 +164,8 @@ def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
         "type": "scatter",
         "mode": "lines+markers",
         "name": "front",
-        "x": [rounded(each["total_mm_cost"] / GIB) for each in front],
-        "y": [rounded(each["tgs"]) for each in front],
+        "x": [rounded(record["total_mm_cost"] / GIB) for record in front],
+        "y": [rounded(record["tgs"]) for record in front],
         "line": {"color": INK, "width": 1.5, "shape": "vh"},
         "marker": {"size": 4, "color": INK},
         "hoverinfo": "skip",
@@ -176,23 +176,23 @@ def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
         showlegend=True,
         legend=QUIET_LEGEND,
         xaxis=axis("memory, GiB"),
-        yaxis=axis("tokens a GPU and second", rangemode="tozero"),
+        yaxis=axis("tokens/s/GPU", rangemode="tozero"),
     )
 
 
-def _ranking(found: SearchResult) -> Section:
-    best = found.best_by_algo()
+def _ranking(result: SearchResult) -> Section:
+    best = result.best_by_algo()
     drawn = bars(
         [name.upper() for name in best],
         [record["tgs"] for record in best.values()],
         [html.whole(record["tgs"]) for record in best.values()],
-        "tokens a GPU and second",
+        "tokens/s/GPU",
     )
-    shown = min(found.feasible, _RANKED)
+    shown = min(result.feasible, _RANKED)
     return Section(
         name="ranking",
         title="Which strategies are the fastest?",
-        lead=(f"The first {shown} of {html.whole(found.feasible)} that fit.",),
+        lead=(f"The fastest {shown} of {html.whole(result.feasible)} feasible strategies.",),
         blocks=(
             Figure(
                 name="algos-chart",
@@ -201,14 +201,14 @@ def _ranking(found: SearchResult) -> Section:
                 views=(FigureView(label="All", spec=drawn),),
                 terms=("isp.tgs",),
             ),
-            _strategies("ranking-table", "The fastest", found.best(_RANKED)),
+            _strategies("ranking-table", "The fastest", result.best(_RANKED)),
         ),
     )
 
 
 def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable:
-    """The strategies by place; a size that no record has is left out."""
-    numbers = [each for each in _NUMBERS if any(each[2] in record for record in records)]
+    """Return a table of strategies; sizes that no record has are left out."""
+    numbers = [size for size in _NUMBERS if any(size[2] in record for record in records)]
     rows = []
     for place, record in enumerate(records):
         cells: list[PageCell] = [
@@ -226,20 +226,22 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
     )
 
 
-def _rejected(found: SearchResult) -> Section:
-    fell = {reason: count for reason, count in found.rejected.items() if count}
-    rows = tuple((text(reason), number(count, html.whole)) for reason, count in fell.items())
+def _rejected(result: SearchResult) -> Section:
+    rejected = {reason: count for reason, count in result.rejected.items() if count}
+    rows = tuple(
+        (text(reason), number(count, html.whole)) for reason, count in rejected.items()
+    )
     blocks: tuple[Block, ...] = ()
     if rows:
         heads = columns("reason", ("strategies", "isp.rejected"))
         blocks = (PageTable(name="rejected", caption="By reason", columns=heads, rows=rows),)
     return Section(
         name="rejected-section",
-        title="Why did others fall out?",
+        title="Why were candidates rejected?",
         lead=(
-            html.fact("isp.rejected", sum(fell.values()), html.whole),
+            html.fact("isp.rejected", sum(rejected.values()), html.whole),
             " of ",
-            html.fact("isp.candidates", found.candidates, html.whole),
+            html.fact("isp.candidates", result.candidates, html.whole),
             " candidates were rejected.",
         ),
         blocks=blocks,
@@ -249,40 +251,47 @@ def _rejected(found: SearchResult) -> Section:
 def _changes(changes: Sequence[HardwareChange]) -> Section:
     rows = tuple(
         (
-            text(each.what),
-            number(each.best["tgs"] if each.best else None, html.whole, "nothing fits"),
-            number(each.gain, html.signed_percent, "nothing fits"),
+            text(change.name),
+            number(change.best["tgs"] if change.best else None, html.whole, "no strategy fits"),
+            number(change.gain, html.signed_percent, "no strategy fits"),
         )
-        for each in changes
+        for change in changes
     )
-    heads = columns("if", ("TGS", "isp.changed"), ("gain", "isp.changed"))
-    table = PageTable(name="changes", caption="The best, were it so", columns=heads, rows=rows)
-    lead = ("The search was asked again for clusters that differ in one thing.",)
-    return Section(name="sensitivity", title="What would help?", lead=lead, blocks=(table,))
+    heads = columns("change", ("TGS", "isp.changed"), ("gain", "isp.changed"))
+    table = PageTable(
+        name="changes", caption="The best strategy after each change", columns=heads, rows=rows
+    )
+    lead = ("The search was repeated on clusters that differ in one thing.",)
+    return Section(
+        name="sensitivity",
+        title="Which hardware change would help?",
+        lead=lead,
+        blocks=(table,),
+    )
 
 
-def _sweep(found: SearchSweep) -> Page:
-    """The best of every world size and sequence length."""
-    answered = sum(cell.best is not None for cell in found.cells)
+def _sweep(sweep: SearchSweep) -> Page:
+    """Return the page of a sweep: the best strategy of every world size and length."""
+    answered = sum(cell.best is not None for cell in sweep.cells)
     section = Section(
         name="sweep",
         title="How does it scale?",
-        lead=("A cell is the best strategy of one search.",),
-        blocks=(_grid(found), _cells(found)),
+        lead=("Each cell is the best strategy of one search.",),
+        blocks=(_grid(sweep), _cells(sweep)),
     )
     return Page(
         title="Parallel strategies",
         source="a sweep",
-        headline=(f"{answered} of {len(found.cells)} questions have a strategy that fits.",),
+        headline=(f"{answered} of {len(sweep.cells)} searches have a feasible strategy.",),
         facts=(),
         sections=(section,),
     )
 
 
-def _grid(found: SearchSweep) -> Figure:
-    worlds = sorted({cell.world_size for cell in found.cells})
-    lengths = sorted({cell.seq_len for cell in found.cells})
-    rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in found.cells}
+def _grid(sweep: SearchSweep) -> Figure:
+    worlds = sorted({cell.world_size for cell in sweep.cells})
+    lengths = sorted({cell.seq_len for cell in sweep.cells})
+    rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
     names = [html.whole(length) for length in lengths]
     grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
     drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
@@ -292,18 +301,18 @@ def _grid(found: SearchSweep) -> Figure:
         [drawn],
         height_of(len(lengths), 220, 40),
         xaxis=axis("GPUs", **category),
-        yaxis=axis("tokens a sequence", **category),
+        yaxis=axis("tokens/sequence", **category),
     )
     return Figure(
         name="sweep-chart",
-        title="Tokens a GPU and second of the best strategy",
+        title="Tokens/s/GPU of the best strategy",
         alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
         views=(FigureView(label="All", spec=shown),),
         terms=("isp.tgs",),
     )
 
 
-def _cells(found: SearchSweep) -> PageTable:
+def _cells(sweep: SearchSweep) -> PageTable:
     rows = tuple(
         (
             PageCell(text=f"{html.whole(c.seq_len)} tokens", sort=c.seq_len),
@@ -312,7 +321,7 @@ def _cells(found: SearchSweep) -> PageTable:
             number(c.scaling, html.percent, c.why),
             number(c.feasible, html.whole),
         )
-        for c in found.cells
+        for c in sweep.cells
     )
     heads = columns(
         "sequence",

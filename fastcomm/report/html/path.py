@@ -1,4 +1,4 @@
-"""The critical path: a strip of the step, its classes, its operations, who held it up."""
+"""Page section on a critical path: a strip of the step, and time by class, name and rank."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
-_PIXELS = 1500  # pieces of a lane closer than that share of the step are drawn as one
+_PIXELS = 1500  # pieces of a lane closer than 1/1500 of the step are drawn as one
 _MOST_RANKS = 24
 _MOST_NAMES = 40
 _TAGGED = "gpu_communication_bound"
@@ -42,11 +42,11 @@ _LOOKS = {
     "": "gap",
     "unexplained": "gap",
 }
-_LEAST_SHARE = 0.0005  # of the path; a class below that has no lane
+_LEAST_SHARE = 0.0005  # of the path; smaller classes have no lane
 
 
 def section(path: CriticalPath) -> Section:
-    """What sets the time of the step that was looked at."""
+    """Return the section on the critical path of a step."""
     blocks: list[Block] = [_strip(path), _classes(path), _names(path)]
     if path.across.collectives.num_rows:
         blocks.append(_ranks(path))
@@ -69,18 +69,18 @@ def _lead(path: CriticalPath) -> html.Words:
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
-    where = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
-    said: html.Words = (
-        f"The critical path {where} takes ",
+    scope = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
+    lead: html.Words = (
+        f"The critical path {scope} takes ",
         html.fact("path.length_ns", path.length_ns, html.ns),
         f"; most of it is {WORDS.get(most, most)}: ",
         html.fact("path.share", sums.get(most, 0) / total, html.percent),
         ".",
     )
     if not path.is_joined:
-        return said
+        return lead
     crossings = html.fact("path.crossings", path.crossings, html.whole)
-    return (*said, " It goes from rank to rank ", crossings, " times.")
+    return (*lead, " It goes from rank to rank ", crossings, " times.")
 
 
 def _strip(path: CriticalPath) -> Figure:
@@ -107,7 +107,7 @@ def _strip(path: CriticalPath) -> Figure:
         terms=("path.time_ns", "path.length_ns"),
         legend=_legend(table, own, classes),
         choice="Lanes by",
-        note="Communication has the colour of its parallelism. Pieces closer than "
+        note="Communication has the color of its parallelism. Pieces closer than "
         f"1/{_PIXELS} of the step are drawn as one.",
     )
 
@@ -115,10 +115,10 @@ def _strip(path: CriticalPath) -> Figure:
 def _legend(
     table: pa.Table, own: np.ndarray, classes: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """The looks of the lanes that are drawn."""
+    """Return the entries of the legend: the looks that are drawn."""
     looks = _look_of(table)[np.isin(own, classes)]
     order = ("compute", *TAGS, "memcpy", "gap", "host")
-    return tuple((look, _said(look)) for look in order if look in looks)
+    return tuple((look, _look_label(look)) for look in order if look in looks)
 
 
 def _shares(path: CriticalPath) -> list[tuple[str, float]]:
@@ -129,7 +129,7 @@ def _shares(path: CriticalPath) -> list[tuple[str, float]]:
 
 
 def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> Spec:
-    """A row a lane; each look is one trace, so that the legend has each once."""
+    """Return a row per lane; each look is one trace, so that it is once in the legend."""
     start, stop = (
         table[name].to_numpy().astype(np.float64) for name in ("start_ns", "stop_ns")
     )
@@ -171,7 +171,7 @@ def _look_of(table: pa.Table) -> np.ndarray:
 def _merged(
     start: Floats, stop: Floats, own: np.ndarray, least: float
 ) -> list[tuple[float, float]]:
-    """Pieces of one lane, those that one could not tell apart as one."""
+    """Return the pieces of one lane; pieces closer than `least` are merged."""
     pieces: list[list[float]] = []
     for a, b in sorted(zip(start[own].tolist(), stop[own].tolist(), strict=True)):
         if b <= a:
@@ -194,11 +194,11 @@ def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spe
         "text": [f"{html.ns(b - a)}, from {html.ns(a - begin)}" for _, a, b in pieces],
         "textposition": "none",
         "marker": {"color": color(look), "line": {"width": 0, "color": INK}},
-        "hovertemplate": f"{_said(look)} %{{text}}<extra>%{{y}}</extra>",
+        "hovertemplate": f"{_look_label(look)} %{{text}}<extra>%{{y}}</extra>",
     }
 
 
-def _said(look: str) -> str:
+def _look_label(look: str) -> str:
     return {"gap": "gap", "host": "host", "memcpy": "copy", "compute": "compute"}.get(
         look, f"{look} communication"
     )
@@ -215,7 +215,7 @@ def _classes(path: CriticalPath) -> PageTable:
     for name, _ in _shares(path):
         rows.append(_class_row(WORDS.get(name, name), sums[name], total))
         if name == _TAGGED:
-            rows += [_class_row(said, ns, total) for said, ns in tags]
+            rows += [_class_row(label, ns, total) for label, ns in tags]
     return PageTable(
         name="path-classes",
         caption="Time on the path by what it is",
@@ -249,7 +249,7 @@ def _names(path: CriticalPath) -> PageTable:
 
 
 def _ranks(path: CriticalPath) -> PageTable:
-    found = path.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
+    ranks = path.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
     rows = tuple(
         (
             PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
@@ -259,7 +259,7 @@ def _ranks(path: CriticalPath) -> PageTable:
             number(row["arrived_last"], html.whole),
             number(row["held_up_ns"], html.ns),
         )
-        for row in found.slice(0, 64).to_pylist()
+        for row in ranks.slice(0, 64).to_pylist()
     )
     return PageTable(
         name="path-ranks",
@@ -269,7 +269,7 @@ def _ranks(path: CriticalPath) -> PageTable:
             ("on the path", "path.on_path_ns"),
             ("waits", "path.wait_ns"),
             ("transfers", "path.transfer_ns"),
-            ("came last", "path.arrived_last"),
+            ("arrived last", "path.arrived_last"),
             ("wait caused", "path.held_up_ns"),
         ),
         rows=rows,

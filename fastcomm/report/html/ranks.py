@@ -1,4 +1,4 @@
-"""Which ranks differ: a heat map of rank and iteration, the ends of the order, percents."""
+"""Page section on ranks: heat map of ranks and iterations, extreme ranks, quantiles."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,13 @@ from fastcomm.report.html.breakdown import MEASURES, label
 from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
 from fastcomm.units import counted
 
-_Grid = NDArray[np.float64]  # a row a rank, a column an iteration; NaN: unknown
+_Grid = NDArray[np.float64]  # shape (ranks, iterations); NaN if unknown
 
 _MS = 1e6
 _MOST_BINS = 96
 _ENDS = 24
-_LEVEL = 0.005  # of the median compute: closer ranks are level
-_ALL = 64  # ranks that a table lists one by one
+_LEVEL = 0.005  # of the median compute: smaller differences are ignored
+_ALL = 64  # maximum number of ranks to list all
 _PERCENTS = 100
 _KEYS = {
     "time": "iteration.rank_ns",
@@ -38,37 +38,36 @@ _KEYS = {
     "exposed": "exact.exposed",
     "idle": "exact.idle",
 }
-# Of several ranks in a cell the one is shown that stands out: who computes most waits least.
+# Value shown if a cell has several ranks: the rank that computes the most waits the least.
 _OUTLIER = {"time": "largest", "compute": "largest", "exposed": "smallest", "idle": "smallest"}
 
 
-def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
-    """Heat map, table and quantiles of the ranks whose times are known."""
+def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
+    """Return the section that compares the ranks whose times are known."""
     title = "Which ranks differ?"
     if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
         chart = "Ranks and iterations"
         return unknown_section("ranks", title, "How ranks differ is", chart, why)
-    blocks: list[Block] = [_heat_map(found, ranks), _table(ranks, why)]
+    blocks: list[Block] = [_heat_map(metrics, ranks), _table(ranks, why)]
     if ranks.is_known and len(ranks.ranks) > _ALL:
         blocks.insert(1, _quantiles(ranks))
     return Section(
         name="ranks",
         title=title,
-        lead=_lead(found, ranks, why),
+        lead=_lead(metrics, ranks, why),
         blocks=tuple(blocks),
-        pitfall="Ranks that wait for each other take equally long, so iteration times hide who "
-        "is slow. The rank that causes the waiting is the one that computes more, or waits "
-        "less, than its peers; ranks of another pipeline stage or other experts have "
-        "other work.",
+        pitfall="Ranks that wait for each other take equally long, so iteration times do not "
+        "show which one is slow. The rank that causes the waits computes more, or waits less, "
+        "than its peers; ranks of other pipeline stages or experts have other work.",
     )
 
 
-def _lead(found: Metrics, ranks: RankMeans, why: str) -> html.Words:
+def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Words:
     if not ranks.is_known:
-        # The length of a step says nothing of who is slow: who waits has long steps, too.
-        for each in found.across.by_wait_caused(1):
-            return (f"Rank {each.rank} causes the most waiting in collectives.",)
-        return ("The compute of ranks is n/a, and step times alone do not tell who is slow.",)
+        # Step times do not show which rank is slow: ranks that wait have long steps, too.
+        for row in metrics.across.by_wait_caused(1):
+            return (f"Rank {row.rank} causes the most waiting in collectives.",)
+        return ("The compute of ranks is n/a, and step times do not show which rank is slow.",)
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
     middle = float(np.median(compute))
     if len(compute) == 1 or not middle:
@@ -85,8 +84,8 @@ def _lead(found: Metrics, ranks: RankMeans, why: str) -> html.Words:
     )
 
 
-def _heat_map(found: Metrics, ranks: RankMeans) -> Figure:
-    heat_, views = found.heat, []
+def _heat_map(metrics: Metrics, ranks: RankMeans) -> Figure:
+    heat_, views = metrics.heat, []
     for name in ("compute", "idle", "exposed", "time"):
         grid = np.full((len(ranks.ranks), len(heat_.iterations)), np.nan)
         rows = np.array(getattr(heat_, f"{name}_ns"), np.float64)
@@ -101,13 +100,13 @@ def _heat_map(found: Metrics, ranks: RankMeans) -> Figure:
         "below has the means of the ranks.",
         views=tuple(views),
         terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),
-        choice="Colour by",
+        choice="Color by",
     )
 
 
 def _view(name: str, grid: _Grid, ranks: np.ndarray, numbers: np.ndarray) -> FigureView:
     extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
-    down, across = (max(1, -(-each // _MOST_BINS)) for each in grid.shape)
+    down, across = (max(1, -(-count // _MOST_BINS)) for count in grid.shape)
     small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
     small = extreme.reduceat(small, np.arange(0, grid.shape[1], across), axis=1)
     rule = ""
@@ -128,9 +127,9 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
     return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
 
 
-def _cells(grid: _Grid, rows: list[str], names: list[str], what: str) -> Spec:
+def _cells(grid: _Grid, rows: list[str], names: list[str], measure: str) -> Spec:
     values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
-    hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
+    hover = f"rank %{{y}}, iteration %{{x}}<br>{measure} %{{z}} ms"
     drawn = heat(values, rows, hover, "ms") | {"x": names}
     has_numbers = has_room(grid.size, grid.shape[1])
     height = height_of(len(rows), 240, 30) if has_numbers else 460
@@ -138,7 +137,7 @@ def _cells(grid: _Grid, rows: list[str], names: list[str], what: str) -> Spec:
 
 
 def _quantiles(ranks: RankMeans) -> Quantiles:
-    """The rank at each percent from the least compute to the most."""
+    """Return the rank at each percent, from the least compute to the most."""
     order = ranks.by_compute
     names = [name for name in ranks.ns if name not in MEASURES and ranks.ns[name].any()]
     shown = ["time", "compute", "exposed", "idle", *(n for n in names if "exposed" in n)]
@@ -167,12 +166,12 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
     if count > _ALL:
         chosen = ranks.by_compute[::-1] if ranks.is_known else np.argsort(-ranks.ns["time"])
         order = np.concatenate([chosen[:_ENDS], chosen[-_ENDS:]])
-        by = (
+        rule = (
             "compute the most and the least"
             if ranks.is_known
             else "have the longest and the shortest steps"
         )
-        caption = f"The {_ENDS} ranks each that {by}, of {html.whole(count)}"
+        caption = f"The {_ENDS} ranks each that {rule}, of {html.whole(count)}"
     middle = float(np.median(ranks.ns["compute"])) if ranks.is_known else 0.0
 
     def cell(name: str, at: int) -> PageCell:
@@ -198,7 +197,7 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
             ("compute", "exact.compute"),
             ("exposed", "exact.exposed"),
             ("idle", "exact.idle"),
-            ("compute beside the median", "iteration.above"),
+            ("compute vs. median", "iteration.above"),
         ),
         rows=tuple(rows),
     )

@@ -59,97 +59,108 @@ _EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
     """Return the findings of a run in the order in which the terminal prints them."""
-    return tuple(_finding(each, suggestions) for each in suggestions.metrics.findings[:MOST])
-
-
-def _finding(found: Finding, suggestions: Suggestions) -> PageFinding:
-    command = suggestions.next(found)
-    return PageFinding(
-        title=(found.text,),
-        evidence=(
-            html.fact("findings.cost_ns", found.cost_ns, html.ns, label="per step"),
-            html.fact("findings.share", found.share, html.percent, label="of the step"),
-            Fact(key="findings.confidence", text=found.confidence, label="confidence"),
-            *_evidence(found),
-        ),
-        command=command.line if command else "",
-        then=command.purpose if command else "",
-        cost_ns=found.cost_ns,
+    return tuple(
+        _finding(finding, suggestions) for finding in suggestions.metrics.findings[:MOST]
     )
 
 
-def _evidence(found: Finding) -> list[Fact]:
+def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
+    command = suggestions.next(finding)
+    return PageFinding(
+        title=(finding.text,),
+        evidence=(
+            html.fact("findings.cost_ns", finding.cost_ns, html.ns, label="per step"),
+            html.fact("findings.share", finding.share, html.percent, label="of the step"),
+            Fact(key="findings.confidence", text=finding.confidence, label="confidence"),
+            *_evidence(finding),
+        ),
+        command=command.line if command else "",
+        then=command.purpose if command else "",
+        cost_ns=finding.cost_ns,
+    )
+
+
+def _evidence(finding: Finding) -> list[Fact]:
     return [
-        html.fact("findings.evidence", getattr(found.evidence, name), form, label=label)
+        html.fact("findings.evidence", getattr(finding.evidence, name), form, label=label)
         for name, (label, form) in _EVIDENCE.items()
-        if getattr(found.evidence, name) is not None
+        if getattr(finding.evidence, name) is not None
     ]
 
 
 def run_page(
-    found: Metrics,
+    metrics: Metrics,
     paths: Sequence[str],
     *,
     options: Sequence[str] = (),
     critical: RunPath | None = None,
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
-    """Return the page of a run, with a critical path or the reason why there is none.
+    """Return the page of a run.
 
-    Without `critical` it has neither. `paths` and `options` are the words of the user that open
-    the run; suggested commands repeat them.
+    Parameters
+    ----------
+    metrics
+        The metrics of the run.
+    paths, options
+        Command line arguments that name and read the run; suggested commands repeat them.
+    critical
+        The critical path, or the reason why there is none; None: the page has neither.
+    data
+        Files beside the page, with a description each.
+
     """
     critical = critical or RunPath()
-    by_rank = RankMeans.of(found.tables["iterations"])
-    why = gaps.reason(found.lacks)
+    by_rank = RankMeans.of(metrics.tables["iterations"])
+    why = gaps.reason(metrics.missing)
     sections = [
-        breakdown.section(found, by_rank, why),
-        volume.overlap_section(found, why),
-        speed.section(found),
-        volume.volume_section(found),
-        volume.windows_section(found, why),
-        ranks.section(found, by_rank, why),
-        across.section(found),
+        breakdown.section(metrics, by_rank, why),
+        volume.overlap_section(metrics, why),
+        speed.section(metrics),
+        volume.volume_section(metrics),
+        volume.windows_section(metrics, why),
+        ranks.section(metrics, by_rank, why),
+        across.section(metrics),
     ]
     if critical.path is not None:
         sections.append(path.section(critical.path))
-    sections.append(_measured_evidence(found))
+    sections.append(_measured_evidence(metrics))
     return Page(
         title="Communication report",
         source=" ".join(paths),
-        headline=(found.headline,),
-        health=found.health or "",
-        facts=(*_about(found, why), *breakdown.facts(found, why)),
-        findings=findings(Suggestions(metrics=found, arguments=(*paths, *options))),
+        headline=(metrics.headline,),
+        health=metrics.health or "",
+        facts=(*_about(metrics, why), *breakdown.facts(metrics, why)),
+        findings=findings(Suggestions(metrics=metrics, arguments=(*paths, *options))),
         sections=tuple(sections),
         warnings=(
-            *_left_out(found),
-            *found.warnings,
+            *_left_out(metrics),
+            *metrics.warnings,
             *([critical.why] if critical.why else []),
         ),
         data=tuple(data),
     )
 
 
-def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
-    count = len(found.measured_ranks)
+def _about(metrics: Metrics, why: str) -> tuple[Fact, ...]:
+    count = len(metrics.measured_ranks)
     return (
-        html.fact("ranks", count, html.whole, label=_of_ranks(count, found.expected_ranks)),
-        html.fact("iterations", found.iterations, html.whole, label="iterations", why=why),
+        html.fact("ranks", count, html.whole, label=_of_ranks(count, metrics.expected_ranks)),
+        html.fact("iterations", metrics.iterations, html.whole, label="iterations", why=why),
     )
 
 
 def _of_ranks(count: int, expected: int) -> str:
-    """The word behind the number of ranks."""
+    """Return the label after the number of ranks."""
     return ranks_words(count, expected).removeprefix(str(count)).strip()
 
 
-def _left_out(found: Metrics) -> list[str]:
-    """A line for each rank that could not be read and is in no number here."""
-    return [f"skipped: {plain((line,))}" for line in skipped_lines(found.failed)]
+def _left_out(metrics: Metrics) -> list[str]:
+    """Return a line per rank that could not be read."""
+    return [f"skipped: {plain((line,))}" for line in skipped_lines(metrics.failed)]
 
 
-def _measured_evidence(found: Metrics) -> Section:
+def _measured_evidence(metrics: Metrics) -> Section:
     rows = tuple(
         (
             text(group_name(row["description"], row["size"])),
@@ -159,7 +170,7 @@ def _measured_evidence(found: Metrics) -> Section:
             number(row["on_ranks"], html.whole),
             number(row["events"], html.whole),
         )
-        for row in found.tables["group_tags"].to_pylist()
+        for row in metrics.tables["group_tags"].to_pylist()
     )
     table = PageTable(
         name="groups-table",
@@ -170,13 +181,13 @@ def _measured_evidence(found: Metrics) -> Section:
         ),
         rows=rows,
     )
-    how = ", ".join(found.found_by) or "no rule"
+    rules = ", ".join(metrics.found_by) or "no rule"
     return Section(
         name="evidence",
         title="What do these numbers rest on?",
         lead=(
-            f"Iterations were found by {how}, and are cut by the {found.iteration_clock}'s "
-            f"clock; bytes are {found.bytes} bytes. The tags of "
+            f"Iterations were found by {rules}, and are cut by the {metrics.iteration_clock}'s "
+            f"clock; bytes are {metrics.bytes} bytes. The tags of "
             "communication come from these process groups.",
         ),
         blocks=(table,) if rows else (),
@@ -184,7 +195,7 @@ def _measured_evidence(found: Metrics) -> Section:
 
 
 def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
-    """Write the tables to `<page>-data`; the names to link to, and what each has."""
+    """Write tables as Parquet files to `<page>-data`; return names and descriptions."""
     folder = page.with_name(f"{page.stem}-data")
     names = {f"{name}.parquet": table for name, table in tables.items()}
     files.write(
@@ -196,7 +207,7 @@ def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
 
 
 def write_report(
-    found: Metrics,
+    metrics: Metrics,
     output: str | Path = "report.html",
     *,
     critical: RunPath | None = None,
@@ -204,13 +215,28 @@ def write_report(
     options: Sequence[str] = (),
     with_data: bool = True,
 ) -> None:
-    """Write the page that `fastcomm report` writes.
+    """Write the page of `fastcomm report` to a file.
 
-    `paths` and `options` (command line options that say how to read the run) are repeated in
-    the commands that the page suggests. `with_data` writes the tables as Parquet to a folder
-    beside the page.
+    Parameters
+    ----------
+    metrics
+        The metrics of the run.
+    output
+        The HTML file.
+    critical
+        The critical path, or the reason why there is none.
+    paths, options
+        Command line arguments that name and read the run; suggested commands repeat them.
+    with_data
+        Whether to write the tables as Parquet files to a directory beside the page.
+
+    Raises
+    ------
+    FastcommError
+        If a file cannot be written.
+
     """
     output = Path(output)
-    data = write(found.to_arrow(), output) if with_data else []
-    page = run_page(found, paths, options=options, critical=critical, data=data)
+    data = write(metrics.to_arrow(), output) if with_data else []
+    page = run_page(metrics, paths, options=options, critical=critical, data=data)
     html.write(page, output)

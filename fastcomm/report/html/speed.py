@@ -1,4 +1,4 @@
-"""How fast communication is, beside the link: by parallelism, and by the size of a message."""
+"""Page section on bandwidth: by parallelism and by message size, compared with the link."""
 
 from itertools import groupby
 from typing import Any
@@ -33,27 +33,29 @@ from fastcomm.report.html.drawing import (
 )
 
 _GB = 1e9
-NO_LINK = "the link's bandwidth is not given: --link-bandwidth"
-_NO_BYTES = "no event tells its size"
-_NO_GROUP = "no event tells how many ranks take part, which bus bytes depend on"
+NO_LINK = "the link's bandwidth is unknown: pass --link-bandwidth"
+_NO_BYTES = "no event has a known size"
+_NO_GROUP = "bus bytes depend on the number of ranks, which no event has"
 _MOST_LINES = 10
 
 
-def section(found: Metrics) -> Section:
-    """Bus bandwidth of each tag, and by size, with the link as a line."""
-    known = {t: each.avg_bus_bw for t, each in found.bandwidth.items() if each.avg_bus_bw}
-    why = _why(found)
+def section(metrics: Metrics) -> Section:
+    """Return the section on bus bandwidth by tag and by size, with the link as a line."""
+    by_tag = {
+        tag: speed.avg_bus_bw for tag, speed in metrics.bandwidth.items() if speed.avg_bus_bw
+    }
+    why = _why(metrics)
     blocks: list[Block] = []
-    if known:
-        blocks += [_by_tag(found, known), _by_size(found)]
+    if by_tag:
+        blocks += [_by_tag(metrics, by_tag), _by_size(metrics)]
     else:
         blocks.append(Missing(title="Bus bandwidth", why=why))
-    if found.bandwidth:
-        blocks.append(_table(found))
+    if metrics.bandwidth:
+        blocks.append(_table(metrics))
     return Section(
         name="bandwidth",
         title="How well are the links used?",
-        lead=_lead(found, known) if known else ("Bus bandwidth is n/a: ", why, "."),
+        lead=_lead(metrics, by_tag) if by_tag else ("Bus bandwidth is n/a: ", why, "."),
         blocks=tuple(blocks),
         pitfall="The duration of a communication kernel includes its wait for the other ranks: "
         "a low bandwidth is a slow link or a late rank. Only bus bytes can be compared with "
@@ -61,43 +63,43 @@ def section(found: Metrics) -> Section:
     )
 
 
-def _why(found: Metrics) -> str:
-    """Why there is no bus bandwidth, where there is none."""
-    if not found.bandwidth:
+def _why(metrics: Metrics) -> str:
+    """Return why bus bandwidth is unknown."""
+    if not metrics.bandwidth:
         return "there is no communication"
-    has_bytes = any(each.avg_bw is not None for each in found.bandwidth.values())
+    has_bytes = any(speed.avg_bw is not None for speed in metrics.bandwidth.values())
     return _NO_GROUP if has_bytes else _NO_BYTES
 
 
-def _lead(found: Metrics, known: dict[str, float]) -> Words:
-    slowest = min(known, key=lambda tag: known[tag])
-    speed = found.bandwidth[slowest]
-    words_: list[str | Fact] = [
+def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Words:
+    slowest = min(by_tag, key=lambda tag: by_tag[tag])
+    speed = metrics.bandwidth[slowest]
+    text_: list[str | Fact] = [
         slowest,
         " is the slowest, with ",
         html.fact("bandwidth.avg_bus_bw", speed.avg_bus_bw, html.rate),
         " of bus bandwidth on average",
     ]
-    if found.link_bandwidth is None:
-        return (*words_, "; how much of the link that is, is n/a: ", NO_LINK, ".")
+    if metrics.link_bandwidth is None:
+        return (*text_, "; how much of the link that is, is n/a: ", NO_LINK, ".")
     use = html.fact("bandwidth.avg_bus_util", speed.avg_bus_util, html.percent)
-    link = html.fact("link_bandwidth", found.link_bandwidth, html.rate)
-    return (*words_, ": ", use, " of the link's ", link, ".")
+    link = html.fact("link_bandwidth", metrics.link_bandwidth, html.rate)
+    return (*text_, ": ", use, " of the link's ", link, ".")
 
 
-def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
-    tags, link = list(known), found.link_bandwidth
-    most = max([*known.values(), link or 0.0]) / _GB
+def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
+    tags, link = list(by_tag), metrics.link_bandwidth
+    most = max([*by_tag.values(), link or 0.0]) / _GB
     drawn = bars(
         tags,
-        [known[tag] / _GB for tag in tags],
-        [_said(found, tag) for tag in tags],
+        [by_tag[tag] / _GB for tag in tags],
+        [_bar_label(metrics, tag) for tag in tags],
         "mean bus bandwidth, GB/s",
         looks=tags,
         **_link_line(link, "x"),
     )
     drawn["layout"]["xaxis"]["range"] = room(most)
-    spoken = ", ".join(f"{tag} {html.rate(each)}" for tag, each in known.items())
+    spoken = ", ".join(f"{tag} {html.rate(value)}" for tag, value in by_tag.items())
     line = f" The link has {html.rate(link)}." if link else ""
     return Figure(
         name="bandwidth-chart",
@@ -109,8 +111,8 @@ def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
     )
 
 
-def _said(found: Metrics, tag: str) -> str:
-    speed = found.bandwidth[tag]
+def _bar_label(metrics: Metrics, tag: str) -> str:
+    speed = metrics.bandwidth[tag]
     if speed.avg_bus_util is None:
         return html.rate(speed.avg_bus_bw or 0)
     return html.percent(speed.avg_bus_util)
@@ -146,23 +148,23 @@ def _link_line(link: float | None, side: str) -> dict[str, Any]:
     }
 
 
-def _by_size(found: Metrics) -> Block:
-    rows = [row for row in found.tables["collectives"].to_pylist() if row["p50_bus_bw"]]
+def _by_size(metrics: Metrics) -> Block:
+    rows = [row for row in metrics.tables["collectives"].to_pylist() if row["p50_bus_bw"]]
     title = "Bus bandwidth by size of the message"
     if not rows:
-        return Missing(title=title, why="no event tells both its size and its group's")
+        return Missing(title=title, why="no event has a known size and a known group size")
     kinds = groupby(rows, key=lambda row: (row["op"], row["group_size"]))
     lines = [(key, list(own)) for key, own in kinds]
     chosen = sorted(lines, key=lambda pair: -sum(row["count"] for row in pair[1]))[:_MOST_LINES]
     left_out = len(lines) - len(chosen)
     drawn = spec(
-        [_line(place, *each) for place, each in enumerate(chosen)],
+        [_line(place, *line) for place, line in enumerate(chosen)],
         360,
         showlegend=True,
         legend=QUIET_LEGEND,
         xaxis=axis("size of the message", type="log", **_ticks(rows)),
         yaxis=axis("median bus bandwidth, GB/s", rangemode="tozero"),
-        **_link_line(found.link_bandwidth, "y"),
+        **_link_line(metrics.link_bandwidth, "y"),
     )
     return Figure(
         name="sizes-chart",
@@ -174,7 +176,7 @@ def _by_size(found: Metrics) -> Block:
         note=f"The {len(chosen)} kinds with most events; {left_out} more are in the table."
         if left_out
         else "",
-        table=_collectives(found),
+        table=_collectives(metrics),
     )
 
 
@@ -203,13 +205,13 @@ def _line(place: int, key: tuple[str, int | None], rows: list[dict[str, Any]]) -
 
 
 def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tick every few powers of ten, in words."""
+    """Return ticks at powers of ten, with formatted sizes."""
     sizes = [row["size_from"] for row in rows]
     powers = [10**power for power in range(16) if min(sizes) / 5 <= 10**power <= max(sizes) * 5]
     return {"tickvals": powers, "ticktext": [html.tick(html.size(power)) for power in powers]}
 
 
-def _collectives(found: Metrics) -> PageTable:
+def _collectives(metrics: Metrics) -> PageTable:
     rows = tuple(
         (
             text(row["op"]),
@@ -218,7 +220,7 @@ def _collectives(found: Metrics) -> PageTable:
             number(row["count"], html.whole),
             number(row["p50_bus_bw"], html.rate, "no group size is known"),
         )
-        for row in found.tables["collectives"].to_pylist()
+        for row in metrics.tables["collectives"].to_pylist()
     )
     return PageTable(
         name="collectives-table",
@@ -234,31 +236,31 @@ def _collectives(found: Metrics) -> PageTable:
     )
 
 
-def _table(found: Metrics) -> PageTable:
+def _table(metrics: Metrics) -> PageTable:
     rows = []
-    for tag, each in found.bandwidth.items():
-        lacks = _NO_BYTES if each.avg_bw is None else NO_LINK
-        silent = _NO_BYTES if each.avg_bw is None else _NO_GROUP
-        no_bus = silent if each.avg_bus_bw is None else NO_LINK
+    for tag, speed in metrics.bandwidth.items():
+        no_share = _NO_BYTES if speed.avg_bw is None else NO_LINK
+        no_bus_rate = _NO_BYTES if speed.avg_bw is None else _NO_GROUP
+        no_bus = no_bus_rate if speed.avg_bus_bw is None else NO_LINK
         rows.append(
             (
                 text(tag),
-                number(each.avg_bw, html.rate, _NO_BYTES),
-                number(each.avg_bus_bw, html.rate, silent),
-                number(each.global_avg_util, html.percent, lacks),
-                number(each.avg_bus_util, html.percent, no_bus, share=each.avg_bus_util),
-                number(each.p95_util, html.percent, lacks),
+                number(speed.avg_bw, html.rate, _NO_BYTES),
+                number(speed.avg_bus_bw, html.rate, no_bus_rate),
+                number(speed.global_avg_util, html.percent, no_share),
+                number(speed.avg_bus_util, html.percent, no_bus, share=speed.avg_bus_util),
+                number(speed.p95_util, html.percent, no_share),
             )
         )
     return PageTable(
         name="bandwidth-table",
-        caption=f"Bandwidth by parallelism, in {found.bytes} bytes",
+        caption=f"Bandwidth by parallelism, in {metrics.bytes} bytes",
         columns=columns(
             "by parallelism",
             ("bandwidth", "bandwidth.avg_bw"),
             ("bus bandwidth", "bandwidth.avg_bus_bw"),
-            ("utilisation", "bandwidth.global_avg_util"),
-            ("bus utilisation", "bandwidth.avg_bus_util"),
+            ("utilization", "bandwidth.global_avg_util"),
+            ("bus utilization", "bandwidth.avg_bus_util"),
             ("p95", "bandwidth.p95_util"),
         ),
         rows=tuple(rows),

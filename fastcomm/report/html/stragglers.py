@@ -1,4 +1,4 @@
-"""The page of `fastcomm stragglers`: who holds a job up, by worker, stage and operation."""
+"""The page of `fastcomm stragglers`: slowdown by worker, stage and operation."""
 
 import numpy as np
 
@@ -35,37 +35,37 @@ _MS = 1e6
 _MOST_ROWS = 96
 _MOST_BARS = 24
 _KINDS = (("dp_rank", "Data rank"), ("stage", "Stage"), ("optype", "Operation"))
-_LITTLE = "the slowdown is under --threshold: too little to ask who brings it"
+_LITTLE = "the slowdown is under --threshold: too little to attribute it"
 
 
-def page(found: Stragglers, source: str) -> Page:
-    """All of the analysis of one table."""
+def page(result: Stragglers, source: str) -> Page:
+    """Return the page of one analysis; `source` is the table it was made from."""
     return Page(
         title="Stragglers",
         source=source,
         headline=(
             "A step takes ",
-            html.fact("stragglers.slowdown", found.slowdown, html.times),
+            html.fact("stragglers.slowdown", result.slowdown, html.times),
             " the time of one without stragglers.",
         ),
-        facts=_facts(found),
-        sections=(_workers(found), _parts(found), _steps(found)),
-        warnings=found.warnings,
+        facts=_facts(result),
+        sections=(_workers(result), _parts(result), _steps(result)),
+        warnings=result.warnings,
     )
 
 
-def _facts(found: Stragglers) -> tuple[Fact, ...]:
-    worst = None if found.worst is None else found.worst.rem
-    means = (float(each.mean()) for each in (found.nodelay.whole, found.ideal.whole))
+def _facts(result: Stragglers) -> tuple[Fact, ...]:
+    worst = None if result.worst is None else result.worst.rem
+    means = (float(times.mean()) for times in (result.nodelay.whole, result.ideal.whole))
     step, ideal = means
-    launch = found.launch_slowdown - 1
+    launch = result.launch_slowdown - 1
     return (
-        html.fact("stragglers.step_ns", step, html.ns, label="a step"),
+        html.fact("stragglers.step_ns", step, html.ns, label="per step"),
         html.fact("stragglers.ideal_ns", ideal, html.ns, label="an ideal step"),
         html.fact("stragglers.launch", launch, html.percent, label="launch delays"),
         html.fact(
             "stragglers.last_stage",
-            found.last_stage.rem,
+            result.last_stage.rem,
             html.percent,
             label="from the last stage",
             why="there is no slowdown",
@@ -76,12 +76,12 @@ def _facts(found: Stragglers) -> tuple[Fact, ...]:
     )
 
 
-def _workers(found: Stragglers) -> Section:
+def _workers(result: Stragglers) -> Section:
     title = "Which workers are slow?"
-    workers = found.workers
+    workers = result.workers
     if workers is None:
-        what = "Which workers are slow is"
-        return unknown_section("workers", title, what, "Workers", _LITTLE)
+        subject = "Which workers are slow is"
+        return unknown_section("workers", title, subject, "Workers", _LITTLE)
     down = max(1, -(-len(workers) // _MOST_ROWS))
     grid = np.maximum.reduceat(workers, np.arange(0, len(workers), down), axis=0)
     firsts = range(0, len(workers), down)
@@ -107,8 +107,8 @@ def _workers(found: Stragglers) -> Section:
         ),
         terms=("stragglers.worker",),
     )
-    ranks = ", ".join(map(str, found.worst_ranks))
-    worst = f"is rank {ranks}" if len(found.worst_ranks) == 1 else f"are the ranks {ranks}"
+    ranks = ", ".join(map(str, result.worst_ranks))
+    worst = f"is rank {ranks}" if len(result.worst_ranks) == 1 else f"are the ranks {ranks}"
     return Section(
         name="workers",
         title=title,
@@ -119,35 +119,35 @@ def _workers(found: Stragglers) -> Section:
     )
 
 
-def _parts(found: Stragglers) -> Section:
-    title = "What brings the slowdown?"
-    if found.blocking is None:
+def _parts(result: Stragglers) -> Section:
+    title = "What causes the slowdown?"
+    if result.blocking is None:
         missing = Missing(title="By data rank, stage and operation", why=_LITTLE)
         return Section(name="parts", title=title, lead=(_LITTLE, "."), blocks=(missing,))
     tables: list[Block] = []
     views = []
     for kind, name in _KINDS:
-        mean = dict(found.blocking[kind].mean)
+        mean = dict(result.blocking[kind].mean)
         top = list(mean.items())[:_MOST_BARS]
         drawn = bars(
             [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
             [value - 1 for _, value in top],
             [html.times(value) for _, value in top],
-            "slowdown that it alone brings, above 1",
+            "slowdown that it alone causes, above 1",
             looks="TP",
         )
         views.append(FigureView(label=name, spec=drawn))
         rows = tuple((text(key), number(value, html.times)) for key, value in mean.items())
-        heads = columns(name.lower(), ("slowdown it alone brings", "stragglers.alone"))
+        heads = columns(name.lower(), ("slowdown it alone causes", "stragglers.alone"))
         tables.append(
             PageTable(
                 name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows
             )
         )
-    first, value = next(iter(found.blocking["optype"].mean.items()))
+    first, value = next(iter(result.blocking["optype"].mean.items()))
     figure = Figure(
         name="parts-chart",
-        title="Slowdown that each alone brings",
+        title="Slowdown that each alone causes",
         alt="Bars of the slowdown by data rank, stage or operation; the tables have all.",
         views=tuple(views),
         terms=("stragglers.alone",),
@@ -157,7 +157,7 @@ def _parts(found: Stragglers) -> Section:
         name="parts",
         title=title,
         lead=(
-            f"Of all operations {first} brings the most: ",
+            f"Of all operations {first} causes the most: ",
             html.fact("stragglers.alone", value, html.times),
             " alone.",
         ),
@@ -165,9 +165,9 @@ def _parts(found: Stragglers) -> Section:
     )
 
 
-def _steps(found: Stragglers) -> Section:
+def _steps(result: Stragglers) -> Section:
     pairs = zip(
-        found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
+        result.chosen, result.nodelay.whole.tolist(), result.ideal.whole.tolist(), strict=True
     )
     rows = tuple(
         (text(step, str(step)), number(ns, html.ns), number(ideal, html.ns))
@@ -180,33 +180,33 @@ def _steps(found: Stragglers) -> Section:
         name="steps-chart",
         title="Time of each step",
         alt="Lines of the recorded, the replayed and the ideal time of each step.",
-        views=(FigureView(label="All", spec=_lines(found)),),
+        views=(FigureView(label="All", spec=_lines(result)),),
         terms=("stragglers.step_ns", "stragglers.ideal_ns"),
         table=PageTable(name="steps-table", caption="Steps", columns=heads, rows=rows),
     )
     return Section(
         name="steps",
         title="Is it every step?",
-        lead=(f"{html.many(len(found.chosen), 'step')} were replayed.",),
+        lead=(f"{html.many(len(result.chosen), 'step')} were replayed.",),
         blocks=(figure,),
     )
 
 
-def _lines(found: Stragglers) -> Spec:
+def _lines(result: Stragglers) -> Spec:
     lines = [
         {
             "type": "scatter",
             "mode": "lines+markers",
             "name": name,
-            "x": list(found.chosen),
+            "x": list(result.chosen),
             "y": [rounded(float(value) / _MS, 6) for value in values],
             "line": {"width": 2.25, "color": color, "dash": dash},
             "hovertemplate": f"step %{{x}}, {name}: %{{y:.2f}} ms<extra></extra>",
         }
         for name, values, color, dash in (
-            ("recorded", found.base, MUTED, "dot"),
-            ("as measured", found.nodelay.whole, "var(--c-TP)", "solid"),
-            ("ideal", found.ideal.whole, ACCENT, "dash"),
+            ("recorded", result.base, MUTED, "dot"),
+            ("as measured", result.nodelay.whole, "var(--c-TP)", "solid"),
+            ("ideal", result.ideal.whole, ACCENT, "dash"),
         )
     ]
     return spec(

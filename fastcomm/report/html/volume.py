@@ -35,159 +35,166 @@ from fastcomm.report.html.drawing import (
 
 _Lengths = NDArray[np.float64]  # of windows, ascending, in ns
 _MB = 1e6
-_TITLE = "Bytes a step and GPU"
+_TITLE = "Bytes per step and GPU"
 
 
-def volume_section(found: Metrics) -> Section:
-    """Bytes of each tag that has events."""
-    known = {
-        tag: each.bytes_per_step_per_gpu
-        for tag, each in found.volume.items()
-        if each.bytes_per_step_per_gpu is not None
+def volume_section(metrics: Metrics) -> Section:
+    """Return the section on the bytes of each tag."""
+    by_tag = {
+        tag: volume.bytes_per_step_per_gpu
+        for tag, volume in metrics.volume.items()
+        if volume.bytes_per_step_per_gpu is not None
     }
     title = "How much is moved?"
-    if not known:
-        why = "no event tells its size" if found.volume else "there is no communication"
+    if not by_tag:
+        why = "no event has a known size" if metrics.volume else "there is no communication"
         return Section(
             name="volume",
             title=title,
             lead=("How much is moved is n/a: ", why, "."),
-            blocks=(Missing(title=_TITLE, why=why), *([_table(found)] if found.volume else [])),
+            blocks=(
+                Missing(title=_TITLE, why=why),
+                *([_table(metrics)] if metrics.volume else []),
+            ),
         )
-    most = max(known, key=lambda tag: known[tag])
+    most = max(by_tag, key=lambda tag: by_tag[tag])
     lead: html.Words = (
         most,
         " moves the most: ",
-        html.fact("volume.bytes_per_step_per_gpu", known[most], html.size),
-        f" of {found.bytes} bytes a step and GPU.",
+        html.fact("volume.bytes_per_step_per_gpu", by_tag[most], html.size),
+        f" of {metrics.bytes} bytes per step and GPU.",
     )
     figure = Figure(
         name="volume-chart",
         title=_TITLE,
         alt="Bars: "
-        + ", ".join(f"{tag} {html.size(each)}" for tag, each in known.items())
+        + ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
         + ".",
-        views=(FigureView(label="All", spec=_spec(known)),),
+        views=(FigureView(label="All", spec=_spec(by_tag)),),
         terms=("volume.bytes_per_step_per_gpu",),
     )
     return Section(
         name="volume",
         title=title,
         lead=lead,
-        blocks=(figure, _table(found)),
+        blocks=(figure, _table(metrics)),
         pitfall="A collective counts on each rank that takes part, and a transfer between two "
-        "ranks on both: this is what ranks hand to the library, not what links carry.",
+        "ranks on both: this is what ranks pass to the library, not what links carry.",
     )
 
 
-def _spec(known: dict[str, float]) -> Spec:
-    values = [known[tag] / _MB for tag in known]
-    said = [html.size(each) for each in known.values()]
-    return bars(list(known), values, said, "MB a step and GPU", looks=list(known))
+def _spec(by_tag: dict[str, float]) -> Spec:
+    values = [by_tag[tag] / _MB for tag in by_tag]
+    labels = [html.size(count) for count in by_tag.values()]
+    return bars(list(by_tag), values, labels, "MB per step and GPU", looks=list(by_tag))
 
 
-def _table(found: Metrics) -> PageTable:
+def _table(metrics: Metrics) -> PageTable:
     rows = []
-    for tag, each in found.volume.items():
-        silent = found.bandwidth[tag].events_without_bytes
-        why = f"{html.many(silent, 'event')} of unknown size"
+    for tag, volume in metrics.volume.items():
+        unsized = metrics.bandwidth[tag].events_without_bytes
+        why = f"{html.many(unsized, 'event')} of unknown size"
         rows.append(
             (
                 text(tag),
-                number(each.comm_events, html.whole),
-                number(silent, html.whole),
-                number(each.comm_bytes, html.size, why),
-                number(each.bytes_per_iteration, html.size, why),
-                number(each.bytes_per_step_per_gpu, html.size, why),
+                number(volume.comm_events, html.whole),
+                number(unsized, html.whole),
+                number(volume.comm_bytes, html.size, why),
+                number(volume.bytes_per_iteration, html.size, why),
+                number(volume.bytes_per_step_per_gpu, html.size, why),
             )
         )
     return PageTable(
         name="volume-table",
-        caption=f"Volume by parallelism, in {found.bytes} bytes",
+        caption=f"Volume by parallelism, in {metrics.bytes} bytes",
         columns=columns(
             "by parallelism",
             ("events", "volume.comm_events"),
             ("unknown size", "bandwidth.events_without_bytes"),
             ("bytes", "volume.comm_bytes"),
-            ("an iteration", "volume.bytes_per_iteration"),
-            ("a step and GPU", "volume.bytes_per_step_per_gpu"),
+            ("per iteration", "volume.bytes_per_iteration"),
+            ("per step and GPU", "volume.bytes_per_step_per_gpu"),
         ),
         rows=tuple(rows),
     )
 
 
 _MS = 1e6
-_OVERLAP_TITLE = "Communication under compute and beside it"
+_OVERLAP_TITLE = "Overlapped and not overlapped communication"
 
 
-def overlap_section(found: Metrics, why: str) -> Section:
-    """Hidden and open communication of each tag, in a step of a rank."""
-    ratio = found.overlap.average_overlap_ratio
-    title = "How much communication hides behind compute?"
+def overlap_section(metrics: Metrics, why: str) -> Section:
+    """Return the section on overlap with compute; `why` says why it is unknown."""
+    ratio = metrics.overlap.average_overlap_ratio
+    title = "How much communication overlaps compute?"
     if ratio is None:
-        why = why if found.volume else "there is no communication"
-        return unknown_section("overlap", title, "How much hides is", _OVERLAP_TITLE, why)
+        why = why if metrics.volume else "there is no communication"
+        return unknown_section("overlap", title, "The overlap is", _OVERLAP_TITLE, why)
     lead = (
         html.fact("overlap.average_overlap_ratio", ratio, html.percent),
-        " of the communication runs under compute",
-        *_least(found),
+        " of the communication overlaps compute",
+        *_least(metrics),
         ".",
     )
     return Section(
         name="overlap",
         title=title,
         lead=lead,
-        blocks=(_figure(found),),
+        blocks=(_figure(metrics),),
         pitfall="A mean of ratios: an iteration with little communication weighs as much as "
-        "one with a lot. Communication of one tag under that of another is not hidden.",
+        "one with a lot. Communication of one tag under that of another is not overlapped.",
     )
 
 
-def _least(found: Metrics) -> html.Words:
-    """The tag of which the least is hidden, where there are several."""
-    known = {tag: share for tag, share in found.overlap.by_tag.items() if share is not None}
-    if len(known) == 1:
+def _least(metrics: Metrics) -> html.Words:
+    """Name the tag with the least overlap, if there are several."""
+    by_tag = {tag: share for tag, share in metrics.overlap.by_tag.items() if share is not None}
+    if len(by_tag) == 1:
         return ()
-    worst = min(known, key=lambda tag: known[tag])
-    least = html.fact("overlap.by_tag", known[worst], html.percent)
+    worst = min(by_tag, key=lambda tag: by_tag[tag])
+    least = html.fact("overlap.by_tag", by_tag[worst], html.percent)
     return ("; of ", worst, " only ", least)
 
 
-def _figure(found: Metrics) -> Figure:
-    tags = [tag for tag, share in found.overlap.by_tag.items() if share is not None]
-    hidden, open_ = zip(
-        *(overlap_ns(found.tables["iterations"], tag) for tag in tags), strict=True
+def _figure(metrics: Metrics) -> Figure:
+    tags = [tag for tag, share in metrics.overlap.by_tag.items() if share is not None]
+    overlapped, not_overlapped = zip(
+        *(overlap_ns(metrics.tables["iterations"], tag) for tag in tags), strict=True
     )
     rows = tuple(
         (
             text(tag),
-            number(found.overlap.by_tag[tag], html.percent, share=found.overlap.by_tag[tag]),
-            number(under, html.ns),
-            number(beside, html.ns),
+            number(
+                metrics.overlap.by_tag[tag], html.percent, share=metrics.overlap.by_tag[tag]
+            ),
+            number(inside, html.ns),
+            number(outside, html.ns),
         )
-        for tag, under, beside in zip(tags, hidden, open_, strict=True)
+        for tag, inside, outside in zip(tags, overlapped, not_overlapped, strict=True)
     )
     heads = columns(
         "by parallelism",
         ("overlap", "overlap.by_tag"),
-        ("hidden", "overlap.hidden_ns"),
-        ("not hidden", "overlap.open_ns"),
+        ("overlapped", "overlap.hidden_ns"),
+        ("not overlapped", "overlap.open_ns"),
     )
     spoken = ", ".join(f"{tag} {row[1].text}" for tag, row in zip(tags, rows, strict=True))
     return Figure(
         name="overlap-chart",
         title=_OVERLAP_TITLE,
-        alt=f"Bars of hidden and open communication. Hidden share: {spoken}.",
-        views=(FigureView(label="All", spec=_overlap_spec(tags, hidden, open_)),),
+        alt=f"Bars of communication, overlapped by compute or not. Overlapped share: {spoken}.",
+        views=(FigureView(label="All", spec=_overlap_spec(tags, overlapped, not_overlapped)),),
         terms=("overlap.hidden_ns", "overlap.open_ns"),
-        legend=(("compute", "hidden behind compute"), ("open", "not hidden")),
+        legend=(("compute", "overlapped by compute"), ("open", "not overlapped")),
         table=PageTable(
             name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
         ),
     )
 
 
-def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float, ...]) -> Spec:
+def _overlap_spec(
+    tags: list[str], overlapped: tuple[float, ...], not_overlapped: tuple[float, ...]
+) -> Spec:
     bars: list[Spec] = [
         {
             "type": "bar",
@@ -203,8 +210,8 @@ def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float
             "hovertemplate": f"%{{y}}, {name}: %{{x:.3f}} ms<extra></extra>",
         }
         for name, look, lengths in (
-            ("hidden behind compute", "compute", hidden),
-            ("not hidden", "open", open_),
+            ("overlapped by compute", "compute", overlapped),
+            ("not overlapped", "open", not_overlapped),
         )
     ]
     return spec(
@@ -212,25 +219,25 @@ def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float
         height_of(len(tags), 150, 34),
         barmode="stack",
         bargap=0.3,
-        xaxis=axis("ms of a step and rank", rangemode="tozero"),
+        xaxis=axis("ms per step and rank", rangemode="tozero"),
         yaxis=rows_axis(tags),
     )
 
 
 _MOST_PAIRS = 8
 _POINTS = 160
-_FLAT_NS = 1000.0  # up to here the axis is linear, past it logarithmic
+_FLAT_NS = 1000.0  # the axis is linear up to this, then logarithmic
 
 
-def windows_section(found: Metrics, why: str) -> Section:
-    """Cumulative distributions of the pairs that take the most time, and a table of all."""
+def windows_section(metrics: Metrics, why: str) -> Section:
+    """Return the section on windows between phases; `why` says why they are unknown."""
     title = "What lies between phases of communication?"
-    if not found.windows:
-        why = why if found.windows is None else "no two phases follow each other"
+    if not metrics.windows:
+        why = why if metrics.windows is None else "no two phases follow each other"
         return unknown_section("windows", title, "Windows are", "Windows by pair", why)
-    widest = max(found.windows, key=lambda window: window.mean_ns)
+    widest = max(metrics.windows, key=lambda window: window.mean_ns)
     lead = (
-        f"The widest window is that from {widest.source} to {widest.target}: ",
+        f"The widest window is from {widest.source} to {widest.target}: ",
         html.fact("windows.mean_ns", widest.mean_ns, html.ns),
         " on average, ",
         html.fact("windows.p95_ns", widest.p95_ns, html.ns),
@@ -240,19 +247,23 @@ def windows_section(found: Metrics, why: str) -> Section:
         name="windows",
         title=title,
         lead=lead,
-        blocks=(_windows_figure(found),),
+        blocks=(_windows_figure(metrics),),
         pitfall="A positive window is time without communication, not time without work: "
         "compute may fill it. A negative one means that the phases overlap.",
     )
 
 
-def _windows_figure(found: Metrics) -> Figure:
-    windows = sorted(found.windows or (), key=lambda each: -abs(each.mean_ns) * each.count)
+def _windows_figure(metrics: Metrics) -> Figure:
+    windows = sorted(
+        metrics.windows or (), key=lambda window: -abs(window.mean_ns) * window.count
+    )
     drawn = windows[:_MOST_PAIRS]
-    by_pair = _windows_lengths(found)
+    by_pair = _windows_lengths(metrics)
     lines = [
-        _line(place, f"{each.source} to {each.target}", by_pair[each.source, each.target])
-        for place, each in enumerate(drawn)
+        _line(
+            place, f"{window.source} to {window.target}", by_pair[window.source, window.target]
+        )
+        for place, window in enumerate(drawn)
     ]
     ends = [min(line["x"][0] for line in lines), max(line["x"][-1] for line in lines)]
     shown = spec(
@@ -273,22 +284,24 @@ def _windows_figure(found: Metrics) -> Figure:
         terms=("windows.window_ns",),
         note=f"The {len(drawn)} pairs that take the most time. The axis is linear up to 1 µs "
         "and logarithmic beyond.",
-        table=_windows_table(found),
+        table=_windows_table(metrics),
     )
 
 
-def _windows_lengths(found: Metrics) -> dict[tuple[str, str], _Lengths]:
-    table = found.tables["windows_cdf"]
+def _windows_lengths(metrics: Metrics) -> dict[tuple[str, str], _Lengths]:
+    table = metrics.tables["windows_cdf"]
     source, target = (np.array(table[name].to_pylist(), object) for name in ("from", "to"))
     length = table["window_ns"].to_numpy().astype(np.float64)
     return {
-        (each.source, each.target): length[(source == each.source) & (target == each.target)]
-        for each in found.windows or ()
+        (window.source, window.target): length[
+            (source == window.source) & (target == window.target)
+        ]
+        for window in metrics.windows or ()
     }
 
 
 def _line(place: int, name: str, lengths: _Lengths) -> Spec:
-    """The distribution at so many points as one sees; of few windows every one is a step."""
+    """Return the line of a distribution, at limited resolution; few windows are all drawn."""
     count = len(lengths)
     share = np.unique(np.linspace(1, count, min(count, _POINTS)).astype(np.int64))
     at = lengths[share - 1]
@@ -310,29 +323,29 @@ def _line(place: int, name: str, lengths: _Lengths) -> Spec:
 
 
 def _bent(ns: float) -> float:
-    """Where a window lies on an axis that has both signs and many scales."""
+    """Return the position of a window on an axis that is logarithmic on both sides of 0."""
     size = abs(ns) / _FLAT_NS
     return math.copysign(size if size <= 1 else 1 + math.log10(size), ns)
 
 
 def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
     sizes = [0.0, *(10.0**power for power in range(3, 13))]
-    both = sorted({sign * size for size in sizes for sign in (-1, 1)})
-    inside = [ns for ns in both if ends[0] - 0.5 <= _bent(ns) <= ends[1] + 0.5]
+    signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
+    inside = [ns for ns in signed if ends[0] - 0.5 <= _bent(ns) <= ends[1] + 0.5]
     return {
         "tickvals": [_bent(ns) for ns in inside],
         "ticktext": ["0" if ns == 0 else html.tick(html.ns(ns)) for ns in inside],
     }
 
 
-def _windows_table(found: Metrics) -> PageTable:
+def _windows_table(metrics: Metrics) -> PageTable:
     rows = tuple(
         (
-            text(f"{each.source} to {each.target}"),
-            number(each.count, html.whole),
-            *(number(ns, html.ns) for ns in (each.mean_ns, each.p50_ns, each.p95_ns)),
+            text(f"{window.source} to {window.target}"),
+            number(window.count, html.whole),
+            *(number(ns, html.ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
         )
-        for each in sorted(found.windows or (), key=lambda each: -each.mean_ns)
+        for window in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)
     )
     return PageTable(
         name="windows-table",

@@ -1,4 +1,4 @@
-"""The made-up job as exports of Nsight Systems: SQLite, parquetdir, arrowdir, by version."""
+"""A synthetic job as exports of Nsight Systems: SQLite, parquetdir, arrowdir, by version."""
 
 import random
 import shutil
@@ -30,8 +30,8 @@ from fastcomm.synthetic.nsys.tables import (
 
 __all__ = ["NsysVariant", "write_nsys", "write_nsys_big"]
 
-LAUNCHER = 40_900  # number of the process that starts the others
-STAGGER_NS = 1_234_567  # no two captures begin at the same time
+LAUNCHER = 40_900  # id of the process that starts the others
+STAGGER_NS = 1_234_567  # between the starts of two captures
 SECRET_ENVIRONMENT, SECRET_OUTPUT = "SECRET-ENVIRONMENT", "SECRET-OUTPUT"
 VERSION, SCHEMA = "2026.4.1.131", "3.28.1"
 _SYSTEM_CLOCK = 28_254_349_605  # since the machine was started
@@ -61,16 +61,16 @@ _ENUMS = {
 
 
 def clock(job: Job, number: int, variant: NsysVariant) -> Clock:
-    """The clock of a report: off by what the variant says."""
+    """Return the clock of a report, wrong by the skew of the variant."""
     start = pipeline.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
-    wrong = variant.clock_skew_ns.get(number, 0)
-    return Clock(origin=-wrong if variant.normalized else start, start=start, utc=start + wrong)
+    skew = variant.clock_skew_ns.get(number, 0)
+    return Clock(origin=-skew if variant.normalized else start, start=start, utc=start + skew)
 
 
 def report(
     job: Job, ranks: Sequence[int], number: int, variant: NsysVariant, kind: Kind
 ) -> ReportTables:
-    """All tables of one report."""
+    """Return all tables of one report."""
     tables = ReportTables()
     time = clock(job, number, variant)
     processes = [
@@ -93,7 +93,7 @@ def report(
 
 
 def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
-    """Names of the process and its threads, what it printed, its GPU and its streams."""
+    """Add names of a process and its threads, its output, its GPU and its streams."""
     host = process.host
     tables.add("PROCESSES", globalPid=host.global_pid, pid=host.process, name="python3")
     names = {0: "python3", 61: "pt_autograd_0", 77: "pt_nccl_watchdg", 300: "ncclLaunch"}
@@ -137,7 +137,7 @@ def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
 
 
 def _add_launcher(tables: ReportTables, time: Clock) -> None:
-    """The process that started the others: it calls CUDA and has ranges, but no work."""
+    """Add the process that started the others: it calls CUDA and has ranges, but no work."""
     process = MACHINE | LAUNCHER << 24
     thread = process | LAUNCHER
     start = time(time.start + 300_000)
@@ -192,7 +192,7 @@ def _add_session(
 
 
 def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
-    """How the profiler was started: with an environment that is nobody's business."""
+    """Add how the profiler was started, with an environment that must stay private."""
     mode = "Node" if variant.graph == "node" else "Graph"
     for name, value in (
         ("CAPTURE_EVENT_TYPE", "NvtxEvents"),
@@ -261,21 +261,24 @@ def write_nsys(
     per_report: int = 1,
     variant: NsysVariant | None = None,
 ) -> list[Path]:
-    """Write the reports of all ranks, or of some; `per_report` neighbours share one."""
+    """Write the reports of all ranks, or of some, and return their paths.
+
+    `per_report` consecutive ranks share a report.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     chosen = list(range(job.ranks)) if ranks is None else sorted(ranks)
-    found = []
+    paths = []
     for number, first in enumerate(range(0, len(chosen), per_report)):
         members = chosen[first : first + per_report]
         tables = report(job, members, number, variant or NsysVariant(), kind)
         path = directory / f"nsys_{members[0]}{_ENDINGS[kind]}"
         _write(tables, path, kind)
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _write(tables: ReportTables, path: Path, kind: Kind) -> None:
-    """Aside, and renamed when whole."""
+    """Write to a temporary path, and rename it when complete."""
     check_replaceable(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     _remove(unfinished)
@@ -319,7 +322,7 @@ def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:
             with pa.ipc.new_stream(folder / f"{name}.arrow", table.schema) as stream:
                 stream.write_table(table)
             continue
-        # The format of Parquet 1 has no uint32: those columns become int64, as in real files.
+        # Parquet 1.0 has no uint32: such columns become int64, as in real files.
         pq.write_table(
             table,
             folder / f"{name}.parquet",
@@ -340,6 +343,6 @@ def _array(column: ExportColumn, rows: list[Row]) -> pa.Array:
     values = [row.get(column.name) for row in rows]
     if column.kind != "b":
         return pa.array(values, type=column.arrow.type)
-    # Bytes under the name of text, as nsys writes them: no decoder has seen these.
+    # Bytes typed as text, as nsys writes them; they need not be valid UTF-8.
     packed = pa.array(values, type=pa.binary())
     return pa.Array.from_buffers(pa.string(), len(packed), packed.buffers(), packed.null_count)

@@ -1,7 +1,7 @@
-"""One big report of one process, for benchmarks: millions of kernels, launches and ranges.
+"""Write a large report of one process for benchmarks: millions of kernels and ranges.
 
-Three levels of ranges: steps, layers, operators. Every 50th kernel is an all-reduce. Rows come
-in no order, and no row goes through Python on its own.
+Three levels of ranges: steps, layers, operators. Every 50th kernel is an all-reduce. Rows are
+in random order, and are created by column.
 """
 
 import sqlite3
@@ -22,12 +22,12 @@ from fastcomm.synthetic.nsys.tables import (
 )
 
 PERIOD_NS = 10_000  # from one launch to the next
-LAYER, STEP = 50, 20_000  # kernels in one
+LAYER, STEP = 50, 20_000  # kernels of a layer, of a step
 DELAY_NS = 150_000  # from a launch to its kernel
 EPOCH_NS = 1_790_000_000 * 10**9
 PROCESS = 41_000
 COMMUNICATOR = 0x8F3C_0000_0000_0001
-ALL_REDUCE = 64 << 20  # bytes of the first; each has a KiB more than the one before
+ALL_REDUCE = 64 << 20  # bytes of the first; each further one has a KiB more
 _PID = 1 << 48 | PROCESS << 24
 _TID = _PID | PROCESS
 _BLOCK = 200_000
@@ -36,7 +36,7 @@ _Ints = NDArray[np.int64]
 
 
 def write_nsys_big(path: Path, kernels: int = 2_000_000, seed: int = 0) -> Path:
-    """Write a report with so many kernels, each with its launch and its operator's range."""
+    """Write a report with `kernels` kernels, each with a launch and an operator's range."""
     random = np.random.default_rng(seed)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def _insert(
     varying: dict[str, Sequence[object]],
     constant: dict[str, int | str],
 ) -> None:
-    """Rows out of columns; what is the same in all of them is part of the statement."""
+    """Insert rows from columns; constant columns are part of the statement."""
     fixed = {name: repr(value) for name, value in constant.items()}
     names = [*varying, *fixed]
     quoted = ", ".join(f'"{name}"' for name in names)
@@ -82,7 +82,7 @@ def _insert(
 def _kernels(database: sqlite3.Connection, block: _Ints, names: dict[str, int]) -> None:
     collective = _is_collective(block)
     start = block * PERIOD_NS + DELAY_NS
-    # A collective goes on beside the kernels after it.
+    # A collective overlaps the kernels after it.
     stop = start + np.where(collective, 6 * PERIOD_NS, PERIOD_NS - 1_000 - block % 512)
     compute = np.asarray([names[f"kernel_{number}"] for number in range(40)], dtype=np.int64)
     name = np.where(collective, names["ncclDevKernel_AllReduce"], compute[block % 40])
@@ -103,7 +103,7 @@ def _kernels(database: sqlite3.Connection, block: _Ints, names: dict[str, int]) 
 
 
 def _kernel_constants() -> dict[str, int | str]:
-    """Every column that may not be null and that nobody looks at."""
+    """Return a value for every other column that may not be null."""
     place: dict[str, int | str] = {"deviceId": 0, "contextId": 1, "globalPid": _PID}
     varying = {"start", "end", "streamId", "demangledName", "shortName", "gridId"}
     for column in columns("CUPTI_ACTIVITY_KIND_KERNEL"):
@@ -173,7 +173,7 @@ def _collectives(database: sqlite3.Connection, order: _Ints, names: dict[str, in
 def _ranges(
     database: sqlite3.Connection, order: _Ints, size: int, name: str, kernels: int
 ) -> None:
-    """Ranges that each enclose `size` operators."""
+    """Insert ranges that each enclose `size` operators."""
     stop = np.minimum((order + 1) * size, kernels) * PERIOD_NS
     _insert(
         database,
@@ -188,12 +188,12 @@ def _ranges(
 
 
 def _small_tables(database: sqlite3.Connection) -> dict[str, int]:
-    """Names, the domain, the payload's schema, the clock; the ids of the names."""
+    """Write names, domain, payload schema and clock, and return the ids of the names."""
     tables = ReportTables()
-    words = [f"kernel_{number}" for number in range(40)]
-    words += ["cudaLaunchKernel_v7000", "cudaLaunchKernelExC_v11060", "ncclAllReduce"]
-    words.append("ncclDevKernel_AllReduce")
-    names = {word: tables.string(word) for word in words}
+    texts = [f"kernel_{number}" for number in range(40)]
+    texts += ["cudaLaunchKernel_v7000", "cudaLaunchKernelExC_v11060", "ncclAllReduce"]
+    texts.append("ncclDevKernel_AllReduce")
+    names = {text: tables.string(text) for text in texts}
     tables.add(
         "NVTX_EVENTS", start=10, eventType=DOMAIN, text="NCCL", globalTid=_TID, domainId=1
     )

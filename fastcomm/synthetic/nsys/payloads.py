@@ -1,7 +1,7 @@
-"""What NCCL says of a call in its NVTX payload: layouts by release, blobs, JSON, schema rows.
+"""NVTX payloads of NCCL calls: layouts by release, binary data, JSON, schema rows.
 
-Layouts are those of C: a field stands at a multiple of its size, the whole is padded to its
-widest field. A collective of the job is one call or several.
+Layouts follow C: a field is aligned to its size, a struct is padded to its widest field. A
+collective of the job is one call or several.
 """
 
 import json
@@ -27,15 +27,15 @@ COMM, PARENT, SIZE = (
 )
 RANKS, RANK, DEVICE = "No. of ranks", "Rank", "CUDA device"
 REDUCTION, ROOT, PEER = "Reduction operation", "Root", "Peer rank"
-FIRST_SCHEMA = 1 << 24  # the ids below are NVTX's own types
+FIRST_SCHEMA = 1 << 24  # smaller ids are types of NVTX
 HEADER = 32
 REDUCTIONS = ("Sum", "Product", "Max", "Min", "Avg")
 
-_INT, _UINT64, _SIZE_T = 5, 18, 22  # NVTX's numbers of the types
+_INT, _UINT64, _SIZE_T = 5, 18, 22  # ids of NVTX types
 _WIDE = {COMM: _UINT64, PARENT: _UINT64, SIZE: _SIZE_T, "Bytes": _SIZE_T}
 _ENUM = {"2.22": 11, "2.24": 14, "2.27": 16, "2.28": 20}
 _INIT = (COMM, RANKS, RANK, DEVICE)
-# Number of the schema, labels of the fields.
+# By call: number of the schema, labels of the fields.
 _CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ncclCommInitRank": (0, _INIT),
     "ncclCommDestroy": (2, _INIT),
@@ -51,33 +51,33 @@ _CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ncclAlltoAll": (16, (COMM, SIZE)),
 }
 _NEWEST = {"2.22": 10, "2.24": 13, "2.27": 15, "2.28": 19}  # number of the last schema
-_BYTES = {"ncclBroadcast", "ncclSend", "ncclRecv"}  # whose size was once called so
+_BYTES = {"ncclBroadcast", "ncclSend", "ncclRecv"}  # calls whose size was once labeled "Bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadField:
-    """One field of a payload."""
+    """A field of a payload."""
 
     label: str
-    type: int
-    offset: int
+    type: int  # id of the NVTX type or schema
+    offset: int  # in bytes
 
     @property
     def format(self) -> str:
-        """The field's letter in `struct`."""
+        """Format of the field for `struct`."""
         return "<Q" if self.label in _WIDE else "<i"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The payload of one call."""
+    """Layout of the payload of a call."""
 
     schema: int
     fields: tuple[PayloadField, ...]
-    size: int
+    size: int  # in bytes
 
     def pack(self, values: dict[str, int]) -> bytes:
-        """The payload's bytes."""
+        """Return the payload of values by label, as bytes."""
         packed = bytearray(self.size)
         for field in self.fields:
             label = SIZE if field.label == "Bytes" else field.label
@@ -87,7 +87,7 @@ class Layout:
 
 @cache
 def layout(call: str, release: Release) -> Layout | None:
-    """What a call's payload looks like; none where the release sends none with it."""
+    """Return the layout of a call's payload; None if the release has none for the call."""
     number, labels = _CALLS.get(call, (99, ()))
     if number > _NEWEST[release]:
         return None
@@ -108,29 +108,29 @@ def layout(call: str, release: Release) -> Layout | None:
 
 
 def _without_communicator(call: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The fields before 2.25; those releases put the rank before the number of ranks."""
+    """Return the fields before 2.25, where the rank precedes the number of ranks."""
     if labels == _INIT:
         return RANK, RANKS, DEVICE
-    kept = tuple(label for label in labels if label not in {COMM, PARENT})
-    return tuple("Bytes" if label == SIZE and call in _BYTES else label for label in kept)
+    remaining = tuple(label for label in labels if label not in {COMM, PARENT})
+    return tuple("Bytes" if label == SIZE and call in _BYTES else label for label in remaining)
 
 
 def blob(layout: Layout, domain: int, values: dict[str, int], *, total: bool) -> bytes:
-    """Header and payload; `total`: the last field of the header counts the header too."""
+    """Return header and payload; with `total` the header's last field counts the header too."""
     last = HEADER + layout.size if total else HEADER
     return struct.pack("<4Q", domain, layout.schema, layout.size, last) + layout.pack(values)
 
 
 def text(layout: Layout, values: dict[str, int], *, strings: bool) -> str:
-    """The payload as JSON; `strings`: ids as a person reads them, and no number at all."""
-    found: dict[str, object] = {}
+    """Return the payload as JSON; with `strings` all values are formatted as strings."""
+    values_by_label: dict[str, object] = {}
     for field in layout.fields:
         value = values[SIZE if field.label == "Bytes" else field.label]
-        found[field.label] = _said(field.label, value) if strings else value
-    return json.dumps(found)
+        values_by_label[field.label] = _formatted(field.label, value) if strings else value
+    return json.dumps(values_by_label)
 
 
-def _said(label: str, value: int) -> str:
+def _formatted(label: str, value: int) -> str:
     if label == REDUCTION:
         return REDUCTIONS[value]
     return f"{value:,}" if label in {COMM, PARENT} else str(value)
@@ -139,29 +139,31 @@ def _said(label: str, value: int) -> str:
 def add_schemas(
     tables: ReportTables, variant: NsysVariant, domain: int, calls: set[str]
 ) -> None:
-    """The schema rows of one process: of the calls it has made, as NCCL registers them then."""
+    """Add the schema rows of one process, for the calls that it has made."""
     layouts = [layout(call, variant.nccl) for call in sorted(calls)]
-    found = sorted((one for one in layouts if one is not None), key=lambda one: one.schema)
-    for one in found:
+    present = sorted(
+        (schema for schema in layouts if schema is not None), key=lambda schema: schema.schema
+    )
+    for schema in present:
         tables.add(
             "NVTX_PAYLOAD_SCHEMAS",
             domainId=domain,
-            schemaId=one.schema,
+            schemaId=schema.schema,
             type=1,
-            numEntries=len(one.fields),
-            payloadSize=one.size,
+            numEntries=len(schema.fields),
+            payloadSize=schema.size,
         )
-        for number, field in enumerate(one.fields):
+        for number, field in enumerate(schema.fields):
             tables.add(
                 "NVTX_PAYLOAD_SCHEMA_ENTRIES",
                 domainId=domain,
-                schemaId=one.schema,
+                schemaId=schema.schema,
                 idx=number,
                 type=field.type,
                 name=field.label,
                 offset=field.offset or None,  # the first is null
             )
-    if any(field.label == REDUCTION for one in found for field in one.fields):
+    if any(field.label == REDUCTION for schema in present for field in schema.fields):
         _add_enum(tables, domain, FIRST_SCHEMA + _ENUM[variant.nccl])
 
 
@@ -185,52 +187,52 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclFunction:
-    """One function of NCCL, and the fields of its payload."""
+    """A call of NCCL, with the values of its payload."""
 
     name: str
     values: dict[str, int]
 
 
 def communicator(job: Job, group: SyntheticGroup) -> int:
-    """The id of a group's communicator: a hash, the same on all members; the world's is big."""
-    said = f"{job.seed} {group.name} {group.ranks}".encode()
-    number = int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
+    """Return the id of a group's communicator, above 2**63 for the world group."""
+    identity = f"{job.seed} {group.name} {group.ranks}".encode()
+    number = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
     return number | 1 << 63 if group.name == "0" else number
 
 
 def operations(job: Job, rank: int, call: SyntheticCall, *, native: bool) -> list[NcclFunction]:
-    """The calls behind one collective; `native`: an even all-to-all has a call of its own."""
+    """Return the NCCL calls of a collective; with `native` an even all-to-all is one call."""
     size = ELEMENT[call.dtype]
     comm = {COMM: communicator(job, call.group)}
     if call.operation.op == "AllToAll":
         if native and _is_even(job, call):
-            each = {SIZE: call.send_splits[0] * job.hidden * size}
-            return [NcclFunction(name="ncclAlltoAll", values=comm | each)]
+            payload = {SIZE: call.send_splits[0] * job.hidden * size}
+            return [NcclFunction(name="ncclAlltoAll", values=comm | payload)]
         return _exchange(job, call, comm)
     name = _NAMES[call.operation.collective]
-    # The one size that NCCL says of a gather is that of its smaller side.
+    # NCCL reports the size of the smaller side of a gather or scatter.
     counts = {SIZE: min(call.sent, call.received) * size}
-    more = {REDUCTION: 0, ROOT: ROOT_PLACE}
+    extra = {REDUCTION: 0, ROOT: ROOT_PLACE}
     if call.peers:
         source, target = call.peers
         peer = target if rank == source else source
-        more[PEER] = call.group.ranks.index(peer)
-    return [NcclFunction(name=name, values=comm | counts | more)]
+        extra[PEER] = call.group.ranks.index(peer)
+    return [NcclFunction(name=name, values=comm | counts | extra)]
 
 
 def _exchange(job: Job, call: SyntheticCall, comm: dict[str, int]) -> list[NcclFunction]:
-    """A send and a receive for every peer, the own rank among them; nothing for no bytes."""
-    found = []
+    """Return a send and a receive for each peer, the own rank included, if it has bytes."""
+    calls = []
     for peer in range(call.group.size):
         for name, rows in (("ncclSend", call.send_splits), ("ncclRecv", call.receive_splits)):
             count = rows[peer] * job.hidden * ELEMENT[call.dtype]
             if count:
                 values = comm | {SIZE: count, PEER: peer}
-                found.append(NcclFunction(name=name, values=values))
-    return found
+                calls.append(NcclFunction(name=name, values=values))
+    return calls
 
 
 def _is_even(job: Job, call: SyntheticCall) -> bool:
-    """Whether all members send the same to all: they have to agree on the call."""
+    """Whether all members send equally many rows to all members."""
     sent = (splits(job, call.group, place, call.seq)[0] for place in range(call.group.size))
-    return len({rows for each in sent for rows in each}) == 1
+    return len({rows for member in sent for rows in member}) == 1

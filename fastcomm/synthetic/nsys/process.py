@@ -1,7 +1,7 @@
-"""One rank as a process of a report: its communicators, then step after step.
+"""Rows of one rank as a process of a report: its communicators, then step after step.
 
-The device's rows are those of the job to the nanosecond; the calls that launch them have the
-times that Kineto's files give them.
+Device rows equal those of the job to the nanosecond. Launches have the same times as in Kineto
+files.
 """
 
 from fastcomm.synthetic import pipeline, play
@@ -24,9 +24,9 @@ from fastcomm.synthetic.play import COMPUTE, RankStep
 from fastcomm.synthetic.tape import PlannedWork
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
-CUT = 2  # launches before a late capture: their work is seen, they are not
-BACKWARD, LAUNCHER, WATCHDOG = 61, 300, 77  # threads, from the main one on
-ODD_TEXT = 'ncclAllReduce "next",\n\u00e9\u2192'  # of a mark, which is no range
+CUT = 2  # launches before a late capture, which records only their kernels
+BACKWARD, LAUNCHER, WATCHDOG = 61, 300, 77  # threads, relative to the main thread
+ODD_TEXT = 'ncclAllReduce "next",\n\u00e9\u2192'  # text of a mark, which is not a range
 CAPTURE_GAP = 10_000_000  # between the capture of a graph and the first step
 
 _COPIES = {
@@ -36,7 +36,7 @@ _COPIES = {
 
 
 def lead_ns(job: Job, variant: NsysVariant) -> int:
-    """How long before the first step the captures begin."""
+    """Return the time between the start of the captures and the first step."""
     graph = 2 * pipeline.grid(job).step if variant.graph != "none" else 0
     return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
 
@@ -50,21 +50,23 @@ class ProcessWriter:
         self.main = host.thread(0)
         self.groups = groups(host.job, host.rank)
         self.cut = 0 if host.variant.init else CUT
-        self.running: dict[int, PlannedWork] = {}  # what compute has not waited for, by stream
+        self.running: dict[
+            int, PlannedWork
+        ] = {}  # by stream: last work without a wait of compute
 
     def write(self) -> None:
-        """All rows of the process."""
+        """Write all rows of the process."""
         begin = pipeline.EPOCH_NS - lead_ns(self.job, self.variant) + 600_000
         self._domains(begin)
-        # It is still open when the capture ends.
+        # This range is still open when the capture ends.
         self.host.range(self.main, "train_loop", begin + 20_000, None)
         if self.variant.init:
             self._communicators(begin + 400_000_000)
         stop = begin
-        graphed = min(1, self.job.steps - 1) if self.variant.graph != "none" else -1
+        graph_step = min(1, self.job.steps - 1) if self.variant.graph != "none" else -1
         for number, step in enumerate(play.steps(self.job, self.rank)):
             self.host.range(self.main, f"iteration {step.number}", step.start, step.stop)
-            (self._graph if number == graphed else self._step)(step)
+            (self._graph if number == graph_step else self._step)(step)
             stop = step.stop
         if self.variant.init:
             self._destroy(stop + 1_000_000)
@@ -74,12 +76,12 @@ class ProcessWriter:
             )
 
     def _domains(self, begin: int) -> None:
-        """What else is in the table of NVTX: domains, a thread's name, a mark, a long range."""
+        """Write other NVTX rows: domains, the name of a thread, a mark, a long range."""
         host = self.host
         names = ["CCCL", "cuBLAS"][: host.domain - 1]
         if self.variant.domain_rows:
             for number, name in enumerate([*names, "NCCL"], 1):
-                # One version of nsys writes the name, another its id.
+                # Some versions of nsys write the name, others its id.
                 text: dict[str, object] = (
                     {"text": name} if self.rank % 2 else {"textId": host.tables.string(name)}
                 )
@@ -98,12 +100,13 @@ class ProcessWriter:
             domainId=0,
         )
 
-    def _made(self) -> list[tuple[str, SyntheticGroup]]:
-        """The groups that have a communicator: a rank alone needs none."""
-        found = [(kind, self.groups[kind]) for kind in ("world", *DESCRIPTIONS)]
-        return [(kind, group) for kind, group in found if kind == "world" or group.size > 1]
+    def _communicator_groups(self) -> list[tuple[str, SyntheticGroup]]:
+        """Return the groups that have a communicator: the world, and those of several ranks."""
+        by_kind = [(kind, self.groups[kind]) for kind in ("world", *DESCRIPTIONS)]
+        return [(kind, group) for kind, group in by_kind if kind == "world" or group.size > 1]
 
     def _own(self, group: SyntheticGroup) -> dict[str, int]:
+        """Return the payload of the rank's communicator of a group."""
         return {
             payloads.COMM: communicator(self.job, group),
             payloads.RANKS: group.size,
@@ -112,10 +115,10 @@ class ProcessWriter:
         }
 
     def _communicators(self, begin: int) -> None:
-        """The world's, and one split from it for every group."""
+        """Write the creation of the world's communicator and of one split for each group."""
         old = self.variant.nccl == "2.22"
         name = "ncclCommInitRank" if old else "ncclCommInitRankConfig"
-        for number, (kind, group) in enumerate(self._made()):
+        for number, (kind, group) in enumerate(self._communicator_groups()):
             values = self._own(group)
             start = begin + number * 60_000_000
             if kind == "world":
@@ -126,7 +129,8 @@ class ProcessWriter:
             self.host.nccl(self.main, "ncclCommSplit", start, start + 20_000_000, values)
 
     def _destroy(self, begin: int) -> None:
-        for number, (_, group) in enumerate(reversed(self._made())):
+        """Write the destruction of all communicators."""
+        for number, (_, group) in enumerate(reversed(self._communicator_groups())):
             start = begin + number * 100_000
             self.host.nccl(
                 self.main, "ncclCommDestroy", start, start + 90_000, self._own(group)
@@ -144,7 +148,7 @@ class ProcessWriter:
         self._around(step, launches)
 
     def _graph(self, step: RankStep) -> None:
-        """The step is captured before the first one, and launched with one call."""
+        """Write a step that is captured before the first one and launched with one call."""
         launches = launch_times(step)
         shift = pipeline.EPOCH_NS - CAPTURE_GAP - step.stop
         captured = [
@@ -173,7 +177,7 @@ class ProcessWriter:
         self._synchronize(step, launches)
 
     def _synchronize(self, step: RankStep, launches: list[int]) -> None:
-        """The host waits for all of the device."""
+        """Write the call with which the host waits for all streams."""
         begin = launches[-1] + 20_000
         last = max(work.stop for work in step.works)
         call = self.host.cuda(
@@ -182,7 +186,7 @@ class ProcessWriter:
         self.device.synchronization(call, None, kind=4)
 
     def _launch(self, work: PlannedWork, launch: int) -> Launch:
-        """The host's rows of one piece of work."""
+        """Write the host rows of a kernel, copy or collective."""
         thread = self.host.thread(BACKWARD) if work.backward else self.main
         if work.call:
             return self._collective(work, thread, launch)
@@ -199,36 +203,37 @@ class ProcessWriter:
         return self.host.cuda(thread, call, launch + 1_000, 2_200)
 
     def _collective(self, work: PlannedWork, thread: int, launch: int) -> Launch:
+        """Write the host rows of a collective, and return its launch."""
         call, host = work.call, self.host
         assert call is not None
         native = self.variant.nccl == "2.28"
-        found = operations(self.job, self.rank, call, native=native)
-        lone = call.peers is not None and not self.variant.groups
+        functions = operations(self.job, self.rank, call, native=native)
+        is_single = call.peers is not None and not self.variant.groups
         host.operator_range(thread, call.operation.host, launch, launch + 7_600)
         host.operator_range(thread, "record_param_comms", launch + 700, launch + 7_200)
         self._wait((work.stream, COMPUTE), thread, (launch + 720, 200))
         self.running[work.stream] = work
         host.operator_range(thread, call.annotation, launch + 1_300, launch + 6_800)
-        if found[0].name in {"ncclSend", "ncclRecv"} and not lone:
+        if functions[0].name in {"ncclSend", "ncclRecv"} and not is_single:
             host.nccl(thread, "ncclCommCount", launch + 1_310, launch + 1_330)
             depth = 2 if call.peers and call.seq % 2 else 1
-            host.group(thread, found, launch + 1_350, launch + 2_490, depth)
+            host.group(thread, functions, launch + 1_350, launch + 2_490, depth)
             name, values = "ncclGroupEnd", None
         else:
-            name, values = found[0].name, found[0].values
+            name, values = functions[0].name, functions[0].values
         host.nccl(thread, name, launch + 2_500, launch + 5_900, values)
         launcher = host.thread(LAUNCHER) if self.variant.other_thread else thread
         return host.cuda(launcher, "cudaLaunchKernelExC_v11060", launch + 2_600, 3_200)
 
     def _join(self, work: PlannedWork, thread: int, launch: int) -> None:
-        """Compute waits for the communication that is over by then, once."""
-        over = [stream for stream, last in self.running.items() if last.stop <= work.start]
-        for number, stream in enumerate(sorted(over)):
+        """Make compute wait, once, for communication that has ended before `work` starts."""
+        ended = [stream for stream, last in self.running.items() if last.stop <= work.start]
+        for number, stream in enumerate(sorted(ended)):
             del self.running[stream]
             self._wait((COMPUTE, stream), thread, (launch + 20 + 200 * number, 80))
 
     def _wait(self, streams: tuple[int, int], thread: int, span: tuple[int, int]) -> None:
-        """The first stream waits for the second: two calls, from a moment on, of a length."""
+        """Make the first stream wait for the second; `span` is start and duration of a call."""
         start, ns = span
         record = self.host.cuda(thread, "cudaEventRecord_v3020", start, ns)
         wait = self.host.cuda(thread, "cudaStreamWaitEvent_v3020", start + ns + ns // 4, ns)
@@ -236,6 +241,6 @@ class ProcessWriter:
 
 
 def _launcher(name: str) -> str:
-    """The call that launches a kernel: the library of matrix products asks the driver."""
+    """Return the call that launches a kernel: GEMM libraries use the driver API."""
     driver = KERNELS[name].name.startswith("nvjet")
     return "cuLaunchKernelEx" if driver else "cudaLaunchKernel_v7000"

@@ -1,4 +1,4 @@
-"""Host and device rows of one process of a made-up nsys report."""
+"""Host and device rows of one process of a synthetic nsys report."""
 
 import itertools
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from fastcomm.synthetic.play import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
 
 MARK, THREAD, PUSH_POP, START_END, DOMAIN = 34, 39, 59, 60, 75
-FIRST_CORRELATION = 2_610_000  # the same in every process
+FIRST_CORRELATION = 2_610_000  # equal in all processes
 MACHINE = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """When the file's time is 0, and what the file says of when that was."""
+    """Time base of a report; times are ns since the Unix epoch."""
 
-    origin: int
-    start: int  # of the capture
-    utc: int  # the same, as the machine believed
+    origin: int  # time that is 0 in the file
+    start: int  # start of the capture
+    utc: int  # start of the capture by the machine's clock, which may be wrong
 
     def __call__(self, moment: int) -> int:
-        """A time of the job as the file has it."""
+        """Return a time of the job as a time of the file."""
         return moment - self.origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A call of CUDA, and whom to look for at the other end."""
+    """A CUDA call, with the correlation id of its device row."""
 
     correlation: int
     start: int
@@ -41,7 +41,7 @@ class Launch:
 
 
 class Host:
-    """One process: its ids, and the rows of its threads."""
+    """Ids of one process, and the rows of its threads."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class Host:
     ) -> None:
         self.job, self.rank, self.variant = job, rank, variant
         self.tables, self.clock = tables, clock
-        # As in Kineto's files, but that no two processes of a report are called the same.
+        # As in Kineto files, but unique among the processes of a report.
         self.process = 41_000 + 97 * (rank % DEVICES if place < DEVICES else place)
         self.device = 0 if variant.one_device else rank % DEVICES
         self.global_pid = MACHINE | self.process << 24
-        self.domain = 1 + rank % 3  # of NCCL; other libraries were faster
+        self.domain = 1 + rank % 3  # of NCCL, behind those of other libraries
         self.called: set[str] = set()
         self.correlation, self.operator = FIRST_CORRELATION, 990_000
 
     def thread(self, number: int) -> int:
-        """The id of a thread: 0 the main one, 61 that of the backward pass."""
+        """Return the id of a thread: 0 is the main thread, 61 that of the backward pass."""
         return self.global_pid | self.process + number
 
     def range(self, thread: int, text: str, start: int, stop: int | None) -> None:
-        """A range of the application, in the default domain; open without an end."""
+        """Add a range of the application in the default domain, open if `stop` is None."""
         name: dict[str, object] = {"text": text}
         if self.variant.registered_names:
             name = {"textId": self.tables.string(text)}
@@ -75,12 +75,12 @@ class Host:
         self.event(PUSH_POP, thread, start, end=end, domainId=0, **name)
 
     def operator_range(self, thread: int, name: str, start: int, stop: int) -> None:
-        """A range of PyTorch, whose number makes its name unique."""
+        """Add a range of PyTorch, whose operator number makes its name unique."""
         self.operator += 1
         self.range(thread, f"{name}, op_id = {self.operator}", start, stop)
 
     def library(self, thread: int, name: str, start: int, stop: int) -> None:
-        """A range of another library, in the domain that was made first."""
+        """Add a range of another library, in the first domain."""
         identity = self.tables.string(name)
         end = self.clock(stop)
         self.event(PUSH_POP, thread, start, end=end, textId=identity, domainId=1)
@@ -93,12 +93,13 @@ class Host:
         stop: int,
         values: dict[str, int] | None = None,
     ) -> None:
-        """A range of NCCL, with its payload if the export has any."""
-        more = self._payload(name, values) if values else {}
-        more |= {"end": self.clock(stop), "textId": self.tables.string(name)}
-        self.event(PUSH_POP, thread, start, domainId=self.domain, **more)
+        """Add a range of NCCL, with its payload if the export has payloads."""
+        columns = self._payload(name, values) if values else {}
+        columns |= {"end": self.clock(stop), "textId": self.tables.string(name)}
+        self.event(PUSH_POP, thread, start, domainId=self.domain, **columns)
 
     def _payload(self, name: str, values: dict[str, int]) -> dict[str, object]:
+        """Return the payload columns of a range of NCCL, as the variant exports them."""
         variant = self.variant
         layout = payloads.layout(name, variant.nccl)
         if layout is None:
@@ -117,18 +118,18 @@ class Host:
     def group(
         self, thread: int, operations: list[NcclFunction], start: int, end: int, depth: int
     ) -> None:
-        """GroupStart, the operations, and the inner GroupEnd of a nested group: up to `end`."""
+        """Add GroupStart, operations, and GroupEnd of nested groups, from `start` to `end`."""
         names = ["ncclGroupStart"] * depth
         calls: list[tuple[str, dict[str, int] | None]] = [(name, None) for name in names]
         calls += [(operation.name, operation.values) for operation in operations]
         calls += [("ncclGroupEnd", None)] * (depth - 1)
-        each = max(1, (end - start) // len(calls))
+        duration = max(1, (end - start) // len(calls))
         for number, (name, values) in enumerate(calls):
-            begin = start + number * each
-            self.nccl(thread, name, begin, begin + max(0, each - 8), values)
+            begin = start + number * duration
+            self.nccl(thread, name, begin, begin + max(0, duration - 8), values)
 
     def cuda(self, thread: int, name: str, start: int, ns: int) -> Launch:
-        """A call of the CUDA runtime."""
+        """Add a call of the CUDA runtime."""
         self.correlation += 1
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
@@ -143,16 +144,16 @@ class Host:
         return Launch(correlation=self.correlation, start=start, stop=start + ns, thread=thread)
 
     def event(self, kind: int, thread: int, start: int, **more: object) -> None:
-        """A row of NVTX of any type."""
+        """Add a row of NVTX of any type."""
         begin = self.clock(start)
         self.tables.add("NVTX_EVENTS", start=begin, eventType=kind, globalTid=thread, **more)
 
 
 ALL_STREAMS = NO_EVENT = 0xFFFFFFFF
-GRAPH, CLONE, EXECUTABLE = 21, 22, 23  # what was captured, a copy, what is launched
+GRAPH, CLONE, EXECUTABLE = 21, 22, 23  # ids of a captured graph, a copy, and what is launched
 HOST_TO_DEVICE = 1
 
-_SAME = {
+_CONSTANTS = {
     "blockX": 128,
     "blockY": 1,
     "blockZ": 1,
@@ -169,13 +170,13 @@ _SAME = {
 
 
 def short_name(name: str) -> str:
-    """The name of a kernel without its space, its template arguments and its parameters."""
+    """Return the name of a kernel without namespace, template arguments and parameters."""
     bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     return bare.split("<")[0].split("(")[0].rpartition("::")[2]
 
 
 class DeviceWriter:
-    """The one GPU of a process."""
+    """Writes the rows of the GPU of a process."""
 
     def __init__(self, host: Host) -> None:
         self.job, self.host, self.tables = host.job, host, host.tables
@@ -184,6 +185,7 @@ class DeviceWriter:
         self.grid = 0
 
     def _where(self, stream: int, correlation: int) -> dict[str, object]:
+        """Return the columns of device, stream and correlation."""
         return {
             "deviceId": self.host.device,
             "contextId": 1 + self.host.device,
@@ -196,7 +198,7 @@ class DeviceWriter:
         return {"start": self.host.clock(start), "end": self.host.clock(stop)}
 
     def work(self, work: PlannedWork, correlation: int, node: int | None = None) -> None:
-        """One piece of work; `node` is its number in a graph."""
+        """Add a kernel, collective or copy; `node` is its number in a graph."""
         row = self._span(work.start, work.stop) | self._where(work.stream, correlation)
         if node is not None:
             row["graphNodeId"] = EXECUTABLE << 32 | node
@@ -222,24 +224,24 @@ class DeviceWriter:
         self.tables.add("CUPTI_ACTIVITY_KIND_KERNEL", **row, gridId=self.grid)
 
     def _shape(self, work: PlannedWork) -> dict[str, object]:
-        """What all kernels of a name have in common."""
+        """Return the columns that all kernels of a name share."""
         kernel = KERNELS.get(work.name)
         name = kernel.name if kernel else work.name
         grid = kernel.grid if kernel else (24, 1, 1)
-        found: dict[str, object] = {
+        columns: dict[str, object] = {
             "demangledName": self.tables.string(name),
             "shortName": self.tables.string(short_name(name)),
             "launchType": 1,
             "registersPerThread": kernel.registers if kernel else 96,
             **dict(zip(("gridX", "gridY", "gridZ"), grid, strict=True)),
-            **_SAME,
+            **_CONSTANTS,
             "tensorSizeMinusOneElements": "[]",
         }
-        self.names[work.name] = found
-        return found
+        self.names[work.name] = columns
+        return columns
 
     def waits(self, stream: int, other: int, record: Launch, wait: Launch) -> None:
-        """An event is recorded on the other stream, and the first one waits for it."""
+        """Add an event that is recorded on `other`, and for which `stream` waits."""
         self.events += 1
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
@@ -251,7 +253,7 @@ class DeviceWriter:
         self.synchronization(wait, stream, kind=2)
 
     def synchronization(self, call: Launch, stream: int | None, kind: int) -> None:
-        """A call waits: for all streams, or as the given stream does for the last event."""
+        """Add a wait of the host for all streams, or of a stream for the last event."""
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
             **self._span(call.start, call.stop),
@@ -262,35 +264,41 @@ class DeviceWriter:
         )
 
     def captured(self, calls: list[Launch], begin: int) -> None:
-        """The rows of a graph's making: captured, then made ready to run."""
+        """Add the rows of a graph's capture and instantiation."""
         thread = self.host.thread(0)
-        ready = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
-        row = self._made(ready.start + 100, ready.stop - 100, thread, "cudaGraphInstantiate")
+        instantiation = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
+        row = self._graph_row(
+            instantiation.start + 100, instantiation.stop - 100, thread, "cudaGraphInstantiate"
+        )
         self.tables.add(
             "CUDA_GRAPH_EVENTS", **row, graphId=EXECUTABLE, originalGraphId=GRAPH, graphExecId=1
         )
         if self.host.variant.graph != "node":
             return
-        inside = self._made(ready.start + 200, ready.stop - 200, thread, "cudaGraphAddNode")
+        inner_row = self._graph_row(
+            instantiation.start + 200, instantiation.stop - 200, thread, "cudaGraphAddNode"
+        )
         for number, call in enumerate(calls):
-            row = self._made(call.start + 50, call.stop - 50, call.thread, "cudaGraphAddNode")
+            row = self._graph_row(
+                call.start + 50, call.stop - 50, call.thread, "cudaGraphAddNode"
+            )
             self._node(row, GRAPH << 32 | number, None)
-            # Some nodes are copied on the way, as by a graph inside another.
+            # Every other node is copied once more, as for a child graph.
             path = (GRAPH, CLONE, EXECUTABLE) if number % 2 else (GRAPH, EXECUTABLE)
             for before, after in itertools.pairwise(path):
-                self._node(inside, after << 32 | number, before << 32 | number)
+                self._node(inner_row, after << 32 | number, before << 32 | number)
 
     def _node(self, row: dict[str, object], node: int, original: int | None) -> None:
         self.tables.add(
             "CUDA_GRAPH_NODE_EVENTS", **row, graphNodeId=node, originalGraphNodeId=original
         )
 
-    def _made(self, start: int, stop: int, thread: int, name: str) -> dict[str, object]:
+    def _graph_row(self, start: int, stop: int, thread: int, name: str) -> dict[str, object]:
         more = {"eventClass": 0, "globalTid": thread, "nameId": self.tables.string(name)}
         return self._span(start, stop) | more
 
     def graph(self, works: list[PlannedWork], correlation: int) -> None:
-        """All work of a launch as one row, which is all that a capture without nodes has."""
+        """Add all work of a launch as one row, as a capture without graph nodes has it."""
         start, stop = works[0].start, max(work.stop for work in works)
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",

@@ -18,22 +18,22 @@ Graph = Literal["none", "graph", "node"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsysVariant:
-    """How a report was captured and exported; the default has all that a metric can use."""
+    """How a report was captured and exported; the default has all data that metrics use."""
 
     payload: Payload = "blob"  # "blob": the header's last field is 32; "blob-total": 32 + size
     nccl: Release = "2.27"
-    init: bool = True  # False: the capture starts after the communicators are made
+    init: bool = True  # False: the capture starts after the communicators are created
     schema_rows: bool = True
     session_start: bool = True
-    normalized: bool = False  # times are UTC, not since the start of the capture
+    normalized: bool = False  # times are UTC, not relative to the start of the capture
     clock_skew_ns: Mapping[int, int] = field(default_factory=dict)  # by number of report
     mpi_ranks: bool = False
-    domain_rows: bool = True  # False: a file cut out of another has no row of type 75
+    domain_rows: bool = True  # False: no rows of type 75, as in a filtered file
     graph: Graph = "none"  # how the launches of the second step are recorded
-    groups: bool = True  # False: a lone send or receive launches inside its own range
+    groups: bool = True  # False: a single send or receive launches inside its own range
     other_thread: bool = False  # non-blocking communicators launch from a thread of their own
-    registered_names: bool = False  # every name of a range is in StringIds
-    one_device: bool = False  # a process sees its own GPU alone, and calls it 0
+    registered_names: bool = False  # names of ranges are in StringIds
+    one_device: bool = False  # a process sees only its own GPU, as device 0
 
     @property
     def has_blobs(self) -> bool:
@@ -142,45 +142,45 @@ _ARROW = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportColumn:
-    """One column of one table."""
+    """A column of a table."""
 
     name: str
-    kind: str
+    kind: str  # key of `_ARROW`
     nullable: bool
 
     @property
     def sql(self) -> str:
-        """The column as `CREATE TABLE` has it."""
+        """Definition of the column in `CREATE TABLE`."""
         declared = f'"{self.name}" {_SQL.get(self.kind, "INTEGER")}'
         return declared if self.nullable else f"{declared} NOT NULL"
 
     @property
     def arrow(self) -> pa.Field:
-        """The column as Arrow has it."""
+        """Arrow field of the column."""
         return pa.field(self.name, _ARROW[self.kind], nullable=self.nullable)
 
 
 @cache
 def columns(table: str) -> tuple[ExportColumn, ...]:
-    """The columns of a table, in order."""
-    found = []
-    for word in TABLES[table].split():
-        name, _, kind = word.partition(":")
-        found.append(ExportColumn(name=name, kind=kind[0], nullable=not kind.endswith("!")))
-    return tuple(found)
+    """Return the columns of a table, in order."""
+    result = []
+    for text in TABLES[table].split():
+        name, _, kind = text.partition(":")
+        result.append(ExportColumn(name=name, kind=kind[0], nullable=not kind.endswith("!")))
+    return tuple(result)
 
 
 def create(table: str) -> str:
-    """The statement that makes the table: no index, and a key only where nsys has one."""
-    inside = [column.sql for column in columns(table)]
+    """Return the statement that creates a table, with a key only where nsys has one."""
+    definitions = [column.sql for column in columns(table)]
     if table in _KEYS:
-        inside[0] += " PRIMARY KEY"
-    return f'CREATE TABLE "{table}" ({", ".join(inside)})'
+        definitions[0] += " PRIMARY KEY"
+    return f'CREATE TABLE "{table}" ({", ".join(definitions)})'
 
 
 @contextmanager
 def new_database(path: Path) -> Iterator[sqlite3.Connection]:
-    """Create a SQLite file and fill it in one transaction, without a journal."""
+    """Create a SQLite file, and yield it to be filled in one transaction without a journal."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = OFF")
         database.execute("PRAGMA synchronous = OFF")
@@ -190,20 +190,20 @@ def new_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class ReportTables:
-    """The rows of a report; a table without rows is not there."""
+    """Rows of a report; tables without rows are absent."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
         self._strings: dict[str, int] = {}
 
     def add(self, table: str, **values: object) -> None:
-        """One row; what is not given is null."""
+        """Add a row; columns without a value are null."""
         self.rows.setdefault(table, []).append(values)
 
     def string(self, value: str) -> int:
-        """The id of a text; ids have gaps, as what an export leaves out has ids too."""
-        known = self._strings.get(value)
-        if known is None:
-            known = self._strings[value] = 17 + len(self._strings) * 7
-            self.add("StringIds", id=known, value=value)
-        return known
+        """Return the id of a text. Ids have gaps, because exports omit some texts."""
+        identity = self._strings.get(value)
+        if identity is None:
+            identity = self._strings[value] = 17 + len(self._strings) * 7
+            self.add("StringIds", id=identity, value=value)
+        return identity
