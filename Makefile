@@ -30,7 +30,7 @@ help: ## List what there is
 
 demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, write its page
 	$(BIN)/fastcomm demo demo
-	$(BIN)/fastcomm report demo --link-bandwidth 400Gbit/s --output demo/report.html
+	$(BIN)/fastcomm report demo --link-bandwidth 400Gbit/s --html demo/report.html
 	@echo 'the page of the run, for a browser: demo/report.html'
 
 test: lint unit coverage docs ## Run every check: style, types, floors, tests, coverage, docs

@@ -1,4 +1,4 @@
-"""What in the pages the program itself says: `docs/cli.md`, and the output of commands.
+"""Parts of the pages that the program writes: commands, options, and output of commands.
 
 In a page, a block of the language `console` is a session: lines that begin with "$ " are
 commands, the rest is what they print. They run in a folder of their own, where `demo/` holds
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import click
 
 from fastcomm.cli import main
+from fastcomm.cli.commands import HELP_ALL, group_title, meaning
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -32,6 +33,7 @@ PAGES = (
     *sorted(DOCS.glob("metrics/*.md")),
 )
 CLI_PAGE = DOCS / "cli.md"
+OPTIONS_PAGE = DOCS / "options.md"
 
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
@@ -44,27 +46,74 @@ _ONCE = re.compile(r"fastcomm metrics demo(?: --link-bandwidth 400Gbit/s)?(?= [|
 _CLI_HEAD = """\
 # Command line
 
-What each command prints with `--help`. Results go to stdout, all else to stderr.
+What each command prints with `--help-all`; `--help` shows the common options. Results go to
+stdout, messages to stderr.
+"""
+_OPTIONS_HEAD = """\
+# Options
+
+An option has the same meaning in every command that has it. `fastcomm COMMAND --help` shows the
+common options of a command, `--help-all` all of them. Choices and defaults are on [the page of
+commands](cli.md).
 """
 
 
 def cli_page() -> str:
-    """The page of all commands: what each prints with `--help`."""
+    """Return the page of all commands: what each prints with `--help-all`."""
     parent = click.Context(
         main, info_name="fastcomm", terminal_width=_WIDTH, **main.context_settings
     )
     sections = [_CLI_HEAD, _help(parent)]
     for name in main.list_commands(parent):
         if (command := main.get_command(parent, name)) is not None:
-            context = click.Context(command, info_name=name, parent=parent)
+            context = command.context_class(command, info_name=name, parent=parent)
             sections += [f"## `fastcomm {name}`\n", _help(context)]
             for inner, each in getattr(command, "commands", {}).items():
-                below = click.Context(each, info_name=inner, parent=context)
+                below = each.context_class(each, info_name=inner, parent=context)
                 sections += [f"### `fastcomm {name} {inner}`\n", _help(below)]
     return "\n".join(sections)
 
 
+def commands() -> dict[str, click.Command]:
+    """Return every command and subcommand that does something, by its words."""
+    found = {}
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        if (command := main.get_command(context, name)) is not None:
+            inner = command.commands if isinstance(command, click.Group) else {"": command}
+            found |= {f"{name} {below}".strip(): each for below, each in inner.items()}
+    return found
+
+
+def options_page() -> str:
+    """Return the page of all options: by group, with meaning and commands."""
+    known = commands()
+    users: dict[tuple[str, str, str], list[str]] = {}
+    for name, command in known.items():
+        for each in command.params:
+            if isinstance(each, click.Option):
+                key = group_title(each), max(each.opts, key=len), meaning(each)
+                users.setdefault(key, []).append(name)
+    sections = [_OPTIONS_HEAD]
+    for title in sorted({title for title, _, _ in users}):
+        rows = [
+            f"| `{option}` | {text} | {_named(names, known)} |"
+            for (group, option, text), names in sorted(users.items())
+            if group == title
+        ]
+        head = "| option | meaning | commands |\n| --- | --- | --- |\n"
+        sections.append(f"## {title}\n\n{head}" + "\n".join(rows) + "\n")
+    return "\n".join(sections)
+
+
+def _named(names: Sequence[str], known: Mapping[str, click.Command]) -> str:
+    if len(names) == len(known):
+        return "all"
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _help(context: click.Context) -> str:
+    context.meta[HELP_ALL] = True
     return f"```text\n{context.get_help()}\n```\n"
 
 
@@ -175,6 +224,7 @@ def _run(command: str, folder: Path) -> str:
 def refresh(pages: Sequence[Path] = PAGES) -> None:
     """Write pages anew."""
     CLI_PAGE.write_text(cli_page(), "utf-8")
+    OPTIONS_PAGE.write_text(options_page(), "utf-8")
     with workplace() as folder:
         for page in pages:
             text = page.read_text("utf-8")

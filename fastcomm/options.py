@@ -24,6 +24,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.units import parse_bandwidth
 
 StepClock = Literal["auto", "device", "host"]
+ClockAlignment = Literal["collectives", "none"]
 ByteKind = Literal["payload", "bus", "msg"]
 ClockKind = Literal["aligned", "raw"]
 # A text with a unit, "400Gbit/s"; a number is an error that says so.
@@ -54,7 +55,7 @@ class ReadOptions(CheckedOptions):
     config: str | Path | None = None
     guess_tags: bool = False
     iteration_regex: str | None = None
-    iteration_clock: StepClock = "auto"
+    step_boundary: StepClock = "auto"
     allow_truncated: bool = False
     keep_going: bool = False
 
@@ -74,14 +75,15 @@ class MetricsOptions(CheckedOptions):
     `link_bandwidth` is the bandwidth of one GPU's link in one direction, with its unit
     ("400Gbit/s"); by default what the configuration says. `bytes` are the bytes that bandwidth
     and volume count, `steps` the numbers of the steps that count.
-    `clocks` compares ranks with aligned clocks, or as recorded. Without `with_tables`, the
-    tables with a row per event or window, about 200 bytes an event, are left out.
+    `clock_alignment` is how the clocks of ranks are aligned: by their collectives, or not.
+    Without `with_tables`, the tables with a row per event or window, about 200 bytes an event,
+    are left out.
     """
 
     link_bandwidth: Bandwidth = None
     bytes: ByteKind = "payload"
     steps: tuple[int, ...] | None = None
-    clocks: ClockKind = "aligned"
+    clock_alignment: ClockAlignment = "collectives"
     with_tables: bool = True
 
     def __post_init__(self) -> None:
@@ -152,32 +154,36 @@ class PathOptions(Window):
 class TrialOptions(CheckedOptions):
     """How a dPRO trial is read.
 
-    `align` is how host clocks are aligned, `algorithm` how NCCL sends: by default along its
-    rings, where the trial has them. `clip_updates` lets updates begin one after the other,
-    `barrier` after all communication.
+    `clock_alignment` is how host clocks are aligned, `nccl_algorithm` how NCCL sends: by
+    default along its rings, where the trial has them. `clip_updates` starts each update after
+    the previous one, `barrier` starts updates after all communication.
     """
 
-    align: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
-    algorithm: Literal["ring", "tree", "none"] | None = None
+    clock_alignment: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
+    nccl_algorithm: Literal["ring", "tree", "none"] | None = None
     clip_updates: bool = False
     barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(CheckedOptions):
-    """How a dPRO trial is replayed: by dPRO's rules, how often, with updates all at once."""
+    """How a dPRO trial is replayed.
+
+    `compat` replays by dPRO's rules, `repeat` is the number of steps, `unlimited_updates` runs
+    all updates at once, and `tensors` adds a replay of their communication alone.
+    """
 
     compat: Literal["dpro"] | None = None
-    steps: int = 1
+    repeat: int = 1
     unlimited_updates: bool = False
     tensors: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions(CheckedOptions):
-    """What else is predicted of a trial's step: by Daydream, on N hosts, with fused tensors."""
+    """Predictions of a trial's step: by Daydream, on N hosts, with fused tensors."""
 
-    with_daydream: bool = False
+    daydream: bool = False
     hosts: int | None = None
     fuse: int | None = None
 
@@ -187,14 +193,14 @@ class StragglerOptions(CheckedOptions):
     """What is asked of a job's table of operations.
 
     `meta` is the path of the job's sizes, `steps` the numbers of the steps that count.
-    Ranks, stages and types are blamed for a slowdown from `threshold` on. `what_if` is the
-    path of changes that are replayed, too.
+    A slowdown of `threshold` or more is attributed to ranks, stages and types. `changes` is the
+    path of a file of changes that are replayed, too.
     """
 
     meta: str | Path | None = None
     steps: tuple[int, ...] | None = None
     threshold: float = 1.03
-    what_if: str | Path | None = None
+    changes: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges."""
@@ -292,7 +298,7 @@ class SearchOptions(CheckedOptions):
     micro_num: Quantity = None
     cluster: str | Path | None = None
     memory: Quantity = None
-    compare: str | None = None
+    algorithms: str | None = None
     pp: Quantities = None
     sp: Quantities = None
     flash: bool | None = None
@@ -313,7 +319,7 @@ class SearchOptions(CheckedOptions):
     attention_table: str | Path | None = None
     calibrate: str | Path | None = None
     compat: Literal["isp-2025", "isp-2024"] | None = None
-    tables: str | Path | None = None
+    compat_tables: str | Path | None = None
     strict_batch: bool = False
     overlap_wdp: bool = False
     dtype_size: int | None = None

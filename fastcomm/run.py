@@ -148,7 +148,7 @@ class Run:
         return session_of(step)
 
     @shows(ReportOptions)
-    def report(self, output: str | Path = "report.html", **options: Any) -> None:
+    def report(self, html: str | Path = "report.html", **options: Any) -> None:
         """Write the page of the run as `fastcomm report` does, with `ReportOptions`."""
         from fastcomm.analyses.report import run_path
         from fastcomm.report.commands import reading_arguments
@@ -158,7 +158,7 @@ class Run:
         found = self._measured(chosen)
         write_report(
             found,
-            output,
+            html,
             critical=None if chosen.no_path else run_path(found, self._whole),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),

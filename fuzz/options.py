@@ -24,6 +24,7 @@ from fastcomm.cli import main
 from fastcomm.dispatch import Recipe, workload
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import Job, TableJob, write, write_table
+from tests.made_trials import mxnet
 
 LONGEST = 2.0
 MOST_LINES = 8  # of an error
@@ -72,9 +73,12 @@ _BASES = {
     "dispatch simulate": "{workload}",
     "dispatch place": "{workload}",
     "dispatch sweep": "--over topk=2 --num-nodes 1 --seq-len 64 --iter-num 1",
+    "dpro stats": "{trial}",
+    "dpro replay": "{trial}",
+    "dpro convert": "{trial} all.json",
     "ingest": "{run} -o stored",
-    "convert": "{run} -o all.json",
-    "demo": "{directory} --ranks 1",
+    "convert": "{run} all.json",
+    "demo": "{directory} --num-ranks 1",
     "doctor": "",
     "completion": "{shell}",
 }
@@ -95,7 +99,8 @@ def make(folder: Path) -> dict[str, str]:
     table, _ = write_table(TableJob.of(2, 0.0), folder / "table")
     recipe = Recipe.of(num_nodes=1, gpus_per_node=8, seq_len=64, iter_num=1)
     workload.write(recipe, folder / "workload")
-    named = {name: str(folder / name) for name in ("run", "workload")}
+    mxnet(folder / "trial")
+    named = {name: str(folder / name) for name in ("run", "workload", "trial")}
     return {**named, "table": str(table), "directory": "made", "shell": "bash"}
 
 

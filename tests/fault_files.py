@@ -43,8 +43,8 @@ READERS = [
     ("info", "rank0.json"),
     ("ingest -o {folder}/store", "rank0.json"),
     ("critical-path", "rank0.json"),
-    ("stats", "trace.json"),
-    ("convert -o {folder}/out.json", "trace.json"),
+    ("dpro stats", "trace.json"),
+    ("dpro convert FILE {folder}/out.json", "trace.json"),
     ("stragglers", "trace.parquet"),
     ("stragglers {folder}/good.parquet --meta", "meta.yaml"),
     (f"dispatch compare {SHAPE}", "w.npz"),
@@ -80,7 +80,12 @@ def words_of(command, folder):
 
 def ends(command, name, folder):
     """What is said of a file, unless click refuses the word before we see it."""
-    code, said = run(*words_of(command, folder), folder / name)
+    words = words_of(command, folder)
+    if "FILE" in words:
+        words[words.index("FILE")] = folder / name
+    else:
+        words.append(folder / name)
+    code, said = run(*words)
     assert code in (1, 2), said
     assert "Error: " in said
     return said

@@ -92,7 +92,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chakra")
     write(JOB, folder / "traces")
     done = CliRunner().invoke(
-        main, ["convert", str(folder / "traces"), "--to", "chakra", "-o", str(folder / "et")]
+        main, ["convert", str(folder / "traces"), str(folder / "et"), "--to", "chakra"]
     )
     assert done.exit_code == 0, done.output
     assert f"nodes of {JOB.ranks} ranks (chakra)" in done.stdout
@@ -185,7 +185,7 @@ def test_groups_of_one_number_are_an_error_and_ranks_agree_on_numbers(tmp_path):
 
 def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(run, tmp_path):
     words = ["convert", str(run / "traces"), "--to", "chakra", "--workers", "2"]
-    assert CliRunner().invoke(main, [*words, "-o", str(tmp_path / "et")]).exit_code == 0
+    assert CliRunner().invoke(main, [*words, str(tmp_path / "et")]).exit_code == 0
     names = sorted(path.name for path in (run / "et").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "et").iterdir())
     for name in names:

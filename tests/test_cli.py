@@ -185,7 +185,7 @@ def test_names_from_a_trace_are_no_markup(tmp_path):
 
 
 def test_the_demo_writes_a_job_and_measures_it(tmp_path):
-    result = invoke("demo", tmp_path / "demo", "--ranks", 2)
+    result = invoke("demo", tmp_path / "demo", "--num-ranks", 2)
     assert result.stdout.startswith("2 ranks, ")
     assert len(list((tmp_path / "demo").iterdir())) == 2
 

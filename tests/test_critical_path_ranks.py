@@ -258,7 +258,7 @@ def test_where_ranks_cannot_be_joined_the_path_is_that_of_the_first(
     assert note.startswith("this is the path of rank 0 alone: ranks cannot be joined (")
     assert why in note
     assert found == answer(tmp_path, "--annotation", window, "--rank", "0")
-    words = ["what-if", str(tmp_path), "--annotation", window, "--link", "2"]
+    words = ["what-if", str(tmp_path), "--annotation", window, "--comm-speedup", "2"]
     assert "note: this is the path of rank 0 alone" in CliRunner().invoke(main, words).stdout
 
 

@@ -116,12 +116,13 @@ def test_a_slower_fault_costs_more_and_a_small_one_is_none(fault):
 
 
 def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
-    words = ["demo", str(tmp_path), "--ranks", "2"]
+    words = ["demo", str(tmp_path), "--num-ranks", "2"]
     shown = CliRunner().invoke(main, words, catch_exceptions=False).stdout.splitlines()
     assert shown[1].startswith("  Compute is the largest part of the step: ")
     assert shown[2].startswith("  Rank 1 is a straggler: same work as its peers, ")
     assert any("wait caused a step" in line for line in shown)
-    raw = CliRunner().invoke(main, ["metrics", str(tmp_path), "--clocks", "raw", "--json"])
+    options = ["--clock-alignment", "none", "--json"]
+    raw = CliRunner().invoke(main, ["metrics", str(tmp_path), *options])
     said = json.loads(raw.stdout)
     assert said["clocks"]["times"] == "raw"
     assert [each["offset_ns"] for each in said["clocks"]["offsets"]] == [0, 0]
@@ -144,16 +145,16 @@ def test_a_late_host_of_a_data_parallel_job_costs_up_to_15_percent_less_than_sai
 @pytest.mark.parametrize(
     ("ranks", "fault", "why"),
     [
-        (1, "slow-link", "no other rank to compare with; wanted --ranks 4"),
-        (1, "slow-gpu", "no other rank to compare with; wanted --ranks 2"),
-        (2, "hot-expert", "it has no expert parallelism; wanted --ranks 4"),
-        (3, "slow-link", "it has no expert parallelism; wanted --ranks 4"),
-        (12, "slow-link", "it has no expert parallelism; wanted --ranks 16"),
-        (4, "imbalanced-stage", "its pipeline has one stage; wanted --ranks 8"),
+        (1, "slow-link", "no other rank to compare with; pass --num-ranks 4"),
+        (1, "slow-gpu", "no other rank to compare with; pass --num-ranks 2"),
+        (2, "hot-expert", "it has no expert parallelism; pass --num-ranks 4"),
+        (3, "slow-link", "it has no expert parallelism; pass --num-ranks 4"),
+        (12, "slow-link", "it has no expert parallelism; pass --num-ranks 16"),
+        (4, "imbalanced-stage", "its pipeline has one stage; pass --num-ranks 8"),
     ],
 )
 def test_the_demo_refuses_a_fault_that_its_layout_cannot_show(tmp_path, ranks, fault, why):
-    words = ["demo", str(tmp_path / "out"), "--ranks", str(ranks), "--fault", fault]
+    words = ["demo", str(tmp_path / "out"), "--num-ranks", str(ranks), "--fault", fault]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
     assert f"--fault {fault}: a job of {ranks} rank" in done.stderr
@@ -162,7 +163,7 @@ def test_the_demo_refuses_a_fault_that_its_layout_cannot_show(tmp_path, ranks, f
 
 
 def test_a_demo_of_one_rank_has_no_fault(tmp_path):
-    done = CliRunner().invoke(main, ["demo", str(tmp_path), "--ranks", "1"])
+    done = CliRunner().invoke(main, ["demo", str(tmp_path), "--num-ranks", "1"])
     assert done.exit_code == 0
     assert "wrote 1 trace to " in done.stderr
 

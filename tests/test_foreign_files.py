@@ -29,7 +29,7 @@ def folder(tmp_path):
 def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
     (folder / "execution_details.json").write_text(json.dumps(FOREIGN))
     (folder / "config.json").write_text('{"model": "x"}')
-    output = ("-o", tmp_path / "page.html", "--no-path") if command == "report" else ()
+    output = ("--html", tmp_path / "page.html", "--no-path") if command == "report" else ()
     for more in ((), ("--keep-going",)):
         invoke(command, folder, *output, *more)
     run = open_run(folder)
@@ -68,13 +68,17 @@ def test_a_long_envelope_before_the_events_is_read(tmp_path):
 
 @pytest.mark.skipif(not TRIAL.exists(), reason="the shared trial is not here")
 def test_a_trial_and_a_uniform_trace_say_which_commands_read_them(tmp_path):
-    error = invoke("metrics", TRIAL, code=1).stderr
-    assert "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read" in error
+    for command in ("stats", "replay", "convert"):
+        more = (tmp_path / "x.json",) if command == "convert" else ()
+        error = invoke(command, TRIAL, *more, code=1).stderr
+        assert error == f"Error: {TRIAL} is a dPRO trial: fastcomm dpro {command} {TRIAL}\n"
+    assert f"fastcomm dpro stats {TRIAL}\n" in invoke("metrics", TRIAL, code=1).stderr
     out = tmp_path / "all.json"
-    invoke("convert", TRIAL, "-o", out)
+    invoke("dpro", "convert", TRIAL, out)
     for command in ("metrics", "info", "critical-path"):
         assert "a uniform trace" in invoke(command, out, code=1).stderr
-    assert "has no dependencies to replay" in invoke("replay", out, code=1).stderr
+    assert f"fastcomm dpro stats {out}\n" in invoke("replay", out, code=1).stderr
+    assert "has no dependencies to replay" in invoke("dpro", "replay", out, code=1).stderr
     assert "a trace (dpro)" in invoke("stragglers", out, code=1).stderr
 
 
@@ -197,7 +201,7 @@ STDIN = {
     "stats": (),
     "replay": (),
     "stragglers": (),
-    "convert": ("-o", "x.json"),
+    "convert": ("x.json",),
 }
 
 
@@ -212,7 +216,7 @@ def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_pa
 
 def test_the_second_run_of_stats_is_no_standard_input(tmp_path):
     path = k.write(tmp_path / "rank0.json", STEP)
-    error = invoke("stats", path, "--compare", "-", code=1).stderr
+    error = invoke("stats", path, "--against", "-", code=1).stderr
     assert error.startswith("Error: -: standard input cannot be read")
 
 

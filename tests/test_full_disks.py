@@ -68,19 +68,19 @@ WRITERS = [
     ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json.gz", 900),
     ("critical-path {inputs}/rank0.json --save {out}/saved", 900),
     ("what-if {inputs}/rank0.json --scale compute=0.5 --output {out}/report", 900),
-    ("stats {inputs}/trace.json --output {out}/report", 900),
-    ("stats {inputs}/trace.json --steps none --output {out}/report", 900),
-    ("convert {inputs}/trace.json -o {out}/uniform.json", 900),
-    ("convert {inputs}/trace.json -o {out}/uniform.json.gz", 900),
+    ("dpro stats {inputs}/trace.json --output {out}/report", 900),
+    ("dpro stats {inputs}/trace.json --step-boundary none --output {out}/report", 900),
+    ("dpro convert {inputs}/trace.json {out}/uniform.json", 900),
+    ("dpro convert {inputs}/trace.json {out}/uniform.json.gz", 900),
     ("dispatch generate --num-nodes 1 --seq-len 512 --iter-num 2 -o {out}/workload", 900),
     (f"dispatch compare {{inputs}}/w.npz {SHAPE} --output {{out}}/report", 900),
     (f"{SEARCH} --output {{out}}/report", 900),
-    ("demo {out}/demo --ranks 1", 900),
-    ("demo {out}/demo --ranks 1 --format nsys", 9000),
+    ("demo {out}/demo --num-ranks 1", 900),
+    ("demo {out}/demo --num-ranks 1 --format nsys", 9000),
 ]
 NEEDS_TRIAL = [
-    ("replay {trial} --output {out}/report", 900),
-    ("replay {trial} --trace {out}/replayed.json", 900),
+    ("dpro replay {trial} --output {out}/report", 900),
+    ("dpro replay {trial} --trace {out}/replayed.json", 900),
 ]
 
 
@@ -173,14 +173,14 @@ from pathlib import Path
 from fault_tools import refused, run
 inputs, disk = map(Path, sys.argv[1:])
 (disk / "out").mkdir()
-before = run("stats", inputs / "trace.json", "--output", disk / "out")
+before = run("dpro", "stats", inputs / "trace.json", "--output", disk / "out")
 assert before[0] == 0, before
 kept = {path: path.read_bytes() for path in (disk / "out").iterdir()}
 with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
     filler.write(bytes((3 << 20) - (20 << 10) - sum(each.stat().st_size for each in kept)))
 for words in (
     ("ingest", inputs / "rank0.json", "-o", disk / "store"),
-    ("stats", inputs / "trace.json", "--output", disk / "out"),
+    ("dpro", "stats", inputs / "trace.json", "--output", disk / "out"),
     ("metrics", inputs / "rank0.json", "--html", disk / "page.html"),
 ):
     said = refused(*words)

@@ -73,7 +73,7 @@ def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name
 
 
 def test_mi300_is_limited_by_exposed_communication(kineto):
-    found, _ = measured(kineto / "mi300_resnet", "--iteration-clock", "device")
+    found, _ = measured(kineto / "mi300_resnet", "--step-boundary", "device")
     assert found["headline"].startswith(
         "Exposed communication is the largest part of the step: 62.4 % (11.8 ms of 18.8 ms)"
     )
@@ -84,7 +84,7 @@ def test_mi300_is_limited_by_exposed_communication(kineto):
 
 
 def test_b200_is_idle(kineto):
-    found, _ = measured(kineto / "b200_vllm", "--iteration-clock", "host")
+    found, _ = measured(kineto / "b200_vllm", "--step-boundary", "host")
     assert found["headline"] == (
         "Idle time is the largest part of the step: 86.7 % (75.8 ms of 87.4 ms)."
     )
@@ -94,7 +94,7 @@ def test_b200_is_idle(kineto):
 
 
 def test_dlrm_is_idle_and_then_communicates_and_no_rank_is_slow_by_its_step_time(kineto):
-    found, shown = measured(kineto / "dlrm_8rank", "--iteration-clock", "host")
+    found, shown = measured(kineto / "dlrm_8rank", "--step-boundary", "host")
     assert found["headline"].startswith(
         "Idle time is the largest part of the step: 56.3 % (9.02 ms of 16.0 ms)"
     )
@@ -117,12 +117,12 @@ def test_the_rank_that_the_others_of_dlrm_wait_for_is_a_finding_of_low_confidenc
     assert "Rank 7 is late: it is the last to arrive at 62.5 % of its collectives" in (
         unwrapped(shown)
     )
-    raw, _ = measured(kineto / "dlrm_8rank", "--clocks", "raw")
+    raw, _ = measured(kineto / "dlrm_8rank", "--clock-alignment", "none")
     assert "late_rank" not in {each["kind"] for each in raw["findings"]}
 
 
 def test_a_run_without_communication_says_so_and_that_compute_limits_it(kineto):
-    found, shown = measured(kineto / "h100_qwen", "--iteration-clock", "host")
+    found, shown = measured(kineto / "h100_qwen", "--step-boundary", "host")
     assert found["headline"] == (
         "Compute is the largest part of the step: 91.3 % (43.1 ms of 47.2 ms); no "
         "communication was recorded."

@@ -97,7 +97,7 @@ def test_statistics_show_names_as_letters(tmp_path):
         for n, name in enumerate(NAMES[:-1])
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rows}))
-    code, said = run("stats", tmp_path / "trace.json", "--steps", "none")
+    code, said = run("dpro", "stats", tmp_path / "trace.json", "--step-boundary", "none")
     assert code == 0, said
     assert not ACTIVE.search(said)
     assert "Error: all" not in [line[:10] for line in said.splitlines()]
@@ -177,12 +177,12 @@ ODD = os.fsdecode(b"n\xff")
 LINES = [
     "metrics RUN --json --output out@ --html page@ --xlsx",
     "info RUN --json",
-    "report RUN -o report@.html",
+    "report RUN --html report@.html",
     "compare RUN STORE --json --output compared@",
     "critical-path RUN --json --output out@ --html page@ --overlay o@.json --save saved@",
     "what-if RUN --remove gaps --json --output out@ --html page@",
-    "convert RUN -o all@.json.gz",
-    "convert RUN --to chakra -o chakra@",
+    "convert RUN all@.json.gz",
+    "convert RUN chakra@ --to chakra",
     "ingest RUN -o again@",
     "metrics STORE --json",
     "replay RUN --json --output out@ --html page@ --trace trace@",
@@ -239,9 +239,9 @@ def test_json_is_valid_where_a_name_is_not_utf8():
 def test_suggested_commands_quote_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "a b;$(x)"
-    said = run("demo", "--ranks", "1", name)[1]
+    said = run("demo", "--num-ranks", "1", name)[1]
     assert f"fastcomm metrics '{name}' --link-bandwidth 400Gbit/s" in said
-    said = run("demo", "--ranks", "2", "--format", "table", f"table/{name}")[1]
+    said = run("demo", "--num-ranks", "2", "--format", "table", f"table/{name}")[1]
     assert (
         f"fastcomm stragglers 'table/{name}/table.parquet' --meta 'table/{name}/meta.yaml'"
         in said

@@ -256,7 +256,7 @@ def test_every_key_of_a_page_is_in_the_glossary(page):
 @pytest.mark.compiled
 def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     target = tmp_path / "monday.html"
-    said = CliRunner().invoke(main, ["report", str(folder), "-o", str(target)])
+    said = CliRunner().invoke(main, ["report", str(folder), "--html", str(target)])
     assert said.exit_code == 0, said.output
     tree = parsed(without_scripts(target.read_text("utf-8")))
     files = [each.attrs["href"] for each in next(tree.all("ul", class_="files")).all("a")]
@@ -293,7 +293,7 @@ COMMANDS = {
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
 }
 RECORDED = {
-    "replay": ["replay", str(REPLAY / "trial" / "trace"), "--bottleneck"],
+    "replay": ["dpro", "replay", str(REPLAY / "trial" / "trace"), "--bottleneck"],
     "stragglers": ["stragglers", str(REPLAY / "straggler" / "trace-ST.parquet")],
 }
 CHARTS = {

@@ -111,7 +111,7 @@ def test_compat_answers_with_the_original_s_record(isp_data):
         call(
             *("--model", "7B", "--world-size", "64", "--seq-len", "4096"),
             *("--global-batch", "4Mi", "--memory", "80GiB", "--compat", "isp-2025"),
-            *("--tables", str(isp_data), "--strict-batch", "--overlap-wdp", "--json"),
+            *("--compat-tables", str(isp_data), "--strict-batch", "--overlap-wdp", "--json"),
         )
     )
     assert set(found["best"][0]) == set(RECORD)
@@ -131,11 +131,13 @@ def test_a_configuration_of_the_original_is_a_question(tmp_path):
         "mem_threshold": 80 * 2**30,
     }
     path.write_text(json.dumps(said))
-    found = json.loads(call("--config", str(path), "--json"))
+    found = json.loads(call("--compat-config", str(path), "--json"))
     assert set(found["best_by_world"]) == {"8", "16"}
-    assert json.loads(call("--config", str(path), "--json", "--world-size", "16"))["feasible"]
+    assert json.loads(call("--compat-config", str(path), "--json", "--world-size", "16"))[
+        "feasible"
+    ]
     path.write_text(json.dumps(said | {"sequence": 1}))
-    assert "unknown key 'sequence'" in call("--config", str(path), code=1)
+    assert "unknown key 'sequence'" in call("--compat-config", str(path), code=1)
 
 
 def test_a_fixed_pair_and_a_range_of_batches_are_questions():
@@ -175,7 +177,7 @@ def test_several_lengths_make_a_sweep(tmp_path):
 
 @pytest.mark.parametrize("algo", ["isp", "msp", "fsp", "mtp", "dsp"])
 def test_one_strategy_is_explained_term_by_term(algo):
-    text = call(*ASKED, "--compare", algo, "--explain", "2")
+    text = call(*ASKED, "--algorithms", algo, "--explain", "2")
     for word in ("step", "GEMM", "gradients", "optimizer states", "On two GPUs"):
         assert word in text
 
@@ -183,15 +185,15 @@ def test_one_strategy_is_explained_term_by_term(algo):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (("--compare", "isp", "--sp", "4"), "--context-parallel-size 4 --cp-comm-type a2a"),
-        (("--compare", "msp", "--sp", "4"), "--tensor-model-parallel-size 4"),
+        (("--algorithms", "isp", "--sp", "4"), "--context-parallel-size 4 --cp-comm-type a2a"),
+        (("--algorithms", "msp", "--sp", "4"), "--tensor-model-parallel-size 4"),
         (("--pp", "2"), "--pipeline-model-parallel-size 2"),
         (("--no-flash", "--micro-bsz", "1"), "--micro-batch-size 1"),
     ],
 )
 def test_the_winner_is_a_trainer_s_arguments(options, wanted):
-    assert wanted in call(*ASKED, *options, "--launch", "megatron")
-    assert "parallel = dict(" in call(*ASKED, *options, "--launch", "internevo")
+    assert wanted in call(*ASKED, *options, "--trainer-args", "megatron")
+    assert "parallel = dict(" in call(*ASKED, *options, "--trainer-args", "internevo")
 
 
 @pytest.mark.parametrize(
@@ -207,11 +209,11 @@ def test_the_winner_is_a_trainer_s_arguments(options, wanted):
         (("--world-size", "9-15"), "it has no multiple of 8"),
         (("--world-size", "8-"), "wanted a whole number above 0"),
         (("--memory", "lots"), "wanted a whole number above 0"),
-        (("--compare", "isp,dsp"), "search it alone"),
-        (("--compare", "xyz"), "expected isp"),
+        (("--algorithms", "isp,dsp"), "search it alone"),
+        (("--algorithms", "xyz"), "expected isp"),
         (("--global-batch-max", "1Mi"), "one number or a range"),
         (("--explain", "999999"), "are feasible"),
-        (("--compat", "isp-2025", "--sensitivity"), "leave --compat out"),
+        (("--compat", "isp-2025", "--sensitivity"), "does not apply to --compat"),
         (("--calibrate", "/nowhere"), "no such file or folder"),
         (("--pp", "64"), "has only 32 layers"),
     ],
@@ -286,7 +288,7 @@ def test_several_world_sizes_are_ranked_each_and_a_note_says_what_was_not_measur
 
 def test_measured_tables_replace_the_curves(isp_data):
     plain = json.loads(call(*ASKED, "--json"))
-    folder = json.loads(call(*ASKED, "--json", "--tables", str(isp_data)))
+    folder = json.loads(call(*ASKED, "--json", "--compat-tables", str(isp_data)))
     files = json.loads(
         call(
             *(*ASKED, "--json", "--gemm-table", str(isp_data / "linear_a800.csv")),
@@ -316,17 +318,17 @@ def test_measured_tables_count_in_sweeps_and_in_what_ifs(isp_data):
 
 
 def test_a_strategy_of_the_original_is_explained_and_launched():
-    asked = (*ASKED, "--compat", "isp-2024", "--compare", "isp", "--strict-batch")
+    asked = (*ASKED, "--compat", "isp-2024", "--algorithms", "isp", "--strict-batch")
     assert "reduction of gradients" in call(*asked, "--explain", "1")
-    assert "weight=dict(size=" in call(*asked, "--launch", "internevo")
+    assert "weight=dict(size=" in call(*asked, "--trainer-args", "internevo")
     assert "by formulas" in call(*asked)
-    assert "mtp: the original" in call(*asked, "--compare", "mtp", code=1)
+    assert "mtp: the original" in call(*asked, "--algorithms", "mtp", code=1)
 
 
 def test_shards_of_the_winner_are_those_of_its_arguments():
-    asked = (*ASKED, "--compare", "msp")
+    asked = (*ASKED, "--algorithms", "msp")
     best = json.loads(call(*asked, "--json"))["best"][0]
-    text = call(*asked, "--launch", "internevo")
+    text = call(*asked, "--trainer-args", "internevo")
     assert f"zero1=dict(size={best['p_os']}, fsdp={best['p_para'] > 1})" in text
     assert f"micro_num={best['micro_num']}," in text
 
@@ -356,4 +358,4 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
 def test_a_configuration_that_is_wrong_is_an_error(tmp_path, said, message):
     path = tmp_path / "config.json"
     path.write_text(said)
-    assert message in " ".join(call("--config", str(path), code=1).split())
+    assert message in " ".join(call("--compat-config", str(path), code=1).split())

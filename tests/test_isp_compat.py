@@ -192,4 +192,4 @@ def test_python_asks_as_the_command_line_does():
     assert found.mode == "isp-2024"
     assert set(found.best_by_algo()) == {"isp", "msp", "fsp"}
     with pytest.raises(ConfigError, match="mtp: the original searches isp, msp and fsp"):
-        search_strategies(**words, compare="mtp")
+        search_strategies(**words, algorithms="mtp")

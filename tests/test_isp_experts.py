@@ -282,12 +282,12 @@ def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
     found = json.loads(call(*asked, "--json"))
     best = found["best"][0]
     assert found["chosen"]["ep_size"] == best["ep"]
-    text = call(*asked, "--launch", "megatron", "--dispatch", "nodes")
+    text = call(*asked, "--trainer-args", "megatron", "--dispatch", "nodes")
     assert "--moe-enable-deepep" in text
-    megatron = call(*asked, "--launch", "megatron")
+    megatron = call(*asked, "--trainer-args", "megatron")
     assert f"--expert-model-parallel-size {best['ep']} " in megatron
     assert "--moe-token-dispatcher-type alltoall" in megatron
-    internevo = call(*asked, "--launch", "internevo")
+    internevo = call(*asked, "--trainer-args", "internevo")
     assert f"expert=dict(size={best['ep']}, no_tp=True)" in internevo
     if name == "deepseek-v3":
         assert "--moe-layer-freq '([0]*3+[1]*58)'" in megatron

@@ -179,8 +179,8 @@ def test_info_and_ingest_list_a_rank_that_cannot_be_read(folder, tmp_path):
 def test_convert_keeps_going(folder, tmp_path):
     spoil(folder / NAMES[2], "empty")
     out = tmp_path / "all.json"
-    assert NAMES[2] in invoke("convert", folder, "-o", out, code=1).stderr
-    result = invoke("convert", folder, "-o", out, "--keep-going", code=3)
+    assert NAMES[2] in invoke("convert", folder, out, code=1).stderr
+    result = invoke("convert", folder, out, "--keep-going", code=3)
     assert "of 7 ranks" in result.stdout
     assert NAMES[2] in result.stderr
 
@@ -231,7 +231,7 @@ def test_a_trace_whose_metadata_comes_first_is_one_for_every_command(tmp_path):
     assert invoke("metrics", path).stdout.startswith("1 rank,")
     assert "1 rank, 1 step: " in invoke("stats", path).stdout
     out = tmp_path / "all.json"
-    assert "1699 events of 1 rank (uniform)" in invoke("convert", path, "-o", out).stdout
+    assert "1699 events of 1 rank (uniform)" in invoke("convert", path, out).stdout
     assert "replayed 49.34 ms a step" in invoke("replay", path).stdout
     error = invoke("stragglers", path, code=1).stderr
     assert "a trace (kineto)" in error
@@ -289,12 +289,12 @@ def test_statistics_and_replays_skip_bad_ranks_and_count_the_missing(command, pa
 @pytest.mark.skipif(not TRIAL.is_dir(), reason=f"no real trial at {TRIAL}")
 @pytest.mark.parametrize("command", ["stats", "replay"])
 def test_keep_going_is_refused_for_trials(command):
-    error = invoke(command, TRIAL, "--keep-going", code=1).stderr
-    assert "--keep-going is for traces" in error
+    error = invoke("dpro", command, TRIAL, "--keep-going", code=2).stderr
+    assert "No such option '--keep-going'" in error
 
 
 def test_a_comparison_of_statistics_skips_bad_ranks_of_either_run(pair):
-    done = invoke("stats", pair, "--compare", pair, "--keep-going", code=3)
+    done = invoke("stats", pair, "--against", pair, "--keep-going", code=3)
     assert done.stderr.count("skipped: rank 3: ") == 2
 
 

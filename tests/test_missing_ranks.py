@@ -25,7 +25,7 @@ def test_a_rank_without_a_file_is_said_in_the_first_line(folder, tmp_path):
     assert invoke("metrics", folder).stdout.startswith("7 of 8 ranks")
     assert "7 of 8 ranks: 0-4, 6-7; missing: 5" in invoke("info", folder).stdout
     page = tmp_path / "page.html"
-    invoke("report", folder, "--no-path", "-o", page)
+    invoke("report", folder, "--no-path", "--html", page)
     assert "of 8 ranks" in page.read_text()
     first = invoke("compare", folder, folder).stdout.splitlines()[0]
     assert first == "No difference (before: 7 of 8 ranks)"
@@ -64,7 +64,7 @@ def test_ingest_counts_ranks_that_are_skipped(folder, tmp_path):
 def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_path):
     (folder / NAMES[5]).unlink()
     (folder / "config.json").write_text('{"model": "x"}')
-    error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
+    error = invoke("convert", folder, tmp_path / "chakra", "--to", "chakra").stderr
     assert f"warning: no traces, not read in {folder}: config.json\n" in error
     assert "warning: 1 of 8 ranks has no trace here: 5\n" in error
 

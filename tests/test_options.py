@@ -132,11 +132,11 @@ def test_values_that_are_no_number_of_the_range_are_wrong_usage(words):
 
 
 OUTPUTS = [
-    ("metrics", "--output"), ("metrics", "--html"), ("report", "--output"),
+    ("metrics", "--output"), ("metrics", "--html"), ("report", "--html"),
     ("compare", "--output"), ("critical-path", "--overlay"), ("critical-path", "--save"),
     ("what-if", "--html"), ("replay", "--trace"), ("stragglers", "--trace"),
     ("stats", "--output"), ("isp", "--html"), ("dispatch generate", "--output"),
-    ("dispatch compare", "--output"), ("ingest", "--output"), ("convert", "--output"),
+    ("dispatch compare", "--output"), ("ingest", "--output"),
 ]  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
         ("c.toml", "[parallel]\ntp = {}\n", "metrics {run} --config c.toml"),
         ("c.toml", '[link]\nbandwidth = "{}GB/s"\n', "metrics {run} --config c.toml"),
         ("m.toml", "hidden = 64\nheads = 4\nlayers = {}\n", "isp --model m.toml {isp}"),
-        ("e.toml", "[[edit]]\nlink = {}\n", "what-if {run} --edits e.toml"),
+        ("e.toml", "[[edit]]\ncomm_speedup = {}\n", "what-if {run} --edits e.toml"),
         ("m.yaml", "dp_size: {}\n", "stragglers {table} --meta m.yaml"),
     ],
 )
@@ -248,7 +248,7 @@ def test_numbers_of_an_original_configuration_are_refused_with_their_key(tmp_pat
     path = tmp_path / "c.json"
     path.write_text(f'{{"{key}": {value}}}')
     words = ["--model", "7B", "--world-size", "8", "--seq-len", "4Ki", "--global-batch", "1Mi"]
-    assert f"{path}: {key}: found" in refused("isp", "--config", path, *words)
+    assert f"{path}: {key}: found" in refused("isp", "--compat-config", path, *words)
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1e308", "9" * 30, "true", '"x"', "null"])
@@ -256,5 +256,5 @@ def test_numbers_of_an_original_configuration_are_refused_with_their_key(tmp_pat
 def test_numbers_of_changes_are_refused_with_their_key(tmp_path, inputs, key, value):
     path = tmp_path / "w.json"
     path.write_text(f'{{"all": {{"{key}": {value}}}}}')
-    said = refused("stragglers", inputs["table"], "--what-if", path)
+    said = refused("stragglers", inputs["table"], "--changes", path)
     assert str(path) in said

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.compiled
 
 MORE = [
     "metrics {inputs}/rank0.json --html {out}/page.html",
-    "report {inputs}/rank0.json -o {out}/report.html --no-data",
-    "convert {inputs}/rank0.json --to chakra -o {out}/chakra",
-    "demo {out}/demo --ranks 1 --format table",
+    "report {inputs}/rank0.json --html {out}/report.html --no-data",
+    "convert {inputs}/rank0.json {out}/chakra --to chakra",
+    "demo {out}/demo --num-ranks 1 --format table",
     "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --html {out}/page.html",
 ]
 COMMANDS = [*(words for words, _ in WRITERS), *MORE]
@@ -94,8 +94,8 @@ def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa
     [
         "metrics {run} --html {trace}",
         "metrics {run} --workers 2 --html {trace}",
-        "convert {run} -o {trace}",
-        "report {run} -o {trace}",
+        "convert {run} {trace}",
+        "report {run} --html {trace}",
         "critical-path {run} --html {trace}",
         "what-if {run} --scale compute=0.5 --html {trace}",
         "replay {run} --trace {trace}",
@@ -165,7 +165,7 @@ def device(tmp_path):
 def test_a_device_stays(inputs, device, minor):  # noqa: F811
     path = device(minor)
     before = path.lstat()
-    for words in ("convert {i}/trace.json -o", "metrics {i}/rank0.json --html"):
+    for words in ("dpro convert {i}/trace.json", "metrics {i}/rank0.json --html"):
         said = refused(*words.format(i=inputs).split(), path)
         assert "not written, it is no regular file; name another file" in said
     assert path.lstat() == before

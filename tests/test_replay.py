@@ -376,7 +376,7 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     change = tmp_path / "w.json"
     change.write_text('{"DELAY_ALL_CMP": {"ratio": 0.5}}')
     traced = tmp_path / "t.json"
-    words = ("replay", TRIAL, "--what-if", change, "--bottleneck", "--tensors", "1-2")
+    words = ("dpro", "replay", TRIAL, "--changes", change, "--bottleneck", "--tensors", "1-2")
     said = json.loads(run(*words, "--json", "--output", tmp_path / "o", "--trace", traced))
     assert (said["nodes"], said["edges"]) == (712, 1288)
     assert said["what_if"]["speedup"] > 1
@@ -390,15 +390,17 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert "tensors 1, 2 alone:" in text
     assert said["tensors_alone"]["tensors"] == [1, 2]
     assert "if it took no time" in text
-    plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
+    plain = json.loads(run("dpro", "replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ns"]["host0.rank0"] == pytest.approx(11.332e6)
 
 
 @needed
 def test_replay_trial_takes_the_options_of_the_command():
-    asked = ["--compat", "dpro", "--steps", "2", "--tensors", "1", "--json"]
-    result = fastcomm.replay_trial(TRIAL, compat="dpro", steps=2, tensors=(1,))
-    document = json.loads(CliRunner().invoke(main, ["replay", str(TRIAL), *asked]).stdout)
+    asked = ["--compat", "dpro", "--repeat", "2", "--tensors", "1", "--json"]
+    result = fastcomm.replay_trial(TRIAL, compat="dpro", repeat=2, tensors=(1,))
+    document = json.loads(
+        CliRunner().invoke(main, ["dpro", "replay", str(TRIAL), *asked]).stdout
+    )
     assert json.loads(json.dumps(result.to_dict())) == document
     with pytest.raises(ConfigError, match="dpro"):
         fastcomm.replay_trial(TRIAL, compat="hta")

@@ -147,7 +147,7 @@ def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path)
 
 def test_an_algorithm_that_the_files_do_not_tell_is_an_error(tmp_path):
     made.mxnet(tmp_path)
-    with pytest.raises(ConfigError, match=r"json: no rank has a tree.*Use --algorithm ring"):
+    with pytest.raises(ConfigError, match=r"no rank has a tree.*Use --nccl-algorithm ring"):
         trial.read(tmp_path, algorithm="tree")
     path = tmp_path / "host1" / "0" / "nccl_rank_graph.json"
     path.write_text("{}")

@@ -147,7 +147,7 @@ def test_the_command_predicts_what_it_is_asked_for(tmp_path):
     made.mxnet(tmp_path / "trial", shape=(3, 1), slice_us=12)
 
     def run(*words):
-        done = CliRunner().invoke(main, ["replay", str(tmp_path / "trial"), *words])
+        done = CliRunner().invoke(main, ["dpro", "replay", str(tmp_path / "trial"), *words])
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -157,7 +157,7 @@ def test_the_command_predicts_what_it_is_asked_for(tmp_path):
     assert said["other_hosts"]["hosts"] == 2
     assert said["fusion"]["groups"] == [[0, 1, 2]]
     assert said["fusion"]["before_ns"] > said["fusion"]["mean_step_ns"]
-    text = run(*words, "--align", "causality")
+    text = run(*words, "--clock-alignment", "causality")
     assert "Daydream: " in text
     assert "on 2 hosts of one GPU: " in text
     assert "tensors sent as 0+1+2: " in text

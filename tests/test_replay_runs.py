@@ -118,18 +118,20 @@ def test_what_is_written_has_the_same_statistics_when_it_is_read(tmp_path):
     (tmp_path / "run").mkdir()
     opened(tmp_path / "run", rank_events(60), rank_events(100))
     out = tmp_path / "all.json.gz"
-    words = ["convert", str(tmp_path / "run"), "-o", str(out)]
+    words = ["convert", str(tmp_path / "run"), str(out)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "8 events of 2 ranks (uniform)" in done.stdout
     assert "left out" in done.stderr
-    direct = inputs.read(tmp_path / "run")
+    direct = inputs.of_run(open_run(tmp_path / "run", options=OpenOptions(whole=True)))
     wanted = dpro.operations(statistics(direct.trace))
     for whole in (True, False):
         read = inputs.read(out, whole=whole)
         assert dpro.operations(statistics(read.trace)) == wanted
     rows = json.loads(json_files.to_bytes(direct.trace))["traceEvents"]
     assert [row["args"]["seq"] for row in rows if row["cat"] == "Comm"] == [4, 4]
-    single = inputs.read(tmp_path / "run" / "rank0.json")
+    single = inputs.of_run(
+        open_run(tmp_path / "run" / "rank0.json", options=OpenOptions(whole=True))
+    )
     assert single.trace.pids == ("host0.rank0",)
 
 
@@ -329,15 +331,35 @@ def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
     )
 
 
-def test_options_of_trials_and_of_traces_are_not_mixed_up(tmp_path):
+def test_options_of_trials_are_no_options_of_runs(tmp_path):
     opened(tmp_path, rank_events(60), rank_events(100))
-    for words in (["--compat", "dpro"], ["--steps", "2"], ["--tensors", "1"]):
+    for words in (["--compat", "dpro"], ["--repeat", "2"], ["--tensors", "1"]):
         done = CliRunner().invoke(main, ["replay", str(tmp_path), *words])
-        assert done.exit_code == 1
-        assert f"{words[0]} is for dPRO trials" in done.stderr
+        assert done.exit_code == 2
+        assert f"No such option '{words[0]}'" in done.stderr
+    for command in ("stats", "replay"):
+        done = CliRunner().invoke(main, ["dpro", command, str(tmp_path)])
+        assert f"for traces of a profiler: fastcomm {command} {tmp_path}\n" in done.stderr
+
+
+def test_a_run_is_replayed_by_the_command(tmp_path):
+    opened(tmp_path, rank_events(60), rank_events(100))
     shown = CliRunner().invoke(
         main,
         ["replay", str(tmp_path), "--annotation", "", "--bottleneck"],
         catch_exceptions=False,
     )
     assert "replayed 506.0 us a step, measured 506.0 us: +0.00 %" in shown.stdout
+
+
+def test_a_wait_on_the_critical_path_is_named_as_one(tmp_path):
+    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+    times = found.path_times()
+    assert sum(ns for _, ns in times) == pytest.approx(found.path.length_ns)
+    duration = dict(
+        zip(found.replayed.replayer.graph.nodes, found.replayed.duration.tolist(), strict=True)
+    )
+    for name, ns in times:
+        if not name.startswith("wait after "):
+            assert ns <= duration[name]
+    assert any(name.startswith("wait after ") for name, _ in times)

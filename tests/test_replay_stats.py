@@ -226,17 +226,17 @@ def test_the_commands_print_and_write_what_they_say(tmp_path):
     def run(*words):
         return CliRunner().invoke(main, list(map(str, words)))
 
-    said = run("stats", TRIAL, "--compat", "dpro", "--json", "--output", tmp_path / "o")
+    said = run("dpro", "stats", TRIAL, "--compat", "dpro", "--json", "--output", tmp_path / "o")
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert (found["opt_step"], len(found["ops"])) == (2, 378)
     assert json.loads((tmp_path / "o" / "stats.json").read_text()) == found
     whole = tmp_path / "whole.json.gz"
-    assert "1134 events of 4 ranks" in run("convert", TRIAL, "-o", whole).stdout
-    text = run("stats", whole, "--sort", "--head", "3").stdout
+    assert "1134 events of 4 ranks" in run("dpro", "convert", TRIAL, whole).stdout
+    text = run("dpro", "stats", whole, "--sort", "--top", "3").stdout
     assert "11.25 ms a step" in text
     assert "375 more operations" in text
-    assert "0 added, 0 removed" in run("stats", TRIAL, "--compare", whole).stdout
-    compared = json.loads(run("stats", TRIAL, "--compare", TRIAL, "--json").stdout)
+    assert "0 added, 0 removed" in run("dpro", "stats", TRIAL, "--against", whole).stdout
+    compared = json.loads(run("dpro", "stats", TRIAL, "--against", TRIAL, "--json").stdout)
     assert compared == {"schema_version": 1, "added": [], "removed": [], "changed": {}}
-    assert run("convert", whole, "-o", whole).exit_code == 1
+    assert run("dpro", "convert", whole, whole).exit_code == 1

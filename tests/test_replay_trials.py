@@ -326,7 +326,14 @@ def test_what_one_rank_lacks_is_left_out_or_an_error_that_names_it(tmp_path, vic
 
 def test_the_command_lists_the_tensors_of_a_trial(tmp_path):
     made.mxnet(tmp_path / "trial")
-    words = ["stats", str(tmp_path / "trial"), "--json", "--output", str(tmp_path / "o")]
+    words = [
+        "dpro",
+        "stats",
+        str(tmp_path / "trial"),
+        "--json",
+        "--output",
+        str(tmp_path / "o"),
+    ]
     said = json.loads(CliRunner().invoke(main, words).stdout)
     assert said["tensors"][1] == {
         "id": 1,

@@ -20,6 +20,7 @@ from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 
@@ -54,7 +55,7 @@ def inputs(tmp_path_factory):
         write(Job.of(ranks=4, steps=2, layers=1), folder / name)
     damaged = folder / "damaged" / "rank3.pt.trace.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:999])
-    invoke("demo", folder / "table", "--ranks", "8", "--format", "table")
+    invoke("demo", folder / "table", "--num-ranks", "8", "--format", "table")
     invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
     return {path.name: path for path in folder.iterdir()}
 
@@ -73,8 +74,8 @@ CALLS = [
     ("replay", "replay {run} --bottleneck", 0),
     ("replay", "replay {damaged} --keep-going", 3),
     ("stats", "stats {run}", 0),
-    ("stats", "stats {damaged} --keep-going --compat dpro", 3),
-    ("stats", "stats {run} --compare {run}", 0),
+    ("stats", "stats {damaged} --keep-going", 3),
+    ("stats", "stats {run} --against {run}", 0),
     ("stragglers", "stragglers {table}/table.parquet", 0),
     ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
     ("isp", f"isp --model llama3-8b --cluster h100 --sensitivity {SEARCH}", 0),
@@ -124,7 +125,7 @@ def test_a_schema_lets_no_other_key_pass(path):
 
 
 def statistics_of(run):
-    read = dpro_inputs.read(run)
+    read = dpro_inputs.of_run(open_run(run, options=OpenOptions(whole=True)))
     time = step_time(read.trace)
     return RunStatistics(operations=statistics(read.trace), time=time, read=read.read)
 

@@ -132,7 +132,7 @@ def test_workers_and_order_change_nothing(tmp_path):
 
 def test_the_first_line_says_the_clock(ahead):
     assert "(ProfilerStep#N; device clock)" in said("metrics", ahead).splitlines()[0]
-    by_host = said("metrics", ahead, "--iteration-clock", "host")
+    by_host = said("metrics", ahead, "--step-boundary", "host")
     assert "(ProfilerStep#N; host clock)" in by_host.splitlines()[0]
 
 

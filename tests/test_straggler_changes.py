@@ -75,17 +75,17 @@ def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
     for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
         known = [name for name in names.split(", ") if name != "separate-grads-all-reduce"]
         path.write_text(json.dumps({name: {"ratio": 0} for name in known}))
-        said = json.loads(run("--what-if", path, "--json"))
+        said = json.loads(run("--changes", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_ns"]) == 32
-    assert "what if: 2.09 s a step, -3.78 %" in run("--what-if", path)
+    assert "what if: 2.09 s a step, -3.78 %" in run("--changes", path)
 
 
 @needed
 def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
     path = tmp_path / "changes.json"
     path.write_text('{"stage:3": {"ideal": true}}')
-    said = json.loads(run("--what-if", path, "--json"))
+    said = json.loads(run("--changes", path, "--json"))
     removed = document("straggler/ms-ST.json")["trem"]
     assert said["what_if"]["step_time_mean_ns"] == pytest.approx(removed * 1e9, rel=1e-6)
 
@@ -115,6 +115,25 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
 
 
 @needed
+def test_every_type_that_results_name_can_be_changed(model):
+    for each in {op.reported_type for op in model.table.ops}:
+        changes = {each: DurationChange(delay_ns=1e9)}
+        changed = (job_model.changed_times(model, changes) != model.measured).any(axis=(1, 2))
+        assert changed.tolist() == [op.reported_type == each for op in model.table.ops]
+    sent = {op.optype for op in model.table.ops if op.reported_type == "forward-pp-comm"}
+    assert sent == {"forward-send", "forward-recv"}
+
+
+@needed
+def test_a_step_waits_for_both_ends_of_a_message(model):
+    before = model.replay(model.measured).whole
+    changes = {"forward-pp-comm": DurationChange(delay_ns=1e7)}
+    assert (model.replay(job_model.changed_times(model, changes)).whole > before).all()
+    with pytest.raises(ConfigError, match="change 'backward-pp-comm'"):
+        job_model.changed_times(model, {"backward-send": DurationChange(delay_ns=1e7)})
+
+
+@needed
 def test_changes_follow_each_other(model):
     changes = {
         "all": DurationChange(is_ideal=True),
@@ -136,6 +155,7 @@ def test_changes_follow_each_other(model):
         ("[]", 'expected an object {"<key>'),
         ('{"gc": 3}', "expected an object with delay and ratio"),
         ('{"gc": {"ideal": 1}}', "expected true or false"),
+        ('{"forward-send": {}}', "change 'forward-pp-comm', which is both"),
         ('{"nothing": {}}', "invalid condition 'nothing': expected all, a type"),
         ('{"rank:77": {}}', "matches no operation"),
         ('{"op:": {}}', "op:NAME"),

@@ -39,8 +39,8 @@ COMMANDS = {
     "critical-path by HTA's rules": "critical-path {run} --compat hta",
     "what-if": "what-if {run} --scale comm:TP=0.5:1:0.25 --hide DP",
     "replay": "replay {run} --bottleneck",
-    "stats": "stats {run} --sort --head 8",
-    "stats of two runs": "stats {healthy} --compare {run}",
+    "stats": "stats {run} --sort --top 8",
+    "stats of two runs": "stats {healthy} --against {run}",
     "stragglers": "stragglers {table}",
     "isp": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi --sensitivity",
     "isp explained": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi "
@@ -59,9 +59,9 @@ COMMANDS = {
 def made(tmp_path_factory):
     """What the commands read, by name."""
     folder = tmp_path_factory.mktemp("made")
-    invoke("demo", folder / "run", "--ranks", 4)
-    invoke("demo", folder / "healthy", "--ranks", 4, "--fault", "none")
-    invoke("demo", folder / "table", "--ranks", 8, "--format", "table")
+    invoke("demo", folder / "run", "--num-ranks", 4)
+    invoke("demo", folder / "healthy", "--num-ranks", 4, "--fault", "none")
+    invoke("demo", folder / "table", "--num-ranks", 8, "--format", "table")
     shape = ("--num-nodes", 2, "--iter-num", 2, "--seed", 0)
     invoke("dispatch", "generate", *shape, "-o", folder / "workload")
     found = {name: folder / name for name in ("run", "healthy", "workload")}
@@ -101,7 +101,7 @@ def test_lines_fit_the_terminal_and_numbers_are_whole(name, made):
 
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
-    invoke("demo", tmp_path / "run", "--ranks", ranks)
+    invoke("demo", tmp_path / "run", "--num-ranks", ranks)
     run = {"run": tmp_path / "run"}
     text = printed("metrics {run}", run, "80")
     lines = text.splitlines()
@@ -128,7 +128,7 @@ def test_full_and_spec_print_the_other_tables(made):
 
 
 def test_a_skipped_rank_and_warnings_come_before_the_tables(tmp_path):
-    invoke("demo", tmp_path / "run", "--ranks", 4)
+    invoke("demo", tmp_path / "run", "--num-ranks", 4)
     files = sorted((tmp_path / "run").iterdir())
     files[2].write_bytes(b"")
     done = invoke("metrics", tmp_path / "run", "--keep-going", code=3)
@@ -153,7 +153,7 @@ def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
     from fastcomm.analyses import info
 
     monkeypatch.setattr(info, "rank_warnings", lambda _: ["one\ntwo"])
-    invoke("demo", tmp_path / "run", "--ranks", 1)
+    invoke("demo", tmp_path / "run", "--num-ranks", 1)
     text = invoke("info", tmp_path / "run").stdout
     assert "warning: one\ntwo\n" in text
     assert "\\n" not in text

@@ -56,7 +56,7 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
         (options.ReadOptions, {"tp": True}, "tp: found True, wanted a whole number"),
         (options.ReadOptions, {"ranks": 3}, "ranks: found 3, wanted a list"),
         (options.ReadOptions, {"ranks": ["a"]}, "ranks: found 'a', wanted a whole number"),
-        (options.ReadOptions, {"iteration_clock": "gpu"}, "wanted one of auto, device, host"),
+        (options.ReadOptions, {"step_boundary": "gpu"}, "wanted one of auto, device, host"),
         (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
         (options.MetricsOptions, {"steps": [-1]}, "steps: found -1"),
         (options.PathOptions, {"step": 1, "annotation": "x"}, "contradict"),

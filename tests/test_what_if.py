@@ -171,7 +171,8 @@ def test_a_file_of_edits(tmp_path, step):
     path.write_text(
         '[[edit]]\nwhat = "comm"\nscale = 0.5\n[[edit]]\nremove = "gaps"\n'
         '[[edit]]\nwhat = "name:relu"\nset = "9us"\n[[edit]]\nhide = "TP"\n'
-        '[[edit]]\nfuse_below = "1us"\n[[edit]]\nclock = 1.5\n[[edit]]\nlink = 2\n'
+        '[[edit]]\nfuse_below = "1us"\n[[edit]]\ncompute_speedup = 1.5\n'
+        "[[edit]]\ncomm_speedup = 2\n"
     )
     found = edits.read_edits(path)
     assert [str(edit) for edit in found] == [
@@ -192,10 +193,10 @@ def test_a_file_of_edits(tmp_path, step):
         ("x", "edits.toml"),
         ("[other]", r"expected only tables .*, got .*other"),
         ("[[edit]]\nscale = 1", "missing `what`, the events to change"),
-        ("[[edit]]\nwhat = 'comm'\nlink = 1", "expected scale or set with `what`"),
-        ("[[edit]]\nclock = 1\nlink = 1", "expected exactly one action"),
-        ("[[edit]]\nclock = 0", "speedup '0': found 0.0, wanted a number from 1e-06"),
-        ("[[edit]]\nclock = 'fast'", "factor 'fast'"),
+        ("[[edit]]\nwhat = 'comm'\ncomm_speedup = 1", "expected scale or set with `what`"),
+        ("[[edit]]\ncompute_speedup = 1\ncomm_speedup = 1", "expected exactly one action"),
+        ("[[edit]]\ncompute_speedup = 0", "speedup '0': found 0.0, wanted a number from 1e-06"),
+        ("[[edit]]\ncompute_speedup = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
         ("[[edit]]\nremove = 'all'", "invalid value 'all': expected one of launches"),
@@ -226,6 +227,16 @@ def invoke(*words, code=0):
     return done
 
 
+def test_a_sweep_alone_prints_no_step_before_and_after(tmp_path):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    page = tmp_path / "page.html"
+    text = invoke(path, "--annotation", "", "--scale", "comm=0:1:0.5", "--html", page).stdout
+    assert text.startswith("rank 0: 103.0 us\n")
+    assert "before" not in text
+    assert "of the step without edits" in text
+    assert "before-after" not in page.read_text("utf-8")
+
+
 def test_the_command(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     words = [path, "--annotation", "", "--scale", "comm=0.5", "--scale", "compute=0:1:0.5"]
@@ -238,8 +249,17 @@ def test_the_command(tmp_path):
     assert found["sweeps"][0]["span_ns"] == sorted(found["sweeps"][0]["span_ns"])
     assert (tmp_path / "out" / "sweep.csv").read_text().startswith('"edit","value","span_ns"')
     assert json.loads((tmp_path / "out" / "what_if.json").read_text()) == found
-    every = ["--set", "name:relu=1us", "--remove", "gaps", "--hide", "TP", "--clock", "2"]
-    every += ["--link", "2", "--fuse-below", "1us"]
+    every = [
+        "--set",
+        "name:relu=1us",
+        "--remove",
+        "gaps",
+        "--hide",
+        "TP",
+        "--compute-speedup",
+        "2",
+    ]
+    every += ["--comm-speedup", "2", "--fuse-below", "1us"]
     (tmp_path / "e.toml").write_text('[[edit]]\nremove = "launches"\n')
     found = json.loads(
         invoke(*words[:3], *every, "--edits", tmp_path / "e.toml", "--json").stdout
@@ -261,14 +281,17 @@ def test_the_command(tmp_path):
             ["--scale", "comm=nan"],
             "factor 'nan': expected a number from 1e-06 to 1000000, or 0",
         ),
-        (["--clock", "inf"], "factor 'inf': expected a number from 1e-06 to 1000000, or 0"),
+        (
+            ["--compute-speedup", "inf"],
+            "factor 'inf': expected a number from 1e-06 to 1000000, or 0",
+        ),
         (
             ["--set", "comm=1e300s"],
             "duration '1e300s': expected a number and a unit, as in 10us",
         ),
         (["--fuse-below", "1e99s"], "as in 10us, at most 1000000s"),
         (["--scale", "comm=1:1e18:1e17"], "factor '1e18'"),
-        (["--link", "1e7"], "factor '1e7'"),
+        (["--comm-speedup", "1e7"], "factor '1e7'"),
     ],
 )
 def test_words_that_mean_nothing_are_one_line(tmp_path, words, said):

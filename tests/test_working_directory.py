@@ -39,20 +39,20 @@ ON_WORKERS = [
     "critical-path . --json",
     "what-if . --scale compute=0.5 --json",
     "ingest . -o {out}/store",
-    "convert . --to chakra -o {out}/chakra",
+    "convert . {out}/chakra --to chakra",
 ]
 ALONE = [
     *ON_WORKERS,
-    "report . -o {out}/page.html",
+    "report . --html {out}/page.html",
     "critical-path . --rank 0 --overlay {out}/overlay.json --save {out}/saved",
-    "convert . -o {out}/all.json",
-    "stats {out}/all.json --json",
+    "convert . {out}/all.json",
+    "dpro stats {out}/all.json --json",
     "stragglers table.csv --meta table.yaml --json",
     "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --json",
     f"dispatch generate {SHAPE} --iter-num 1 -o {{out}}/workload",
     "dispatch compare {out}/workload --json",
-    "demo {out}/demo --ranks 1",
-    "demo {out}/demo-nsys --ranks 1 --format nsys",
+    "demo {out}/demo --num-ranks 1",
+    "demo {out}/demo-nsys --num-ranks 1 --format nsys",
     "completion bash",
 ]
 
@@ -139,7 +139,7 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how)
 @pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
 def test_nor_by_a_replay_or_doctor(trapped, how):
     trial = REPLAY / "trial" / "trace"
-    call(trapped, f"replay {trial} --json{how}" if "workers" in how else f"doctor{how}")
+    call(trapped, f"dpro replay {trial} --json{how}" if "workers" in how else f"doctor{how}")
     assert fired(trapped) == []
 
 

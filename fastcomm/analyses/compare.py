@@ -359,7 +359,7 @@ def _clock_notes(before: Object, after: Object) -> Iterator[str]:
     if old != new:
         yield (
             f"iterations are cut by the {old}'s clock before and by the {new}'s after; "
-            "--iteration-clock host measures both by the host's"
+            "--step-boundary host measures both by the host's"
         )
 
 

@@ -45,7 +45,7 @@ def compute_metrics(
         warnings=run.warnings,
         untold=run.untold,
         world_size=run.world_size,
-        clocks=options.clocks,
+        clocks="raw" if options.clock_alignment == "none" else "aligned",
         with_tables=options.with_tables,
     )
     executor = executor_of(workers)

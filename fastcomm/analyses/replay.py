@@ -109,7 +109,7 @@ def session_of_trial(
         trial,
         Options(
             rules=RULES if options.compat is None else dpro.RULES,
-            steps=options.steps,
+            steps=options.repeat,
             unlimited_updates=options.unlimited_updates,
         ),
     )
@@ -118,7 +118,7 @@ def session_of_trial(
     others = predictions(
         trial,
         made,
-        with_daydream=predicted.with_daydream,
+        with_daydream=predicted.daydream,
         hosts=predicted.hosts,
         fuse=predicted.fuse,
     )

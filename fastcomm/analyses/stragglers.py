@@ -126,8 +126,8 @@ def analyse_stragglers(
     shards = (meta or {}).get("dsp_size", 1)
     changes = (
         None
-        if options.what_if is None
-        else edits.read_changes(place(options.what_if), has_ideal=True)
+        if options.changes is None
+        else edits.read_changes(place(options.changes), has_ideal=True)
     )
     model = partial(_model, str(table), shards, options.steps)
     with closing((executor or Local()).hold(model)) as held:

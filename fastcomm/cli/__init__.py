@@ -1,4 +1,4 @@
-"""The command line: words in, a report out. No command computes.
+"""The command line: each command parses its options, calls an analysis, and prints a report.
 
 Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out,
 4 a condition of `compare --fail-if` holds, 141 nobody reads the output any more, 143 ended by
@@ -7,7 +7,6 @@ SIGTERM.
 
 import logging
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -20,32 +19,27 @@ from fastcomm.files import guarded
 from fastcomm.process import interruptible
 from fastcomm.version import __version__
 
-# What each command is for, in a line of the main help. A command is a module of its name, - as
-# _: loaded when it is called for.
+# The line of each command in the main help. Its module, with _ for -, is imported when it runs.
 COMMANDS = {
-    "info": "Say what a run is: format, ranks, steps, process groups",
+    "info": "Describe a run: format, ranks, steps, process groups",
     "metrics": "Measure where a step's time goes, by parallelism and rank",
-    "report": "Write one page of all that is measured, causes first",
-    "compare": "Say what changed between two runs, by its effect",
-    "critical-path": "Find the chain of work that sets the time of a step",
-    "what-if": "Ask how long a step would take, were some work faster",
-    "replay": "Replay a step on its devices, or with other communication",
-    "stragglers": "Find what holds a production job up, from its operations",
-    "stats": "Describe the operations of a run: how often, how long",
-    "isp": "Find the parallel strategy that trains fastest and fits",
+    "report": "Write an HTML page of all metrics, causes first",
+    "compare": "Compare two runs: what changed, and what it costs",
+    "critical-path": "Find the chain of work that determines the step time",
+    "what-if": "Predict the step time with some work made faster",
+    "replay": "Replay a step on its devices, as measured or changed",
+    "stragglers": "Find the stragglers of a job from a table of operations",
+    "stats": "List the operations of a run: how often, how long",
+    "isp": "Find the fastest parallel strategy that fits in memory",
     "dispatch": "Simulate the all-to-all of a mixture of experts",
+    "dpro": "Read dPRO trials: stats, replay, convert",
     "ingest": "Store a run as Parquet, which every command reads faster",
     "convert": "Write a run in another format, for other tools",
     "demo": "Write a made-up training job with a fault to find",
-    "doctor": "Say what fastcomm runs on, and whether it works",
-    "completion": "Print the script for completion in a shell",
+    "doctor": "Check the installation, a store, or a cluster",
+    "completion": "Print the shell completion script",
 }
 
-# Commands that print tables.
-_PRINTING = (
-    *("info", "metrics", "compare", "critical-path", "what-if", "replay", "stragglers"),
-    *("stats", "isp", "dispatch"),
-)
 _LOG = logging.getLogger("fastcomm")
 
 INCOMPLETE = 3
@@ -70,8 +64,8 @@ class _Group(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}").run
-        _let_talk(command, has_tables=cmd_name in _PRINTING)
+        module = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.run
         return command
 
     def resolve_command(
@@ -98,57 +92,6 @@ class _Group(SuggestingGroup):
             sys.exit(1)  # `whole_output` says why
         except OSError as error:
             raise click.ClickException(inert_lines(_words(error))) from error
-
-
-def _let_talk(command: click.Command, *, has_tables: bool) -> None:
-    """Add the options about what is printed to a command and its subcommands."""
-    if not any(each.name == "quiet" for each in command.params):
-        command.params += [*([_wide()] if has_tables else []), *_talking()]
-    for inner in getattr(command, "commands", {}).values():
-        _let_talk(inner, has_tables=has_tables)
-
-
-def _wide() -> click.Parameter:
-    """The option of commands that print tables."""
-
-    def widen(ctx: click.Context, _option: click.Parameter, is_wide: bool) -> None:
-        if is_wide:
-            from fastcomm.report.console import WIDE
-
-            token = WIDE.set(True)
-            ctx.call_on_close(lambda: WIDE.reset(token))
-
-    return click.Option(
-        ["--wide"],
-        is_flag=True,
-        expose_value=False,
-        callback=widen,
-        help="Print every column of every table, however long the lines get.",
-    )
-
-
-def _talking() -> list[click.Parameter]:
-    """Options of every command, about what it says beside its result."""
-
-    def level(number: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-        return lambda _ctx, _option, is_said: talk(number) if is_said else None
-
-    return [
-        click.Option(
-            ["-q", "--quiet"],
-            is_flag=True,
-            expose_value=False,
-            callback=level(logging.ERROR),
-            help="No progress, notes and warnings on stderr; errors remain.",
-        ),
-        click.Option(
-            ["-v", "--verbose"],
-            is_flag=True,
-            expose_value=False,
-            callback=level(logging.DEBUG),
-            help="Say on stderr what takes how long, and where errors are from.",
-        ),
-    ]
 
 
 def _words(error: OSError) -> str:

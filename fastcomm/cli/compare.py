@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.commands import OUTPUT, Command, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
@@ -25,20 +26,21 @@ Examples:
 """
 
 
-@click.command("compare", epilog=_EXAMPLES)
+@click.command("compare", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("before")
 @click.argument("after")
-@click.option(
+@option(
     "--fail-if",
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Exit with 4 if this holds: 'iteration.mean_ns > +3%' is of the change, "
-    "'breakdown.exact.idle > 20%' and 'iteration.mean_ns > 80ms' are of the value after. "
-    "Repeatable; --json lists the names.",
+    group=OUTPUT,
+    is_common=True,
+    help="Exit with code 4 if the condition holds, as in 'iteration.mean_ns > +3%'. "
+    "Repeatable.",
 )
 @measure_options
-@result_options("Write compare.json, and parts and values as CSV and Parquet.", html=False)
+@result_options("compare.json, parts and values as CSV and Parquet", html=False)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -54,14 +56,15 @@ def run(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Say what changed between two runs, ranked by its effect on the step.
+    """Compare two runs: what changed, ranked by its effect on the step time.
 
-    BEFORE and AFTER are directories of traces (or URLs), stored runs, or metrics that were
-    kept: a file of fastcomm metrics --json, or a folder of its --output. The change of the step
-    is split exactly into the parts of the time breakdown. Options on reading hold for both.
+    BEFORE and AFTER are directories of traces, URLs, stores, or saved metrics: a file of
+    fastcomm metrics --json, or a directory of its --output. The change of the step time is
+    split exactly into the parts of the breakdown. Reading options apply to both runs.
 
-    Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some ranks (--keep-going),
-    4 a condition of --fail-if holds.
+    A condition of --fail-if is on the change ('iteration.mean_ns > +3%') or on the value after
+    it ('breakdown.exact.idle > 20%', 'iteration.mean_ns > 80ms'); --json lists the names. Exit
+    codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks, 4 a condition holds.
     """
     from fastcomm.analyses.compare import common_ranks, compare
     from fastcomm.analyses.conditions import Condition

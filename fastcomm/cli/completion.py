@@ -2,6 +2,8 @@
 
 import click
 
+from fastcomm.cli.commands import Command
+
 _EXAMPLES = """\b
 Examples:
   echo 'eval "$(fastcomm completion bash)"' >> ~/.bashrc
@@ -10,10 +12,10 @@ Examples:
 """
 
 
-@click.command("completion", epilog=_EXAMPLES)
+@click.command("completion", cls=Command, epilog=_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def run(shell: str) -> None:
-    """Print the script with which a shell completes commands and options."""
+    """Print the shell completion script for commands and options."""
     from click.shell_completion import get_completion_class
 
     from fastcomm.cli import main

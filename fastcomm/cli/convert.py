@@ -1,46 +1,47 @@
 """``fastcomm convert``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.checks import non_default
+from fastcomm.cli.commands import OUTPUT, Command, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     OutputFile,
-    TracePath,
+    RunPath,
     executor_for,
     run_options,
 )
-from fastcomm.errors import inert
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import ReadOptions
+
+if TYPE_CHECKING:
+    from fastcomm.readers.dpro import UniformTrace
 
 _EXAMPLES = """\b
 Examples:
-  fastcomm convert traces/ -o all.json.gz && fastcomm stats all.json.gz
-  fastcomm convert traces/ --to chakra -o astra/
-  fastcomm convert trial/ -o all.json
+  fastcomm convert traces/ all.json.gz && fastcomm dpro stats all.json.gz
+  fastcomm convert traces/ astra/ --to chakra
 """
 
 
-@click.command("convert", epilog=_EXAMPLES)
-@click.argument("path", type=TracePath())
-@click.option(
+destination_argument = click.argument("destination", type=OutputFile(dir_okay=True))
+
+
+@click.command("convert", cls=Command, epilog=_EXAMPLES)
+@click.argument("path", type=RunPath("convert"))
+@destination_argument
+@option(
     "--to",
     "form",
     type=click.Choice(["uniform", "chakra"]),
     default="uniform",
-    show_default=True,
-    help="uniform: one trace for stats and replay. chakra: execution traces for ASTRA-sim.",
-)
-@click.option("--steps", "rule", default="update", show_default=True, help="As for stats.")
-@click.option(
-    "-o",
-    "--output",
-    type=OutputFile(dir_okay=True),
-    required=True,
-    metavar="FILE",
-    help="Where to write it; .gz compresses. For chakra a directory.",
+    group=OUTPUT,
+    is_common=True,
+    help="Format to write: one uniform trace, or Chakra execution traces.",
 )
 @run_options
 @click.pass_context
@@ -50,49 +51,64 @@ def run(
     *,
     path: Path,
     form: str,
-    rule: str,
-    output: Path,
+    destination: Path,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
     """Write a run in another format, for other tools.
 
-    uniform: one trace of all ranks, clocks aligned, steps numbered. PATH is a trace or a
-    directory of traces that any command reads, a dPRO trial, or a uniform trace. Of a run come
-    the work of devices and communication, by the names of operators: FW, BW or UPDATE_ as marks
-    in the trace tell.
+    PATH is a trace, or a directory of traces. uniform: DESTINATION is one file with all ranks,
+    clocks aligned, steps numbered, for fastcomm dpro stats; .gz compresses it. It has the work
+    of devices and communication, named after their operators as FW, BW or UPDATE_.
 
-    chakra: an execution trace a rank (trace.0.et, ...) and the groups (trace.groups.json). What
-    the devices do is replayed as measured, and waits for what it waited for; collectives and
-    messages have sizes, groups and partners, and their time is what a simulator finds.
+    chakra: DESTINATION is a directory of one execution trace per rank (trace.0.et, ...) and the
+    groups (trace.groups.json), for simulators such as ASTRA-sim. Device work is replayed as
+    measured; collectives and messages have sizes, groups and partners, and the simulator
+    determines their time.
     """
     from fastcomm.files import refuse_inputs
 
-    refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
+    refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
-        _chakra(ctx, path, output, reading, execution)
+        _chakra(ctx, path, destination, reading, execution)
     else:
-        _uniform(ctx, path, rule, output, reading)
+        _uniform(ctx, path, destination, reading, execution)
 
 
 def _uniform(
-    ctx: click.Context, path: Path, rule: str, output: Path, reading: ReadOptions
+    ctx: click.Context,
+    path: Path,
+    destination: Path,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.files import aside
-    from fastcomm.readers import OpenOptions
-    from fastcomm.readers.dpro import inputs, json_files
+    from fastcomm.readers.dpro import inputs
 
-    said = inputs.read(path, rule=rule, options=OpenOptions.of(reading))
-    warn(said.warnings)
-    failed = said.read.failed if said.read else ()
-    say(*(f"skipped: {each}" for each in failed))
-    with aside(output) as unfinished:
-        data = json_files.to_bytes(said.trace)
-        unfinished.write_bytes(json_files.compressed(data) if output.suffix == ".gz" else data)
-    _say_written(output, (len(said.trace), "event"), len(said.trace.pids), "uniform")
-    if failed:
+    for name in non_default(execution):
+        option_name = name.replace("_", "-")
+        raise ConfigError(f"--{option_name} does not apply to --to uniform; leave it out")
+    run = open_traces((path,), reading, whole=True)
+    source = inputs.converted(run, keep_going=reading.keep_going)
+    warn(source.warnings)
+    say(*(f"skipped: {each}" for each in source.read.failed))
+    write_uniform(source.trace, destination)
+    if source.read.failed:
         ctx.exit(INCOMPLETE)
+
+
+def write_uniform(trace: "UniformTrace", destination: Path) -> None:
+    """Write a uniform trace, gzipped where the name ends in .gz, and print what was written."""
+    from fastcomm.files import aside
+    from fastcomm.readers.dpro import json_files
+
+    data = json_files.to_bytes(trace)
+    with aside(destination) as unfinished:
+        unfinished.write_bytes(
+            json_files.compressed(data) if destination.suffix == ".gz" else data
+        )
+    _report_written(destination, (len(trace), "event"), len(trace.pids), "uniform")
 
 
 def _chakra(
@@ -125,12 +141,12 @@ def _chakra(
         for reason, count in sorted(written.replayed.items())
     )
     say(*(f"skipped: {each}" for each in written.failed))
-    _say_written(output, (written.nodes, "node"), written.ranks, "chakra")
+    _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
     if written.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _say_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
+def _report_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
     from fastcomm.units import counted
 
     said = f"{counted(*what)} of {counted(ranks, 'rank')} ({form})"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, Command, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, builds, run_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
 from fastcomm.cli.windows import find_path, one_rank, path_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import PathOptions, ReadOptions
@@ -27,14 +28,14 @@ _EXAMPLES = """\b
 Examples:
   fastcomm critical-path traces/ --step 12
   fastcomm critical-path traces/ --rank 3
-  fastcomm critical-path trace.json.gz --annotation ProfilerStep --instance 0:3 --compat hta
+  fastcomm critical-path trace.json.gz --annotation ProfilerStep --compat hta
   fastcomm critical-path traces/ --rank 3 --overlay path.json.gz --save path
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRankOptions:
-    """What is made of the trace of one rank: by HTA's rules, drawn, saved, with its data."""
+    """Analyses and outputs that read one rank: HTA's rules, overlay, graph, dependencies."""
 
     compat: str | None = None
     zero_weight_launches: bool = False
@@ -47,45 +48,52 @@ class OneRankOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether any of this needs the trace of one rank."""
+        """Whether any option needs the trace of one rank."""
         return any((self.compat, self.deps, self.overlay, self.save))
 
 
-@click.command("critical-path", epilog=_EXAMPLES)
+@click.command("critical-path", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
-@click.option(
-    "--compat",
-    type=click.Choice(["hta"]),
-    help="Rules of HolisticTraceAnalysis, rounding and all, instead of the corrected ones.",
-)
-@click.option(
-    "--zero-weight-launches",
-    is_flag=True,
-    help="With --compat hta: its edges of weight 0 from every launch.",
-)
-@click.option(
-    "--deps",
-    type=click.Choice(["data"]),
-    help="Also: what operators wait for if only data counts, from an execution trace.",
-)
-@click.option(
-    "--execution-trace",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="By default torch_et_RANK.json or pytorch_et_RANK.json beside the trace.",
-)
-@click.option(
+@option(
     "--overlay",
     type=OutputFile(),
     metavar="FILE",
+    group=OUTPUT,
+    is_common=True,
     help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
 )
-@click.option("--all-events", is_flag=True, help="In the overlay: keep every event.")
-@click.option("--all-edges", is_flag=True, help="In the overlay: draw every edge, keep all.")
-@click.option("--save", type=Output(), metavar="DIR", help="Write graph and path to DIR.zip.")
+@option("--all-events", is_flag=True, group=OUTPUT, help="Keep every event in the overlay.")
+@option("--all-edges", is_flag=True, group=OUTPUT, help="Draw every edge in the overlay.")
+@option(
+    "--save",
+    type=Output(),
+    metavar="DIR",
+    group=OUTPUT,
+    help="Write the graph and its path to DIR.zip.",
+)
+@option(
+    "--deps",
+    type=click.Choice(["data"]),
+    group=RULES,
+    help="Report which operators could start earlier if only data dependencies counted.",
+)
+@option(
+    "--execution-trace",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    group=RULES,
+    help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
+)
+@compat_option("hta")
+@option(
+    "--zero-weight-launches",
+    is_flag=True,
+    group=COMPAT,
+    help="Add HTA's edges of weight 0 from every launch (with --compat hta).",
+)
 @run_options
-@result_options("Write the path edge by edge as CSV and Parquet, and critical_path.json.")
+@result_options("critical_path.json, and the path edge by edge as CSV and Parquet")
 @builds(files=ResultFiles, one_rank_options=OneRankOptions)
 @click.pass_context
 def run(
@@ -99,12 +107,13 @@ def run(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Find the chain of work that sets the time of a step.
+    """Find the chain of work that determines the step time.
 
-    PATH is a trace, or a directory of traces. The path goes through all ranks, which
-    collectives join, or through the first where they cannot be joined. Printed is how much of
-    it is host, compute, communication, launch delay and gaps, and the operators with most time
-    on it. --compat, --overlay, --save and --deps take one rank, by default the first.
+    PATH is a trace, or a directory of traces. The path goes through all ranks, joined by their
+    collectives, or through the first rank where they cannot be joined. Prints the time on the
+    path by class (host, compute, communication, launch delay, gaps) and the operators with the
+    most time on it. --compat, --overlay, --save and --deps analyze one rank, by default the
+    first.
     """
     if one_rank_options.is_given:
         trace, skipped = one_rank(paths, path_options.rank, reading, execution)

@@ -11,56 +11,61 @@ from fastcomm.errors import shell_joined, shell_quoted
 if TYPE_CHECKING:
     from pathlib import Path
 
+from fastcomm.cli.commands import OUTPUT, WORKLOAD, Command, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import COUNT, OutputFolder, Rate
+from fastcomm.cli.options import COUNT, OutputFolder
+from fastcomm.cli.results import link_bandwidth_option
+
+_FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none")
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @click.argument("directory", default="fastcomm-demo", type=OutputFolder())
-@click.option("--ranks", type=COUNT, default=8, show_default=True, help="Size of the job.")
-@click.option(
-    "--link-bandwidth",
-    type=Rate(),
-    metavar="RATE",
-    default="400Gbit/s",
-    show_default=True,
-    help="Bandwidth of one GPU's link, one direction.",
+@option(
+    "--num-ranks",
+    type=COUNT,
+    default=8,
+    group=WORKLOAD,
+    is_common=True,
+    help="Number of ranks of the job.",
 )
-@click.option(
+@link_bandwidth_option(default="400Gbit/s")
+@option(
     "--format",
     "format_",
     type=click.Choice(["kineto", "nsys", "table"]),
     default="kineto",
-    show_default=True,
-    help="Traces of the PyTorch profiler, SQLite exports of Nsight Systems, or a table of "
-    "operations for `stragglers`.",
+    group=OUTPUT,
+    is_common=True,
+    help="Format to write: PyTorch, Nsight Systems, or a table for stragglers.",
 )
-@click.option(
+@option(
     "--fault",
-    type=click.Choice(
-        ["slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none"]
-    ),
+    type=click.Choice(_FAULTS),
     default="slow-gpu",
-    show_default=True,
-    help="What is wrong with one rank, or with its stage of the pipeline. Least --ranks: 2 for "
-    "slow-gpu and jittery-host, 4 for slow-link and hot-expert, 8 for imbalanced-stage.",
+    metavar="NAME",
+    group=WORKLOAD,
+    is_common=True,
+    show_default=False,
+    help="Fault of the job: slow-gpu (default), slow-link, jittery-host, imbalanced-stage, "
+    "hot-expert, none.",
 )
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
     directory: str,
-    ranks: int,
+    num_ranks: int,
     link_bandwidth: str,
     format_: str,
     fault: str,
 ) -> None:
-    """Write a made-up training job as real traces, and measure it.
+    """Write a made-up training job with one fault as traces, and measure it.
 
-    A mixture-of-experts model on tensor, pipeline, data and expert parallel ranks: forward,
-    backward, 1F1B, optimizer, some communication hidden and some not, and one fault. The
-    files in DIRECTORY are what the profiler would write, one a rank. Nsight Systems does not
-    know what a group of ranks is for, so there the sizes of the job are said (--tp, --pp ...).
+    The job trains a mixture-of-experts model on tensor-, pipeline-, data- and expert-parallel
+    ranks (1F1B, with overlapped and exposed communication). DIRECTORY gets one trace per rank,
+    as the profiler would write it. The faults slow-gpu and jittery-host need 2 ranks, slow-link
+    and hot-expert 4, imbalanced-stage 8.
     """
     from pathlib import Path
 
@@ -69,20 +74,20 @@ def run(
     from fastcomm.units import counted
 
     if format_ == "table":
-        _table(ctx, Path(directory), ranks, fault)
+        _table(ctx, Path(directory), num_ranks, fault)
         return
     is_default = ctx.get_parameter_source("fault") is ParameterSource.DEFAULT
-    if not (ranks == 1 and is_default) and (why := _why_not(ranks, fault)):
-        able = next(size for size in count(ranks + 1) if _why_not(size, fault) is None)
+    if not (num_ranks == 1 and is_default) and (why := _why_not(num_ranks, fault)):
+        able = next(size for size in count(num_ranks + 1) if _why_not(size, fault) is None)
         raise click.UsageError(
-            f"--fault {fault}: a job of {counted(ranks, 'rank')} cannot show it, {why}; wanted "
-            f"--ranks {able}",
+            f"--fault {fault}: a job of {counted(num_ranks, 'rank')} cannot show it, {why}; "
+            f"pass --num-ranks {able}",
             ctx,
         )
     wrong: dict[str, Any] = (
         {"straggler": None} if fault == "none" else {"fault": fault.replace("-", "_")}
     )
-    job = Job.of(ranks=ranks, **wrong)
+    job = Job.of(ranks=num_ranks, **wrong)
     sizes = {}
     if format_ == "nsys":
         paths = write_nsys(job, Path(directory))

@@ -2,15 +2,23 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fastcomm.checks import FACTOR, REPLICAS, shortened
-from fastcomm.cli.dispatch_options import DRAWING, SimulationRequest, shape_options, simulates
-from fastcomm.cli.messages import SuggestingGroup
-from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
+from fastcomm.cli.commands import WORKLOAD, CommandGroup, option
+from fastcomm.cli.dispatch_options import (
+    DRAWING,
+    SimulationRequest,
+    shape_options,
+    simulates,
+    strategy_option,
+)
+from fastcomm.cli.options import COUNT, Number, builds, with_options, workers_option
+from fastcomm.cli.results import output_option
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
@@ -26,7 +34,7 @@ Examples:
 """
 
 
-@click.group("dispatch", cls=SuggestingGroup, epilog=_EXAMPLES)
+@click.group("dispatch", cls=CommandGroup, epilog=_EXAMPLES)
 def run() -> None:
     """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
 
@@ -35,27 +43,30 @@ def run() -> None:
 @builds(shape=WorkloadOptions)
 @with_options(shape_options(defaults=True))
 @with_options(DRAWING)
-@click.option(
+@option(
     "--popularity",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text file: the weight of each expert (with --law popularity).",
+    metavar="FILE",
+    group=WORKLOAD,
+    help="Text file with the weight of each expert (with --law popularity).",
 )
-@click.option(
+@option(
     "--hot-ranks",
     metavar="LIST",
-    help="GPUs with more tokens than the others: 0:4,5:2 is four and two times as many.",
+    group=WORKLOAD,
+    help="GPUs with more tokens, as in 0:4,5:2 for 4 times and twice as many.",
 )
-@click.option("--threads", type=WORKERS, default=1, show_default=True)
-@click.option("--output", "-o", required=True, type=OutputFolder())
+@workers_option("threads")
+@output_option("the workload, one Parquet file per iteration", required=True)
 def generate(
     *,
     popularity: Path | None,
     hot_ranks: str | None,
-    threads: int,
+    workers: int,
     output: Path,
     shape: WorkloadOptions,
 ) -> None:
-    """Draw a workload, a Parquet file an iteration."""
+    """Draw a workload, and write one Parquet file per iteration."""
     from fastcomm.dispatch import workload
 
     weights = None if popularity is None else _numbers(popularity)
@@ -65,7 +76,7 @@ def generate(
             raise ConfigError("--compat seed: the original has no popularity and no hot ranks")
         more: dict[str, Any] = {}
     else:
-        more = {"popularity": weights, "threads": threads}
+        more = {"popularity": weights, "threads": workers}
         if hot_ranks is not None:
             more["sources"] = _sources(hot_ranks, recipe)
     files = workload.write(recipe, output, **more)
@@ -76,17 +87,9 @@ def generate(
     )
 
 
-@run.command("simulate")
+@run.command("simulate", has_tables=True)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--strategy",
-    "names",
-    default="deepep,fast",
-    show_default=True,
-    metavar="LIST",
-    help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
-    "hierarchical, multicast-balanced.",
-)
+@strategy_option("deepep,fast")
 @simulates()
 def simulate(
     *,
@@ -94,12 +97,13 @@ def simulate(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Time the layers of WORKLOAD under some strategies, and name what binds each.
+    """Simulate the layers of WORKLOAD with some strategies, and name each bottleneck.
 
-    WORKLOAD is a folder of `generate`, or a routing table of a job: an .npz of src_gpu [tokens]
-    and target_experts [tokens, top-k], a Parquet file with these columns, or an .npy of
-    experts. The shape of a generated workload is its own, and one that contradicts it is an
-    error.
+    WORKLOAD is a directory of `generate`, or a routing table of a job: an .npz of src_gpu
+    [tokens] and target_experts [tokens, top-k], a Parquet file with these columns, or an .npy
+    of experts. A generated workload has its own shape; options that contradict it are errors.
+    Strategies: deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout,
+    hierarchical, multicast-balanced.
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
@@ -112,7 +116,7 @@ def simulate(
     request.give(found, report.show)
 
 
-@run.command("compare")
+@run.command("compare", has_tables=True)
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
 @simulates(draws=True)
 def compare(
@@ -120,9 +124,9 @@ def compare(
     workload: Path | None,
     request: SimulationRequest,
 ) -> None:
-    """Time every strategy side by side, each as a multiple of the best possible.
+    """Compare all strategies, each as a multiple of the best possible time.
 
-    Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
+    Without WORKLOAD, draws one from the options and does not store it.
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
@@ -138,35 +142,38 @@ def compare(
     request.give(found, report.compare)
 
 
-@run.command("place")
+_place = partial(option, group=WORKLOAD, is_common=True)
+
+
+@run.command("place", has_tables=True)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
-@click.option(
+@_place(
     "--replicas",
     type=Number(REPLICAS),
+    metavar="FACTOR",
     default=1.5,
-    show_default=True,
-    help="Physical experts by logical ones; times the experts, a multiple of the GPUs.",
+    help="Physical experts per logical expert.",
 )
-@click.option(
+@_place(
     "--groups",
     type=COUNT,
     default=1,
-    show_default=True,
-    help="Groups of experts that stay in a node, if they divide among the nodes; else global.",
+    help="Number of expert groups that stay inside a node.",
 )
-@click.option(
+@_place(
     "--rule",
     type=click.Choice(["random", "round-robin", "local"]),
+    metavar="NAME",
     default="local",
-    show_default=True,
-    help="Which replica a token takes; local: those of its own node first.",
+    help="Which replica a token takes: random, round-robin, or local (its own node first).",
 )
-@click.option(
+@_place(
     "--load",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text file: measured load of each expert, a line a layer. [default: the workload's]",
+    metavar="FILE",
+    help="Measured load of each expert: text, one line per layer. Default: the workload's.",
 )
-@click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
+@strategy_option("deepep,fast,multicast-balanced")
 @simulates()
 def place(
     *,
@@ -178,7 +185,7 @@ def place(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Place replicas of the experts by their load, and time WORKLOAD before and after."""
+    """Place replicas of experts by load, and simulate WORKLOAD before and after."""
     import numpy as np
 
     from fastcomm.dispatch import placement
@@ -201,15 +208,17 @@ def place(
     request.give(found, report.place)
 
 
-@run.command("sweep")
-@click.option(
+@run.command("sweep", has_tables=True)
+@option(
     "--over",
     multiple=True,
     required=True,
     metavar="NAME=LIST",
-    help="Values of an option of the workload: zipf_alpha=1.1,2. Several make a grid.",
+    group=WORKLOAD,
+    is_common=True,
+    help="Values of a workload option, as in zipf_alpha=1.1,2. Repeatable.",
 )
-@click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
+@strategy_option("deepep,fast,multicast-balanced")
 @simulates(draws=True)
 def sweep(
     *,
@@ -217,7 +226,7 @@ def sweep(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    """Simulate strategies over a grid of workloads: skew, nodes, top-k, tokens."""
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report

@@ -6,11 +6,19 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from cloup import OptionGroup
 
 from fastcomm.checks import EFFICIENCY, FACTOR, START_S
+from fastcomm.cli.commands import WORKLOAD, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import BYTES, Number, builds, with_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.results import (
+    ResultFiles,
+    cluster_option,
+    compat_option,
+    print_json,
+    result_options,
+)
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
@@ -23,76 +31,91 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
 
 _SHAPE = {
-    "num_nodes": "Nodes.",
-    "gpus_per_node": "GPUs of a node, each with a NIC.",
-    "experts_per_gpu": "Experts of a GPU.",
-    "seq_len": "Tokens of a sequence.",
-    "batch_size": "Sequences; a layer has seq-len * batch-size tokens in all.",
-    "embed_size": "Elements of a token.",
-    "topk": "Experts of a token.",
-    "num_layers": "Layers of an iteration.",
-    "iter_num": "Iterations.",
+    "num_nodes": "Number of nodes.",
+    "gpus_per_node": "GPUs per node, each with a NIC.",
+    "experts_per_gpu": "Experts per GPU.",
+    "seq_len": "Sequence length in tokens.",
+    "batch_size": "Number of sequences in a layer.",
+    "embed_size": "Elements per token.",
+    "topk": "Experts per token.",
+    "num_layers": "Layers per iteration.",
+    "iter_num": "Number of iterations.",
 }
+_COMMON_SHAPE = ("num_nodes", "seq_len", "topk", "iter_num")
+_NETWORK = OptionGroup("Network")
+
+
+def _network(
+    *names: str, metavar: str, help_: str, **attrs: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return option(*names, metavar=metavar, group=_NETWORK, help=help_, **attrs)
+
+
 _TERMS = (
-    click.option(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="Cluster whose bandwidths count: a shipped one (h100) or a TOML file, as of "
-        "fastcomm isp.",
-    ),
-    click.option(
-        "--bw-inter",
-        "--bw_inter",
-        "bw_inter",
+    cluster_option,
+    _network(
+        *("--bw-inter", "--bw_inter", "bw_inter"),
         metavar="RATE",
-        help="NIC bandwidth of a GPU: 50GB/s, 400Gbit/s. [default: 50GiB/s]",
+        is_common=True,
+        help_="NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
     ),
-    click.option(
-        "--bw-intra",
-        "--bw_intra",
-        "bw_intra",
+    _network(
+        *("--bw-intra", "--bw_intra", "bw_intra"),
         metavar="RATE",
-        help="Bandwidth of a GPU inside its node. [default: 400GiB/s]",
+        is_common=True,
+        help_="Bandwidth per GPU inside its node. Default: 400GiB/s.",
     ),
-    click.option(
-        "--inter-efficiency", type=Number(EFFICIENCY), default=1.0, help="Share of it reached."
+    _network(
+        "--inter-efficiency",
+        type=Number(EFFICIENCY),
+        metavar="FACTOR",
+        default=1.0,
+        help_="Share of --bw-inter that is reached.",
     ),
-    click.option(
-        "--intra-efficiency", type=Number(EFFICIENCY), default=1.0, help="Share of it reached."
+    _network(
+        "--intra-efficiency",
+        type=Number(EFFICIENCY),
+        metavar="FACTOR",
+        default=1.0,
+        help_="Share of --bw-intra that is reached.",
     ),
-    click.option(
+    _network(
         "--inter-start",
         type=Number(START_S, unit=1e-6),
+        metavar="TIME",
         default=0.0,
-        help="Start-up of a message, in us.",
+        help_="Startup time of a message between nodes, in us.",
     ),
-    click.option(
+    _network(
         "--intra-start",
         type=Number(START_S, unit=1e-6),
+        metavar="TIME",
         default=0.0,
-        help="Start-up of a message, in us.",
+        help_="Startup time of a message inside a node, in us.",
     ),
-    click.option(
+    _network(
         "--incast",
         type=Number(FACTOR),
+        metavar="FACTOR",
         default=0.0,
-        help="A receiver is slower by this share for each sender beyond the first (direct).",
+        help_="Slowdown of a receiver per sender beyond the first (direct).",
     ),
-    click.option("--token-bytes", type=BYTES, help="Bytes of a dispatched token."),
-    click.option("--combine-bytes", type=BYTES, help="Bytes of a returned token."),
-    click.option(
+    _network("--token-bytes", type=BYTES, metavar="N", help_="Bytes of a dispatched token."),
+    _network("--combine-bytes", type=BYTES, metavar="N", help_="Bytes of a returned token."),
+    option(
         "--demand",
         type=click.Choice(["copies", "unique"]),
         default="copies",
-        show_default=True,
-        help="What fast, direct, spreadout and hierarchical move: all copies, or one a GPU.",
+        group=_NETWORK,
+        help="What strategies but deepep move: all copies of a token, or one per GPU.",
     ),
-    click.option(
+    option(
         "--decomposition",
         type=click.Choice(["threshold", "incremental", "assignment"]),
         default="threshold",
-        show_default=True,
-        help="How fast finds its stages.",
+        metavar="METHOD",
+        group=_NETWORK,
+        help="How fast finds its stages: threshold, incremental or assignment.",
     ),
 )
 
@@ -103,49 +126,75 @@ def _whole(name: str) -> click.IntRange:
 
 
 def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
-    """The options of the shape, named as the original's; underscores are taken as well."""
+    """Return the options of the shape; the original's names with underscores work, too."""
     whole = [
-        click.option(
+        option(
             *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
             type=_whole(name),
-            help=f"{words} [default: {getattr(Recipe(), name)}]" if defaults else words,
+            group=WORKLOAD,
+            is_common=name in _COMMON_SHAPE,
+            help=f"{text} Default: {getattr(Recipe(), name)}." if defaults else text,
         )
-        for name, words in _SHAPE.items()
+        for name, text in _SHAPE.items()
     ]
-    dtype = click.option(
-        "--dtype", type=click.Choice(list(DTYPE_BYTES)), help="Type of the elements."
+    dtype = option(
+        "--dtype",
+        type=click.Choice(list(DTYPE_BYTES)),
+        metavar="NAME",
+        group=WORKLOAD,
+        help=f"Type of the elements: {', '.join(DTYPE_BYTES)}.",
     )
     return (*whole, dtype)
 
 
 DRAWING = (
-    click.option(
+    option(
         "--zipf-alpha",
         "--zipf_alpha",
         "zipf_alpha",
         type=Number(RANGES["zipf_alpha"]),
-        help="Exponent.",
+        metavar="FACTOR",
+        group=WORKLOAD,
+        is_common=True,
+        help="Exponent of the Zipf law.",
     ),
-    click.option("--seed", type=_whole("seed"), help="Random seed. [default: 0]"),
-    click.option(
-        "--compat",
-        type=click.Choice(["seed"]),
-        help="Draw exactly what the original simulator draws from this random seed.",
-    ),
-    click.option(
+    option("--seed", type=_whole("seed"), group=WORKLOAD, help="Random seed. Default: 0."),
+    compat_option("seed"),
+    option(
         "--law",
         type=click.Choice(LAWS),
-        help="How popular experts are: unbounded Zipf folded onto them, bounded Zipf, all "
-        "alike, a table, DeepSeek-V3's group-limited gate, or ranks that send mostly "
-        "away. [default: zipf]",
+        metavar="NAME",
+        group=WORKLOAD,
+        is_common=True,
+        help=f"How popular experts are: {', '.join(LAWS)}. Default: zipf.",
     ),
-    click.option(
+    option(
         "--distinct",
         type=click.Choice(["uniform", "resample"]),
-        help="What replaces a repeated expert of a token: any, or one by the law.",
+        group=WORKLOAD,
+        help="What replaces a repeated expert of a token: any expert, or one by the law.",
     ),
-    click.option("--shuffle", is_flag=True, default=None, help="Hot experts anywhere."),
+    option(
+        "--shuffle",
+        is_flag=True,
+        default=None,
+        group=WORKLOAD,
+        help="Randomize which experts are popular.",
+    ),
 )
+
+
+def strategy_option(default: str) -> Callable[[F], F]:
+    """Return the option of the strategies to simulate."""
+    return option(
+        "--strategy",
+        "names",
+        default=default,
+        metavar="LIST",
+        group=_NETWORK,
+        is_common=True,
+        help="Strategies to simulate.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +249,7 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
             command(request=request, **values)
 
         kinds = {"shape": WorkloadOptions, "network": DispatchOptions, "results": ResultFiles}
-        files = result_options("Write dispatch.json, and the table as CSV and Parquet.")
+        files = result_options("dispatch.json, and the table as CSV and Parquet")
         drawing = DRAWING if draws else ()
         options = (*shape_options(defaults=draws), *drawing, *_TERMS, files)
         return with_options(options)(builds(**kinds)(call))

@@ -2,8 +2,9 @@
 
 import click
 
-from fastcomm.cli.options import SECONDS
-from fastcomm.cli.results import print_json
+from fastcomm.cli.commands import Command
+from fastcomm.cli.options import cluster_options
+from fastcomm.cli.results import json_option, print_json
 
 _EXAMPLES = """\b
 Examples:
@@ -13,22 +14,10 @@ Examples:
 """
 
 
-@click.command("doctor", epilog=_EXAMPLES)
+@click.command("doctor", cls=Command, epilog=_EXAMPLES)
 @click.argument("store", required=False, metavar="[STORE]")
-@click.option(
-    "--dask",
-    metavar="ADDRESS",
-    help="Look at a Dask cluster, too: tcp://host:8786, file:scheduler.json or local:4.",
-)
-@click.option(
-    "--dask-wait",
-    type=SECONDS,
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the scheduler.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@cluster_options
+@json_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -38,13 +27,13 @@ def run(
     dask_wait: float,
     as_json: bool,
 ) -> None:
-    """Say what fastcomm runs on and whether it works, for a report of a bug.
+    """Check the installation, a store, or a cluster, for a bug report.
 
-    Printed are versions, cores, memory, the cache of compiled code, whether a step of known
-    numbers is measured right, and whether a cluster can be reached. All files of a STORE are
-    read, and compared with the sizes and checksums of when they were written. There are no
-    paths, names of users or hosts, addresses or environment in it: it can be pasted as it is.
-    Exit codes: 0 all is well, 1 something has to be mended.
+    Prints versions, cores, memory, the kernel cache, whether a step with known numbers is
+    measured correctly, and whether the cluster of --dask can be reached. All files of a STORE
+    are compared with their recorded sizes and checksums. The output has no paths, user or host
+    names, addresses or environment variables, so it can be shared. Exit codes: 0 no problem,
+    1 a problem was found.
     """
     from fastcomm.analyses.doctor import examine
 

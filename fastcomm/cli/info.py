@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.cli.commands import READING, Command, option
 from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
-from fastcomm.cli.results import print_json
+from fastcomm.cli.results import json_option, print_json
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -21,11 +22,18 @@ Examples:
 """
 
 
-@click.command("info", epilog=_EXAMPLES)
+@click.command("info", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--all", "all_ranks", is_flag=True, help="Read every rank, not the first alone.")
+@option(
+    "--all",
+    "all_ranks",
+    is_flag=True,
+    group=READING,
+    is_common=True,
+    help="Read every rank. Default: the first rank alone.",
+)
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -37,10 +45,10 @@ def run(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Say what a run is: format, ranks, iterations, process groups, and what it lacks.
+    """Describe a run: format, ranks, steps, process groups, and missing data.
 
-    PATH is what `fastcomm metrics` takes. Of traces the first rank is read, which takes seconds
-    however many there are; of a store that `fastcomm ingest` wrote, all is known.
+    PATH is as for fastcomm metrics. Reads the first rank alone, which takes seconds for a run
+    of any size; of a store of fastcomm ingest, all ranks are known at once.
     """
     from fastcomm.cli import INCOMPLETE
 

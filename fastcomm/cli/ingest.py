@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.cli.commands import Command
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, Output, executor_for, run_options
+from fastcomm.cli.results import output_option
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -20,15 +22,10 @@ Examples:
 """
 
 
-@click.command("ingest", epilog=_EXAMPLES)
+@click.command("ingest", cls=Command, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=Output(),
-    metavar="DIR",
-    help="Where the store goes: a new directory, or a store of the same run.",
+@output_option(
+    "the store, a new directory or a store of the same run", type=Output(), required=True
 )
 @run_options
 @click.pass_context
@@ -41,14 +38,14 @@ def run(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Store a run as Parquet, one file a rank, which every command opens like the traces.
+    """Store a run as Parquet, one file per rank, which every command reads like traces.
 
-    PATH is what `fastcomm metrics` takes. All events are kept, a tenth as large as gzipped and
-    read many times as fast; DuckDB, Polars and pandas read the files as they are.
+    PATH is as for fastcomm metrics. The store keeps all events, is a tenth of the size of
+    gzipped traces, and is read many times faster. DuckDB, Polars and pandas read its files.
 
-    The same command again goes on where one was broken off, and reads no rank whose source and
-    options have not changed. Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
-    ranks (--keep-going).
+    An interrupted command continues where it stopped when it is run again; ranks whose source
+    and options have not changed are not read again. Exit codes: 0 done, 1 error, 2 wrong usage,
+    3 done without some ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
     from fastcomm.files import unguarded
@@ -87,7 +84,7 @@ def _stored(
 
 
 def _show(found: "Ingested") -> None:
-    """Say on stderr what was done: there is no result to print."""
+    """Report the store on stderr."""
     from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words
     from fastcomm.units import counted, format_bytes
 

@@ -7,11 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from cloup import OptionGroup
 
 from fastcomm.checks import IMBALANCE, PENALTY
+from fastcomm.cli.commands import (
+    COMPAT,
+    LAYOUT,
+    OUTPUT,
+    WORKLOAD,
+    Command,
+    option,
+)
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import COUNT, Number, builds, with_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.results import (
+    ResultFiles,
+    cluster_option,
+    compat_option,
+    print_json,
+    result_options,
+    top_option,
+)
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
@@ -29,133 +45,256 @@ Examples:
   fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki,256Ki --global-batch 4Mi
 """
 
-_OPTIONS = [
-    click.option(
+_BATCH = OptionGroup("Model and batch")
+_SPACE = OptionGroup("Search space")
+_COST = OptionGroup("Cost model")
+_TABLE = click.Path(exists=True, dir_okay=False)
+
+_COMMON = [
+    option(
         "--model",
         metavar="MODEL",
+        group=_BATCH,
+        is_common=True,
         help="Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
         "config.json.",
     ),
-    click.option("--vocab", metavar="N", help="Another size of the vocabulary."),
-    click.option(
+    option(
         "--world-size",
-        metavar="GPUS",
-        help="GPUs: 128, several (64,128), or 64-256, every whole node from least to most.",
+        metavar="LIST",
+        group=_BATCH,
+        is_common=True,
+        help="Number of GPUs: 128, 64,128, or 64-256 for all whole nodes between.",
     ),
-    click.option(
-        "--seq-len", metavar="TOKENS", help="Sequence length, 64Ki; several make a sweep."
+    option(
+        "--seq-len",
+        metavar="LIST",
+        group=WORKLOAD,
+        is_common=True,
+        help="Sequence length in tokens, as in 64Ki. Several make a sweep.",
     ),
-    click.option("--global-batch", metavar="TOKENS", help="Tokens of a step: 4Mi."),
-    click.option("--global-batch-min", metavar="TOKENS", help="A range of batches instead."),
-    click.option("--global-batch-max", metavar="TOKENS", help="The most of the range."),
-    click.option("--micro-bsz", metavar="N", help="Only this micro-batch size."),
-    click.option("--micro-num", metavar="N", help="Only this number of micro-batches."),
-    click.option(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="a800 (the default), a100, h100, h800, h200, b200, ascend910b, or a TOML file.",
+    option(
+        "--global-batch",
+        metavar="N",
+        group=_BATCH,
+        is_common=True,
+        help="Tokens per step, as in 4Mi.",
     ),
-    click.option("--memory", metavar="BYTES", help="What a strategy may need: 70GiB."),
-    click.option(
-        "--compare", metavar="LIST", help="Only these of isp,msp,fsp,mtp; or dsp alone."
+    cluster_option,
+    option(
+        "--memory",
+        metavar="BYTES",
+        group=_SPACE,
+        is_common=True,
+        help="Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
     ),
-    click.option("--pp", metavar="LIST", help="Only these pipeline sizes."),
-    click.option("--sp", metavar="LIST", help="Only these sequence (or tensor) shards."),
-    click.option("--flash/--no-flash", default=None, help="FlashAttention, as usual, or none."),
-    click.option(
+    option(
+        "--algorithms",
+        metavar="LIST",
+        group=_SPACE,
+        is_common=True,
+        help="Consider only these of isp,msp,fsp,mtp; or dsp alone.",
+    ),
+    option(
+        "--pp",
+        metavar="LIST",
+        group=LAYOUT,
+        is_common=True,
+        help="Pipeline-parallel size. Default: every possible one; 1,2 are two.",
+    ),
+    option(
+        "--calibrate",
+        metavar="PATH",
+        group=_COST,
+        is_common=True,
+        help="Use measured links and GEMMs: traces, output of fastcomm metrics, or of "
+        "nccl-tests (links alone).",
+    ),
+]
+_SEARCH = [
+    option("--vocab", metavar="N", group=_BATCH, help="Vocabulary size. Default: the model's."),
+    option(
+        "--global-batch-min",
+        metavar="N",
+        group=_BATCH,
+        help="Minimum tokens per step, instead of --global-batch.",
+    ),
+    option(
+        "--global-batch-max",
+        metavar="N",
+        group=_BATCH,
+        help="Maximum tokens per step, instead of --global-batch.",
+    ),
+    option("--micro-bsz", metavar="N", group=_BATCH, help="Micro-batch size. Default: any."),
+    option(
+        "--micro-num", metavar="N", group=_BATCH, help="Micro-batches. Default: any number."
+    ),
+    option(
+        "--sp",
+        metavar="LIST",
+        group=_SPACE,
+        help="Sequence- or tensor-parallel size. Default: every possible one.",
+    ),
+    option(
+        "--ep",
+        metavar="LIST",
+        group=LAYOUT,
+        help="Expert-parallel size. Default: every possible one; 1,2 are two.",
+    ),
+    option(
+        "--interleave",
+        metavar="LIST",
+        group=_SPACE,
+        help="Pipeline stages per rank. Default: every possible number.",
+    ),
+    option(
+        "--any-schedule",
+        is_flag=True,
+        group=_SPACE,
+        help="Allow fewer micro-batches than pipeline stages.",
+    ),
+]
+_COSTS = [
+    option(
+        "--flash/--no-flash",
+        default=None,
+        group=_COST,
+        help="Use FlashAttention, or plain attention. Default: FlashAttention.",
+    ),
+    option(
         "--penalty",
         type=Number(PENALTY),
-        help="What overlap costs: share of the shorter part.  [default: 0.2]",
+        metavar="FACTOR",
+        group=_COST,
+        help="Cost of overlap, as a share of the shorter part. Default: 0.2.",
     ),
-    click.option("--overlap-grad", is_flag=True, help="Hide gradients behind the backward."),
-    click.option(
-        "--grad-sync", type=click.Choice(["all_reduce", "reduce_scatter"]), default="all_reduce"
+    option(
+        "--overlap-grad",
+        is_flag=True,
+        group=_COST,
+        help="Overlap gradient synchronization with the backward pass.",
     ),
-    click.option(
-        "--param-sync", type=click.Choice(["broadcast", "all_gather"]), default="broadcast"
+    option(
+        "--grad-sync",
+        type=click.Choice(["all_reduce", "reduce_scatter"]),
+        default="all_reduce",
+        group=_COST,
+        help="Collective that synchronizes gradients.",
     ),
-    click.option(
+    option(
+        "--param-sync",
+        type=click.Choice(["broadcast", "all_gather"]),
+        default="broadcast",
+        group=_COST,
+        help="Collective that synchronizes parameters.",
+    ),
+    option(
         "--overlap",
         type=click.Choice(["layer", "per_op"]),
         default="layer",
-        help="What a layer's gathers hide behind: all its products, or each its own.",
+        group=_COST,
+        help="What the gathers of a layer overlap with: all its GEMMs, or each its own.",
     ),
-    click.option(
+    option(
         "--comm-model",
         type=click.Choice(["call", "ring", "tree"]),
         default="call",
-        help="What pays a start: each call, each step of a ring, each level of a tree.",
+        group=_COST,
+        help="What pays a startup time: each call, step of a ring, or level of a tree.",
     ),
-    click.option(
-        "--interleave", metavar="LIST", help="Only these numbers of pipeline stages a rank."
-    ),
-    click.option("--ep", metavar="LIST", help="Only these spreads of a layer's experts."),
-    click.option(
+    option(
         "--imbalance",
         type=Number(IMBALANCE),
-        help="Tokens of the busiest rank's experts over their mean.  [default: 1]",
+        metavar="FACTOR",
+        group=_COST,
+        help="Tokens of the busiest rank's experts divided by the mean. Default: 1.",
     ),
-    click.option(
+    option(
         "--dispatch",
         type=click.Choice(["copies", "nodes"]),
         default="copies",
-        help="A token goes to each of its experts, or once to each of their nodes.",
+        group=_COST,
+        help="Send a token to each of its experts, or once to each of their nodes.",
     ),
-    click.option(
+    option(
         "--overlap-experts",
         is_flag=True,
-        help="Hide the experts' all-to-alls behind another micro-batch.",
+        group=_COST,
+        help="Overlap the all-to-alls of experts with another micro-batch.",
     ),
-    click.option(
+    option(
         "--p2p",
         type=click.Choice(["whole", "scatter"]),
         default="whole",
-        help="What an MTP rank sends to the next stage: all of it, or its share.",
+        group=_COST,
+        help="What an MTP rank sends to the next stage: everything, or its share.",
     ),
-    click.option("--any-schedule", is_flag=True, help="Fewer micro-batches than stages, too."),
-    click.option(
+    option(
         "--gemm-table",
-        type=click.Path(exists=True, dir_okay=False),
-        help="Measured products: CSV with key_bytesxmacs and lat_s.",
+        type=_TABLE,
+        metavar="FILE",
+        group=_COST,
+        help="Measured GEMMs: CSV with key_bytesxmacs and lat_s.",
     ),
-    click.option(
+    option(
         "--attention-table",
-        type=click.Path(exists=True, dir_okay=False),
+        type=_TABLE,
+        metavar="FILE",
+        group=_COST,
         help="Measured attention: CSV with b, s, h_local, is_fwd and lat_s.",
     ),
-    click.option(
-        "--calibrate",
-        metavar="PATH",
-        help="Links and products as measured: traces; `fastcomm metrics --output` or "
-        "nccl-tests' output for links alone.",
-    ),
-    click.option(
-        "--compat",
-        type=click.Choice(["isp-2025", "isp-2024"]),
-        help="Space, formulas and numbers of the original simulator.",
-    ),
-    click.option(
-        "--tables",
-        type=click.Path(exists=True, file_okay=False),
-        help="Folder with linear_<gpu>.csv and fa_<gpu>.csv.",
-    ),
-    click.option("--strict-batch", is_flag=True, help="compat: all divisors, not squares."),
-    click.option("--overlap-wdp", is_flag=True, help="compat: hide the gradients' reduction."),
-    click.option(
-        "--config",
+    compat_option("isp-2025", "isp-2024"),
+    option(
+        "--compat-config",
         "config_path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="JSON with the original's keys; options say more.",
+        metavar="FILE",
+        group=COMPAT,
+        help="JSON file with the keys of the original simulator; options override it.",
     ),
-    click.option("--top", type=COUNT, default=6, show_default=True, help="How many to show."),
-    click.option("--explain", type=COUNT, help="Walk through one of the ranking."),
-    click.option(
-        "--sensitivity", is_flag=True, help="What faster links or more memory would change."
+    option(
+        "--compat-tables",
+        type=click.Path(exists=True, file_okay=False),
+        metavar="DIR",
+        group=COMPAT,
+        help="Directory with linear_<gpu>.csv and fa_<gpu>.csv (with --compat).",
     ),
-    click.option(
-        "--launch",
+    option(
+        "--strict-batch",
+        is_flag=True,
+        group=COMPAT,
+        help="Consider all divisors, not squares alone (with --compat).",
+    ),
+    option(
+        "--overlap-wdp",
+        is_flag=True,
+        group=COMPAT,
+        help="Overlap the reduction of gradients (with --compat).",
+    ),
+]
+_SHOWN = [
+    top_option(6),
+    option(
+        "--explain",
+        type=COUNT,
+        group=OUTPUT,
+        is_common=True,
+        help="Explain the cost of strategy N of the ranking.",
+    ),
+    option(
+        "--sensitivity",
+        is_flag=True,
+        group=OUTPUT,
+        is_common=True,
+        help="Show what faster links or more memory would change.",
+    ),
+    option(
+        "--trainer-args",
         type=click.Choice(["megatron", "internevo"]),
-        help="Print the winner as a trainer's arguments.",
+        metavar="NAME",
+        group=OUTPUT,
+        is_common=True,
+        help="Print the best strategy as arguments of megatron or internevo.",
     ),
 ]
 
@@ -167,12 +306,12 @@ class ShowOptions:
     top: int = 6
     explain: int | None = None
     sensitivity: bool = False
-    launch: str | None = None
+    trainer_args: str | None = None
 
 
-@click.command("isp", epilog=_EXAMPLES)
-@with_options(_OPTIONS)
-@result_options("Write isp.json, and every strategy as CSV and Parquet.")
+@click.command("isp", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@with_options([*_COMMON, *_SEARCH, *_COSTS, *_SHOWN])
+@result_options("isp.json, and every strategy as CSV and Parquet")
 @builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
 def run(
     *,
@@ -181,11 +320,12 @@ def run(
     showing: ShowOptions,
     files: ResultFiles,
 ) -> None:
-    """Find the parallel strategy that trains fastest and fits in memory.
+    """Find the fastest parallel strategy that fits in memory.
 
-    Sequence parallelism in four flavours, shards of weights, gradients and optimizer states,
-    pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
-    ranked by tokens a GPU and second. Nothing is run.
+    Estimates every possible strategy by closed formulas, and ranks them by tokens/s/GPU: four
+    kinds of sequence parallelism, sharding of weights, gradients and optimizer states, pipeline
+    stages, micro-batches, and recompute. Runs nothing. --model, --world-size, --seq-len and a
+    batch are required.
     """
     from fastcomm import isp
     from fastcomm.isp.calibration import setting
@@ -197,9 +337,9 @@ def run(
     warn(_decimal_units(options))
     lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
     if options.compat and showing.sensitivity:
-        raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
+        raise ConfigError("--sensitivity does not apply to --compat; leave one out")
     if options.compat and len(lengths) > 1:
-        raise ConfigError("--compat: one sequence length at a time")
+        raise ConfigError("--compat takes one --seq-len")
     asked = isp.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
@@ -274,8 +414,8 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
     from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
-    if showing.launch:
-        click.echo(snippet(showing.launch, found.record(0), found.question))
+    if showing.trainer_args:
+        click.echo(snippet(showing.trainer_args, found.record(0), found.question))
         return
     if showing.explain:
         if showing.explain > found.feasible:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.cli.commands import OUTPUT, Command, option
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import measure, measure_options, result_options
 from fastcomm.options import MetricsOptions, ReadOptions
@@ -22,20 +23,23 @@ Examples:
 """
 
 
-@click.command("metrics", epilog=_EXAMPLES)
+@click.command("metrics", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
+@option(
     "--full",
     is_flag=True,
-    help="Print all tables: waits by parallelism, collectives, windows, process groups.",
+    group=OUTPUT,
+    is_common=True,
+    help="Print all tables: waits, collectives, windows, process groups.",
 )
-@click.option(
+@option(
     "--spec",
     is_flag=True,
-    help="Print the specification's formulas, and utilization by the bytes of --bytes.",
+    group=OUTPUT,
+    help="Print the specification formulas, and utilization by --bytes.",
 )
 @measure_options
-@result_options("Write every table as CSV and Parquet, and metrics.json.")
+@result_options("metrics.json, and every table as CSV and Parquet")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -52,18 +56,15 @@ def run(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Measure what communication costs a training run, by parallelism.
+    """Measure where a step's time goes, and what communication costs, by parallelism.
 
-    PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
-    exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
-    Printed is one screen: the largest part of a step, the causes of lost time (stragglers, slow
-    links, late hosts, imbalanced stages, hot experts) with their cost, where the time of a step
-    goes, one line each for DP, TP, PP, EP and CP, and the ranks that make others wait. --full
-    prints all tables.
+    PATH is a directory, file or glob of traces: PyTorch profiler (.json, .json.gz), Nsight
+    Systems exports (.sqlite, parquetdir, arrowdir), or a store of fastcomm ingest. Prints one
+    screen: the largest part of the step, causes of lost time (stragglers, slow links, late
+    hosts, imbalanced stages, hot experts) with their cost, and one line per parallelism.
 
-    Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
-    --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
-    ranks (--keep-going).
+    If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from fastcomm.checks import MOST_LISTED, MOST_NUMBER, MOST_WORKERS, RANKS, Range, shortened
+from fastcomm.cli.commands import LAYOUT, READING, option
 from fastcomm.cli.messages import warn
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, TraceFileError, shell_joined
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def whole(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
+def numbers(name: str, text: str) -> tuple[int, ...]:
     """Return the numbers of "0-7,12".
 
     Raises
@@ -90,12 +91,12 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         least, most = whole(first), whole(last if dash else first)
         if least is None or most is None or least > most:
             raise ConfigError(
-                f"{option}: found {shortened(part)!r} in {shortened(text)!r}, wanted numbers "
+                f"{name}: found {shortened(part)!r} in {shortened(text)!r}, wanted numbers "
                 f"from 0 to {MOST_NUMBER}, as in 0-7,12"
             )
         if len(found) + most - least >= MOST_LISTED:
             raise ConfigError(
-                f"{option}: {shortened(text)!r} names more than {MOST_LISTED} numbers; wanted "
+                f"{name}: {shortened(text)!r} names more than {MOST_LISTED} numbers; wanted "
                 "fewer, as in 0-7,12"
             )
         found.extend(range(least, most + 1))
@@ -112,8 +113,6 @@ SECONDS = Number(Range(0, 1e6, is_open=True))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_SIZES = ("tp", "pp", "dp", "ep", "cp")
 
 
 class FileOrUrl(click.Path):
@@ -140,6 +139,45 @@ class TracePath(click.Path):
 
         refuse_standard_input(value)
         return super().convert(value, param, ctx)
+
+
+class RunPath(TracePath):
+    """A trace or a directory of traces; of dPRO trials, the error names `command` of dpro."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for a dPRO trial or a uniform trace."""
+        from fastcomm.readers import dpro
+
+        path = super().convert(value, param, ctx)
+        if dpro.claims(path):
+            raise dpro.trial_error(path, self._command)
+        return path
+
+
+class TrialPath(TracePath):
+    """A dPRO trial or a uniform trace; of a run, the error names its command."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for traces of a profiler."""
+        from fastcomm.readers.dpro import inputs
+
+        path = super().convert(value, param, ctx)
+        if inputs.is_run(path):
+            line = shell_joined(["fastcomm", self._command, str(path)])
+            raise TraceFileError(f"{path} is no dPRO trial; for traces of a profiler: {line}")
+        return path
 
 
 class Output(click.Path):
@@ -184,8 +222,8 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     """Return a decorator that adds options to a command; its help lists them in this order."""
 
     def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
+        for add in reversed(options):
+            command = add(command)
         return command
 
     return decorate
@@ -224,99 +262,136 @@ def _as_options(text: str, names: Sequence[str]) -> str:
 
 
 def run_options(command: F) -> F:
-    """Add the options that say what a run is and how to read it.
+    """Add the options that say how the traces of a run are found and read.
 
     The command gets them as `reading` and `execution`.
     """
     grouped = builds(reading=ReadOptions, execution=ExecutionOptions)(command)
-    return with_options([*_reading(), *_going_on()])(grouped)
+    return with_options([*_READING, workers_option(), keep_going_option, *_CLUSTER])(grouped)
 
 
 def reading_options(command: F) -> F:
-    """Add the options of `run_options` without those on bad files and on parallel reading."""
-    return with_options(_reading())(command)
+    """Add the options of `run_options` without those of parallel reading, as `reading`."""
+    grouped = builds(reading=ReadOptions)(command)
+    return with_options([*_READING, keep_going_option])(grouped)
 
 
-def _reading() -> list[Callable[[F], F]]:
-    sizes = [
-        click.option(f"--{name}", type=COUNT, help=f"Size of {name.upper()}.")
-        for name in _SIZES
-    ]
-    return [
-        click.option(
-            "--ranks", type=NumberList(), metavar="LIST", help="Only these ranks: 0-7,12."
-        ),
-        *sizes,
-        click.option(
-            "--order",
-            metavar="ORDER",
-            help="Dimensions, adjacent ranks first, or a name: megatron (tp-cp-ep-dp-pp, the "
-            "default), deepspeed, torchtitan, vllm.",
-        ),
-        click.option(
-            "--config",
-            type=FileOrUrl(exists=True, dir_okay=False),
-            help="TOML file: parallelism, tags, kernel patterns, iterations, link.",
-        ),
-        click.option(
-            "--guess-tags",
-            is_flag=True,
-            help="Guess the parallelism of untagged process groups from their traffic.",
-        ),
-        click.option(
-            "--iteration-regex",
-            metavar="REGEX",
-            help="Annotations that mark iterations; the first group is the number.",
-        ),
-        click.option(
-            "--allow-truncated", is_flag=True, help="Read the whole events of a cut file."
-        ),
-    ]
-
-
-keep_going_option = click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Skip ranks whose files cannot be read, list them, and exit with 3.",
+_SIZES = {
+    "tp": "Tensor-parallel size.",
+    "pp": "Pipeline-parallel size.",
+    "dp": "Data-parallel size.",
+    "ep": "Expert-parallel size.",
+    "cp": "Context-parallel size.",
+}
+_SIZES_ROW = (
+    "--tp, --pp, --dp, --ep, --cp N",
+    "Sizes of the parallelisms, where traces do not name their process groups.",
 )
 
 
-def _going_on() -> list[Callable[[F], F]]:
+def _sizes() -> list[Callable[[Any], Any]]:
+    """Return the options of the sizes, which the help shows in one row."""
     return [
-        keep_going_option,
-        click.option(
-            "--workers",
-            type=WORKERS,
-            default=1,
-            show_default=True,
-            help="Processes that read ranks at the same time.",
-        ),
-        *_cluster(),
+        option(
+            f"--{name}",
+            type=COUNT,
+            group=LAYOUT,
+            is_common=True,
+            help=text,
+            row=_SIZES_ROW if name == "tp" else ("", ""),
+        )
+        for name, text in _SIZES.items()
     ]
+
+
+_READING: list[Callable[[Any], Any]] = [
+    option(
+        "--ranks",
+        type=NumberList(),
+        metavar="LIST",
+        group=LAYOUT,
+        is_common=True,
+        help="Read only these ranks, as in 0-7,12.",
+    ),
+    *_sizes(),
+    option(
+        "--order",
+        metavar="ORDER",
+        group=LAYOUT,
+        help="Rank order: megatron (default), deepspeed, torchtitan, vllm, or as in "
+        "tp-cp-ep-dp-pp.",
+    ),
+    option(
+        "--config",
+        type=FileOrUrl(exists=True, dir_okay=False),
+        metavar="FILE",
+        group=LAYOUT,
+        help="Read settings of the run (parallelism, tags, kernels, link) from a TOML file.",
+    ),
+    option(
+        "--guess-tags",
+        is_flag=True,
+        group=LAYOUT,
+        help="Guess the parallelism of untagged process groups from their traffic.",
+    ),
+    option(
+        "--iteration-regex",
+        metavar="REGEX",
+        group=READING,
+        help="Names of the events that mark steps. The first group is the step number.",
+    ),
+    option(
+        "--allow-truncated",
+        is_flag=True,
+        group=READING,
+        help="Read truncated traces up to the last complete event.",
+    ),
+]
+
+
+keep_going_option = option(
+    "--keep-going",
+    is_flag=True,
+    group=READING,
+    help="Skip ranks that cannot be read, list them, and exit with code 3.",
+)
+
+
+def workers_option(kind: str = "processes") -> Callable[[F], F]:
+    """Return the option of parallel workers; `kind` is what they are."""
+    return option(
+        "--workers",
+        type=WORKERS,
+        default=1,
+        group=READING,
+        is_common=True,
+        help=f"Number of workers that run in parallel ({kind}).",
+    )
+
+
+dask_wait_option = option(
+    "--dask-wait",
+    type=SECONDS,
+    default=60,
+    group=READING,
+    metavar="SECONDS",
+    help="Maximum time to wait for the Dask scheduler and its workers.",
+)
+
+_CLUSTER: list[Callable[[Any], Any]] = [
+    option(
+        "--dask",
+        metavar="ADDRESS",
+        group=READING,
+        help="Use a Dask cluster: tcp://host:8786, file:scheduler.json, or local:4.",
+    ),
+    dask_wait_option,
+]
 
 
 def cluster_options(command: F) -> F:
-    """The options of those alone that name a cluster."""
-    return with_options(_cluster())(command)
-
-
-def _cluster() -> list[Callable[[F], F]]:
-    return [
-        click.option(
-            "--dask",
-            metavar="ADDRESS",
-            help="Read ranks on a Dask cluster: tcp://host:8786, file:scheduler.json, or "
-            "local:4 for one of 4 processes here.",
-        ),
-        click.option(
-            "--dask-wait",
-            type=SECONDS,
-            default=60,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long to wait for the scheduler, and for workers while there are none.",
-        ),
-    ]
+    """Add the options of a Dask cluster."""
+    return with_options(_CLUSTER)(command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,31 +4,36 @@ from pathlib import Path
 
 import click
 
+from fastcomm.cli.commands import OUTPUT, Command, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import ExecutionOptions, OutputFile, executor_for
-from fastcomm.cli.results import measure, measure_options
+from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.results import html_option, measure, measure_options
 from fastcomm.options import MetricsOptions, ReadOptions
 
 _EXAMPLES = """\b
 Examples:
   fastcomm report traces/ --link-bandwidth 400Gbit/s
-  fastcomm report traces/ --tp 8 --pp 4 --workers 16 -o monday.html
+  fastcomm report traces/ --tp 8 --pp 4 --workers 16 --html monday.html
 """
 
 
-@click.command("report", epilog=_EXAMPLES)
+@click.command("report", cls=Command, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
-    "-o",
-    "--output",
-    type=OutputFile(),
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="The page; the tables lie beside it, in a folder of its name with -data.",
+@html_option(default="report.html")
+@option(
+    "--no-data",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Do not write the tables, by default into report-data/ beside the page.",
 )
-@click.option("--no-data", is_flag=True, help="Write the page alone, without the tables.")
-@click.option("--no-path", is_flag=True, help="Search no critical path.")
+@option(
+    "--no-path",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Do not search for the critical path.",
+)
 @measure_options
 @click.pass_context
 def run(
@@ -36,19 +41,19 @@ def run(
     /,
     *,
     paths: tuple[str, ...],
-    output: Path,
+    html: Path,
     no_data: bool,
     no_path: bool,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Write one page that says what communication costs a run, and what to do next.
+    """Write an HTML page of a run: what communication costs, and what to do next.
 
-    The page is one HTML file that needs no network: what matters most with the next command to
-    run, then charts and tables of all metrics and of the critical path. PATH is what `fastcomm
-    metrics` takes. The critical path goes through all ranks where they are few, else through
-    the one that computes the most.
+    The page is one file that needs no network: the most important findings with the next
+    command to run, then charts and tables of all metrics and of the critical path. PATH is as
+    for fastcomm metrics. The critical path goes through all ranks of a small run, otherwise
+    through the rank that computes the longest.
     """
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.report import run_path
@@ -61,12 +66,12 @@ def run(
         whole = None if no_path else open_traces(paths, reading, executor, whole=True)
     write_report(
         found,
-        output,
+        html,
         critical=None if whole is None else run_path(found, whole),
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,
     )
-    say(f"wrote {output}")
+    say(f"wrote {html}")
     if found.failed:
         ctx.exit(INCOMPLETE)

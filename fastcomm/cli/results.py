@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastcomm.cli.commands import COMPAT, EDITS, MEASUREMENT, OUTPUT, READING, WINDOW, option
 from fastcomm.cli.options import (
+    COUNT,
+    FileOrUrl,
     NumberList,
     OutputFile,
     OutputFolder,
@@ -31,55 +34,62 @@ def measure_options(command: F) -> F:
 
     The command gets them as `metrics`, `reading` and `execution`.
     """
-    return with_options(_options())(builds(metrics=MetricsOptions)(run_options(command)))
+    return with_options(_MEASURED)(builds(metrics=MetricsOptions)(run_options(command)))
 
 
-def _options() -> list[Callable[[F], F]]:
-    return [
-        click.option(
-            "--link-bandwidth",
-            type=Rate(),
-            metavar="RATE",
-            help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
-        ),
-        click.option(
-            "--bytes",
-            type=click.Choice(["payload", "bus", "msg"]),
-            default="payload",
-            show_default=True,
-            help="Which bytes bandwidth and volume count.",
-        ),
-        click.option(
-            "--steps",
-            type=NumberList(),
-            metavar="LIST",
-            help="Only steps of these numbers: 4-6.",
-        ),
-        click.option(
-            "--iteration-clock",
-            type=click.Choice(["auto", "device", "host"]),
-            default="auto",
-            show_default=True,
-            help="Where a step begins and ends. device: at the first GPU work launched inside "
-            "its mark, and at that of the next; host: at the mark itself, which the GPU runs "
-            "behind; auto: device if every rank has launches recorded.",
-        ),
-        click.option(
-            "--clocks",
-            type=click.Choice(["aligned", "raw"]),
-            default="aligned",
-            show_default=True,
-            help="Compare the times of ranks with their clocks aligned by collectives, or as "
-            "they are.",
-        ),
-        click.option(
-            "--dask-scratch",
-            type=OutputFolder(),
-            metavar="DIR",
-            help="With --dask: a directory that all workers share. What thousands of ranks "
-            "leave goes there meanwhile, not into the memory of one worker.",
-        ),
-    ]
+def link_bandwidth_option(**attrs: Any) -> Callable[[F], F]:
+    """Return the option of the bandwidth of a GPU's link."""
+    return option(
+        "--link-bandwidth",
+        type=Rate(),
+        metavar="RATE",
+        group=MEASUREMENT,
+        is_common=True,
+        help="Bandwidth of one GPU's link in one direction, as in 400Gbit/s or 50GB/s.",
+        **attrs,
+    )
+
+
+steps_option = option(
+    "--steps",
+    type=NumberList(),
+    metavar="LIST",
+    group=WINDOW,
+    is_common=True,
+    help="Analyze only these steps, as in 4-6,12.",
+)
+_MEASURED: list[Callable[[Any], Any]] = [
+    link_bandwidth_option(),
+    steps_option,
+    option(
+        "--step-boundary",
+        type=click.Choice(["auto", "device", "host"]),
+        default="auto",
+        group=WINDOW,
+        help="Where a step begins and ends: at its first GPU work, or its mark on the host.",
+    ),
+    option(
+        "--bytes",
+        type=click.Choice(["payload", "bus", "msg"]),
+        default="payload",
+        group=MEASUREMENT,
+        help="Which bytes bandwidth and volume count.",
+    ),
+    option(
+        "--clock-alignment",
+        type=click.Choice(["collectives", "none"]),
+        default="collectives",
+        group=READING,
+        help="How clocks are aligned: by collectives, or not.",
+    ),
+    option(
+        "--dask-scratch",
+        type=OutputFolder(),
+        metavar="DIR",
+        group=READING,
+        help="Shared directory for intermediate results (with --dask).",
+    ),
+]
 
 
 def measure(
@@ -120,11 +130,21 @@ class ResultFiles:
     html: Path | None = None
 
 
-def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:
-    """A workbook lies where the other files do."""
-    if said and not ctx.params.get("output"):
-        raise click.UsageError("--xlsx lies among the files of --output; wanted both", ctx)
-    return said
+def _check_beside(ctx: click.Context, _option: click.Parameter, is_given: bool) -> bool:
+    """Refuse --xlsx without --output."""
+    if is_given and not ctx.params.get("output"):
+        raise click.UsageError("--xlsx writes into the directory of --output; give both", ctx)
+    return is_given
+
+
+json_option = option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Print the result as one JSON object.",
+)
 
 
 def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Callable[[F], F]:
@@ -134,29 +154,97 @@ def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Calla
     or with `builds(files=ResultFiles)` one object of them.
     """
     options = [
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-        # Eager: known when --xlsx is looked at.
-        click.option(
-            "--output", "-o", type=OutputFolder(), metavar="DIR", help=files, is_eager=True
-        ),
+        json_option,
+        # Eager: known when --xlsx is checked.
+        output_option(files, is_eager=True),
     ]
     if xlsx:
         options.append(
-            click.option(
+            option(
                 "--xlsx",
                 is_flag=True,
-                callback=_beside_files,
-                help="With --output: the tables as one Excel workbook, too.",
+                callback=_check_beside,
+                group=OUTPUT,
+                help="Write all tables into one Excel workbook, too (with --output).",
             )
         )
     if html:
-        options.append(
-            click.option(
-                "--html",
-                type=OutputFile(),
-                metavar="FILE",
-                help="Write a page for the browser, in one file that needs no network.",
-            )
-        )
-
+        options.append(html_option())
     return with_options(options)
+
+
+def output_option(files: str, **attrs: Any) -> Callable[[F], F]:
+    """Return the option of a directory to write to; `files` is what is written."""
+    return option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        group=OUTPUT,
+        is_common=True,
+        help=f"Directory to write to: {files}.",
+        **{"type": OutputFolder(), **attrs},
+    )
+
+
+def html_option(**attrs: Any) -> Callable[[F], F]:
+    """Return the option of an HTML page."""
+    return option(
+        "--html",
+        type=OutputFile(),
+        metavar="FILE",
+        group=OUTPUT,
+        is_common=True,
+        help="Write a self-contained HTML page.",
+        **attrs,
+    )
+
+
+def compat_option(*tools: str) -> Callable[[F], F]:
+    """Return the option that reproduces another tool."""
+    return option(
+        "--compat",
+        type=click.Choice(tools),
+        group=COMPAT,
+        help="Reproduce the results of another tool exactly.",
+    )
+
+
+cluster_option = option(
+    "--cluster",
+    metavar="NAME|FILE",
+    group=MEASUREMENT,
+    is_common=True,
+    help="Cluster: a100, a800 (default of isp), h100, h800, h200, b200, ascend910b, or a TOML "
+    "file.",
+)
+
+
+def top_option(default: int) -> Callable[[F], F]:
+    """Return the option of the number of rows to print."""
+    return option(
+        "--top",
+        type=COUNT,
+        default=default,
+        group=OUTPUT,
+        is_common=True,
+        help="Number of rows to print.",
+    )
+
+
+trace_option = option(
+    "--trace",
+    "trace_path",
+    type=OutputFile(),
+    metavar="FILE",
+    group=OUTPUT,
+    is_common=True,
+    help="Write the replayed steps (with --changes the changed ones) for Perfetto.",
+)
+changes_option = option(
+    "--changes",
+    type=FileOrUrl(exists=True, dir_okay=False),
+    metavar="FILE",
+    group=EDITS,
+    is_common=True,
+    help='Replay with the changes of a JSON file: {"KEY": {"delay": MS, "ratio": R}}.',
+)

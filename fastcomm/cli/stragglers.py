@@ -5,59 +5,59 @@ from pathlib import Path
 import click
 
 from fastcomm.checks import FACTOR
+from fastcomm.cli.commands import LAYOUT, MEASUREMENT, Command, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     FileOrUrl,
     Number,
-    NumberList,
-    OutputFile,
     builds,
     cluster_options,
     executor_for,
 )
-from fastcomm.cli.results import print_json, result_options
+from fastcomm.cli.results import (
+    changes_option,
+    print_json,
+    result_options,
+    steps_option,
+    trace_option,
+)
 from fastcomm.options import StragglerOptions
 
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
-  fastcomm stragglers trace.parquet --what-if ideal-stage.json --trace replayed.json
+  fastcomm stragglers trace.parquet --changes ideal-stage.json --trace replayed.json
   fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
   fastcomm stragglers trace.parquet --steps 12,20-23 --json | jq .slowdown_by_optype
 """
-_FILE = FileOrUrl(exists=True, dir_okay=False)
 
 
-@click.command("stragglers", epilog=_EXAMPLES)
+@click.command("stragglers", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE.parquet")
-@click.option("--meta", type=_FILE, metavar="META.yaml", help="Sizes of the job.")
-@click.option("--steps", type=NumberList(), metavar="LIST", help="Only these steps: 12,20-23.")
-@click.option(
+@option(
+    "--meta",
+    type=FileOrUrl(exists=True, dir_okay=False),
+    metavar="FILE",
+    group=LAYOUT,
+    is_common=True,
+    help="Read the sizes of the job from a YAML file.",
+)
+@steps_option
+@option(
     "--threshold",
     type=Number(FACTOR),
+    metavar="FACTOR",
     default=1.03,
-    show_default=True,
-    help="Slowdown from which on it is asked who brings it.",
+    group=MEASUREMENT,
+    is_common=True,
+    help="Minimum slowdown to attribute to a rank.",
 )
-@click.option(
-    "--what-if",
-    type=_FILE,
-    metavar="FILE",
-    help='JSON: {"<which>": {"delay": ms, "ratio": r, "ideal": true}}.',
-)
-@click.option(
-    "--trace",
-    "trace_path",
-    type=OutputFile(),
-    metavar="FILE",
-    help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
-)
+@changes_option
+@trace_option
 @builds(options=StragglerOptions, execution=ExecutionOptions)
 @cluster_options
-@result_options(
-    "Write stragglers.json, and the files of the published study: result, ms, mw.", xlsx=False
-)
+@result_options("stragglers.json, and the files of the published study", xlsx=False)
 def run(
     *,
     table: str,
@@ -68,10 +68,10 @@ def run(
     options: StragglerOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Find which ranks, stages and operations hold a production job up.
+    """Find the straggling ranks, stages and operations of a production job.
 
-    TABLE has one row an operation (dp_rank, stage, rank, step, optype, start_ts, duration,
-    seq_id, mc, gmc), as ByteDance's StragglerAnalysis publishes them. The step is replayed as
+    TABLE has one row per operation (dp_rank, stage, rank, step, optype, start_ts, duration,
+    seq_id, mc, gmc), as published by ByteDance's StragglerAnalysis. Replays the steps as
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
     """

@@ -1,5 +1,6 @@
 """``fastcomm what-if``."""
 
+from functools import partial
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.commands import EDITS, Command, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.cli.windows import find_path, path_options
@@ -25,34 +27,57 @@ Examples:
 """
 
 
-@click.command("what-if", epilog=_EXAMPLES)
+_edit = partial(option, group=EDITS)
+
+
+@click.command("what-if", cls=Command, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
-@click.option(
+@_edit(
     "--scale",
     multiple=True,
+    is_common=True,
     metavar="WHAT=FACTOR",
-    help="Own time of events times a factor; FROM:TO:STEP tries many. WHAT is comm, compute, "
-    "copy or host, comm:TAG, or tag:, op:, stream:, thread: or name: with a value; + joins.",
+    help="Multiply the own time of events by FACTOR, or by each of FROM:TO:STEP.",
 )
-@click.option("--set", "set_", multiple=True, metavar="WHAT=TIME", help="Own time: 10us.")
-@click.option(
+@_edit(
+    "--set",
+    "set_",
+    multiple=True,
+    metavar="WHAT=TIME",
+    help="Set the own time of events, as in name:allreduce=10us.",
+)
+@_edit(
     "--remove",
     multiple=True,
+    is_common=True,
     type=click.Choice(["launches", "gaps", "host-gaps"]),
-    help="Launch delays, gaps between kernels, gaps between operators.",
+    help="Remove launch delays, gaps between kernels, or gaps between operators.",
 )
-@click.option("--hide", multiple=True, metavar="TAG", help="Communication of TAG is free.")
-@click.option("--fuse-below", metavar="TIME", help="Fuse neighbouring kernels below TIME.")
-@click.option("--clock", metavar="TIMES", help="Compute kernels are so many times as fast.")
-@click.option("--link", metavar="TIMES", help="Communication is so many times as fast.")
-@click.option(
+@_edit(
+    "--hide",
+    multiple=True,
+    metavar="TAG",
+    is_common=True,
+    help="Make the communication of a parallelism free, as in DP.",
+)
+@_edit("--fuse-below", metavar="TIME", help="Fuse neighboring kernels shorter than TIME.")
+@_edit("--compute-speedup", metavar="FACTOR", help="Divide compute kernel durations by FACTOR.")
+@_edit(
+    "--comm-speedup",
+    metavar="FACTOR",
+    is_common=True,
+    help="Divide communication durations by FACTOR.",
+)
+@_edit(
     "--edits",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with tables [[edit]], which come first.",
+    metavar="FILE",
+    is_common=True,
+    help="Apply the [[edit]] tables of a TOML file first.",
 )
 @run_options
-@result_options("Write the new path as CSV and Parquet, what_if.json, and the sweep.")
+@result_options("what_if.json, the new path and sweeps as CSV and Parquet")
 @builds(files=ResultFiles)
 @click.pass_context
 def run(
@@ -65,18 +90,21 @@ def run(
     remove: tuple[str, ...],
     hide: tuple[str, ...],
     fuse_below: str | None,
-    clock: str | None,
-    link: str | None,
+    compute_speedup: str | None,
+    comm_speedup: str | None,
     edits: Path | None,
     files: ResultFiles,
     path_options: PathOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    """Ask how long a step would take if some of its work were faster.
+    """Predict the step time with some work made faster.
 
-    The events of the window are replayed with the edits: each begins as soon as what it waited
-    for allows. The error of a replay without edits is printed with every answer.
+    Replays the events of the window with the edits: each event starts as soon as the events
+    that it waited for allow. Edits apply to all ranks, or to that of --rank. WHAT selects
+    events: comm, compute, copy or host, comm:TP (a parallelism), or tag:, op:, stream:,
+    thread: or name: with a value; + combines them. Prints the error of a replay without edits
+    with every result.
     """
     from dataclasses import replace
 
@@ -90,7 +118,11 @@ def run(
     tables = [*(("remove", each) for each in remove), *(("hide", each) for each in hide)]
     tables += [
         (key, value)
-        for key, value in (("fuse_below", fuse_below), ("clock", clock), ("link", link))
+        for key, value in (
+            ("fuse_below", fuse_below),
+            ("compute_speedup", compute_speedup),
+            ("comm_speedup", comm_speedup),
+        )
         if value is not None
     ]
     changes += [changes_of.edit_of({key: value}) for key, value in tables]

@@ -1,4 +1,4 @@
-"""Options that say which part of a run is looked at, and how commands read that part."""
+"""Options that select a window of a run, and how commands read that window."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.checks import shortened
+from fastcomm.cli.commands import WINDOW, option
 from fastcomm.cli.options import (
     NUMBER,
     RANK,
@@ -46,43 +47,55 @@ class InstanceRange(click.ParamType[int | tuple[int, int]]):
 
 
 def window_options(command: F) -> F:
-    """Add the options that name a window; the command gets them as `path_options`."""
-    return with_options(_options())(builds(path_options=PathOptions)(command))
+    """Add the options that select a window; the command gets them as `path_options`."""
+    return with_options(_WINDOW)(builds(path_options=PathOptions)(command))
 
 
 def path_options(command: F) -> F:
     """Add the options of a window and a rank; the command gets them as `path_options`."""
-    rank = click.option("--rank", type=RANK, help="Only this rank; by default all, joined.")
+    rank = option(
+        "--rank",
+        type=RANK,
+        group=WINDOW,
+        is_common=True,
+        help="Analyze this rank alone. Default: all ranks, joined by collectives.",
+    )
     return window_options(rank(command))
 
 
-def _options() -> list[Callable[[F], F]]:
-    return [
-        click.option(
-            "--step",
-            type=NUMBER,
-            metavar="N",
-            help="Number of the step; by default the second, or the only one.",
-        ),
-        click.option(
-            "--annotation",
-            metavar="TEXT",
-            help='Events with TEXT in their name are the window; "" is the whole trace.',
-        ),
-        click.option(
-            "--instance",
-            type=InstanceRange(),
-            metavar="I[:J]",
-            help="Which of these events, from 0 on; I:J is from I to J inclusive.",
-        ),
-        click.option("--exact", is_flag=True, help="TEXT is the whole name."),
-        click.option(
-            "--data-load-events",
-            multiple=True,
-            metavar="REGEX",
-            help="Events that load data; may be given several times.",
-        ),
-    ]
+_WINDOW: list[Callable[[Any], Any]] = [
+    option(
+        "--step",
+        type=NUMBER,
+        group=WINDOW,
+        is_common=True,
+        help="Number of the step. Default: the second, or the only one.",
+    ),
+    option(
+        "--annotation",
+        metavar="TEXT",
+        group=WINDOW,
+        is_common=True,
+        help='Use the events with TEXT in their name as window; "" is the whole trace.',
+    ),
+    option(
+        "--instance",
+        type=InstanceRange(),
+        metavar="I[:J]",
+        group=WINDOW,
+        help="Which of the --annotation events, from 0; I:J spans I to J inclusive.",
+    ),
+    option(
+        "--exact", is_flag=True, group=WINDOW, help="Match the whole name with --annotation."
+    ),
+    option(
+        "--data-load-events",
+        multiple=True,
+        metavar="REGEX",
+        group=WINDOW,
+        help="Names of the events that load data. Repeatable.",
+    ),
+]
 
 
 def find_path(

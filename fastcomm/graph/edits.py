@@ -237,7 +237,8 @@ def edit_of(table: Mapping[str, Any]) -> Edit:
     ----------
     table
         One action: ``scale`` or ``set`` together with ``what``, a selection of events, or one
-        of ``remove``, ``hide``, ``fuse_below``, ``clock`` and ``link``.
+        of ``remove``, ``hide``, ``fuse_below``, ``compute_speedup``
+        and ``comm_speedup``.
 
     Raises
     ------
@@ -264,8 +265,8 @@ def edit_of(table: Mapping[str, Any]) -> Edit:
         "remove": lambda: remove(value),
         "hide": lambda: Edit(action="scale", target=f"comm:{value}", value=0.0),
         "fuse_below": lambda: Edit(action="fuse", target="compute", value=duration_ns(value)),
-        "clock": lambda: speed("compute", value),
-        "link": lambda: speed("comm", value),
+        "compute_speedup": lambda: speed("compute", value),
+        "comm_speedup": lambda: speed("comm", value),
     }
     if action not in simple or selection is not None:
         raise ConfigError(

@@ -222,7 +222,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         raise ConfigError("missing option --world-size")
     if length is None:
         raise ConfigError("missing option --seq-len")
-    algos = algorithms(options.compare)
+    algos = algorithms(options.algorithms)
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
         raise ConfigError("dsp cannot be compared with other algorithms: search it alone")

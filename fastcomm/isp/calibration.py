@@ -280,7 +280,7 @@ def setting(options: SearchOptions) -> Setting:
     gemm = options.gemm_table and read_gemm(Path(options.gemm_table))
     attention = options.attention_table and read_attention(Path(options.attention_table))
     gpu = "910b" if "910b" in cluster.name.lower() else "a800"
-    tables = read_tables(Path(options.tables), gpu) if options.tables else None
+    tables = read_tables(Path(options.compat_tables), gpu) if options.compat_tables else None
     if tables is None and gemm and attention:
         tables = ComputeTables(gemm, attention)
     if tables:

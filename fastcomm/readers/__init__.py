@@ -217,7 +217,7 @@ class OpenOptions:
             config=config,
             guess_tags=options.guess_tags,
             iterations=IterationRule(
-                regex=options.iteration_regex, clock=options.iteration_clock
+                regex=options.iteration_regex, clock=options.step_boundary
             ),
             allow_truncated=options.allow_truncated,
             keep_going=options.keep_going,

@@ -184,7 +184,7 @@ def _on_device(
         try:
             iterations = on_device_clock(host, work, count)
         except ConfigError as error:
-            raise ConfigError(f"--iteration-clock device: {error}") from error
+            raise ConfigError(f"--step-boundary device: {error}") from error
         return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
     # A user's ranges are not moved.
     if host.found_by == RANGES or not len(work.start):

@@ -264,6 +264,7 @@ class ReplayPath:
 
     nodes: tuple[int, ...]
     cost: tuple[float, ...]  # what each node adds to the length, ns; 0 for the last
+    wait: tuple[float, ...]  # of the cost: from the node's end to the next node's start
     edges: int  # of the execution graph
 
     @property
@@ -280,7 +281,13 @@ def critical_path(replayed: Replayed) -> ReplayPath:
     distance, through = graphs.longest_path(order, incoming, ends, cost, _SAME_NS)
     path = LongestPath.to(int(np.argmax(distance)), through, ends).nodes
     steps = np.diff(distance[path], append=distance[path[-1]])
-    return ReplayPath(nodes=tuple(path.tolist()), cost=tuple(steps.tolist()), edges=len(source))
+    wait = np.maximum(steps - replayed.duration[path], 0.0)
+    return ReplayPath(
+        nodes=tuple(path.tolist()),
+        cost=tuple(steps.tolist()),
+        wait=tuple(wait.tolist()),
+        edges=len(source),
+    )
 
 
 def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:

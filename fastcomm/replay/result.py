@@ -126,11 +126,22 @@ class Session(Result):
         mean = sum(rank.time) / len(rank.time)
         return self.replayed.by_pid()[pid] / mean - 1
 
+    def path_times(self) -> list[tuple[str, float]]:
+        """Return operations of the critical path and waits after them in ns, longest first."""
+        nodes, path = self.replayed.replayer.graph.nodes, self.path
+        rows = zip(path.nodes, path.cost, path.wait, strict=True)
+        times = []
+        for node, cost, wait in rows:
+            times.append((nodes[node], cost - wait))
+            if wait:
+                times.append((f"wait after {nodes[node]}", wait))
+        return sorted(times, key=lambda row: (row[1], row[0]), reverse=True)
+
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         replayed = self.replayed
         graph = replayed.replayer.graph
-        pairs = zip(self.path.nodes, self.path.cost, strict=True)
+        rows = zip(self.path.nodes, self.path.cost, self.path.wait, strict=True)
         ranks = {"ranks": list(self.read.ranks), **self.read.to_dict()} if self.read else {}
         return {
             "nodes": len(graph.nodes),
@@ -142,7 +153,8 @@ class Session(Result):
             "error_by_rank": {pid: self.error_of(pid) for pid in replayed.by_pid()},
             "critical_path_ns": self.path.length_ns,
             "critical_path": [
-                {"node": graph.nodes[node], "cost_ns": cost} for node, cost in pairs
+                {"node": graph.nodes[node], "cost_ns": cost, "wait_ns": wait}
+                for node, cost, wait in rows
             ],
             **ranks,
             **self._what_if(),

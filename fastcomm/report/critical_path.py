@@ -192,13 +192,14 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     before, after = (
         format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
     )
-    title = f"{ranks_of(what_if.before)}: {before} before, {after} after"
-    say(console, f"[bold]{title}[/]{faster}")
+    change = f"{before} before, {after} after{faster}" if what_if.edits else before
+    say(console, f"[bold]{ranks_of(what_if.before)}:[/] {change}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
     error = format_ns(what_if.replay_error_ns)
     say(console, f"The replay without edits is off by {error} at most.", indent=2)
-    console.print(_what_if_classes(what_if))
+    if what_if.edits:
+        console.print(_what_if_classes(what_if))
     for sweep in what_if.sweeps:
         console.print(_sweep(sweep, what_if.before_ns))
     for note in what_if.before.notes:
@@ -216,7 +217,7 @@ def _what_if_classes(what_if: WhatIf) -> TerminalTable:
 
 
 def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
-    shown = table(sweep.name, "step", "of today")
+    shown = table(sweep.name, "step", "of the step without edits")
     for value, span in zip(sweep.values, sweep.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
         shown.add_row(f"{value:g}", format_ns(span), percent(share))

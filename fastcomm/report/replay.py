@@ -83,10 +83,9 @@ def show(session: Session) -> None:
             f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
             f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
         )
-    path = table(f"critical path, {format_ns(session.path.length_ns)}", "share")
-    pairs = sorted(zip(session.path.cost, session.path.nodes, strict=True), reverse=True)
-    for cost, node in pairs[:_REPLAY_MOST]:
-        path.add_row(escape(graph.nodes[node]), format_ns(cost))
+    path = table(f"critical path, {format_ns(session.path.length_ns)}", "time")
+    for name, ns in session.path_times()[:_REPLAY_MOST]:
+        path.add_row(escape(name), format_ns(ns))
     console.print(path)
     if removed is not None:
         saving = table("if it took no time", "a step is shorter by")

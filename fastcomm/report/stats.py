@@ -38,7 +38,7 @@ def show(statistics: RunStatistics, rows: list[int]) -> None:
     left = len(operations.names) - len(rows)
     if left:
         words = counted(left, "more operation")
-        say(console, f"{words}; --head N shows N, --output writes all")
+        say(console, f"{words}; --top N prints N, --output writes all")
 
 
 def _ranks(time: StepTime) -> TerminalTable:

@@ -371,7 +371,7 @@ def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 _BEFORE_DEVICE_CLOCK = (
     "stored without windows on the device's clock: iterations are by the host's marks; ingest "
-    "the traces again, or pass --iteration-clock device"
+    "the traces again, or pass --step-boundary device"
 )
 
 

@@ -20,11 +20,6 @@ Kind = Literal["all", "dp_rank", "stage", "optype", "rank"]
 Scenario = Callable[[JobModel], JobTimes]
 
 _MAX_RANKS = 64  # that one scenario replays at once
-_MERGED = {
-    f"{direction}-{end}": f"{direction}-pp-comm"
-    for direction in ("forward", "backward")
-    for end in ("send", "recv")
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +111,7 @@ def optypes(ops: Sequence[Op], *, first_op: bool = False) -> list[str]:
         if first_op
         and op.seq == 0
         and op.optype == ("forward-recv" if op.stage else "forward-compute")
-        else _MERGED.get(op.optype, op.optype)
+        else op.reported_type
         for op in ops
     ]
 

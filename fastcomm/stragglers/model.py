@@ -224,10 +224,16 @@ def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Flo
     Raises
     ------
     ConfigError
-        If a selection is invalid, or matches no operation.
+        If a selection is invalid or matches no operation, or sends change without receives.
 
     """
     durations, ideal = model.measured.copy(), model.ideal_times()
+    for way in ("forward", "backward"):
+        if f"{way}-send" in changes and f"{way}-recv" not in changes:
+            raise ConfigError(
+                f"'{way}-send': operations wait for receives, not for sends; change "
+                f"'{way}-pp-comm', which is both"
+            )
     for key, change in changes.items():
         mask = _selected(model, key)
         if not mask.any():
@@ -251,9 +257,10 @@ def _matches(model: JobModel, condition: str, key: str) -> Flags:
     field, colon, value = condition.partition(":")
     if condition == "all":
         return np.ones((1, 1, 1), bool)
-    types = {op.optype for op in model.table.ops}
+    types = {name for op in model.table.ops for name in (op.optype, op.reported_type)}
     if not colon and condition in types:
-        return model.of_type(condition)[:, None, None]
+        named = [condition in (op.optype, op.reported_type) for op in model.table.ops]
+        return np.array(named)[:, None, None]
     if field == "op" and value:
         return np.array([op.name == value for op in table.ops])[:, None, None]
     if field in _NUMBERS and value.isdecimal():

@@ -44,6 +44,13 @@ class Op:
     gmc: int  # chunk of the whole model, or -1
 
     @property
+    def reported_type(self) -> str:
+        """The type as results name it: a send and its receive are one."""
+        if self.optype in POINT_TO_POINT:
+            return f"{self.optype.partition('-')[0]}-pp-comm"
+        return self.optype
+
+    @property
     def name(self) -> str:
         """Name in the form of the published study, such as "forward-compute_0_1"."""
         return f"{self.optype}_{self.seq}_{self.stage}"

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import TraceFileError, shell_joined
 from fastcomm.files import is_local
 from fastcomm.readers import OpenOptions, RankSources
 from fastcomm.trace.schema import OPS
@@ -376,8 +376,16 @@ def _folders(path: Path) -> list[Path]:
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     """Raise TraceFileError: trials and uniform traces are no traces of a profiler."""
     del options
-    if paths[0].is_dir():
-        kind = "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read"
-    else:
-        kind = "a uniform trace, which `fastcomm stats` and `convert` read"
-    raise TraceFileError(f"{paths[0]}: {kind}; other commands need the traces of a profiler")
+    raise trial_error(paths[0], "stats")
+
+
+def trial_error(path: Path, command: str) -> TraceFileError:
+    """Return the error for a trial or a uniform trace where the traces of a run are needed.
+
+    It names the command of `fastcomm dpro` that reads the path.
+    """
+    what = "dPRO trial" if path.is_dir() else "uniform trace"
+    if what == "uniform trace" and command == "replay":
+        command = "stats"  # it has no dependencies to replay
+    line = shell_joined(["fastcomm", "dpro", command, str(path)])
+    return TraceFileError(f"{path} is a {what}: {line}")

@@ -5,7 +5,7 @@ The uniform trace of a run has the work of devices and communication, with stand
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import with_steps
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.kineto import head
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run
 from fastcomm.trace.schema import KIND, OPS, TAGS
@@ -287,15 +286,14 @@ class Input:
         return None if self.trial is None else self.trial.topology
 
 
-def read(
-    path: Path,
-    *,
-    rule: str = "update",
-    align: str = "auto",
-    whole: bool = True,
-    options: OpenOptions | None = None,
-) -> Input:
-    """Read a trial, a uniform trace or a run.
+def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
+    """Read the traces of a run as a uniform trace."""
+    made = converted(run, keep_going=keep_going)
+    return Input(trace=made.trace, warnings=made.warnings, read=made.read)
+
+
+def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:
+    """Read a dPRO trial or a uniform trace.
 
     Parameters
     ----------
@@ -307,8 +305,6 @@ def read(
         How clocks of trials are aligned, one of `alignment.MODES`.
     whole
         Read all arguments of a uniform trace, not only those that statistics need.
-    options
-        Options of runs.
 
     Raises
     ------
@@ -316,11 +312,8 @@ def read(
         If the input cannot be read, or has no events.
 
     """
-    if is_run(path):
-        options = replace(options or OpenOptions(), whole=True)
-        run = open_run(path, options=options)
-        run_trace = converted(run, keep_going=options.keep_going)
-        return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
+    if not path.exists():
+        raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
         return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)
@@ -331,12 +324,7 @@ def read(
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is a run of a profiler's traces, not a trial or a uniform trace.
-
-    Raises TraceFileError if there is no such path.
-    """
-    if not path.exists():
-        raise TraceFileError(f"{path}: no such file or folder")
+    """Return whether a path is a run of a profiler's traces, not a trial or a uniform trace."""
     if path.is_dir():
         return not claims(path) and any(path.iterdir())
     if not path.name.lower().endswith(head.SUFFIXES):

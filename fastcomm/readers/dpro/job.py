@@ -331,7 +331,7 @@ def read_topology(files: Mapping[str, Path], algorithm: str | None = None) -> To
     chosen = algorithm or (RING if ring else TREE)
     if not (ring if chosen == RING else tree):
         raise ConfigError(
-            f"{next(iter(files.values()))}: no rank has a {chosen}. Use --algorithm "
+            f"{next(iter(files.values()))}: no rank has a {chosen}. Use --nccl-algorithm "
             f"{RING if ring else TREE}"
         )
     return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)

@@ -98,30 +98,30 @@ def _finding(title: str, ns: int, path: CriticalPath, command: str, then: str) -
 def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
     """Return the page of a what-if analysis: the step before and after edits, and sweeps."""
     change = html.fact("whatif.speedup", result.speedup, html.times, label="as fast")
-    edits = ", ".join(str(edit) for edit in result.edits) or "no edit"
-    sections = [_before_after(result, edits)]
+    edits = ", ".join(map(str, result.edits))
+    sections = [_before_after(result, edits)] if edits else []
     if result.sweeps:
         sections.append(_sweeps(result, result.sweeps))
     sections.append(path_.section(result.after))
     return Page(
         title="What if",
         source=" ".join(paths),
-        headline=(
-            "With ",
-            edits,
-            ", the step takes ",
-            html.fact("whatif.span_ns", result.after_ns, html.ns),
-            " instead of ",
-            html.fact("path.length_ns", result.before_ns, html.ns),
-            ".",
-        ),
+        headline=_headline(result, edits),
         facts=(
-            change,
+            *([change] if edits else []),
             html.fact("whatif.error", result.replay_error_ns, html.ns, label="replay error"),
         ),
         sections=tuple(sections),
         warnings=result.before.about.notes,
     )
+
+
+def _headline(result: WhatIf, edits: str) -> html.Words:
+    before = html.fact("path.length_ns", result.before_ns, html.ns)
+    if not edits:
+        return ("The step takes ", before, " without edits.")
+    after = html.fact("whatif.span_ns", result.after_ns, html.ns)
+    return ("With ", edits, ", the step takes ", after, " instead of ", before, ".")
 
 
 def _before_after(result: WhatIf, edits: str) -> Section:

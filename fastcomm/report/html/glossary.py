@@ -313,7 +313,11 @@ _REPLAY = {
     "replay.error": _of(
         "Error", "relative difference between the replayed and the measured step time"
     ),
-    "replay.cost_ns": _of("On the path", "time of the operation on the replayed critical path"),
+    "replay.cost_ns": _of(
+        "On the path",
+        "time of the operation on the replayed critical path, or of the wait after it: for a "
+        "launch, a gap, or a pipeline bubble",
+    ),
     "replay.saved_ns": _of(
         "Shorter by", "how much shorter the step is if the operation takes no time"
     ),

@@ -115,11 +115,8 @@ def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
 
 
 def _path(found: Session) -> Section:
-    nodes = found.replayed.replayer.graph.nodes
-    pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
-    rows = tuple(
-        (text(nodes[node]), number(cost, html.ns)) for cost, node in pairs[:_MOST_ROWS]
-    )
+    times = found.path_times()[:_MOST_ROWS]
+    rows = tuple((text(name), number(ns, html.ns)) for name, ns in times)
     heads = columns("operation", ("on the path", "replay.cost_ns"))
     table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
     return Section(
@@ -128,7 +125,7 @@ def _path(found: Session) -> Section:
         lead=(
             "The critical path of ",
             html.fact("path.length_ns", found.path.length_ns, html.ns),
-            f" has {html.many(len(pairs), 'operation')}.",
+            f" has {html.many(len(found.path.nodes), 'operation')}.",
         ),
         blocks=(table,),
     )

@@ -1,0 +1,188 @@
+"""Commands with grouped options: ``--help`` shows the common ones, ``--help-all`` all of them.
+
+An option has one group and one meaning in all commands. The meaning is the first sentence of
+its help text, or the part before a colon; choices and defaults, which may differ by command,
+follow.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import cloup
+from cloup import OptionGroup
+from cloup.formatting import HelpSection
+
+from fastcomm.cli.messages import SuggestingGroup, talk
+
+F = TypeVar("F", bound=Callable[..., Any])
+OptionRow = tuple[str, str]  # names and help text, as the help lists them
+
+COMMON = "Common options"  # heading of the options that people use first
+WINDOW = OptionGroup("Window")
+EDITS = OptionGroup("Edits")
+MEASUREMENT = OptionGroup("Measurement")
+LAYOUT = OptionGroup("Run layout")
+READING = OptionGroup("Reading")
+WORKLOAD = OptionGroup("Workload")
+RULES = OptionGroup("Dependencies")
+COMPAT = OptionGroup("Compatibility")
+OUTPUT = OptionGroup("Output")
+
+HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
+
+
+class Option(cloup.Option):
+    """An option of a group.
+
+    `is_common` lists it in ``--help``. `row` is a row of the help that the option shares with
+    others, which have `row=""`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        group: OptionGroup | None = None,
+        is_common: bool = False,
+        row: OptionRow | None = None,
+        **attrs: Any,
+    ) -> None:
+        attrs.setdefault("show_default", True)
+        if isinstance(attrs.get("type"), click.IntRange):
+            attrs.setdefault("metavar", "N")
+        super().__init__(*args, group=group, **attrs)
+        self.is_common = is_common
+        self.row = row
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return the default; an error tells the range of a number."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+    def get_help_record(self, ctx: click.Context) -> OptionRow | None:
+        """Return the row of the help, or None where another option shows this one."""
+        if self.row is not None:
+            return self.row if self.row[0] else None
+        return super().get_help_record(ctx)
+
+
+def option(
+    *names: str, group: OptionGroup, is_common: bool = False, **attrs: Any
+) -> Callable[[F], F]:
+    """Return a decorator that adds an `Option` to a command."""
+    return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
+
+
+class Command(cloup.Command):
+    """A command with ``--help-all``, options on output, and with `has_tables` ``--wide``."""
+
+    def __init__(
+        self, *args: Any, has_tables: bool = False, params: Any = None, **attrs: Any
+    ) -> None:
+        settings = cloup.HelpFormatter.settings(col1_max_width=26)
+        params = [*(params or []), *([_wide()] if has_tables else []), *_talking(), _help_all()]
+        super().__init__(*args, params=params, formatter_settings=settings, **attrs)
+
+    def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options, and where all are asked for, the others by group."""
+        sections = self._sections(ctx)
+        if not ctx.meta.get(HELP_ALL) and sections[0].heading == COMMON:
+            sections = sections[:1]
+        formatter.write_many_sections(sections)  # type: ignore[attr-defined]
+
+    def _sections(self, ctx: click.Context) -> list[HelpSection]:
+        """Return all options under their headings."""
+        rows: dict[str, list[OptionRow]] = {}
+        for each in self.get_params(ctx):
+            if (
+                isinstance(each, click.Option)
+                and (record := each.get_help_record(ctx)) is not None
+            ):
+                rows.setdefault(_heading(each), []).append(record)
+        order = sorted(rows, key=lambda heading: (heading != COMMON, heading == OUTPUT.title))
+        return [HelpSection(heading=name, definitions=rows[name]) for name in order]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and how to see the options that are not shown."""
+        super().format_epilog(ctx, formatter)
+        first, *others = self._sections(ctx)
+        if ctx.meta.get(HELP_ALL) or first.heading != COMMON or not others:
+            return
+        count = sum(len(each.definitions) for each in others)
+        formatter.write(f"\n{ctx.command_path} --help-all shows {count} more options.\n")
+
+
+def _heading(param: click.Parameter) -> str:
+    return COMMON if getattr(param, "is_common", False) else group_title(param)
+
+
+def group_title(param: click.Parameter) -> str:
+    """Return the title of the group of an option."""
+    group = getattr(param, "group", None) or OUTPUT
+    return str(group.title)
+
+
+def meaning(param: click.Option) -> str:
+    """Return what an option does: its help text without examples, choices and defaults."""
+    text = re.split(r"[.:;](?: |$)| \(| as in ", param.help or "", maxsplit=1)[0]
+    return text.rstrip(",.")
+
+
+class CommandGroup(SuggestingGroup):
+    """A group of such commands."""
+
+    command_class = Command
+
+
+def _wide() -> Option:
+    def widen(ctx: click.Context, _option: click.Parameter, is_wide: bool) -> None:
+        if is_wide:
+            from fastcomm.report.console import WIDE
+
+            token = WIDE.set(True)
+            ctx.call_on_close(lambda: WIDE.reset(token))
+
+    return _flag("--wide", "Print every column of every table.", callback=widen)
+
+
+def _talking() -> list[Option]:
+    def level(number: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+        return lambda _ctx, _option, is_given: talk(number) if is_given else None
+
+    return [
+        _flag("-q", "--quiet", "Print errors alone to stderr.", callback=level(logging.ERROR)),
+        _flag(
+            "-v",
+            "--verbose",
+            "Log timings and full tracebacks to stderr.",
+            callback=level(logging.DEBUG),
+        ),
+    ]
+
+
+def _help_all() -> Option:
+    def show(ctx: click.Context, _option: click.Parameter, is_given: bool) -> None:
+        if is_given and not ctx.resilient_parsing:
+            ctx.meta[HELP_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return _flag("--help-all", "Show all options and exit.", callback=show, is_eager=True)
+
+
+def _flag(
+    *names_and_help: str, callback: Callable[..., None], is_eager: bool = False
+) -> Option:
+    *names, text = names_and_help
+    return Option(
+        names,
+        is_flag=True,
+        expose_value=False,
+        callback=callback,
+        help=text,
+        group=OUTPUT,
+        is_eager=is_eager,
+    )

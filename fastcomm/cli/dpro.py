@@ -1,0 +1,233 @@
+"""``fastcomm dpro`` and its commands: statistics, replay and conversion of dPRO trials."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from cloup import OptionGroup
+
+from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option
+from fastcomm.cli.convert import destination_argument, write_uniform
+from fastcomm.cli.messages import warn
+from fastcomm.cli.options import (
+    COUNT,
+    STEPS,
+    NumberList,
+    TrialPath,
+    builds,
+    with_options,
+    workers_option,
+)
+from fastcomm.cli.replay import SessionOptions, give_session, session_options
+from fastcomm.cli.results import ResultFiles, compat_option
+from fastcomm.cli.stats import ListOptions, describe, list_options
+from fastcomm.options import PredictionOptions, ReplayOptions, TrialOptions
+
+if TYPE_CHECKING:
+    from fastcomm.readers.dpro.trial import Trial
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm dpro stats trial/ --compat dpro --json | jq .iteration_time_ms
+  fastcomm dpro replay trial/ --bottleneck --trace replayed.json
+  fastcomm dpro replay trial/ --changes faster-network.json
+  fastcomm dpro convert trial/ all.json.gz
+"""
+
+
+@click.group("dpro", cls=CommandGroup, epilog=_EXAMPLES)
+def run() -> None:
+    """Read trials of dPRO: statistics, replay, conversion.
+
+    TRIAL is a directory of hosts, which hold GPUs, which hold trace.json.gz, comm.json and the
+    other files of dPRO. `stats` and `convert` read uniform traces (JSON, also gzipped), too.
+    """
+
+
+PREDICTIONS = OptionGroup("Predictions")
+
+_step_boundary = option(
+    "--step-boundary",
+    type=click.Choice(["update", "seed", "operator", "gap", "none"]),
+    default="update",
+    group=WINDOW,
+    is_common=True,
+    help="Where a step begins and ends: a rule for traces without step numbers.",
+)
+_clock_alignment = option(
+    "--clock-alignment",
+    type=click.Choice(["auto", "sync", "causality", "variance", "drift", "none"]),
+    default="auto",
+    metavar="METHOD",
+    group=READING,
+    is_common=True,
+    help="How clocks are aligned: sync, causality, variance, drift or none.",
+)
+
+
+@run.command("stats", has_tables=True)
+@click.argument("path", metavar="TRIAL", type=TrialPath("stats"))
+@list_options(TrialPath("stats"))
+@_step_boundary
+@_clock_alignment
+@compat_option("dpro")
+@click.pass_context
+def stats(
+    ctx: click.Context,
+    /,
+    *,
+    path: Path,
+    step_boundary: str,
+    clock_alignment: str,
+    compat: str | None,
+    shown: ListOptions,
+    files: ResultFiles,
+) -> None:
+    """List the operations of a trial: how often, how long, in which step, on which rank."""
+    from fastcomm.compat import dpro
+    from fastcomm.readers.dpro import inputs, statistics
+
+    read = partial(inputs.read, rule=step_boundary, align=clock_alignment, whole=False)
+    ctx.exit(describe(read, path, shown, files, statistics if compat is None else dpro))
+
+
+@run.command("convert")
+@click.argument("path", metavar="TRIAL", type=TrialPath("convert"))
+@destination_argument
+@_step_boundary
+@_clock_alignment
+def convert(*, path: Path, destination: Path, step_boundary: str, clock_alignment: str) -> None:
+    """Write a trial as one uniform trace: clocks aligned, steps numbered.
+
+    DESTINATION is the file to write; .gz compresses it.
+    """
+    from fastcomm.files import refuse_inputs
+    from fastcomm.readers.dpro import inputs
+
+    refuse_inputs(destination, [path] if path.is_file() else [])
+    source = inputs.read(path, rule=step_boundary, align=clock_alignment)
+    warn(source.warnings)
+    write_uniform(source.trace, destination)
+
+
+_TRIAL: list[Callable[[Any], Any]] = [
+    _clock_alignment,
+    option(
+        "--nccl-algorithm",
+        type=click.Choice(["ring", "tree", "none"]),
+        group=READING,
+        help="How NCCL sends a tensor. Default: by its rings, if known; none is one operation "
+        "per rank.",
+    ),
+    option(
+        "--clip-updates",
+        is_flag=True,
+        group=READING,
+        help="Start each update after the previous one.",
+    ),
+    option(
+        "--barrier",
+        is_flag=True,
+        group=READING,
+        help="Start updates after all communication.",
+    ),
+]
+_PREDICTION: list[Callable[[Any], Any]] = [
+    option(
+        "--daydream",
+        is_flag=True,
+        group=PREDICTIONS,
+        help="Predict the step as Daydream does: one rank, tensors at bytes over bandwidth.",
+    ),
+    option(
+        "--hosts",
+        type=click.IntRange(2, COUNT.max),
+        group=PREDICTIONS,
+        help="Predict the step on N hosts of one GPU.",
+    ),
+    option(
+        "--fuse",
+        type=COUNT,
+        group=PREDICTIONS,
+        help="Search N ways of sending several tensors as one.",
+    ),
+    option(
+        "--tensors",
+        type=NumberList(),
+        metavar="LIST",
+        group=PREDICTIONS,
+        help="Replay the communication of these tensors alone, as in 0-7,12.",
+    ),
+]
+_REPLAY: list[Callable[[Any], Any]] = [
+    option(
+        "--repeat",
+        type=STEPS,
+        default=1,
+        group=OUTPUT,
+        is_common=True,
+        help="Number of times that the step is replayed, one after the other.",
+    ),
+    option(
+        "--unlimited-updates",
+        is_flag=True,
+        group=PREDICTIONS,
+        help="Run all updates at once.",
+    ),
+    compat_option("dpro"),
+]
+
+
+@run.command("replay", has_tables=True)
+@click.argument("path", metavar="TRIAL", type=TrialPath("replay"))
+@session_options
+@with_options([*_REPLAY, *_TRIAL, *_PREDICTION, workers_option("threads")])
+@builds(options=ReplayOptions, trial=TrialOptions, predicted=PredictionOptions)
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    /,
+    *,
+    path: Path,
+    workers: int,
+    session: SessionOptions,
+    options: ReplayOptions,
+    trial: TrialOptions,
+    predicted: PredictionOptions,
+) -> None:
+    """Replay a step of a trial on its devices, as measured or changed.
+
+    TRIAL has a data-flow graph (dag.gml) and NCCL's topology. Prints the step time of each rank
+    beside the measured one, and the critical path. A KEY of --changes is a name, tensor:ID,
+    link:RANK->RANK, device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or
+    DELAY_ALL; the most specific one wins.
+    """
+    from fastcomm.analyses.replay import session_of_trial
+
+    made = session_of_trial(_read_trial(path, trial), options, predicted)
+    ctx.exit(give_session(made, path, session, workers=workers, by_name=False))
+
+
+def _read_trial(path: Path, options: TrialOptions) -> "Trial":
+    """Read a trial as the options say, and print its warnings."""
+    from fastcomm.errors import TraceFileError
+    from fastcomm.readers.dpro import trial
+
+    if not path.is_dir():
+        raise TraceFileError(
+            f"{path}: a uniform trace has no dependencies to replay; give a dPRO trial (a "
+            "directory), or traces of a profiler to fastcomm replay"
+        )
+    read = trial.read(
+        path,
+        align=options.clock_alignment,
+        algorithm=options.nccl_algorithm,
+        clip_updates=options.clip_updates,
+    )
+    warn(read.warnings)
+    return replace(read, graph=read.graph.with_barrier()) if options.barrier else read
