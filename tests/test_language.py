@@ -22,7 +22,7 @@ FILES = [
 
 
 def names(tree):
-    """Names that a module defines, with their lines: variables, parameters, functions, classes."""
+    """Names and lines of the variables, parameters, functions and classes of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
