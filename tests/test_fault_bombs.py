@@ -210,7 +210,7 @@ def test_a_saved_path_with_a_pattern_that_is_none_is_refused(folder, pattern):
     with zipfile.ZipFile(folder / "strange.zip", "w") as archive:
         for name, content in (members | {"manifest.json": json.dumps(manifest)}).items():
             archive.writestr(name, content)
-    with pytest.raises(FastcommError, match="no saved critical path"):
+    with pytest.raises(FastcommError, match="not a saved critical path"):
         hta.restore_cpgraph(folder / "strange.zip")
 
 
