@@ -59,7 +59,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         given = [Path(word) for word in sys.argv[1:2]]
         path = given[0] if given else made_up(Path(folder))
-        ours = [sys.executable, "-m", "fastcomm.cli", "metrics", "--json", path]
+        ours = [sys.executable, "-m", "fastcomm", "metrics", "--json", path]
         theirs = [python_with_hta(), "-c", WITH_HTA, path]
         timed(ours)
         rounds = [(timed(ours), timed(theirs)) for _ in range(ROUNDS)]

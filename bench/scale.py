@@ -103,7 +103,7 @@ def events(path):
 def measured(folder, ranks, workers):
     """The rows of one run: from its traces, stored, and from the store."""
     where, store = traces(folder, ranks), folder / f"store-{ranks}"
-    program = [sys.executable, "-m", "fastcomm.cli"]
+    program = [sys.executable, "-m", "fastcomm"]
     many = ["--workers", str(workers)]
     from_json = used([*program, "metrics", cached(where), "--json", *many])
     if not (store / "fastcomm.json").exists():
@@ -124,7 +124,7 @@ def large(folder):
         while block := file.read(1 << 24):
             text += block.count(b'"ph":')
     cached(where)
-    use = used([sys.executable, "-m", "fastcomm.cli", "metrics", path, "--json"])
+    use = used([sys.executable, "-m", "fastcomm", "metrics", path, "--json"])
     return "JSON of 5 GB", 1, text, use
 
 

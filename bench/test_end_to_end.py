@@ -13,7 +13,7 @@ from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
 ROUNDS = 5
-COMMAND = [sys.executable, "-m", "fastcomm.cli", "metrics", "--json"]
+COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
 # The command after its imports (numba's registries are some: the first call of a kernel loads
 # them), and a parser that everyone has, on the same file. Both print the seconds they take.
 MEASURED = """

@@ -91,7 +91,7 @@ def test_default_space(bar):
 
 def test_command(held):
     whole, imports = best_of_processes(
-        [sys.executable, "-m", "fastcomm.cli", *COMMAND],
+        [sys.executable, "-m", "fastcomm", *COMMAND],
         [sys.executable, "-c", "import numba"],
         rounds=7,
     )

@@ -192,7 +192,7 @@ def test_the_demo_writes_a_job_and_measures_it(tmp_path):
 
 def test_a_pipe_gets_plain_text_and_no_progress(run_folder):
     done = subprocess.run(
-        [sys.executable, "-m", "fastcomm.cli", "metrics", run_folder],
+        [sys.executable, "-m", "fastcomm", "metrics", run_folder],
         capture_output=True,
         text=True,
         check=True,
@@ -202,6 +202,6 @@ def test_a_pipe_gets_plain_text_and_no_progress(run_folder):
 
 
 def test_a_reader_that_goes_away_is_no_crash(run_folder):
-    command = f"{sys.executable} -m fastcomm.cli metrics {run_folder} | true"
+    command = f"{sys.executable} -m fastcomm metrics {run_folder} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr

@@ -157,7 +157,7 @@ def test_an_ingest_that_was_stopped_by_a_full_disk_goes_on(inputs, tmp_path):
 def test_a_result_that_nobody_can_take_is_an_error(inputs):
     with Path("/dev/full").open("wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", "fastcomm.cli", "metrics", inputs / "rank0.json", "--json"],
+            [sys.executable, "-m", "fastcomm", "metrics", inputs / "rank0.json", "--json"],
             stdout=stdout,
             stderr=subprocess.PIPE,
             check=False,

@@ -189,7 +189,7 @@ def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monk
 def test_a_killed_ingest_is_finished_by_the_next(tmp_path, workers):
     write(Job.of(ranks=8), tmp_path / "traces", filler_bytes=5_000_000)
     words = ["ingest", tmp_path / "traces", "-o", tmp_path / "store", "--workers", workers]
-    started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])
+    started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
     while started.poll() is None and not list((tmp_path / "store").glob("rank-*")):
         sleep(0.001)
     started.kill()

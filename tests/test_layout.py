@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import fastcomm
+import fastcomm_kernels
 
 ROOT = Path(fastcomm.__file__).parent
 MODULES = {
@@ -67,3 +68,13 @@ def test_no_imports_form_a_cycle_not_even_for_types():
         graph[name].discard(other)
     assert cycle(graph) is None
     assert cycle({**graph, "fastcomm.errors": {"fastcomm.trace.trace"}}) is not None
+
+
+def test_no_two_classes_have_one_name():
+    places = {}
+    kernels = Path(fastcomm_kernels.__file__).parent
+    for path in [*MODULES.values(), *kernels.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.name}:{node.lineno}")
+    assert {name: place for name, place in places.items() if len(place) > 1} == {}

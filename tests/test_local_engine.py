@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom,
     output = tmp_path / "out"
     words = [command, many, *how, "--output", output]
     started = subprocess.Popen(
-        [sys.executable, "-m", "fastcomm.cli", *map(str, words)],
+        [sys.executable, "-m", "fastcomm", *map(str, words)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -147,7 +147,7 @@ def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path)
     """By SIGTERM, while events of a first batch of ranks lie in the folder for such."""
     words = ["metrics", many, "--workers", "2"]
     started = subprocess.Popen(
-        [sys.executable, "-m", "fastcomm.cli", *map(str, words)],
+        [sys.executable, "-m", "fastcomm", *map(str, words)],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
@@ -228,7 +228,7 @@ def test_workers_start_where_the_path_of_temporary_files_is_long(many, tmp_path)
 
 def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
-    started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])
+    started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
     while started.poll() is None and len(below(started.pid)) < 4:
         sleep(0.01)
     processes = below(started.pid)

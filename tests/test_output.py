@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 def command(folder, words, *, environment=(), **options):
     done = subprocess.run(
-        [sys.executable, "-m", "fastcomm.cli", *words],
+        [sys.executable, "-m", "fastcomm", *words],
         cwd=folder,
         # Python itself would leave half files of bytecode behind, where files are limited.
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **dict(environment)},

@@ -307,7 +307,7 @@ def test_every_count_of_tokens_in_decimal_units_is_warned_of(words, warnings):
 def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path, width):
     path = tmp_path / "rank0.json"
     path.write_text("{}")
-    command = [sys.executable, "-m", "fastcomm.cli", "compare", "-q", str(path), str(path)]
+    command = [sys.executable, "-m", "fastcomm", "compare", "-q", str(path), str(path)]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert plain.returncode == 1
     assert len(plain.stderr.splitlines()) == 1 < len(plain.stderr) / width

@@ -112,7 +112,7 @@ def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path)
 def test_of_two_ingests_at_once_one_is_stored_whole(tmp_path):
     runs = [traces(tmp_path / name, range(4), name * 9, world=4) for name in "ab"]
     store = tmp_path / "store"
-    words = [sys.executable, "-m", "fastcomm.cli", "ingest", "-o", str(store)]
+    words = [sys.executable, "-m", "fastcomm", "ingest", "-o", str(store)]
     for run in runs:
         subprocess.run([*words[:-1], f"{run}.alone", run], check=True)
     both = [subprocess.Popen([*words, run], stderr=subprocess.PIPE, text=True) for run in runs]

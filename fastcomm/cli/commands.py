@@ -76,7 +76,7 @@ def option(
     return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
 
 
-class Command(cloup.Command):
+class OptionsCommand(cloup.Command):
     """A command with ``--help-all``, options on output, and with `has_tables` ``--wide``."""
 
     def __init__(
@@ -134,7 +134,7 @@ def meaning(param: click.Option) -> str:
 class CommandGroup(SuggestingGroup):
     """A group of such commands."""
 
-    command_class = Command
+    command_class = OptionsCommand
 
 
 def _wide() -> Option:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
@@ -26,7 +26,7 @@ Examples:
 """
 
 
-@click.command("compare", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("compare", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("before")
 @click.argument("after")
 @option(

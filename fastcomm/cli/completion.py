@@ -2,7 +2,7 @@
 
 import click
 
-from fastcomm.cli.commands import Command
+from fastcomm.cli.commands import OptionsCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -12,7 +12,7 @@ Examples:
 """
 
 
-@click.command("completion", cls=Command, epilog=_EXAMPLES)
+@click.command("completion", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def run(shell: str) -> None:
     """Print the shell completion script for commands and options."""

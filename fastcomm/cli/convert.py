@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.checks import non_default
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     OutputFile,
-    RunPath,
+    RunArgument,
     executor_for,
     run_options,
 )
@@ -31,8 +31,8 @@ Examples:
 destination_argument = click.argument("destination", type=OutputFile(dir_okay=True))
 
 
-@click.command("convert", cls=Command, epilog=_EXAMPLES)
-@click.argument("path", type=RunPath("convert"))
+@click.command("convert", cls=OptionsCommand, epilog=_EXAMPLES)
+@click.argument("path", type=RunArgument("convert"))
 @destination_argument
 @option(
     "--to",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, Command, option
+from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, builds, run_options
 from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
@@ -52,7 +52,7 @@ class OneRankOptions:
         return any((self.compat, self.deps, self.overlay, self.save))
 
 
-@click.command("critical-path", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("critical-path", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
 @option(

@@ -11,7 +11,7 @@ from fastcomm.errors import shell_joined, shell_quoted
 if TYPE_CHECKING:
     from pathlib import Path
 
-from fastcomm.cli.commands import OUTPUT, WORKLOAD, Command, option
+from fastcomm.cli.commands import OUTPUT, WORKLOAD, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import COUNT, OutputFolder
 from fastcomm.cli.results import link_bandwidth_option
@@ -19,7 +19,7 @@ from fastcomm.cli.results import link_bandwidth_option
 _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none")
 
 
-@click.command("demo", cls=Command)
+@click.command("demo", cls=OptionsCommand)
 @click.argument("directory", default="fastcomm-demo", type=OutputFolder())
 @option(
     "--num-ranks",

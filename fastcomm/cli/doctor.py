@@ -2,7 +2,7 @@
 
 import click
 
-from fastcomm.cli.commands import Command
+from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.options import cluster_options
 from fastcomm.cli.results import json_option, print_json
 
@@ -14,7 +14,7 @@ Examples:
 """
 
 
-@click.command("doctor", cls=Command, epilog=_EXAMPLES)
+@click.command("doctor", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("store", required=False, metavar="[STORE]")
 @cluster_options
 @json_option

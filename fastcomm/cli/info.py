@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import READING, Command, option
+from fastcomm.cli.commands import READING, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
 from fastcomm.cli.results import json_option, print_json
 from fastcomm.options import ReadOptions
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command("info", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("info", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @option(
     "--all",

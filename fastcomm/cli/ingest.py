@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import Command
+from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, Output, executor_for, run_options
 from fastcomm.cli.results import output_option
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command("ingest", cls=Command, epilog=_EXAMPLES)
+@click.command("ingest", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @output_option(
     "the store, a new directory or a store of the same run", type=Output(), required=True

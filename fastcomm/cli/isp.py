@@ -15,7 +15,7 @@ from fastcomm.cli.commands import (
     LAYOUT,
     OUTPUT,
     WORKLOAD,
-    Command,
+    OptionsCommand,
     option,
 )
 from fastcomm.cli.messages import warn
@@ -309,7 +309,7 @@ class ShowOptions:
     trainer_args: str | None = None
 
 
-@click.command("isp", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("isp", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @with_options([*_COMMON, *_SEARCH, *_COSTS, *_SHOWN])
 @result_options("isp.json, and every strategy as CSV and Parquet")
 @builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import measure, measure_options, result_options
 from fastcomm.options import MetricsOptions, ReadOptions
@@ -23,7 +23,7 @@ Examples:
 """
 
 
-@click.command("metrics", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("metrics", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @option(
     "--full",

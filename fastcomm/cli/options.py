@@ -141,7 +141,7 @@ class TracePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class RunPath(TracePath):
+class RunArgument(TracePath):
     """A trace or a directory of traces; of dPRO trials, the error names `command` of dpro."""
 
     def __init__(self, command: str) -> None:

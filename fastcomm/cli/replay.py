@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     ExecutionOptions,
-    RunPath,
+    RunArgument,
     builds,
     executor_for,
     run_options,
@@ -65,8 +65,8 @@ def session_options(command: F) -> F:
     return with_options(options)(builds(session=SessionOptions)(command))
 
 
-@click.command("replay", cls=Command, has_tables=True, epilog=_EXAMPLES)
-@click.argument("path", type=RunPath("replay"))
+@click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("path", type=RunArgument("replay"))
 @session_options
 @window_options
 @run_options

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import html_option, measure, measure_options
@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.command("report", cls=Command, epilog=_EXAMPLES)
+@click.command("report", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @html_option(default="report.html")
 @option(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import OUTPUT, Command, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import RunPath, builds, reading_options, with_options
+from fastcomm.cli.options import RunArgument, builds, reading_options, with_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
 from fastcomm.options import ReadOptions
 
@@ -61,9 +61,9 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
     )
 
 
-@click.command("stats", cls=Command, has_tables=True, epilog=_EXAMPLES)
-@click.argument("path", type=RunPath("stats"))
-@list_options(RunPath("stats"))
+@click.command("stats", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("path", type=RunArgument("stats"))
+@list_options(RunArgument("stats"))
 @reading_options
 @click.pass_context
 def run(

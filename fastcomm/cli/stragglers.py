@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import LAYOUT, MEASUREMENT, Command, option
+from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
@@ -33,7 +33,7 @@ Examples:
 """
 
 
-@click.command("stragglers", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("stragglers", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE.parquet")
 @option(
     "--meta",

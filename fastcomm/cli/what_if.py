@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import EDITS, Command, option
+from fastcomm.cli.commands import EDITS, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.cli.windows import find_path, path_options
@@ -30,7 +30,7 @@ Examples:
 _edit = partial(option, group=EDITS)
 
 
-@click.command("what-if", cls=Command, has_tables=True, epilog=_EXAMPLES)
+@click.command("what-if", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
 @_edit(
