@@ -194,7 +194,7 @@ def test_a_file_of_edits(tmp_path, step):
         ("[[edit]]\nscale = 1", "missing `what`, the events to change"),
         ("[[edit]]\nwhat = 'comm'\nlink = 1", "expected scale or set with `what`"),
         ("[[edit]]\nclock = 1\nlink = 1", "expected exactly one action"),
-        ("[[edit]]\nclock = 0", "speedup '0': found 0.0, wanted a number from 1e-06"),
+        ("[[edit]]\nclock = 0", "invalid speedup 0.0: expected a number from 1e-06"),
         ("[[edit]]\nclock = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
