@@ -1,7 +1,7 @@
 """How values from users are checked: numbers, options, keys of a configuration.
 
-A range is generous: it holds all that could be meant, and keeps sums and products of numbers
-within what int64 and float64 hold.
+Ranges are generous: they refuse only values that nobody can intend, and keep sums and products
+within int64 and float64.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,24 +33,36 @@ _LONGEST = 40  # characters of a value in a message
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `least` to `most`, with both unless `is_open` leaves out the least."""
+    """Numbers from `least` to `most`, both included; `is_open` excludes `least`."""
 
     least: float
     most: float
     is_open: bool = False
 
     def holds(self, value: object) -> bool:
-        """Whether the value is a number of the range; NaN is in none."""
+        """Whether the value is a number within the range. NaN is in no range."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         return self.least <= value <= self.most and not (self.is_open and value == self.least)
 
     def check(self, value: object, where: str) -> None:
-        """Raise `ConfigError`, which begins with `where`, for a value out of the range."""
+        """Refuse a value that is out of the range.
+
+        Parameters
+        ----------
+        value
+            The value of a user.
+        where
+            Name of the value, behind its place where it has one: "job.toml: [link]: bytes".
+
+        Raises
+        ------
+        ConfigError
+            If the range does not hold the value.
+
+        """
         if not self.holds(value):
-            text = shortened(value)
-            found = repr(text) if isinstance(value, str) else text
-            raise ConfigError(f"{where}: found {found}, wanted {self}")
+            raise invalid(where, _shown(value), str(self))
 
     def __str__(self) -> str:
         if self.is_open:
@@ -58,8 +70,25 @@ class Range:
         return f"a number from {self.least:.15g} to {self.most:.15g}"
 
 
+def invalid(where: str, shown: str, expected: str) -> ConfigError:
+    """Return the error for an invalid value.
+
+    Parameters
+    ----------
+    where
+        Name of the value, behind its place where it has one: "job.toml: [parallel]: tp".
+    shown
+        The value as the message shows it.
+    expected
+        Description of valid values.
+
+    """
+    place, separator, name = where.rpartition(": ")
+    return ConfigError(f"{place}{separator}invalid {name} {shown}: expected {expected}")
+
+
 def shortened(value: object) -> str:
-    """Return a value as a message shows it: a number of thousands of digits is cut."""
+    """Return the text of a value for a message, cut after 40 characters."""
     try:
         text = str(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -94,14 +123,15 @@ _KINDS: dict[type, str] = {bool: "True or False", int: "a whole number", float: 
 
 
 class CheckedOptions:
-    """Base of the options: every value has the type of its field, or `ConfigError` is raised.
+    """Base class of options that checks each value against the type of its field.
 
-    Lists of a tuple field become tuples.
+    A list for a field of type tuple becomes a tuple. A value of another type raises
+    `ConfigError`.
     """
 
     __slots__ = ()
 
-    unchecked: ClassVar[tuple[str, ...]] = ()  # fields that whoever uses them checks
+    unchecked: ClassVar[tuple[str, ...]] = ()  # fields that their users check
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -115,20 +145,20 @@ class CheckedOptions:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass by name."""
+    """Return the type of each field of a dataclass by name."""
     hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return {option.name: hints[option.name] for option in fields(kind)}
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    """Return a value as its type has it; ConfigError for a value of another type."""
+    """Return the value, a list as a tuple; raise `ConfigError` if its type is wrong."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if get_origin(kind) is tuple and _is_list(value):
-            return tuple(_checked(name, each, get_args(kind)[0]) for each in value)
+            return tuple(_checked(name, item, get_args(kind)[0]) for item in value)
         if _is_of(value, kind):
             return value
-    raise ConfigError(f"{name}: found {_shown(value)}, wanted {_wanted(kinds)}")
+    raise invalid(name, _shown(value), _described(kinds))
 
 
 def _is_list(value: Any) -> bool:
@@ -149,41 +179,50 @@ def _shown(value: Any) -> str:
     return repr(shortened(value)) if isinstance(value, str) else shortened(value)
 
 
-def _wanted(kinds: Iterable[Any]) -> str:
-    """Return the values that an option takes, as an error lists them."""
-    said = []
+def _described(kinds: Iterable[Any]) -> str:
+    """Describe the values of the types of an option for an error."""
+    descriptions = []
     for kind in kinds:
         if get_origin(kind) is Literal:
-            said.append(f"one of {', '.join(get_args(kind))}")
+            descriptions.append(f"one of {', '.join(get_args(kind))}")
         elif get_origin(kind) is tuple:
-            said.append("a list")
+            descriptions.append("a list")
         elif kind is not NoneType:
-            said.append(_KINDS.get(kind, "a path" if kind is Path else "a text"))
-    return " or ".join(dict.fromkeys(said))
+            descriptions.append(_KINDS.get(kind, "a path" if kind is Path else "a text"))
+    return " or ".join(dict.fromkeys(descriptions))
 
 
 def build(kind: Callable[..., O], values: Mapping[str, Any], where: str) -> O:
-    """Return the options of a dataclass from keyword arguments.
+    """Build a dataclass of options from keyword arguments.
+
+    Parameters
+    ----------
+    kind
+        The dataclass.
+    values
+        The fields that differ from their defaults, by name.
+    where
+        Name of the function that a user called; messages begin with it.
 
     Raises
     ------
     ConfigError
-        If a keyword argument is unknown; `where` is named in the message.
+        If a name is no field of the dataclass, or a value is invalid.
 
     """
-    known = list(signature(kind).parameters)
+    names = list(signature(kind).parameters)
     for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+        if name not in names:
+            matches = get_close_matches(name, names, n=1)
+            hint = f"did you mean {matches[0]!r}? " if matches else ""
             raise ConfigError(
-                f"{where}: unknown option {name!r}; {hint}Options: {', '.join(known)}"
+                f"{where}: unknown option {name!r}; {hint}Options: {', '.join(names)}"
             )
     return kind(**values)
 
 
 def shows(kind: Callable[..., object]) -> Callable[[F], F]:
-    """Show the fields of a dataclass in a signature, in place of `**options`."""
+    """Return a decorator that shows the fields of a dataclass in place of `**options`."""
 
     def decorate(function: F) -> F:
         own = signature(function)
@@ -199,9 +238,10 @@ def shows(kind: Callable[..., object]) -> Callable[[F], F]:
 def takes(
     kind: Callable[P, O],
 ) -> Callable[[Callable[[S, O], R]], Callable[Concatenate[S, P], R]]:
-    """Let callers of a function give its options as keyword arguments.
+    """Return a decorator that lets callers pass options as keyword arguments.
 
-    The function takes something and options; callers give the fields of the options.
+    The decorated function takes a subject and an object of the dataclass `kind`. Callers pass
+    the subject, and the fields of `kind` by name.
     """
 
     def decorate(function: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
@@ -224,7 +264,9 @@ def takes(
 def non_default(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
     return [
-        each.name for each in fields(options) if getattr(options, each.name) != each.default
+        option.name
+        for option in fields(options)
+        if getattr(options, option.name) != option.default
     ]
 
 
@@ -232,31 +274,65 @@ _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 30
 
 
-def refuse(where: str, key: str, found: object, wanted: str) -> NoReturn:
-    """Raise a ConfigError for a value of a wrong kind."""
-    raise ConfigError(f"{where} {key}: found {_SHORT.repr(found)}, wanted {wanted}")
+def refuse(where: str, key: str, value: object, expected: str) -> NoReturn:
+    """Raise `ConfigError` for an invalid value of a table.
+
+    Parameters
+    ----------
+    where
+        File and table: "job.toml: [parallel]".
+    key, value
+        The key and its value.
+    expected
+        Description of valid values.
+
+    """
+    raise ConfigError(f"{where}: invalid {key} {_SHORT.repr(value)}: expected {expected}")
 
 
-def choice(table: Mapping[str, Any], key: str, wanted: Iterable[str], where: str) -> str | None:
-    """The word under `key`, one of `wanted`; None where there is none."""
-    found = table.get(key)
-    names = tuple(wanted)
-    if found is None or found in names:
-        return found
-    refuse(where, key, found, f"one of {', '.join(names)}{_hint(found, names)}")
+def choice(table: Mapping[str, Any], key: str, valid: Iterable[str], where: str) -> str | None:
+    """Return the value of a key that takes one of several texts.
+
+    Parameters
+    ----------
+    table
+        A table of a configuration file.
+    key
+        The key.
+    valid
+        The texts that the key takes.
+    where
+        File and table for the message: "job.toml: [parallel]".
+
+    Returns
+    -------
+    str or None
+        None if the table does not have the key.
+
+    Raises
+    ------
+    ConfigError
+        If the value is not one of `valid`.
+
+    """
+    value = table.get(key)
+    names = tuple(valid)
+    if value is None or value in names:
+        return value
+    refuse(where, key, value, f"one of {', '.join(names)}{_hint(value, names)}")
 
 
-def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """ConfigError for the first key that is not known."""
-    names = tuple(known)
+def check_keys(table: Mapping[str, Any], valid: Iterable[str], where: str) -> None:
+    """Raise `ConfigError`, which begins with `where`, for a key that is not in `valid`."""
+    names = tuple(valid)
     for key in table:
         if key not in names:
             raise ConfigError(
-                f"{where}: unknown key {_SHORT.repr(key)}, wanted one of"
+                f"{where}: unknown key {_SHORT.repr(key)}: expected one of"
                 f" {', '.join(names)}{_hint(key, names)}"
             )
 
 
-def _hint(found: object, names: tuple[str, ...]) -> str:
-    near = get_close_matches(found[:40], names, 1) if isinstance(found, str) else ()
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _hint(value: object, names: tuple[str, ...]) -> str:
+    matches = get_close_matches(value[:40], names, 1) if isinstance(value, str) else ()
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,6 +1,6 @@
-"""What fastcomm raises on purpose, and text of others as messages may show it.
+"""Exceptions of fastcomm, and functions that make foreign text safe to show in messages.
 
-Such text is made inert: a terminal or a spreadsheet shows it and does nothing else.
+Inert text has no control characters: a terminal or a spreadsheet only shows it.
 """
 
 import os
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from shlex import quote
 
 _ASCII = 128
-# What moves the cursor, changes colours, begins lines, hides letters or turns their order, and
-# halves of letters, which no encoding has.
+# Characters that move the cursor, change colors, begin lines, hide letters or reverse their
+# order; and surrogates, which have no encoding.
 _ACTIVE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -18,28 +18,28 @@ _ACTIVE = re.compile(
 
 
 class FastcommError(Exception):
-    """The user can mend this: the message says where it is, what was found, what was wanted."""
+    """An error that the user can fix. The message says what happened, where, and what to do."""
 
 
 class SchemaError(FastcommError):
-    """A table lacks a column, or a column has the wrong type."""
+    """A table without a required column, or a column of the wrong type."""
 
 
 class TraceFileError(FastcommError):
-    """One file cannot be read; `--keep-going` leaves its rank out and goes on."""
+    """A file cannot be read. `--keep-going` skips its rank."""
 
 
 class ConfigError(FastcommError):
-    """An option or a configuration file contradicts itself or the run."""
+    """An option or a configuration file is invalid, or contradicts the run."""
 
 
 class ClusterError(FastcommError):
-    """The workers, or what they have in common, cannot do the work: no rank is at fault."""
+    """The workers of a cluster cannot do the work; no rank is at fault."""
 
 
 def inert(text: str) -> str:
-    r"""The text with such characters written as Python would: `\x1b`, `\n`, `\u202e`."""
-    return _ACTIVE.sub(_written, text)
+    r"""Return the text with control characters escaped: `\x1b`, `\n`, `\u202e`."""
+    return _ACTIVE.sub(_escape_match, text)
 
 
 def utf8(text: str) -> str:
@@ -48,24 +48,24 @@ def utf8(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has an encoding, which names of files need not have."""
+    """Whether the text can be encoded as UTF-8; names of files may contain surrogates."""
     return utf8(text) == text
 
 
 def shell_quoted(text: str) -> str:
-    r"""Return a text as a word of a shell; `$'\377'` for what a terminal would not show."""
+    r"""Quote an argument for a shell; unprintable bytes become `$'\377'`."""
     if inert(text) == text and is_utf8(text):
         return quote(text)
     try:
         content = os.fsencode(text)
-    except UnicodeEncodeError:  # halves of letters, which no name of a file has
+    except UnicodeEncodeError:  # surrogates that stand for no byte of a file name
         content = utf8(text).encode()
     return f"$'{''.join(map(_escaped, content))}'"
 
 
-def shell_joined(words: Iterable[str]) -> str:
-    """Return a command of these words, as a shell takes it."""
-    return " ".join(map(shell_quoted, words))
+def shell_joined(arguments: Iterable[str]) -> str:
+    """Join and quote arguments to the line of a shell."""
+    return " ".join(map(shell_quoted, arguments))
 
 
 def _escaped(byte: int) -> str:
@@ -73,11 +73,11 @@ def _escaped(byte: int) -> str:
     return chr(byte) if is_plain else f"\\{byte:03o}"
 
 
-def _written(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escape_match(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def inert_lines(text: str) -> str:
-    """The same of a message of several lines, of which all but the first are indented."""
+    """Make each line of a message inert, and indent all lines but the first."""
     first, *others = text.split("\n")
     return "\n    ".join([inert(first), *(inert(line).lstrip() for line in others)])

@@ -1,9 +1,9 @@
-"""Files that a command writes, whole or not at all, and files of strangers, up to a limit.
+"""Write files atomically, and read foreign files up to a limit.
 
-None is written over one that the command reads. What is read has to be a file at all; the
-limits come from the environment, so that workers have the same. A path is a `pathlib.Path`, or
-universal-pathlib's `UPath` of a URL (s3://, gs://, memory://, ...), which has the same methods;
-`is_local` tells them apart.
+A command never overwrites its inputs, and reads regular files only. Limits come from the
+environment, so that workers have them, too. A path is a `pathlib.Path`, or universal-pathlib's
+`UPath` of a URL (s3://, gs://, memory://, ...), which has the same methods; `is_local` tells
+them apart.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self, cast
 
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError, is_utf8
 
-# What a killed process leaves behind: hidden, and never taken for a part of a store.
+# Suffix of unfinished files: hidden, and never mistaken for a part of a store.
 _MARK = "unfinished"
 
 RATIO, TEXT, DOCUMENT = (
@@ -26,14 +26,14 @@ RATIO, TEXT, DOCUMENT = (
     "FASTCOMM_MAX_TEXT_GIB",
     "FASTCOMM_MAX_DOCUMENT_GIB",
 )
-# Traces of profilers become 10 to 40 times as large; deflate makes at most a thousand of one.
+# Traces of profilers expand 10 to 40 times; deflate expands at most 1000 times.
 USUAL = {RATIO: 200, TEXT: 64, DOCUMENT: 4}
-# Below this many bytes nobody is harmed, whatever the ratio.
+# Fewer bytes are harmless, whatever the ratio.
 SMALL = 64 << 20
 _GIB = 1 << 30
-_LARGEST = 1 << 20  # bytes of a file that people write
-_ALIASES, _DEPTH = 16, 32  # of YAML: a bomb needs more, a person fewer
-# A `Path` of a URL has but one slash.
+_LARGEST = 1 << 20  # bytes of a configuration file
+_ALIASES, _DEPTH = 16, 32  # of YAML: people need fewer, a bomb more
+# A `Path` of a URL has only one slash.
 _LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _EXTRA = "pip install 'fastcomm[remote]'"
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -46,14 +46,13 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise `FastcommError` where a file of this name must not be replaced.
+    """Raise `FastcommError` if the path is a device, a FIFO, a socket or a symbolic link.
 
-    A device, a FIFO or a socket would be gone, and so would a symbolic link; following one
-    would write to a place that whoever made it has chosen.
+    Replacing it would remove it. Following a link would write where its maker chose.
     """
     try:
         mode = path.lstat().st_mode
-    except OSError:  # not there; or writing to it fails, and says why
+    except OSError:  # absent; or writing fails later, with the reason
         return
     if stat.S_ISLNK(mode):
         raise FastcommError(
@@ -66,14 +65,14 @@ def check_replaceable(path: Path) -> None:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A path to write to: renamed to `path` at the end, removed where that is not reached.
+    """Yield a temporary path that replaces `path` at the end of the block, or is removed.
 
-    Raises `FastcommError` where the system refuses, as a full disk does, and where `path` is
-    no regular file, or an input of the command.
+    Raises `FastcommError` if the system refuses to write, `path` is no regular file, or it is
+    an input of the command.
     """
     check_replaceable(path)
     check_no_input(path)
-    # Of another machine that writes the same, the number of the process may be the same.
+    # A process of another machine may have the same number.
     name = f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{_MARK}"
     unfinished = path.with_name(name)
     try:
@@ -88,27 +87,27 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """What killed processes left in a folder."""
+    """Return the unfinished files of killed processes in a folder, sorted."""
     return sorted(folder.glob(f".*.{_MARK}"))
 
 
-_Identity = tuple[int, int]  # device and inode: links to a file have that of the file
+_Identity = tuple[int, int]  # device and inode, which a file shares with its links
 
 
 @dataclass(slots=True)
 class _Guard:
-    """Files of the command that runs in this process."""
+    """Inputs and outputs of the command that runs in this process."""
 
     inputs: dict[Path, None] = field(default_factory=dict)  # in order
     outputs: list[Path] = field(default_factory=list)
 
 
-_guards: list[_Guard] = []  # the last one counts; a library call outside of a command has none
+_guards: list[_Guard] = []  # the last is in use; a library call outside of a command has none
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Note inputs and outputs of one command; forget them at its end."""
+    """Protect the inputs of one command against its outputs until the end of the block."""
     _guards.append(_Guard())
     try:
         yield
@@ -118,7 +117,7 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Note nothing, for what reads its own files and writes them again."""
+    """Suspend the protection for a command that reads and rewrites its own files."""
     noted = _guards.copy()
     _guards.clear()
     try:
@@ -128,7 +127,7 @@ def unguarded() -> Iterator[None]:
 
 
 def note_inputs(paths: Iterable[Path]) -> None:
-    """Note files that a command reads; FastcommError where one of its outputs is among them."""
+    """Note files that a command reads. Raises `FastcommError` if one is an output."""
     if not _guards:
         return
     guard, new = _guards[-1], list(paths)
@@ -138,27 +137,27 @@ def note_inputs(paths: Iterable[Path]) -> None:
 
 
 def note_output(path: Path) -> None:
-    """Note a file that a command will write; FastcommError where it is one of its inputs."""
+    """Note a file that a command will write. Raises `FastcommError` if it is an input."""
     if _guards:
         _guards[-1].outputs.append(path)
         check_no_input(path)
 
 
 def check_no_input(path: Path) -> None:
-    """Raise `FastcommError` where a file is an input of the command, or lies in one."""
+    """Raise `FastcommError` if the path is an input of the command, or lies in one."""
     if _guards:
         refuse_inputs(path, _guards[-1].inputs)
 
 
 def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise `FastcommError` where `output` is one of the inputs, or lies in one."""
+    """Raise `FastcommError` if `output` is one of the inputs, or lies in one."""
     place = output.parent.resolve() / output.name
     folders = {*output.absolute().parents, *place.parents}
-    same = _identity(output)  # without a file of that name, only a folder can be an input
-    for each in inputs:
-        if each.absolute() in folders or (same is not None and _identity(each) == same):
+    same = _identity(output)  # None: without a file of that name, only a folder can be an input
+    for path in inputs:
+        if path.absolute() in folders or (same is not None and _identity(path) == same):
             raise FastcommError(
-                f"{output}: not written, this command reads {each}; name another output"
+                f"{output}: not written, this command reads {path}; name another output"
             )
 
 
@@ -172,64 +171,70 @@ def _identity(path: Path) -> _Identity | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a file may become in memory, or on its way through it."""
+    """Limits of decompressed files and of documents that are read into memory."""
 
-    ratio: float  # of the decompressed bytes to those of the file
+    ratio: float  # decompressed bytes by bytes of the file
     text: float  # decompressed bytes of one file
     document: float  # bytes of a file that is in memory as a whole
 
     @classmethod
     def of_environment(cls) -> Self:
-        """The limits that hold here; ConfigError where one is no number."""
-        ratio, text, document = map(_said, USUAL)
+        """Read the limits from the environment. Raises `ConfigError` if one is invalid."""
+        ratio, text, document = map(_limit, USUAL)
         return cls(ratio=ratio, text=text * _GIB, document=document * _GIB)
 
-    def check(self, made: float, size: int, path: Path) -> None:
-        """TraceFileError where `size` bytes of a file become more than they may."""
-        if made > max(SMALL, self.ratio * size):
+    def check(self, expanded: float, size: int, path: Path) -> None:
+        """Refuse a file of `size` bytes that expands too much, as a decompression bomb does.
+
+        Raises `TraceFileError` if `expanded`, the decompressed bytes so far, exceeds the ratio
+        or the size that is allowed.
+        """
+        if expanded > max(SMALL, self.ratio * size):
             raise TraceFileError(
-                f"{path}: {size} bytes become more than {made:.0f}, {self.ratio:g} times as "
-                f"many; wanted no bomb: {RATIO}=N allows N times as many"
+                f"{path}: possibly a decompression bomb: {size} bytes expand to {expanded:.0f} "
+                f"or more, over {self.ratio:g} times as many. Set {RATIO}=N to allow N times"
             )
-        if made > self.text:
+        if expanded > self.text:
             raise TraceFileError(
-                f"{path}: becomes more than {self.text / _GIB:g} GiB; {TEXT}=N allows N GiB"
+                f"{path}: expands to more than {self.text / _GIB:g} GiB. Set {TEXT}=N to allow "
+                "N GiB"
             )
 
     def check_document(self, size: int, path: Path) -> None:
-        """TraceFileError where a file that is needed as a whole is larger than it may be."""
+        """Raise `TraceFileError` for a file of `size` bytes that does not fit into memory."""
         if size > self.document:
             raise TraceFileError(
-                f"{path}: larger than {self.document / _GIB:g} GiB, and needed as a whole; "
-                f"{DOCUMENT}=N allows N GiB"
+                f"{path}: larger than {self.document / _GIB:g} GiB, and must be read as a "
+                f"whole. Set {DOCUMENT}=N to allow N GiB"
             )
 
 
-def _said(name: str) -> float:
+def _limit(name: str) -> float:
     text = os.environ.get(name, "")
     try:
         value = float(text or USUAL[name])
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise ConfigError(f"{name}: found {text[:40]!r}, wanted a number above 0")
+        raise ConfigError(f"invalid {name} {text[:40]!r}: expected a number above 0")
     return value
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file, to read; OSError where it is a pipe, a device or a directory.
+    """Open a regular file or a URL for reading.
 
-    Opening a pipe would wait for a writer, and it could be read only once.
+    Raises `OSError` if it cannot be opened, or is a directory, a device or a pipe: opening a
+    pipe would wait for a writer, and it could be read only once.
     """
     if not is_local(path):
         return open_remote(path)
-    # O_NONBLOCK means nothing to a regular file; Windows knows neither it nor pipes of names.
+    # O_NONBLOCK means nothing to a regular file. Windows has neither it nor named pipes.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
-            kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
-            raise OSError(errno.EINVAL, f"{kind}; wanted a file", str(path))
+            kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "no file")
+            raise OSError(errno.EINVAL, f"is {kind}: expected a regular file", str(path))
         note_inputs([path])
         return os.fdopen(number, "rb")
     except BaseException:
@@ -238,32 +243,35 @@ def opened(path: Path) -> BinaryIO:
 
 
 def check(path: Path) -> None:
-    """OSError where a library that opens a file by its name should not."""
+    """Raise `OSError` for a local path that is no regular file, before a library opens it."""
     if is_local(path):
         opened(path).close()
 
 
 def text(path: Path, most: int = _LARGEST) -> str:
-    """The text of a small file that a person wrote; ConfigError where it is none."""
+    """Read a small UTF-8 file, such as a configuration.
+
+    Raises `ConfigError` if it cannot be read, is larger than `most` bytes, or is not UTF-8.
+    """
     try:
         with opened(path) as file:
-            found = file.read(most + 1)
-        if len(found) > most:
-            raise ConfigError(f"{path}: larger than {most} bytes; wanted a configuration")
-        return found.decode("utf-8-sig")
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise ConfigError(f"{path}: larger than {most} bytes: expected a small text file")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; wanted text") from error
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8: expected text") from error
 
 
 def toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError where it is none."""
+    """Read the tables of a TOML file. Raises `ConfigError` if it is unreadable or invalid."""
     return parsed_toml(text(path), str(path))
 
 
 def parsed_toml(text: str, where: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; raise ConfigError, which names `where`, if invalid."""
+    """Parse a TOML text. Raises `ConfigError`, which begins with `where`, if it is invalid."""
     from tomllib import loads
 
     try:
@@ -273,7 +281,7 @@ def parsed_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def json(path: Path, most: int = _LARGEST) -> Any:
-    """What a small JSON file holds; ConfigError where it is none."""
+    """Read a JSON file of at most `most` bytes. Raises `ConfigError` if it is invalid."""
     from json import loads
 
     try:
@@ -283,31 +291,31 @@ def json(path: Path, most: int = _LARGEST) -> Any:
 
 
 def yaml(path: Path) -> Any:
-    """What a small YAML file holds, parsed safely; ConfigError where it is none, or a bomb."""
+    """Read a small YAML file safely. Raises `ConfigError` if it is invalid or a bomb."""
     from yaml import YAMLError, safe_load
 
-    words = text(path)
+    content = text(path)
     try:
-        _check_plain(words, path)
-        return safe_load(words)
+        _check_plain(content, path)
+        return safe_load(content)
     except (YAMLError, ArithmeticError, AttributeError) as error:
         raise _malformed(path, error) from error
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         raise _malformed(path, error) from error
 
 
-def _check_plain(words: str, path: Path) -> None:
-    """ConfigError for nesting and aliases that cost more than such a file may."""
+def _check_plain(content: str, path: Path) -> None:
+    """Raise `ConfigError` for deep nesting or many aliases, as a YAML bomb has."""
     from yaml import AliasEvent, CollectionEndEvent, CollectionStartEvent, SafeLoader, parse
 
     aliases = depth = 0
-    for event in parse(words, Loader=SafeLoader):
+    for event in parse(content, Loader=SafeLoader):
         aliases += isinstance(event, AliasEvent)
         depth += isinstance(event, CollectionStartEvent)
         depth -= isinstance(event, CollectionEndEvent)
         if aliases > _ALIASES or depth > _DEPTH:
             raise ConfigError(
-                f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels; wanted plain "
+                f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels: expected plain "
                 "keys and values"
             )
 
@@ -316,59 +324,62 @@ def _malformed(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}")
 
 
-def is_url(word: object) -> bool:
-    """Whether a word of a user is a URL."""
-    return "://" in str(word)
+def is_url(path: object) -> bool:
+    """Whether a path of a user is a URL."""
+    return "://" in str(path)
 
 
 def is_local(path: Path) -> bool:
-    """Whether a path is of this machine's file system."""
+    """Whether a path is in the file system of this machine, not a URL."""
     return isinstance(path, Path)
 
 
-def place(word: str | Path) -> Path:
-    """The path that a user means; ConfigError where the package for its kind is missing."""
-    if not isinstance(word, str) or not is_url(word):
-        return word if not isinstance(word, str) else Path(word)
+def place(name: str | Path) -> Path:
+    """Convert a name or URL of a user to a path.
+
+    Raises `ConfigError` if a URL is invalid, or the package for its kind is not installed.
+    """
+    if not isinstance(name, str) or not is_url(name):
+        return name if not isinstance(name, str) else Path(name)
     try:
         from upath import UPath
     except ImportError as error:
-        raise ConfigError(f"{word}: a URL needs the extra: {_EXTRA} ({error})") from error
+        raise ConfigError(f"{name}: URLs need an extra: {_EXTRA} ({error})") from error
     try:
-        found = UPath(word)
-        _ = found.fs  # imports what reads it
+        path = UPath(name)
+        _ = path.fs  # imports the package that reads it
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"{word}: {error}; wanted a URL of fsspec whose package is installed, such as s3fs "
-            "for s3://, gcsfs for gs://"
+            f"{name}: {error}: expected a URL of fsspec whose package is installed, such as "
+            "s3fs for s3://, gcsfs for gs://"
         ) from error
-    return cast("Path", found)
+    return cast("Path", path)
 
 
-def matches(word: str) -> list[Path]:
-    """What a glob among URLs matches, sorted; nothing where it is no glob."""
-    if not any(mark in word for mark in "*?["):
+def matches(url: str) -> list[Path]:
+    """Return the sorted paths that a URL with wildcards matches; none without wildcards."""
+    if not any(mark in url for mark in "*?["):
         return []
     import fsspec
 
-    place(word)
-    system, pattern = fsspec.core.url_to_fs(word)
-    return [place(system.unstrip_protocol(each)) for each in sorted(system.glob(pattern))]
+    place(url)
+    system, pattern = fsspec.core.url_to_fs(url)
+    return [place(system.unstrip_protocol(name)) for name in sorted(system.glob(pattern))]
 
 
 def open_remote(path: Path) -> BinaryIO:
-    """A file that lies elsewhere, to read; OSError where that fails, whatever its kind."""
+    """Open a remote file for reading. Raises `OSError` for any failure but `MemoryError`."""
     try:
         return cast("BinaryIO", path.open("rb"))
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # of the package of that kind of URL
+    except Exception as error:  # raised by the package for that kind of URL
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
 def named(path: Path) -> Iterator[Path | BinaryIO]:
-    """What a library takes that opens files by name: the path, or an open file of elsewhere."""
+    """Yield the path if a library can open it by name, else an open file."""
     if is_local(path) and is_utf8(str(path)):
         yield path
         return
@@ -376,12 +387,12 @@ def named(path: Path) -> Iterator[Path | BinaryIO]:
         yield file
 
 
-def refuse_output(option: str, word: object) -> None:
-    """ConfigError for a URL, or an empty name, where something is to be written."""
-    if not str(word):
-        raise ConfigError(f"{option}: found an empty name, wanted a file or a directory")
-    if _LIKE_URL.match(str(word)):
+def refuse_output(option: str, name: object) -> None:
+    """Raise `ConfigError` if the name of an output is empty or a URL."""
+    if not str(name):
+        raise ConfigError(f"invalid {option} '': expected a file or a directory")
+    if _LIKE_URL.match(str(name)):
         raise ConfigError(
-            f"{option} {word}: a URL can be read and not written; wanted a name on this "
-            "machine, or of a file system that the workers share"
+            f"{option} {name}: a URL can be read and not written. Name a path on this machine, "
+            "or in a file system that the workers share"
         )

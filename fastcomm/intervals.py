@@ -1,8 +1,8 @@
 """Sets of half-open intervals ``[start, stop)``: union, intersection, difference, length.
 
-A set is two arrays of integers of one length, in any order; intervals may overlap, and an empty
-one covers nothing. What comes back is merged: sorted int64 arrays of intervals that neither
-touch nor overlap.
+A set is two arrays of integers of equal length, in any order; intervals may overlap, and empty
+intervals cover nothing. Results are merged: sorted int64 arrays of intervals that neither touch
+nor overlap.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _ENDS = np.iinfo(np.int64)
 
 
 def union(*sets: Intervals) -> Merged:
-    """Return the intervals that one of the sets covers, or several of them.
+    """Return the intervals that at least one set covers.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def union(*sets: Intervals) -> Merged:
     Raises
     ------
     FastcommError
-        If starts or stops are not integers, or not as many of the one as of the other.
+        If starts or stops are not integers, or their numbers differ.
 
     """
     pairs = [_sorted(each) for each in sets] or [_sorted(((), ()))]
@@ -54,18 +54,21 @@ def intersection(a: Intervals, b: Intervals) -> Merged:
 
 
 def difference(a: Intervals, b: Intervals) -> Merged:
-    """Return the intervals of `a` that `b` does not cover; the rest is as of `union`."""
+    """Return the intervals of `a` that `b` does not cover.
+
+    Arguments, result and errors as of `union`.
+    """
     start, stop = union(b)
     return _common(union(a), (np.append(_ENDS.min, stop), np.append(start, _ENDS.max)))
 
 
 def length(intervals: Intervals) -> int:
-    """Return how much a set covers, in the unit of its times; errors as of `union`."""
+    """Return the union length of a set, in the unit of its times; errors as of `union`."""
     return int(kernels.union_length(*_sorted(intervals)))
 
 
 def _common(a: Merged, b: Merged) -> Merged:
-    """Return what two merged sets both cover."""
+    """Return the intersection of two merged sets."""
     # For each interval of `a`: the first of `b` that ends after its start, how many overlap it.
     first = np.searchsorted(b[1], a[0], side="right")
     count = np.searchsorted(b[0], a[1]) - first

@@ -41,11 +41,11 @@ def drop_working_directory() -> None:
     except OSError:  # removed meanwhile
         folder = ""
     if folder not in (_HOME, *os.environ.get(_PATH, "").split(os.pathsep)):
-        sys.path[:] = [each for each in sys.path if each not in ("", folder)]
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", folder)]
 
 
 def drop_relative_homes() -> None:
-    """Remove what would make the working directory one of settings: ``HOME=.`` and its like."""
+    """Remove relative homes from the environment: ``HOME=.`` is the working directory."""
     for name in _HOMES:
         if not Path(os.environ.get(name, "/")).is_absolute():
             del os.environ[name]
@@ -53,9 +53,13 @@ def drop_relative_homes() -> None:
 
 @contextmanager
 def safe_children() -> Iterator[None]:
-    """Keep processes that start meanwhile from importing modules of the working directory.
+    """Keep processes started in this block from importing modules of the working directory.
 
-    Raises `ConfigError` where Python was told to ignore the environment, but not to be safe.
+    Raises
+    ------
+    ConfigError
+        If Python ignores the environment (``-E``), but not the working directory (``-P``).
+
     """
     if sys.flags.ignore_environment and not sys.flags.safe_path:
         raise ConfigError(
@@ -121,7 +125,7 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Handle signals that `interrupt` gets in this block at its end."""
+    """Handle the signals of this block at its end."""
     global _deferrals  # noqa: PLW0603
     _deferrals += 1
     try:
@@ -135,7 +139,7 @@ def deferred() -> Iterator[None]:
 
 
 def handle() -> None:
-    """Handle signals by `interrupt`; one that comes inside of a destructor is not lost."""
+    """Handle signals by `interrupt`, also while a destructor runs."""
     sys.unraisablehook = _send_again
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell wants it
@@ -144,7 +148,7 @@ def handle() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Handle signals in this block as `handle` does; only the main thread can."""
+    """Handle signals by `interrupt` in this block; do nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -159,14 +163,14 @@ def interruptible() -> Iterator[None]:
         sys.unraisablehook = unraisable
 
 
-def _send_again(found: "sys.UnraisableHookArgs") -> None:
+def _send_again(args: "sys.UnraisableHookArgs") -> None:
     """Send a signal again whose exception Python cannot raise; print other errors."""
     global _last_signal_s  # noqa: PLW0603
-    if not isinstance(found.exc_value, KeyboardInterrupt | SystemExit):
-        sys.__unraisablehook__(found)
+    if not isinstance(args.exc_value, KeyboardInterrupt | SystemExit):
+        sys.__unraisablehook__(args)
         return
     _last_signal_s = -_QUIET_S
-    is_interrupt = isinstance(found.exc_value, KeyboardInterrupt)
+    is_interrupt = isinstance(args.exc_value, KeyboardInterrupt)
     number = signal.SIGINT if is_interrupt else signal.SIGTERM
     # Later: an exception that is raised in here would be ignored, too.
     again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
@@ -174,12 +178,12 @@ def _send_again(found: "sys.UnraisableHookArgs") -> None:
     again.start()
 
 
-_folders: dict[Path, int] = {}  # and the process that made each: a fork removes none of them
+_folders: dict[Path, int] = {}  # the process that made each: a fork must not remove them
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A directory that only this user can read, removed afterwards. Raises `OSError`."""
+    """Yield a new directory that only this user can read, and remove it. Raises `OSError`."""
     path = make_folder()
     try:
         yield path
@@ -207,7 +211,7 @@ def remove_folder(path: Path) -> None:
 
 @atexit.register
 def remove_all() -> None:
-    """Remove the directories of this process that an interruption left."""
+    """Remove the temporary directories of this process."""
     for path, maker in list(_folders.items()):
         if maker == os.getpid():
             remove_folder(path)

@@ -1,6 +1,6 @@
-"""What all results share: a JSON document, Arrow tables, and short texts for people.
+"""Base classes of results: a JSON document, Arrow tables, and key figures for people.
 
-A result stores what was measured and derives the rest. In JSON, times are nanoseconds, sizes
+A result stores measurements and derives other numbers. In JSON, times are nanoseconds, sizes
 bytes and rates per second, as the ends of keys say; null is unknown. Large documents are
 written so that a person can read them, too: a row a line.
 """
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1  # of all JSON documents; a new one says that keys have chang
 
 _STEP = "  "
 _ENCODER = json.JSONEncoder(allow_nan=False)
-_HALF = "\\ud"  # how the encoder begins a character that has no encoding of its own
+_SURROGATE = "\\ud"  # begins each surrogate that the encoder writes
 
 
 class Result(ABC):
@@ -46,8 +46,8 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         """Return the key figures on one line."""
-        words = ", ".join(f"{name} {figure}" for name, figure in self.figures().items())
-        return inert(f"<{type(self).__name__}: {words}>")
+        figures = ", ".join(f"{name} {figure}" for name, figure in self.figures().items())
+        return inert(f"<{type(self).__name__}: {figures}>")
 
     def _repr_html_(self) -> str:
         """Return the key figures as a table, for notebooks."""
@@ -78,30 +78,36 @@ def dumps(value: Any) -> str:
     Bytes of file names that are not UTF-8 are written as in messages: `\udcff`.
     """
     text = json.dumps(value, indent=2, allow_nan=False)
-    return json.dumps(_utf8(value), indent=2, allow_nan=False) if _HALF in text else text
+    return json.dumps(_utf8(value), indent=2, allow_nan=False) if _SURROGATE in text else text
 
 
 def _utf8(value: Any) -> Any:
     if isinstance(value, str):
         return utf8(value)
     if isinstance(value, Mapping):
-        return {_utf8(key): _utf8(each) for key, each in value.items()}
+        return {_utf8(key): _utf8(item) for key, item in value.items()}
     return list(map(_utf8, value)) if isinstance(value, list | tuple) else value
 
 
-def text(found: Mapping[str, Any]) -> str:
-    """An object with a line for each value, and for each item of a value; ValueError for NaN.
+def text(document: Mapping[str, Any]) -> str:
+    """Return the JSON text of a document, with a line for each value and item of a value.
 
-    To indent what is deeper would be most of the time, and of the text, for thousands of ranks.
+    Deeper values are not indented, which would take most of the time for thousands of ranks.
+
+    Raises
+    ------
+    ValueError
+        If a number is NaN or infinite.
+
     """
-    values = (f"{_STEP}{_plain(str(key))}: {_value(each)}" for key, each in found.items())
+    values = (f"{_STEP}{_plain(str(key))}: {_value(value)}" for key, value in document.items())
     return _block("{", values, "", "}")
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping) and value:
         items = (
-            f"{_STEP * 2}{_plain(str(key))}: {_plain(each)}" for key, each in value.items()
+            f"{_STEP * 2}{_plain(str(key))}: {_plain(item)}" for key, item in value.items()
         )
         return _block("{", items, _STEP, "}")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
@@ -115,4 +121,4 @@ def _block(begin: str, lines: Iterable[str], indent: str, end: str) -> str:
 
 def _plain(value: Any) -> str:
     text = _ENCODER.encode(value)
-    return _ENCODER.encode(_utf8(value)) if _HALF in text else text
+    return _ENCODER.encode(_utf8(value)) if _SURROGATE in text else text

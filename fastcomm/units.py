@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
-from fastcomm.checks import BANDWIDTH, shortened
+from fastcomm.checks import BANDWIDTH, invalid, shortened
 from fastcomm.errors import ConfigError
 
 GIB = 1 << 30  # bytes
@@ -17,29 +17,41 @@ _RATE = re.compile(
 
 
 def parse_bandwidth(value: object, where: str = "") -> float:
-    """Return the bytes per second of "400Gbit/s", "400 Gbps", "50 GB/s" or "46.6GiB/s".
+    """Parse a bandwidth such as "400Gbit/s", "400 Gbps", "50 GB/s" or "46.6GiB/s".
+
+    Parameters
+    ----------
+    value
+        The text of a user.
+    where
+        Option or key for the message.
+
+    Returns
+    -------
+    float
+        Bytes per second.
 
     Raises
     ------
     ConfigError
-        If the value is anything else, such as a number without a unit. The message begins
-        with `where`.
+        If the value is no number with a unit, or out of range.
 
     """
     text = str(value)
-    subject = f"{where}: bandwidth" if where else "bandwidth"
-    found = _RATE.fullmatch(text)
-    number = _number(found[1]) if found else None
-    if not found or number is None or not 0 < number < float("inf"):
+    place = f"{where}: " if where else ""
+    match = _RATE.fullmatch(text)
+    number = _number(match[1]) if match else None
+    if not match or number is None or not 0 < number < float("inf"):
         problem = "" if _number(text) is None else "no unit; "
         raise ConfigError(
-            f"{subject} {shortened(text)!r}: {problem}wanted a number and a unit, as in "
-            '"400Gbit/s" or "50GB/s"'
+            f"{place}invalid bandwidth {shortened(text)!r}: {problem}expected a number and a "
+            'unit, as in "400Gbit/s" or "50GB/s"'
         )
-    prefix = (found[2] or "").lower()
+    prefix = (match[2] or "").lower()
     scale = _BINARY[prefix] if prefix in _BINARY else _PREFIX[prefix]
-    rate = number * scale / (1 if found[3] in {"B", "byte", "bytes"} else 8)
-    BANDWIDTH.check(rate, f"{subject} {shortened(text)!r}, in bytes per second")
+    rate = number * scale / (1 if match[3] in {"B", "byte", "bytes"} else 8)
+    if not BANDWIDTH.holds(rate):
+        raise invalid(f"{place}bandwidth", repr(shortened(text)), f"{BANDWIDTH} bytes/s")
     return rate
 
 
@@ -61,15 +73,15 @@ _HISSING = ("s", "x", "z", "ch", "sh")
 
 
 def rounded(value: float, decimals: int) -> str:
-    """Write a number with so many decimals; a half of the last one rounds away from zero.
+    """Write a number with `decimals` decimals; halves round away from zero.
 
-    The number is taken as its shortest decimal form: 29.65, not the binary fraction below it.
+    The shortest decimal form of the number is rounded: 29.65, not the binary fraction below it.
     """
     return _shifted(value, 0, decimals)
 
 
 def _shifted(value: float, places: int, decimals: int) -> str:
-    """Write a number times a power of ten: as decimals, since a product is rounded itself."""
+    """Write `value` * 10**`places`; shifting decimals avoids the rounding of a product."""
     if not isfinite(value):
         return str(value)
     exact = Decimal(repr(float(value))).scaleb(places, _CONTEXT)
@@ -78,7 +90,7 @@ def _shifted(value: float, places: int, decimals: int) -> str:
 
 
 def _exponent(value: float, digits: int) -> int:
-    """Return the decimal exponent of a number that is rounded to so many digits."""
+    """Return the decimal exponent of a number after rounding to `digits` digits."""
     exact = Decimal(repr(float(value)))
     if not exact or not exact.is_finite():
         return 0
@@ -87,12 +99,12 @@ def _exponent(value: float, digits: int) -> int:
 
 
 def percent(share: float, decimals: int = 1) -> str:
-    """Write a share for a person: "45.8 %"."""
+    """Write a share, 1 for all, as a percentage: "45.8 %"."""
     return f"{_shifted(share, 2, decimals)} %"
 
 
 def signed_percent(change: float, decimals: int = 1) -> str:
-    """Write a change for a person: "+3.2 %"."""
+    """Write a relative change, 1 for all, as a percentage with its sign: "+3.2 %"."""
     text = _shifted(change, 2, decimals)
     return f"{text if text.startswith('-') else f'+{text}'} %"
 
@@ -100,7 +112,7 @@ def signed_percent(change: float, decimals: int = 1) -> str:
 def _scaled(value: float, units: Sequence[tuple[float, str]], digits: int) -> str:
     """Write `value` in the largest unit in which it is at least 1, rounded once.
 
-    The smallest unit has no decimals: nothing measured is less than one of it.
+    The smallest unit has no decimals: measurements are integers of it.
     """
     magnitude = abs(value)
     text, unit = rounded(magnitude, 0), units[0][1]
@@ -115,33 +127,33 @@ def _scaled(value: float, units: Sequence[tuple[float, str]], digits: int) -> st
 
 
 def format_ns(ns: float, digits: int = DIGITS) -> str:
-    """Write a time for a person: "1.24 ms"."""
+    """Write a time in nanoseconds with the unit that fits: "1.24 ms"."""
     return _scaled(ns, _TIMES, digits)
 
 
 def format_s(seconds: float, digits: int = DIGITS) -> str:
-    """Write a time in seconds for a person: "1.24 ms"."""
+    """Write a time in seconds with the unit that fits: "1.24 ms"."""
     return format_ns(seconds * 1e9, digits)
 
 
 def format_signed_ns(ns: float, digits: int = DIGITS) -> str:
-    """Write a change of a time for a person: "+1.24 ms"."""
+    """Write a change of a time in nanoseconds, with its sign: "+1.24 ms"."""
     text = format_ns(ns, digits)
     return text if text.startswith("-") else f"+{text}"
 
 
 def format_bytes(count: float, digits: int = DIGITS) -> str:
-    """Write a size for a person, in decimal units: "307 MB"."""
+    """Write a number of bytes in decimal units: "307 MB"."""
     return _scaled(count, _SIZES, digits)
 
 
 def format_binary_bytes(count: float, digits: int = DIGITS) -> str:
-    """Write a size for a person, in binary units: "80.0 GiB"."""
+    """Write a number of bytes in binary units: "80.0 GiB"."""
     return _scaled(count, _BINARY_SIZES, digits)
 
 
 def format_bandwidth(bytes_per_s: float, digits: int = DIGITS) -> str:
-    """Write a bandwidth for a person: "48.2 GB/s"."""
+    """Write a bandwidth in bytes per second in decimal units: "48.2 GB/s"."""
     return format_bytes(bytes_per_s, digits) + "/s"
 
 
@@ -165,20 +177,34 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]i?)?([bB]|bytes)?
 _MOST = 1 << 50  # tokens, bytes, or elements
 
 
-def parse_quantity(text: str | int | float, what: str, most: float = _MOST) -> int:
-    """Whole number of "4Mi", "80GiB", "512k" or 4096; `ConfigError` for anything else."""
-    found = _QUANTITY.fullmatch(shortened(text))
-    number = float(found[1]) * _SCALE[(found[2] or "").lower()] if found else 0.0
+def parse_quantity(text: str | int | float, where: str, most: float = _MOST) -> int:
+    """Parse a whole number such as "4Mi", "80GiB", "512k" or 4096.
+
+    Parameters
+    ----------
+    text
+        The text or number of a user.
+    where
+        Name of the quantity, behind its place where it has one: "model.toml: hidden".
+    most
+        The largest valid number.
+
+    Raises
+    ------
+    ConfigError
+        If the text is no whole number above 0, or above `most`.
+
+    """
+    match = _QUANTITY.fullmatch(shortened(text))
+    number = float(match[1]) * _SCALE[(match[2] or "").lower()] if match else 0.0
     if not number or number % 1:
-        raise ConfigError(
-            f"{what}: found {shortened(text)!r}, wanted a whole number above 0 as in "
-            '"4Mi" or "80GiB"'
-        )
+        expected = 'a whole number above 0, as in "4Mi" or "80GiB"'
+        raise invalid(where, repr(shortened(text)), expected)
     if number > most:
-        raise ConfigError(f"{what}: found {shortened(text)!r}, wanted at most {most}")
+        raise invalid(where, repr(shortened(text)), f"at most {most}")
     return int(number)
 
 
 def format_gib(count: float) -> str:
-    """Bytes of memory for a person: "77.93 GiB"."""
+    """Write a number of bytes in GiB: "77.93 GiB"."""
     return f"{count / GIB:.2f} GiB"

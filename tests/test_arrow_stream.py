@@ -28,7 +28,7 @@ def stream(codec=None, **how):
 
 def said(content):
     found = []
-    arrow_files.inflated(io.BytesIO(content), found.append)
+    arrow_files.check_inflated(io.BytesIO(content), found.append)
     return found
 
 
@@ -65,7 +65,7 @@ def test_the_stream_of_old_without_its_mark_is_understood():
 
 def test_a_body_that_is_longer_than_the_file_is_an_error():
     content = stream()
-    with pytest.raises(ValueError, match=r"a body of .* bytes, and .* are left"):
+    with pytest.raises(ValueError, match=r"a body of .* bytes, but only .* remain"):
         said(content[: len(content) * 2 // 3])
 
 

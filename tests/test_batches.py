@@ -84,7 +84,7 @@ def read(path):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
 def test_what_is_put_away_is_there_for_the_answer_and_gone_after(workers):
-    task = replace(c.COUNT, put_away=into_files, finish=put_together)
+    task = replace(c.COUNT, spill=into_files, finish=put_together)
     ranks, paths, _ = Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
     assert sorted(rank for each in ranks for rank in each) == list(range(MANY))
     assert paths
@@ -103,8 +103,8 @@ def no_room(part, path):
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
 def test_a_disk_that_is_full_says_which_and_what_to_do(workers, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    task = replace(c.COUNT, put_away=no_room)
-    words = rf"{tmp_path}.*: No space left on device; wanted room .* as TMPDIR"
+    task = replace(c.COUNT, spill=no_room)
+    words = rf"{tmp_path}.*: No space left on device\. Set TMPDIR"
     with pytest.raises(FastcommError, match=words):
         Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
     assert not list(Path(tmp_path).iterdir())
@@ -120,6 +120,6 @@ def spread_death(whole, left_out, spread):
 
 @pytest.mark.compiled
 def test_a_worker_that_dies_while_ranks_are_compared_is_an_error():
-    task = replace(c.COUNT, put_away=into_files, finish=spread_death)
+    task = replace(c.COUNT, spill=into_files, finish=spread_death)
     with pytest.raises(FastcommError, match="a worker was killed while ranks were compared"):
         Local(workers=2).gather(c.run_of(*[c.fine] * MANY), task)

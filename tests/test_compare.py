@@ -100,7 +100,7 @@ def test_runs_of_different_size_are_compared_with_a_note(metrics):
 
 
 def test_different_bytes_are_refused(metrics):
-    with pytest.raises(ConfigError, match="wanted the same --bytes"):
+    with pytest.raises(ConfigError, match="both with the same --bytes"):
         compare(metrics[0], {**metrics[1], "bytes": "bus"})
 
 

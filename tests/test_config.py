@@ -101,9 +101,9 @@ def test_the_grid_is_made_once_the_world_is_known(written):
     assert rules.guess
     assert rules.grid is not None
     assert (rules.grid.dp, rules.grid.order) == (4, "tp-cp-ep-pp-dp")
-    with pytest.raises(ConfigError, match="no world size"):
+    with pytest.raises(ConfigError, match="neither dp nor the world size is known"):
         Parallel(tp=2).grid(None)
-    with pytest.raises(ConfigError, match="divisor"):
+    with pytest.raises(ConfigError, match="does not divide the world size"):
         Parallel(tp=3).grid(16)
     assert Parallel(framework="deepspeed").grid(16) is None
 
@@ -111,49 +111,49 @@ def test_the_grid_is_made_once_the_world_is_known(written):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[paralel]", r"job.toml: unknown key 'paralel', wanted one of .*mean 'parallel'\?"),
+        ("[paralel]", r"job.toml: unknown key 'paralel': expected one of .*mean 'parallel'\?"),
         ("[parallel]\ntpp = 2", r"\[parallel\]: unknown key 'tpp'.*did you mean 'tp'\?"),
-        ("[parallel]\ntp = '2'", r"\[parallel\] tp: found '2', wanted a whole number"),
-        ("[parallel]\ntp = 0", "tp: found 0, wanted"),
-        ("[parallel]\ntp = true", "tp: found True, wanted"),
-        ("[parallel]\ntp = 2.0", "tp: found 2.0, wanted"),
-        ("[parallel]\ntp = 99999999999999", "tp: found 99999999999999, wanted"),
-        ("[parallel]\norder = 3", "order: found 3, wanted text"),
+        ("[parallel]\ntp = '2'", r"\[parallel\]: invalid tp '2': expected a whole number"),
+        ("[parallel]\ntp = 0", "invalid tp 0: expected"),
+        ("[parallel]\ntp = true", "invalid tp True: expected"),
+        ("[parallel]\ntp = 2.0", "invalid tp 2.0: expected"),
+        ("[parallel]\ntp = 99999999999999", "invalid tp 99999999999999: expected"),
+        ("[parallel]\norder = 3", "invalid order 3: expected text"),
         ("[parallel]\norder = 'tp-qp'", r"\[parallel\] order 'tp-qp': unknown dimension 'qp'"),
         (
             "[parallel]\nframework = 'megatrn'",
-            "found 'megatrn', wanted one of.*mean 'megatron'",
+            "invalid framework 'megatrn': expected one of.*mean 'megatron'",
         ),
-        ("[parallel]\nframework = []", "framework: found \\[\\], wanted one of"),
-        ("parallel = 3", r"parallel: found 3, wanted a table \[parallel\]"),
-        ("[tags]\ntag = 'DP'", r"tags: found .*, wanted tables \[\[tags\]\]"),
-        ("tags = [3]", r"wanted tables \[\[tags\]\]"),
+        ("[parallel]\nframework = []", "invalid framework \\[\\]: expected one of"),
+        ("parallel = 3", r"invalid parallel 3: expected a table \[parallel\]"),
+        ("[tags]\ntag = 'DP'", r"invalid tags .*: expected tables \[\[tags\]\]"),
+        ("tags = [3]", r"expected tables \[\[tags\]\]"),
         ("[[tags]]\nname = 'x'", r"\[\[tags\]\] number 1: missing key tag"),
         ("[[tags]]\ntag = 'DP'", "found only a tag, expected exactly one of name, description"),
         (
             "[[tags]]\nname = 'x'\nstream = 1\ntag = 'DP'",
             "found name and stream, expected exactly one",
         ),
-        ("[[tags]]\nname = 3\ntag = 'DP'", "name: found 3, wanted text"),
-        ("[[tags]]\nname = 'x'\ntag = 'dp'", "tag: found 'dp', wanted one of DP, TP"),
-        ("[[tags]]\nranks = [0, -1]\ntag = 'DP'", "ranks: found .*, wanted a list of ranks"),
-        ("[[tags]]\nranks = 'all'\ntag = 'DP'", "ranks: found 'all', wanted a list"),
-        ("[[tags]]\nstream = '7'\ntag = 'DP'", "stream: found '7', wanted a number"),
+        ("[[tags]]\nname = 3\ntag = 'DP'", "invalid name 3: expected text"),
+        ("[[tags]]\nname = 'x'\ntag = 'dp'", "invalid tag 'dp': expected one of DP, TP"),
+        ("[[tags]]\nranks = [0, -1]\ntag = 'DP'", "invalid ranks .*: expected a list of ranks"),
+        ("[[tags]]\nranks = 'all'\ntag = 'DP'", "invalid ranks 'all': expected a list"),
+        ("[[tags]]\nstream = '7'\ntag = 'DP'", "invalid stream '7': expected a number"),
         (
             "[[tags]]\ncommunicator = '0xg'\ntag = 'DP'",
-            "communicator: found '0xg', wanted a num",
+            "invalid communicator '0xg': expected a num",
         ),
         ("[[tags]]\nnme = 'x'\ntag = 'DP'", "unknown key 'nme'.*mean 'name'"),
         ("[[kernels]]\nop = 'AllReduce'", "number 1: missing key pattern"),
         ("[[kernels]]\npattern = 'x'", "missing key op"),
-        ("[[kernels]]\npattern = '('\nop = 'AllReduce'", "pattern: found '\\('.*regular expr"),
-        ("[[kernels]]\npattern = 'x'\nop = 'Allreduce'", "wanted one of.*mean 'AllReduce'"),
-        ("[[kernels]]\npattern = 'x'\nop = 'OTHER'\ntag = 'X'", "tag: found 'X'"),
-        ("[iterations]\nregex = '['", r"\[iterations\] regex: found '\['"),
-        ("[iterations]\nregex = 1", "regex: found 1, wanted text"),
+        ("[[kernels]]\npattern = '('\nop = 'AllReduce'", "invalid pattern '\\('.*regular expr"),
+        ("[[kernels]]\npattern = 'x'\nop = 'Allreduce'", "expected one of.*mean 'AllReduce'"),
+        ("[[kernels]]\npattern = 'x'\nop = 'OTHER'\ntag = 'X'", "invalid tag 'X'"),
+        ("[iterations]\nregex = '['", r"\[iterations\]: invalid regex '\['"),
+        ("[iterations]\nregex = 1", "invalid regex 1: expected text"),
         (
             "[link]\nbandwidth = 400",
-            r"\[link\] bandwidth: bandwidth '400': no unit; wanted a number and",
+            r"\[link\] bandwidth: invalid bandwidth '400': no unit; expected a number and",
         ),
         ("[link]\nspeed = '1GB/s'", r"\[link\]: unknown key 'speed'"),
         ("tp = 1\ntp", "not TOML: .*at end of document"),

@@ -70,7 +70,7 @@ def ranks_of(whole, left_out, spread):
 
 
 def test_each_rank_is_in_one_file_that_is_gone_after(cluster, scratch):
-    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
+    task = replace(c.COUNT, spill=into_files, finish=ranks_of)
     with dask.connected(cluster.address, scratch=scratch) as engine:
         assert engine.gather(c.run_of(*[c.fine] * 40), task) == list(range(40))
         assert list(scratch.iterdir()) == []
@@ -85,7 +85,7 @@ def ask_deadly(marker, whole, left_out, spread):
 
 def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_path):
     finish = partial(ask_deadly, tmp_path / "killed")
-    task = replace(c.COUNT, put_away=into_files, finish=finish)
+    task = replace(c.COUNT, spill=into_files, finish=finish)
     cluster.worker("third")
     with dask.connected(cluster.address, scratch=scratch) as engine:
         engine.client.wait_for_workers(3, timeout=30)
@@ -97,8 +97,8 @@ def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_pa
 
 def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
     scratch.write_text("a file")
-    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
-    words = r"scratch/fastcomm-.*: Not a directory; wanted a directory that all workers share"
+    task = replace(c.COUNT, spill=into_files, finish=ranks_of)
+    words = r"scratch/fastcomm-.*: Not a directory; expected a directory that all workers share"
     with (
         dask.connected(cluster.address, scratch=scratch) as engine,
         pytest.raises(FastcommError, match=words),
@@ -107,7 +107,7 @@ def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
 
 
 def test_a_rank_that_fails_leaves_nothing_in_it(cluster, scratch):
-    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
+    task = replace(c.COUNT, spill=into_files, finish=ranks_of)
     with (
         pytest.raises(FastcommError, match=r"rank39\.json: damaged"),
         dask.connected(cluster.address, scratch=scratch) as engine,

@@ -355,10 +355,10 @@ def test_a_sweep_has_a_row_for_each_point_and_strategy():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"inter_bytes_per_s": 0.0}, "inter_bytes_per_s: found 0.0"),
-        ({"incast": -1.0}, "incast: found -1.0"),
-        ({"intra_efficiency": 1.5}, "wanted a number from 1e-06 to 1"),
-        ({"intra_efficiency": 0.0}, "wanted a number from 1e-06 to 1"),
+        ({"inter_bytes_per_s": 0.0}, "invalid inter_bytes_per_s 0.0"),
+        ({"incast": -1.0}, "invalid incast -1.0"),
+        ({"intra_efficiency": 1.5}, "expected a number from 1e-06 to 1"),
+        ({"intra_efficiency": 0.0}, "expected a number from 1e-06 to 1"),
     ],
 )
 def test_links_that_cannot_be_are_refused(words, message):
@@ -370,7 +370,7 @@ def test_links_that_cannot_be_are_refused(words, message):
 def test_a_bandwidth_without_a_unit_is_one_of_the_original_only(bandwidth):
     options = DispatchOptions(bw_inter=bandwidth, bw_intra="50GB/s")
     with pytest.raises(
-        ConfigError, match=r"bw_inter: bandwidth '.*': no unit; wanted a number"
+        ConfigError, match=r"bw_inter: invalid bandwidth '.*': no unit; expected a number"
     ):
         terms_for(Recipe(), options)
     links = terms_for(Recipe(sampler="seed"), options).links
@@ -380,7 +380,7 @@ def test_a_bandwidth_without_a_unit_is_one_of_the_original_only(bandwidth):
 
 @pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
 def test_what_is_no_bandwidth_is_refused_for_the_original_too(bandwidth):
-    with pytest.raises(ConfigError, match="bw_inter: bandwidth"):
+    with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
         terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))
 
 

@@ -116,7 +116,7 @@ def test_hot_ranks_send_mostly_away():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"num_nodes": 0}, "num_nodes: found 0, wanted a number from 1 to 65536"),
+        ({"num_nodes": 0}, "invalid num_nodes 0: expected a number from 1 to 65536"),
         (
             {"iter_num": 2000, "num_layers": 2000},
             "4000000 layers, more than the maximum of 1048576",
@@ -130,10 +130,10 @@ def test_hot_ranks_send_mostly_away():
             {"zipf_alpha": 0.9, "sampler": "seed"},
             "invalid zipf_alpha 0.9: an unbounded Zipf law needs more than 1",
         ),
-        ({"zipf_alpha": float("nan")}, "zipf_alpha: found nan"),
-        ({"dtype": "int3"}, "dtype: found 'int3', wanted one of float16"),
-        ({"sampler": "lottery"}, "sampler: found 'lottery'"),
-        ({"distinct": "never"}, "distinct: found 'never'"),
+        ({"zipf_alpha": float("nan")}, "invalid zipf_alpha nan"),
+        ({"dtype": "int3"}, "invalid dtype 'int3': expected one of float16"),
+        ({"sampler": "lottery"}, "invalid sampler 'lottery'"),
+        ({"distinct": "never"}, "invalid distinct 'never'"),
     ],
 )
 def test_a_recipe_that_makes_no_sense_is_refused(words, message):

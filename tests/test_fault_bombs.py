@@ -45,13 +45,13 @@ OPERATIONS_CSV = b"rank,step,optype,start_ts,duration\n" + b"0,0,forward,0,1\n" 
 def test_a_gzip_bomb_is_refused_unless_the_ratio_is_allowed(folder, monkeypatch):
     head, tail = BASE.encode().split(b'"traceEvents": [')
     path = bomb(folder / "rank0.json.gz", head + b'"traceEvents": [', tail=tail)
-    assert "wanted no bomb: FASTCOMM_MAX_RATIO=N" in refused("metrics", path)
+    assert "Set FASTCOMM_MAX_RATIO=N" in refused("metrics", path)
     monkeypatch.setenv("FASTCOMM_MAX_RATIO", "2000")
     assert run("metrics", path)[0] == 0
     monkeypatch.setenv("FASTCOMM_MAX_TEXT_GIB", "0.002")
-    assert "becomes more than 0.002 GiB; FASTCOMM_MAX_TEXT" in refused("metrics", path)
+    assert "expands to more than 0.002 GiB. Set FASTCOMM_MAX_TEXT" in refused("metrics", path)
     monkeypatch.setenv("FASTCOMM_MAX_RATIO", "many")
-    assert "FASTCOMM_MAX_RATIO: found 'many'" in refused("metrics", path)
+    assert "invalid FASTCOMM_MAX_RATIO 'many'" in refused("metrics", path)
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -65,14 +65,14 @@ def test_a_gzip_bomb_is_refused_unless_the_ratio_is_allowed(folder, monkeypatch)
 )
 def test_every_reader_of_gzip_refuses_a_bomb(folder, command, name, head):
     path = bomb(folder / name, head)
-    assert "wanted no bomb" in refused(*words_of(command, folder), path)
+    assert "possibly a decompression bomb" in refused(*words_of(command, folder), path)
 
 
 def test_a_document_that_is_too_large_to_be_held_is_refused(folder, monkeypatch):
     run("ingest", folder / "good.json", "-o", folder / "store")
     monkeypatch.setenv("FASTCOMM_MAX_DOCUMENT_GIB", "1e-7")
     said = refused("metrics", folder / "store")
-    assert "fastcomm.json: larger than 1e-07 GiB, and needed as a whole; " in said
+    assert "fastcomm.json: larger than 1e-07 GiB, and must be read as a whole. " in said
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -100,7 +100,7 @@ def test_a_parquet_file_of_one_value_a_million_times_is_a_bomb(folder, command, 
         "duration_ns": pa.array(np.ones(rows, np.int64)),
     }
     pq.write_table(pa.table(constant), folder / name, compression="zstd")
-    assert "wanted no bomb" in refused(*words_of(command, folder), folder / name)
+    assert "possibly a decompression bomb" in refused(*words_of(command, folder), folder / name)
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -111,7 +111,7 @@ def test_a_store_whose_columns_are_a_bomb_is_refused(folder):
     many = table.take(pa.array(np.zeros(1 << 18, np.int32)))
     pq.write_table(many.replace_schema_metadata(table.schema.metadata), path)
     agree(folder / "store")
-    assert "wanted no bomb" in refused("metrics", folder / "store")
+    assert "possibly a decompression bomb" in refused("metrics", folder / "store")
 
 
 @pytest.mark.parametrize("column", ["start", "kind"])
@@ -132,7 +132,7 @@ def test_a_store_with_a_long_word_a_thousand_times_is_refused(folder, column, ki
 def test_an_npz_bomb_is_refused(folder):
     zeros = np.zeros((1 << 17, 4), np.int64)
     np.savez_compressed(folder / "w.npz", src_gpu=zeros[:, 0], target_experts=zeros)
-    assert "wanted no bomb" in refused("dispatch", "compare", folder / "w.npz")
+    assert "possibly a decompression bomb" in refused("dispatch", "compare", folder / "w.npz")
 
 
 def npy(shape, descr="<i8", data=b""):
@@ -192,7 +192,7 @@ def test_a_saved_path_with_a_bomb_in_it_is_refused(folder):
     with zipfile.ZipFile(folder / "bomb.zip", "w") as archive:
         for name, content in (members | {"nodes.parquet": buffer.getvalue()}).items():
             archive.writestr(name, content)
-    with pytest.raises(FastcommError, match="wanted no bomb"):
+    with pytest.raises(FastcommError, match="possibly a decompression bomb"):
         hta.restore_cpgraph(folder / "bomb.zip")
     with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", b" " * (1 << 24))
@@ -263,14 +263,14 @@ def of_one_word(rows, words, kind):
 def test_a_long_word_a_thousand_times_is_a_bomb(folder, command, name, kind):
     table = pa.table(of_one_word(1000, (*OPERATION, "src", "expert"), kind))
     pq.write_table(table, folder / name, store_schema=False)
-    assert "wanted no bomb" in refused(*words_of(command, folder), folder / name)
+    assert "possibly a decompression bomb" in refused(*words_of(command, folder), folder / name)
 
 
 def test_texts_inside_of_lists_are_refused(folder):
     lists = pa.array([["x" * (1 << 14)]] * 1000)
     pq.write_table(pa.table({"src": [0] * 1000, "expert": lists}), folder / "w.parquet")
     said = refused(*words_of(f"dispatch compare {SHAPE}", folder), folder / "w.parquet")
-    assert "texts inside of others; wanted plain columns, or lists of numbers" in said
+    assert "nested texts are not supported; expected plain columns, or lists of numbers" in said
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -289,4 +289,4 @@ def test_a_compressed_stream_that_inflates_is_a_bomb(folder, codec, monkeypatch)
         if not wanted:
             assert run("metrics", export)[0] == 0
     assert "StringIds.arrow: " in refused("metrics", export)
-    assert "wanted no bomb" in refused("metrics", export)
+    assert "possibly a decompression bomb" in refused("metrics", export)

@@ -30,12 +30,14 @@ def folder(tmp_path):
 @pytest.mark.parametrize(("command", "name"), READERS)
 def test_a_pipe_is_refused_and_not_waited_for(folder, command, name):
     os.mkfifo(folder / name)
-    assert "pipe; wanted a file" in ends(command, name, folder)
+    assert "a pipe: expected a regular file" in ends(command, name, folder)
 
 
 def test_a_device_and_a_socket_are_refused(folder):
     (folder / "rank0.json").symlink_to("/dev/zero")
-    assert "rank0.json: a device; wanted a file" in refused("metrics", folder / "rank0.json")
+    assert "rank0.json: is a device: expected a regular file" in refused(
+        "metrics", folder / "rank0.json"
+    )
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(folder / "rank1.json"))
         assert "rank1.json: " in refused("metrics", folder / "rank1.json")

@@ -264,13 +264,13 @@ def test_a_directory_of_something_else_is_refused(traces, tmp_path):
     (other / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match=r"other: has files and no fastcomm.json"):
         plan([traces], other)
-    with pytest.raises(ConfigError, match=r"thesis.tex: a file; wanted a directory"):
+    with pytest.raises(ConfigError, match=r"thesis.tex: a file; name a directory"):
         plan([traces], other / "thesis.tex")
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
 
 
 def test_an_output_that_holds_the_input_or_lies_in_it_is_refused(traces, tmp_path):
-    with pytest.raises(ConfigError, match="is what is read"):
+    with pytest.raises(ConfigError, match="is the input"):
         plan([traces], traces)
     with pytest.raises(ConfigError, match=r"store: lies in .*traces, which is read"):
         plan([traces], traces / "store")

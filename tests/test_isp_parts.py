@@ -121,8 +121,16 @@ def test_a_cluster_file_that_is_wrong_is_an_error_with_its_key(tmp_path):
         ("hbm =", "hbw =", "unknown key 'hbw'"),
         ('hbm = "1.6TB/s"', "", "missing key hbm"),
         ("1.6TB/s", "fast", "bandwidth 'fast'"),
-        ("peak_tflops = 312", 'peak_tflops = "x"', "peak_tflops: found 'x', wanted a number"),
-        ("peak_tflops = 312", "peak_tflops = 0", "peak_tflops: found 0, wanted a number from"),
+        (
+            "peak_tflops = 312",
+            'peak_tflops = "x"',
+            "invalid peak_tflops 'x': expected a number",
+        ),
+        (
+            "peak_tflops = 312",
+            "peak_tflops = 0",
+            "invalid peak_tflops 0: expected a number from",
+        ),
         ("[[16, 1.0], [32", "[[64, 1.0], [32", "contention must be sorted"),
         ("[2.5e+08, 7.19]", "[2.5e+18, 7.19]", "gemm must be sorted"),
         ("gpus_per_node = 8", "gpus_per_node = ", "x: "),

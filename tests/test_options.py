@@ -92,13 +92,28 @@ def test_lists_of_numbers_are_read():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("metrics {run} --link-bandwidth 1e308GB/s", "--link-bandwidth: bandwidth '1e308GB/s'"),
+        (
+            "metrics {run} --link-bandwidth 1e308GB/s",
+            "--link-bandwidth: invalid bandwidth '1e308GB/s'",
+        ),
         ("metrics {run} --ranks 0-99999999999", "--ranks: '0-99999999999' names more than"),
-        ("metrics {run} --dask http://x", "--dask: found 'http://x', wanted local:N"),
-        ("metrics {run} --dask tcp://x:99999", "--dask: found 'tcp://x:99999', wanted local:N"),
-        ("metrics {run} --dask local:99999999999", "wanted a number of workers from 1 to 4096"),
-        ("isp --world-size 1000000000000", "world size: found '1000000000000', wanted at most"),
-        ("isp --world-size 8-99999999999", "world size: found '99999999999', wanted at most"),
+        ("metrics {run} --dask http://x", "invalid --dask 'http://x': expected local:N"),
+        (
+            "metrics {run} --dask tcp://x:99999",
+            "invalid --dask 'tcp://x:99999': expected local:N",
+        ),
+        (
+            "metrics {run} --dask local:99999999999",
+            "expected a number of workers from 1 to 4096",
+        ),
+        (
+            "isp --world-size 1000000000000",
+            "invalid world size '1000000000000': expected at most",
+        ),
+        (
+            "isp --world-size 8-99999999999",
+            "invalid world size '99999999999': expected at most",
+        ),
         ("dispatch generate --hot-ranks 0:1e308 -o x", "--hot-ranks: found '0:1e308'"),
         ("dispatch generate --hot-ranks 0:nan -o x", "--hot-ranks: found '0:nan'"),
     ],
@@ -144,7 +159,7 @@ OUTPUTS = [
 def test_an_empty_output_name_is_refused_and_not_this_directory(inputs, name, option):
     kind, said = options.run((*options.base(name, inputs), option, ""))
     assert kind == "refused"
-    assert f"{option}: found an empty name, wanted a file or a directory" in said
+    assert f"invalid {option} '': expected a file or a directory" in said
 
 
 def test_an_empty_path_is_not_this_directory(tmp_path, monkeypatch, inputs):
@@ -175,7 +190,7 @@ def test_functions_check_the_ranges_of_options(inputs, call):
     run = open_run(inputs["run"])
     with pytest.raises(
         ConfigError,
-        match=r"found|invalid|more than the maximum|no unit; wanted a number and a unit",
+        match=r"found|invalid|more than the maximum|no unit; expected a number and a unit",
     ):
         call(run)
 
@@ -248,7 +263,7 @@ def test_numbers_of_an_original_configuration_are_refused_with_their_key(tmp_pat
     path = tmp_path / "c.json"
     path.write_text(f'{{"{key}": {value}}}')
     words = ["--model", "7B", "--world-size", "8", "--seq-len", "4Ki", "--global-batch", "1Mi"]
-    assert f"{path}: {key}: found" in refused("isp", "--compat-config", path, *words)
+    assert f"{path}: invalid {key} " in refused("isp", "--compat-config", path, *words)
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1e308", "9" * 30, "true", '"x"', "null"])

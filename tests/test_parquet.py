@@ -67,7 +67,7 @@ def test_the_values_of_lists_are_those_that_arrow_says(how, rows):
 def test_a_list_of_which_nobody_says_how_long_it_is_is_refused():
     for name in ("a.b", "x" * 200):
         found = metadata(pa.table({name: [[1], [2]]}))
-        with pytest.raises(TraceFileError, match="nothing says how many values"):
+        with pytest.raises(TraceFileError, match="unknown number of values"):
             arrow_files.check(found, 1000, PATH)
 
 
@@ -81,7 +81,9 @@ def test_texts_that_are_no_utf8_are_an_error_unless_they_may():
 
 
 def test_a_column_that_is_not_there_is_named():
-    with pytest.raises(TraceFileError, match=r"t\.parquet: no column x; found \['text'"):
+    with pytest.raises(
+        TraceFileError, match=r"t\.parquet: no column x \(columns present: \['text'"
+    ):
         arrow_files.read_open(written(TABLE), 1000, PATH, ["x"])
 
 
@@ -94,10 +96,10 @@ def test_a_column_that_is_not_there_is_named():
     ],
 )
 def test_numbers_that_become_large_are_a_bomb_where_they_are_wanted(monkeypatch, name, value):
-    monkeypatch.setattr(arrow_files.inputs, "SMALL", 1 << 20)
+    monkeypatch.setattr(arrow_files.files, "SMALL", 1 << 20)
     found = metadata(pa.table({name: value, "few": pa.nulls(len(value), pa.bool_())}))
     for columns in (None, [name], [name, "few"]):
-        with pytest.raises(TraceFileError, match="wanted no bomb"):
+        with pytest.raises(TraceFileError, match="possibly a decompression bomb"):
             arrow_files.check(found, 100, PATH, columns)
     arrow_files.check(found, 1 << 20, PATH)
     if name != "number":
@@ -105,15 +107,15 @@ def test_numbers_that_become_large_are_a_bomb_where_they_are_wanted(monkeypatch,
 
 
 def test_row_groups_that_are_not_read_do_not_count(monkeypatch):
-    monkeypatch.setattr(arrow_files.inputs, "SMALL", 1 << 10)
+    monkeypatch.setattr(arrow_files.files, "SMALL", 1 << 10)
     found = metadata(pa.table({"n": np.zeros(1000)}), row_group_size=100)
     arrow_files.check(found, 1, PATH, groups=[3])
-    with pytest.raises(TraceFileError, match="wanted no bomb"):
+    with pytest.raises(TraceFileError, match="possibly a decompression bomb"):
         arrow_files.check(found, 1, PATH, groups=[3, 4])
 
 
 def test_two_columns_of_one_name_are_an_error(tmp_path):
     path = tmp_path / "twice.parquet"
     pq.write_table(pa.table([["x"], ["y"]], names=["a", "a"]), path)
-    with pytest.raises(TraceFileError, match="two columns of one name"):
+    with pytest.raises(TraceFileError, match="duplicate column names"):
         arrow_files.read(path)

@@ -198,7 +198,7 @@ def test_a_kind_of_url_without_its_package_is_an_error(url, words):
     error = invoke("metrics", url, code=1).stderr
     assert f"{url}: " in error
     assert words in error
-    assert "wanted a URL of fsspec whose package is installed" in error
+    assert "expected a URL of fsspec whose package is installed" in error
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch):

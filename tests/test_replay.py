@@ -225,9 +225,9 @@ def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
     [
         ("[]", "expected an object"),
         ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
-        ('{"DELAY_ALL": {"ratio": "x"}}', "found 'x', wanted a number"),
-        ('{"DELAY_ALL": {"ratio": true}}', "found True"),
-        ('{"DELAY_ALL": {"ratio": -1}}', "found -1, wanted a number from 0"),
+        ('{"DELAY_ALL": {"ratio": "x"}}', "invalid ratio 'x': expected a number"),
+        ('{"DELAY_ALL": {"ratio": true}}', "invalid ratio True"),
+        ('{"DELAY_ALL": {"ratio": -1}}', "invalid ratio -1: expected a number from 0"),
     ],
 )
 def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):

@@ -120,7 +120,7 @@ def test_small_ranks_are_measured_together_up_to_so_many_events(monkeypatch):
     monkeypatch.setattr(executors, "_SMALL", 3 * max(sizes))
     monkeypatch.setattr(executors, "_TAKES_S", 60.0)  # a busy machine would end the batch early
     CALLS.clear()
-    task = Task(measure=measured_together, merge=merge_counts, finish=both, of_many=True)
+    task = Task(measure=measured_together, merge=merge_counts, finish=both, takes_many=True)
     done, found, error = executors.BatchTask(task=task)(run.sources)
     assert (done, found, error) == (8, dict.fromkeys(range(8), 1), None)
     assert CALLS == [[0, 1, 2], [5], [3, 4, 6], [7]]

@@ -110,10 +110,10 @@ def fatal_question(_made):
 @pytest.mark.compiled
 def test_a_killed_worker_costs_no_answer_and_what_kills_all_is_an_error(engine, tmp_path):
     held = engine.hold(partial(made_once, tmp_path / "made"))
-    assert held.ask([partial(times, n) for n in range(9)]) == list(range(9))
+    assert held.apply([partial(times, n) for n in range(9)]) == list(range(9))
     assert (tmp_path / "made").exists()
-    with pytest.raises(ClusterError, match="a worker died, and so did the next that had"):
-        held.ask([fatal_question])
+    with pytest.raises(ClusterError, match="a worker was killed, also in a second attempt"):
+        held.apply([fatal_question])
     held.close()
 
 

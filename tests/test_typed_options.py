@@ -38,9 +38,9 @@ def test_all_commands_that_read_runs_build_options():
     ("values", "message"),
     [
         ({"penality": 0.9}, "unknown option 'penality'; did you mean 'penalty'\\?"),
-        ({"overlap": "nonsense"}, "overlap: found 'nonsense', wanted one of layer, per_op"),
-        ({"p2p": 7}, "p2p: found 7, wanted one of whole, scatter"),
-        ({"flash": "no"}, "flash: found 'no', wanted True or False"),
+        ({"overlap": "nonsense"}, "invalid overlap 'nonsense': expected one of layer, per_op"),
+        ({"p2p": 7}, "invalid p2p 7: expected one of whole, scatter"),
+        ({"flash": "no"}, "invalid flash 'no': expected True or False"),
         ({"memory": ""}, "memory: found no value"),
     ],
 )
@@ -52,19 +52,19 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (options.ReadOptions, {"tp": 0}, "tp: found 0"),
-        (options.ReadOptions, {"tp": True}, "tp: found True, wanted a whole number"),
-        (options.ReadOptions, {"ranks": 3}, "ranks: found 3, wanted a list"),
-        (options.ReadOptions, {"ranks": ["a"]}, "ranks: found 'a', wanted a whole number"),
-        (options.ReadOptions, {"step_boundary": "gpu"}, "wanted one of auto, device, host"),
+        (options.ReadOptions, {"tp": 0}, "invalid tp 0"),
+        (options.ReadOptions, {"tp": True}, "invalid tp True: expected a whole number"),
+        (options.ReadOptions, {"ranks": 3}, "invalid ranks 3: expected a list"),
+        (options.ReadOptions, {"ranks": ["a"]}, "invalid ranks 'a': expected a whole number"),
+        (options.ReadOptions, {"step_boundary": "gpu"}, "expected one of auto, device, host"),
         (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
-        (options.MetricsOptions, {"steps": [-1]}, "steps: found -1"),
+        (options.MetricsOptions, {"steps": [-1]}, "invalid steps -1"),
         (options.PathOptions, {"step": 1, "annotation": "x"}, "contradict"),
-        (options.PathOptions, {"rank": -1}, "rank: found -1"),
+        (options.PathOptions, {"rank": -1}, "invalid rank -1"),
         (options.PathOptions, {"instance": 1}, "counts the events of annotation"),
         (options.WorkloadOptions, {"law": "zipf", "compat": "seed"}, "leave law out"),
-        (options.DispatchOptions, {"demand": "all"}, "wanted one of copies, unique"),
-        (options.StragglerOptions, {"threshold": float("nan")}, "threshold: found nan"),
+        (options.DispatchOptions, {"demand": "all"}, "expected one of copies, unique"),
+        (options.StragglerOptions, {"threshold": float("nan")}, "invalid threshold nan"),
     ],
 )
 def test_options_check_their_values(kind, values, message):

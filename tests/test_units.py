@@ -41,7 +41,7 @@ def test_bandwidths_in_words(text, value):
     "text", ["", "400", "400G", "fast", "-1GB/s", "0GB/s", "1..2GB/s", "1e999GB/s"]
 )
 def test_what_is_no_bandwidth_is_an_error(text):
-    with pytest.raises(ConfigError, match="wanted a number and a unit"):
+    with pytest.raises(ConfigError, match="expected a number and a unit"):
         parse_bandwidth(text)
 
 

@@ -195,7 +195,7 @@ def test_a_file_of_edits(tmp_path, step):
         ("[[edit]]\nscale = 1", "missing `what`, the events to change"),
         ("[[edit]]\nwhat = 'comm'\ncomm_speedup = 1", "expected scale or set with `what`"),
         ("[[edit]]\ncompute_speedup = 1\ncomm_speedup = 1", "expected exactly one action"),
-        ("[[edit]]\ncompute_speedup = 0", "speedup '0': found 0.0, wanted a number from 1e-06"),
+        ("[[edit]]\ncompute_speedup = 0", "invalid speedup 0.0: expected a number from 1e-06"),
         ("[[edit]]\ncompute_speedup = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),

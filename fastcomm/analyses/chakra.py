@@ -1,4 +1,4 @@
-"""A run as Chakra execution traces: a file a rank, and the groups of all."""
+"""Convert a run to Chakra execution traces: one file per rank, and one of all groups."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ _PREFIX = "trace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChakraFiles:
-    """What was written."""
+    """Counts of the files of a conversion."""
 
     ranks: int
     nodes: int
-    replayed: Mapping[str, int]  # communication that is replayed as measured, by the reason
+    replayed: Mapping[str, int]  # communication nodes replayed as measured, by reason
     failed: Sequence[SkippedRank]
 
 
 def convert(
     run: RunTraces,
     folder: Path,
-    engine: Executor,
+    executor: Executor,
     *,
     keep_going: bool = False,
     progress: Progress | None = None,
@@ -43,16 +43,16 @@ def convert(
     task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written, failed = engine.gather(run, task, keep_going=keep_going, progress=progress)
+        written, failed = executor.gather(run, task, keep_going=keep_going, progress=progress)
         chakra.write_groups(written, folder, _PREFIX)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
     replayed: Counter[str] = Counter()
-    for each in written:
-        replayed.update(each.replayed)
+    for file in written:
+        replayed.update(file.replayed)
     return ChakraFiles(
         ranks=len(written),
-        nodes=sum(each.nodes for each in written),
+        nodes=sum(file.nodes for file in written),
         replayed=replayed,
         failed=failed,
     )
@@ -63,4 +63,4 @@ def _write(trace: Trace, *, folder: Path, world: int) -> tuple[Written, ...]:
 
 
 def _joined(parts: Iterable[tuple[Written, ...]]) -> tuple[Written, ...]:
-    return tuple(each for part in parts for each in part)
+    return tuple(file for part in parts for file in part)

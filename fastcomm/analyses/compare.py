@@ -31,30 +31,30 @@ _MOST_BYTES = 1 << 28
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The metrics that a file, or a folder with `metrics.json`, keeps; None: they are no such.
+    """Read the metrics in a JSON file, or in the `metrics.json` of a folder; None for others.
 
-    Raises `TraceFileError` where a `metrics.json` is no JSON object with what metrics have.
+    Raises `TraceFileError` for a `metrics.json` without metrics.
     """
     path = path / _FILE if path.is_dir() else path
     if not path.is_file() or path.suffix != ".json" or path.stat().st_size > _MOST_BYTES:
         return None
     try:
         with files.opened(path) as file:
-            found = orjson.loads(file.read())
-        wrong = _wrong(found)
+            metrics = orjson.loads(file.read())
+        wrong = _wrong(metrics)
     except (OSError, orjson.JSONDecodeError) as error:
-        found, wrong = None, str(error)
+        metrics, wrong = None, str(error)
     if wrong and path.name == _FILE:
         # A trace may be any JSON; what is called so has to be metrics.
         raise TraceFileError(f"{path}: no metrics of fastcomm: {wrong}")
-    return None if wrong else found
+    return None if wrong else metrics
 
 
-def _wrong(found: Any) -> str | None:
-    """What the object lacks; nothing if it may be metrics."""
-    if not isinstance(found, dict):
+def _wrong(document: Any) -> str | None:
+    """Return why a document cannot be metrics; None if it can."""
+    if not isinstance(document, dict):
         return "it is no object"
-    lacking = [name for name in _NEEDED if not isinstance(found.get(name), dict)]
+    lacking = [name for name in _NEEDED if not isinstance(document.get(name), dict)]
     return f"no {', '.join(lacking)} in it" if lacking else None
 
 
@@ -62,9 +62,9 @@ Object = Mapping[str, Any]
 
 # What an element of a list is called. Lists that are not here hold no values to compare.
 _NAMES: dict[str, Callable[[Object], str]] = {
-    "by_rank": lambda each: str(each["rank"]),
-    "windows": lambda each: f"{each['from']}-{each['to']}",
-    "collectives": lambda each: f"{each['op']}-{each['group_size']}-{each['size_from']}",
+    "by_rank": lambda row: str(row["rank"]),
+    "windows": lambda row: f"{row['from']}-{row['to']}",
+    "collectives": lambda row: f"{row['op']}-{row['group_size']}-{row['size_from']}",
 }
 # Less than this share of a value is no reason for anything.
 _SAME = 1e-3
@@ -118,13 +118,13 @@ class BreakdownChange:
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
             "effect_ns": self.effect_ns,
-            "reasons": [each.name for each in self.reasons],
+            "reasons": [reason.name for reason in self.reasons],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Result):
-    """All that changed between two runs."""
+    """The changes between two runs."""
 
     step: Value  # the mean iteration in ns
     parts: tuple[
@@ -139,15 +139,15 @@ class Comparison(Result):
     def is_same(self) -> bool:
         """Whether the step time is known, and no metric differs."""
         return self.step.difference == 0 and all(
-            each.before == each.after for each in self.values
+            value.before == value.after for value in self.values
         )
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         return {
             "step": self.step.to_dict(),
-            "parts": [each.to_dict() for each in self.parts],
-            "values": [each.to_dict() for each in self.values],
+            "parts": [value.to_dict() for value in self.parts],
+            "values": [value.to_dict() for value in self.values],
             "conditions_that_hold": list(self.conditions_that_hold),
             "incomplete": list(self.incomplete),
             "notes": list(self.notes),
@@ -156,10 +156,10 @@ class Comparison(Result):
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return the parts of the step, and every value; times in ns."""
         parts = [
-            {**part.to_dict(), "reasons": " ".join(each.name for each in part.reasons)}
+            {**part.to_dict(), "reasons": " ".join(value.name for value in part.reasons)}
             for part in self.parts
         ]
-        values = [each.to_dict() for each in self.values]
+        values = [value.to_dict() for value in self.values]
         return {
             "parts": pa.Table.from_pylist(parts, schema=_PARTS),
             "values": pa.Table.from_pylist(values, schema=_VALUES),
@@ -168,16 +168,16 @@ class Comparison(Result):
     def figures(self) -> dict[str, str]:
         """Return the mean step of both runs, and the part that changed it most."""
         times = (self.step.before, self.step.after)
-        before, after = ("n/a" if each is None else format_ns(each) for each in times)
+        before, after = ("n/a" if value is None else format_ns(value) for value in times)
         part = self.parts[0] if self.parts else None
         change = "n/a" if part is None else f"{part.name} {format_signed_ns(part.effect_ns)}"
         return {"before": before, "after": after, "largest change": change}
 
     def value(self, name: str) -> Value:
-        """One metric by its name; ConfigError, with names like it, where there is none."""
-        for each in self.values:
-            if each.name == name:
-                return each
+        """Return a metric by its name. Raises `ConfigError`, with similar names, if unknown."""
+        for value in self.values:
+            if value.name == name:
+                return value
         raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
 
 
@@ -220,8 +220,8 @@ def compare(
         runs = dict(zip(runs, whole, strict=True))
     if before.get("bytes") != after.get("bytes"):
         raise ConfigError(
-            f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}; wanted "
-            "the same --bytes"
+            f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}: "
+            "measure both with the same --bytes"
         )
     old, new = dict(_scalars(before)), dict(_scalars(after))
     names = [*old, *(name for name in new if name not in old)]
@@ -233,7 +233,7 @@ def compare(
         parts=_parts(values),
         values=tuple(values.values()),
         notes=(*_left_out(before, after, runs), *_notes(before, after)),
-        incomplete=tuple(line for each in runs.items() for line in _incomplete(*each)),
+        incomplete=tuple(line for item in runs.items() for line in _incomplete(*item)),
     )
 
 
@@ -243,7 +243,7 @@ def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
     None where both have the same ranks, or none in common, or the jobs differ in size: then
     equal numbers are not the same rank.
     """
-    old, new = (set(each.get("ranks") or ()) for each in (before, after))
+    old, new = (set(run.get("ranks") or ()) for run in (before, after))
     is_alike = _expected(before) == _expected(after)
     return tuple(sorted(old & new)) or None if is_alike and old != new else None
 
@@ -263,25 +263,27 @@ def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iter
         )
 
 
-def _object(found: "Metrics | Object") -> Object:
+def _object(metrics: "Metrics | Object") -> Object:
     """Return the metrics without the version of their schema, which is no metric."""
-    known = found if isinstance(found, Mapping) else found.contents()
-    return {key: value for key, value in known.items() if key != "schema_version"}
+    document = metrics if isinstance(metrics, Mapping) else metrics.contents()
+    return {key: value for key, value in document.items() if key != "schema_version"}
 
 
-def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
+def _scalars(value_or_object: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
     """The numbers of an object by their dotted paths; null where unknown."""
-    if isinstance(found, Mapping):
-        for key, value in found.items():
+    if isinstance(value_or_object, Mapping):
+        for key, value in value_or_object.items():
             inner = _by_name(key, value) if isinstance(value, list) else value
             yield from _scalars(inner, f"{name}.{key}" if name else key)
-    elif found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
-        yield name, found
+    elif value_or_object is None or (
+        isinstance(value_or_object, int | float) and not isinstance(value_or_object, bool)
+    ):
+        yield name, value_or_object
 
 
 def _by_name(key: str, values: Sequence[Object]) -> Object:
     called = _NAMES.get(key)
-    return {called(each): each for each in values} if called else {}
+    return {called(item): item for item in values} if called else {}
 
 
 def _parts(values: Mapping[str, Value]) -> tuple[BreakdownChange, ...]:
@@ -311,27 +313,27 @@ def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
         f"overlap.by_tag.{tag}",
         f"bandwidth.{tag}.events",
     )
-    found = [values[name] for name in names if name in values]
-    changed = [each for each in found if abs(each.relative or 0) > _SAME]
-    return tuple(sorted(changed, key=lambda each: -abs(each.relative or 0)))
+    candidates = [values[name] for name in names if name in values]
+    changed = [value for value in candidates if abs(value.relative or 0) > _SAME]
+    return tuple(sorted(changed, key=lambda value: -abs(value.relative or 0)))
 
 
 def _notes(before: Object, after: Object) -> Iterator[str]:
-    """What makes the two runs less than comparable."""
+    """Yield the reasons why the two runs are not fully comparable."""
     for key in ("ranks", "iterations"):
-        old, new = (_number(each.get(key)) for each in (before, after))
+        old, new = (_number(run.get(key)) for run in (before, after))
         if old != new:
             noun = plural(1 if old == "1" else 2, key.removesuffix("s"))
             yield f"before has {old} {noun}, after {new}: totals are not comparable, means are"
-    old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
+    old, new = (", ".join(run.get("iterations_found_by", ())) for run in (before, after))
     if old != new:
         yield f"iterations are found by {old} before and by {new} after"
     yield from _clock_notes(before, after)
 
 
-def _incomplete(when: str, found: Object) -> Iterator[str]:
+def _incomplete(when: str, run: Object) -> Iterator[str]:
     """Say how many ranks of a run are there, and which were skipped, where not all are."""
-    ranks, skipped, expected = found.get("ranks") or [], _skipped(found), _expected(found)
+    ranks, skipped, expected = run.get("ranks") or [], _skipped(run), _expected(run)
     if len(ranks) < expected:
         yield f"{when}: {ranks_words(len(ranks), expected)}"
         if not skipped:
@@ -341,21 +343,21 @@ def _incomplete(when: str, found: Object) -> Iterator[str]:
         yield f"{when}: skipped {line}"
 
 
-def _skipped(found: Object) -> list[SkippedRank]:
+def _skipped(run: Object) -> list[SkippedRank]:
     return [
-        SkippedRank(rank=each.get("rank"), path=each.get("path", ""), error=each["error"])
-        for each in found.get("failed", ())
+        SkippedRank(rank=record.get("rank"), path=record.get("path", ""), error=record["error"])
+        for record in run.get("failed", ())
     ]
 
 
-def _expected(found: Object) -> int:
+def _expected(run: Object) -> int:
     """Return how many ranks a run should have."""
-    return expected_ranks(found.get("ranks") or [], found.get("world_size"), _skipped(found))
+    return expected_ranks(run.get("ranks") or [], run.get("world_size"), _skipped(run))
 
 
 def _clock_notes(before: Object, after: Object) -> Iterator[str]:
     # Results that were kept before there was a choice are by the host's clock.
-    old, new = (each.get("iteration_clock", "host") for each in (before, after))
+    old, new = (run.get("iteration_clock", "host") for run in (before, after))
     if old != new:
         yield (
             f"iterations are cut by the {old}'s clock before and by the {new}'s after; "
@@ -370,5 +372,5 @@ def _number(value: Any) -> str:
 def _nearest(name: str, values: tuple[Value, ...]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [each.name for each in values], cutoff=0.4)
+    near = get_close_matches(name, [value.name for value in values], cutoff=0.4)
     return f"there is {', '.join(near)}" if near else "--json lists all names"

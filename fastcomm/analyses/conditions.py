@@ -24,7 +24,7 @@ Of = Literal["value", "difference", "relative"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A metric, what of it is meant, and a threshold."""
+    """A threshold for the value or the change of a metric."""
 
     text: str
     name: str
@@ -34,20 +34,22 @@ class Condition:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """The condition of a text; ConfigError where it is none.
+        """Parse a condition. Raises `ConfigError` if it is invalid.
 
         A number with a sign is a change, with "%" relative to before: "> +3%", "< -2ms".
         Without a sign it is the value after: "overlap.average_overlap_ratio < 50%".
         """
-        found = _TEXT.fullmatch(text)
-        if not found:
+        match = _TEXT.fullmatch(text)
+        if not match:
             raise ConfigError(
-                f"condition {shortened(text)!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, "
-                "with >, <, >= or <="
+                f"invalid condition {shortened(text)!r}: expected NAME > +3%, NAME > +2ms or "
+                "NAME < 0.5, with >, <, >= or <="
             )
-        name, sign, plus, number, unit = found.groups()
+        name, sign, plus, number, unit = match.groups()
         if unit not in (None, "%") and not name.endswith("_ns"):
-            raise ConfigError(f"condition {text!r}: {name} is no time, found the unit {unit}")
+            raise ConfigError(
+                f"invalid condition {text!r}: {name} is not a time, so it has no unit {unit}"
+            )
         if unit == "%" and not plus and not _is_share(name):
             change = f"{'+' if sign in ('>', '>=') else '-'}{number}%"
             raise ConfigError(
@@ -57,23 +59,25 @@ class Condition:
         of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
         threshold = float(plus + number) * _UNIT[unit]
         if not isfinite(threshold):
-            raise ConfigError(f"condition {shortened(text)!r}: wanted a finite number")
+            raise ConfigError(
+                f"invalid condition {shortened(text)!r}: expected a finite number"
+            )
         return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
 
-    def holds(self, found: Comparison) -> bool:
-        """Whether it is so; ConfigError where the metric is unknown: that is no pass."""
-        value = found.value(self.name)
+    def holds(self, comparison: Comparison) -> bool:
+        """Whether the condition is true. Raises `ConfigError` if the metric is unknown."""
+        value = comparison.value(self.name)
         measured = value.after if self.of == "value" else getattr(value, self.of)
         if measured is None:
             raise ConfigError(
                 f"condition {self.text!r}: cannot be judged, {self.name} is "
-                f"{_said(value.before)} before and {_said(value.after)} after"
+                f"{_formatted(value.before)} before and {_formatted(value.after)} after"
             )
         return bool(_COMPARE[self.sign](measured, self.threshold))
 
-    def doubt(self, found: Comparison) -> str | None:
+    def doubt(self, comparison: Comparison) -> str | None:
         """Return a warning if a bare number of ns is so small that another unit is meant."""
-        value, number = found.value(self.name).after, abs(self.threshold)
+        value, number = comparison.value(self.name).after, abs(self.threshold)
         is_bare = self.name.endswith("_ns") and self.text[-1:].isdigit()
         if not is_bare or value is None or not 0 < number < min(_TINY_NS, value * _TINY):
             return None
@@ -90,5 +94,5 @@ def _is_share(name: str) -> bool:
     return name.startswith(_SHARES) or any(word in last for word in ("share", "ratio", "util"))
 
 
-def _said(value: float | None) -> str:
+def _formatted(value: float | None) -> str:
     return "n/a" if value is None else f"{value:g}"

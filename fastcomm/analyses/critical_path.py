@@ -13,7 +13,7 @@ from fastcomm.critical_path.analysis import JoinError, analyse, joined
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task, executor_of, of_rank
+from fastcomm.executors import Executor, Progress, Task, annotate_errors, executor_of
 from fastcomm.options import PathOptions, Window
 from fastcomm.trace.run import (
     RunTraces,
@@ -27,36 +27,36 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 
 
-def trimmed(trace: Trace, found: CriticalPath) -> tuple[Trace, CriticalPath]:
+def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
     """Return a trace and its path without the rows that no path through it needs.
 
     The remaining rows have new numbers. The ids of events stay.
     """
-    graph, rows = found.graph, trace.events.num_rows
-    wanted = np.zeros(rows + 1, np.bool_)  # one behind the last for -1, which is none
+    graph, rows = critical.graph, trace.events.num_rows
+    is_needed = np.zeros(rows + 1, np.bool_)  # one behind the last for -1, which is none
     for column in (graph.event, graph.owner, trace.comm["event"].to_numpy()):
-        wanted[column] = True
-    kept = np.flatnonzero(wanted[:rows])
+        is_needed[column] = True
+    rows_needed = np.flatnonzero(is_needed[:rows])
     number = np.full(rows + 1, -1, np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
-    small = _rows(trace, found, kept, number)
+    number[rows_needed] = np.arange(len(rows_needed), dtype=np.int32)
+    small = _rows(trace, critical, rows_needed, number)
     path = CriticalPath(
         graph.with_events(number[graph.event], number[graph.owner]),
         TraceEvents(small),
-        found.about,
-        found.on_device,
-        found.path,
-        found.slack,
+        critical.about,
+        critical.on_device,
+        critical.path,
+        critical.slack,
     )
     return small, path
 
 
-def _rows(trace: Trace, found: CriticalPath, kept: Ints, number: Ints) -> Trace:
-    """The trace with these rows of its events."""
-    at = pa.array(kept)
+def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:
+    """Return the trace with the given rows of its events."""
+    at = pa.array(rows)
     comm = trace.comm
     event = pa.array(number[comm["event"].to_numpy()])
-    ids = pa.array(found.events.ids(kept.astype(np.int32)))
+    ids = pa.array(critical.events.ids(rows.astype(np.int32)))
     args = pa.table({"position": ids})
     if trace.args is not None:
         others = [name for name in trace.args.column_names if name != "position"]
@@ -100,21 +100,21 @@ def critical_path(
         path = executor.call(partial(_of_source, source, options))
         path.failed = run.skipped
         return path
-    found, skipped = _through_ranks(run, options, executor, keep_going, progress)
-    if isinstance(found, str):
-        unread = {each.rank for each in skipped}
-        source = next(each for each in run.sources if each.rank not in unread)
+    joint, skipped = _through_ranks(run, options, executor, keep_going, progress)
+    if isinstance(joint, str):
+        unread = {rank.rank for rank in skipped}
+        source = next(rank for rank in run.sources if rank.rank not in unread)
         path = executor.call(partial(_of_source, source, options))
         path.about = path.about.noting(
-            f"this is the path of rank {source.rank} alone: ranks cannot be joined ({found})"
+            f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
         )
-        found = path
-    found.failed = tuple(skipped)
-    return found
+        joint = path
+    joint.failed = tuple(skipped)
+    return joint
 
 
 def _of_source(source: Source, window: Window) -> CriticalPath:
-    with of_rank(source):
+    with annotate_errors(source):
         trace = source.read()
         path = analyse(trace, window)
     if not len(path.graph.time):
@@ -134,8 +134,8 @@ def _through_ranks(
     progress: Progress | None,
 ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
     """Return the path through all ranks, or why there is none; and the skipped ranks."""
-    of_ranks = _RankWindow(window=window, world_size=run.world_size)
-    task = Task(measure=of_ranks.part, merge=together, finish=of_ranks.join)
+    annotate_errorss = _RankWindow(window=window, world_size=run.world_size)
+    task = Task(measure=annotate_errorss.part, merge=together, finish=annotate_errorss.join)
     try:
         return executor.gather(run, task, keep_going=keep_going, progress=progress)
     except WindowError as error:
@@ -144,7 +144,7 @@ def _through_ranks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankWindow:
-    """The window that is looked for on every rank."""
+    """The window whose path is searched on every rank."""
 
     window: Window
     world_size: int | None
@@ -159,9 +159,9 @@ class _RankWindow:
         """Return the path through all ranks, or why there is none; and the skipped ranks."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}
-        found = {rank: parts[rank][1] for rank in ordered}
+        paths = {rank: parts[rank][1] for rank in ordered}
         try:
-            path = joined(traces, self.window, found)
+            path = joined(traces, self.window, paths)
         except JoinError as error:
             return str(error), skipped
         if not path.across.clocks_agree:
@@ -176,8 +176,8 @@ class _RankWindow:
 
 
 def together(parts: Sequence[Parts]) -> Parts:
-    """Return what some workers found, as one."""
-    return {rank: each for part in parts for rank, each in part.items()}
+    """Merge the paths of several ranks."""
+    return {rank: part_of_rank for part in parts for rank, part_of_rank in part.items()}
 
 
 _MOST_RANKS = 16
@@ -192,7 +192,7 @@ def path_for_page(run: RunTraces, rank: int) -> CriticalPath:
     size = sum(source.size for source in run.sources)
     if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
         with suppress(FastcommError):
-            found, _ = _through_ranks(run, Window(), executor_of(1), False, None)
-            if not isinstance(found, str):
-                return found
+            path, _ = _through_ranks(run, Window(), executor_of(1), False, None)
+            if not isinstance(path, str):
+                return path
     return critical_path(run, PathOptions(rank=rank))

@@ -24,7 +24,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
     if options.cluster is not None:
         links = load_links(options.cluster, recipe.gpus_per_node)
     parse = original_bandwidth if recipe.sampler == "seed" else parse_bandwidth
-    given = {
+    bandwidths = {
         f"{kind}_bytes_per_s": parse(bandwidth, f"bw_{kind}")
         for kind, bandwidth in (("inter", options.bw_inter), ("intra", options.bw_intra))
         if bandwidth is not None
@@ -35,7 +35,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
         combine_bytes=options.combine_bytes or size,
         links=replace(
             links,
-            **given,
+            **bandwidths,
             inter_efficiency=options.inter_efficiency,
             intra_efficiency=options.intra_efficiency,
             inter_start_s=options.inter_start * 1e-6,

@@ -1,7 +1,7 @@
-"""What fastcomm runs on, and whether it works: for a report that strangers may read.
+"""Check versions, machine and self-test, for a report that can be published.
 
-Nothing in it names a person, a machine or a place: no paths, no host names, no addresses, no
-environment, and of an error only its kind.
+The report names no person, machine or place: no paths, host names, addresses or environment
+variables, and only the kind of an error.
 """
 
 import os
@@ -29,7 +29,7 @@ from fastcomm_kernels import _jit
 State = Literal["ok", "note", "bad"]
 
 _NEEDED = ("click", "isal", "orjson", "adbc-driver-sqlite", "rich")
-# What is not needed, and what for it is.
+# Optional packages, and what they are needed for.
 OPTIONAL = {
     "distributed": "--dask",
     "fsspec": "s3://, gs:// and other URLs",
@@ -38,8 +38,8 @@ OPTIONAL = {
     "networkx": "hta.CPGraph.to_networkx",
 }
 _CGROUP = Path("/sys/fs/cgroup")
-# Of the step that `warm` measures, by hand: what each number is, in ns.
-_KNOWN = {
+# Expected numbers of the step that `run_kernels` measures, in ns.
+_EXPECTED = {
     "time_ns": 9000,
     "comm_union_ns": 2000,
     "comm_overlapped_ns": 1000,
@@ -49,7 +49,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at: `note` is worth knowing, `bad` has to be mended."""
+    """The result of one check: a `bad` one must be fixed, a `note` need not."""
 
     name: str
     found: str
@@ -58,31 +58,32 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis(TableResult):
-    """All checks, in order of what depends on what."""
+    """The results of all checks, in the order in which they depend on each other."""
 
     checks: tuple[Check, ...]
 
     @property
     def is_bad(self) -> bool:
-        """Whether something has to be mended."""
-        return any(each.state == "bad" for each in self.checks)
+        """Whether a check failed."""
+        return any(check.state == "bad" for check in self.checks)
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         return {
             "checks": {
-                each.name: {"found": each.found, "state": each.state} for each in self.checks
+                check.name: {"found": check.found, "state": check.state}
+                for check in self.checks
             }
         }
 
     def to_arrow(self) -> pa.Table:
         """Return a row per check."""
-        return pa.Table.from_pylist([asdict(each) for each in self.checks])
+        return pa.Table.from_pylist([asdict(check) for check in self.checks])
 
     def figures(self) -> dict[str, str]:
         """Return the number of checks of each state, and the names of those that are bad."""
-        states = Counter(each.state for each in self.checks)
-        bad = [each.name for each in self.checks if each.state == "bad"]
+        states = Counter(check.state for check in self.checks)
+        bad = [check.name for check in self.checks if check.state == "bad"]
         names = {"to mend": ", ".join(bad)} if bad else {}
         return {state: str(number) for state, number in states.items()} | names
 
@@ -123,27 +124,27 @@ def _packages() -> Iterator[Check]:
 
 
 def _cores() -> Check:
-    words = f"{os.cpu_count()}"
+    text = f"{os.cpu_count()}"
     if hasattr(os, "sched_getaffinity"):
-        words += f", {len(os.sched_getaffinity(0))} may be used"
-    quota = _first_words(_CGROUP / "cpu.max")
-    if len(quota) == 2 and all(word.isdecimal() for word in quota):  # noqa: PLR2004
-        words += f", for {int(quota[0]) / int(quota[1]):.3g} of them time is granted"
-    return Check(name="cores", found=words)
+        text += f", {len(os.sched_getaffinity(0))} may be used"
+    quota = _read_parts(_CGROUP / "cpu.max")
+    if len(quota) == 2 and all(part.isdecimal() for part in quota):  # noqa: PLR2004
+        text += f", for {int(quota[0]) / int(quota[1]):.3g} of them time is granted"
+    return Check(name="cores", found=text)
 
 
 def _memory() -> Check:
     page = os.sysconf("SC_PAGE_SIZE")
-    words = format_bytes(page * os.sysconf("SC_PHYS_PAGES"))
+    text = format_bytes(page * os.sysconf("SC_PHYS_PAGES"))
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        words += f", {format_bytes(page * os.sysconf('SC_AVPHYS_PAGES'))} free"
-    limit = _first_words(_CGROUP / "memory.max")
+        text += f", {format_bytes(page * os.sysconf('SC_AVPHYS_PAGES'))} free"
+    limit = _read_parts(_CGROUP / "memory.max")
     if limit and limit[0].isdecimal():
-        words += f", limited to {format_bytes(int(limit[0]))}"
-    return Check(name="memory", found=words)
+        text += f", limited to {format_bytes(int(limit[0]))}"
+    return Check(name="memory", found=text)
 
 
-def _first_words(path: Path) -> list[str]:
+def _read_parts(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:
@@ -175,23 +176,23 @@ def _compiled() -> Check:
             state="bad",
         )
     parts = {"metrics": "compiled", "critical-path": "critical-path-corrected"}
-    words = [
+    text = [
         f"{name} {'compiled' if _jit.is_compiled(part) else 'not compiled yet'}"
         for name, part in parts.items()
     ]
-    return Check(name="kernels", found=", ".join(words))
+    return Check(name="kernels", found=", ".join(text))
 
 
 def _self_test() -> Check:
-    """Measure a step whose numbers are known."""
+    """Measure a step, and compare the result with the expected numbers."""
     try:
         row = preparation.run_kernels().iterations.to_pylist()[0]
-    except Exception as error:  # whatever it is, the report says its kind
+    except Exception as error:  # the report names the kind of any error
         return _failed("self-test", error)
-    wrong = [name for name, known in _KNOWN.items() if row[name] != known]
+    wrong = [name for name, expected in _EXPECTED.items() if row[name] != expected]
     if wrong:
-        words = ", ".join(f"{name} is {row[name]}, wanted {_KNOWN[name]}" for name in wrong)
-        return Check(name="self-test", found=words, state="bad")
+        text = ", ".join(f"{name} is {row[name]}, expected {_EXPECTED[name]}" for name in wrong)
+        return Check(name="self-test", found=text, state="bad")
     return Check(name="self-test", found="a step of known numbers is measured right")
 
 
@@ -211,16 +212,16 @@ def _dask(address: str, wait_s: float) -> Check:
 
 
 def _cluster(threads: Mapping[str, int], differ: int, tested: Check | None) -> Check:
-    words = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
+    text = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
     if tested is None:
-        return Check(name="dask", found=words, state="bad")
-    words += f"; {differ} versions differ from those here" if differ else "; versions as here"
-    words += f"; on a worker {tested.found}"
-    return Check(name="dask", found=words, state="note" if differ else tested.state)
+        return Check(name="dask", found=text, state="bad")
+    text += f"; {differ} versions differ from those here" if differ else "; versions as here"
+    text += f"; on a worker {tested.found}"
+    return Check(name="dask", found=text, state="note" if differ else tested.state)
 
 
 def _store(folder: Path) -> Check:
-    """Compare the files of a store with what was written."""
+    """Compare the files of a store with its manifest."""
     try:
         manifest = read_manifest(folder)
         wrong = list(faults(folder, manifest))
@@ -257,7 +258,7 @@ def _failed(name: str, error: BaseException) -> Check:
 
 
 def faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield what is wrong with a store, without a path: a line a file. Reads all of it."""
+    """Read a whole store, and yield a line without a path for each damaged file."""
     if not manifest.complete:
         yield "not whole: run the same `fastcomm ingest` again"
         return
@@ -289,7 +290,7 @@ def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
 
 
 def _read_pages(file: StoredFile) -> None:
-    """Read every page, which has a checksum; TraceFileError where one is wrong."""
+    """Read all pages to verify their checksums. Raises `TraceFileError`."""
     with reader.opened(file.path) as pages:
         arrow_files.check(pages.metadata, file.size, file.path)
         for group in range(pages.metadata.num_row_groups):

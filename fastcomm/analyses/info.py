@@ -71,8 +71,8 @@ _IN_NS = {"start": "start_ns", "stop": "stop_ns"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A rank, its groups and its iterations."""
+class RankSummary:
+    """The description of a rank, its process groups and its iterations."""
 
     rank: RankInfo
     world_size: int | None
@@ -81,7 +81,7 @@ class Seen:
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """See one rank's trace."""
+        """Summarize the trace of a rank."""
         events, meta = trace.events, trace.meta
         return cls(
             rank=RankInfo(
@@ -107,11 +107,11 @@ class Seen:
 
 
 def kinds(groups: pa.Table) -> list[dict[str, Any]]:
-    """The groups that differ in more than their ranks, the busiest first."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """Return the kinds of process groups: equal but for their ranks, the busiest first."""
+    by_kind: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in groups.to_pylist():
         names = ("description", "size", "tag", "tag_source", "candidates")
-        kind = found.setdefault(
+        kind = by_kind.setdefault(
             tuple(row[name] for name in names),
             {
                 **{name: row[name] for name in names},
@@ -125,7 +125,7 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
         kind["events"] += row["events"]
     counted = [
         {**kind, "groups": len(kind["groups"]), "ranks": len(kind["ranks"])}
-        for kind in found.values()
+        for kind in by_kind.values()
     ]
     return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
 
@@ -133,16 +133,18 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
     """Return the warnings of ranks, each once, with the ranks that it is of."""
     details = tuple(details)
-    own = warnings_of_run(((each.rank, each.warnings) for each in details), names_all=True)
-    return [*without_effect([each.unused for each in details]), *own]
+    own = warnings_of_run(
+        ((detail.rank, detail.warnings) for detail in details), names_all=True
+    )
+    return [*without_effect([detail.unused for detail in details]), *own]
 
 
 def lacks(
     details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
 ) -> Iterator[str]:
-    """Say what a metric would miss, and how to get it."""
+    """Yield the data that metrics miss, and how to record them."""
     communication, unsized, open_ = (
-        sum(getattr(each, name) for each in details)
+        sum(getattr(detail, name) for detail in details)
         for name in ("communication", "without_bytes", "untagged")
     )
     if missing:
@@ -150,26 +152,28 @@ def lacks(
             f"{named_ranks(missing)}: no trace; put the missing traces "
             "beside the others, or nothing can be compared with them"
         )
-    yield from (LACKS[name] for name in LACKS if any(name in each.lacks for each in details))
+    yield from (
+        LACKS[name] for name in LACKS if any(name in detail.lacks for detail in details)
+    )
     if not communication:
         yield (
             "no communication on the device: the job has none, or it runs on the host (gloo, "
             "MPI), or the device was not recorded (nsys needs --trace=cuda,nvtx)"
         )
     if unsized:
-        by = " and ".join(sorted({_SIZED_BY.get(each.format, "") for each in details}))
+        by = " and ".join(sorted({_SIZED_BY.get(detail.format, "") for detail in details}))
         yield f"{unsized} of {communication} communication events have no size{by}"
     if open_:
         yield (
             f"{open_} of {communication} communication events have no parallelism: say how "
             f"ranks are laid out {_layout(groups)}"
         )
-    if any(each.found_by in _GUESSES for each in details):
+    if any(detail.found_by in _GUESSES for detail in details):
         yield (
             "no iteration marks: --iteration-regex names annotations that are, if there are "
             'any; next time leave some: prof.step(), or a range "iteration 7"'
         )
-    if any(each.clock is None for each in details):
+    if any(detail.clock is None for detail in details):
         yield "no absolute time: ranks can only be compared by their collectives"
 
 
@@ -185,7 +189,7 @@ def _layout(groups: pa.Table) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Info(Result):
-    """What is known of a run. `details` and the tables are of the ranks that were read."""
+    """The contents of a run. `details` and the tables are of the ranks that were read."""
 
     stored: bool
     files: int
@@ -206,7 +210,7 @@ class Info(Result):
     @property
     def events(self) -> int:
         """The number of events of the ranks that were read."""
-        return sum(each.events for each in self.details)
+        return sum(detail.events for detail in self.details)
 
     @property
     def step_ns(self) -> float | None:
@@ -217,12 +221,12 @@ class Info(Result):
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
-        known = set(self.ranks)
-        return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
+        present = set(self.ranks)
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in present)
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What a metric would miss, and how to get it."""
+        """The data that metrics miss, and how to record them."""
         return tuple(lacks(self.details, self.missing, self.groups))
 
     @property
@@ -234,7 +238,7 @@ class Info(Result):
         """Return the ranks, the formats, the files and the number of warnings."""
         return {
             "ranks": f"{len(self.ranks)} of {self.expected}",
-            "formats": ", ".join(sorted({each.format for each in self.details})),
+            "formats": ", ".join(sorted({detail.format for detail in self.details})),
             "files": f"{self.files} ({format_bytes(self.size)})",
             "warnings": str(len(self.all_warnings)),
         }
@@ -243,7 +247,7 @@ class Info(Result):
         """Return the ranks that were read, their process groups and their iterations."""
         names = [_IN_NS.get(name, name) for name in self.iterations.column_names]
         return {
-            "ranks": pa.Table.from_pylist([each.to_dict() for each in self.details]),
+            "ranks": pa.Table.from_pylist([detail.to_dict() for detail in self.details]),
             "groups": self.groups,
             "iterations": self.iterations.rename_columns(names),
         }
@@ -252,19 +256,19 @@ class Info(Result):
         """Return the JSON document without its version."""
         return {
             "stored": self.stored,
-            "formats": sorted({each.format for each in self.details}),
+            "formats": sorted({detail.format for detail in self.details}),
             "files": self.files,
             "bytes": self.size,
             "world_size": self.world_size,
             "ranks": list(self.ranks),
             "missing": list(self.missing),
-            "details": [each.to_dict() for each in self.details],
+            "details": [detail.to_dict() for detail in self.details],
             "iterations": self.to_arrow()["iterations"].to_pylist(),
             "iteration_clock": "host",
             "groups": kinds(self.groups),
             "warnings": list(self.all_warnings),
             "lacks": list(self.lacks),
-            "failed": [asdict(each) for each in self.failed],
+            "failed": [asdict(detail) for detail in self.failed],
         }
 
 
@@ -285,28 +289,28 @@ def info(
     if manifests and not anew:
         return _of_store(run, manifests)
     looked_at = run if all_ranks else replace(run, sources=run.sources[:1])
-    task = Task(measure=_see, merge=_all, finish=both)
+    task = Task(measure=_summarize, merge=_all, finish=both)
     engine = executor_of(workers)
-    seen, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
-    seen = tuple(sorted(seen, key=lambda each: each.rank.rank))
+    parts, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
+    parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
-    told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
+    ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
     return Info(
         stored=bool(manifests),
-        **_files(run, [(each.rank.rank, each.world_size) for each in seen]),
-        ranks=tuple(sorted(told)),
-        details=tuple(each.rank for each in seen),
-        groups=pa.concat_tables([each.groups for each in seen]),
-        iterations=pa.concat_tables([each.iterations for each in seen]),
+        **_files(run, [(part.rank.rank, part.world_size) for part in parts]),
+        ranks=tuple(sorted(ranks)),
+        details=tuple(part.rank for part in parts),
+        groups=pa.concat_tables([part.groups for part in parts]),
+        iterations=pa.concat_tables([part.iterations for part in parts]),
         failed=tuple(left_out),
     )
 
 
-def _see(trace: Trace) -> tuple[Seen, ...]:
-    return (Seen.of(trace),)
+def _summarize(trace: Trace) -> tuple[RankSummary, ...]:
+    return (RankSummary.of(trace),)
 
 
-def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
+def _all(parts: Sequence[tuple[RankSummary, ...]]) -> tuple[RankSummary, ...]:
     return tuple(chain.from_iterable(parts))
 
 
@@ -324,17 +328,17 @@ def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dic
 
 
 def _manifests(run: RunTraces) -> dict[Path, Manifest]:
-    """The manifests of the stores that the run is; none where a rank is in no store."""
+    """Return the manifests of the stores of a run; empty if a rank is in no store."""
     folders = {source.path.parent for source in run.sources}
     if not all((folder / MANIFEST).is_file() for folder in folders):
         return {}
-    found = {folder: read_manifest(folder) for folder in sorted(folders)}
-    known = {folder / entry.file for folder in found for entry in found[folder].ranks}
-    return found if all(source.path in known for source in run.sources) else {}
+    manifests = {folder: read_manifest(folder) for folder in sorted(folders)}
+    stored = {folder / entry.file for folder in manifests for entry in manifests[folder].ranks}
+    return manifests if all(source.path in stored for source in run.sources) else {}
 
 
 def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
-    entries = [entry for each in manifests.values() for entry in each.ranks]
+    entries = [entry for manifest in manifests.values() for entry in manifest.ranks]
     ranks = pa.array(run.ranks, pa.int32())
     tables = {
         name: pa.concat_tables([_table(folder / f"{name}.parquet") for folder in manifests])

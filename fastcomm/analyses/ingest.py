@@ -38,7 +38,7 @@ from fastcomm.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPlan:
-    """A run that may go into a directory: nothing is written yet."""
+    """A run that was checked for a directory; nothing is written yet."""
 
     run: RunTraces
     folder: Path
@@ -82,10 +82,10 @@ def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
     whole = folder.resolve()
     for path in filter(is_local, map(place, paths)):
         if path.resolve() == whole:
-            raise ConfigError(f"--output {folder}: is what is read; wanted another directory")
+            raise ConfigError(f"--output {folder}: is the input; name another directory")
         if path.is_dir() and path.resolve() in whole.parents:
             raise ConfigError(
-                f"--output {folder}: lies in {path}, which is read; wanted a directory beside"
+                f"--output {folder}: lies in {path}, which is read; name another directory"
             )
 
 
@@ -94,33 +94,33 @@ def _refuse_outside(run: RunTraces, folder: Path) -> None:
     for source in run.sources:
         if is_local(source.path) and whole in source.path.resolve().parents:
             raise ConfigError(
-                f"--output {folder}: {source.path} lies in it, which is read; wanted a "
-                "directory of its own"
+                f"--output {folder}: {source.path} lies in it, which is read; name "
+                "another directory"
             )
 
 
 def refuse_strange(run: RunTraces, folder: Path) -> None:
-    """ConfigError for a directory that is neither absent, nor empty, nor a store of the run."""
+    """Raise `ConfigError` unless the directory is absent, empty, or a store of the run."""
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"--output {folder}: a file; wanted a directory")
+        raise ConfigError(f"--output {folder}: a file; name a directory")
     if not (folder / MANIFEST).exists():
         # An ingest that was killed before it wrote the manifest may have left its lock.
-        if any(each.name != LOCK for each in folder.iterdir()):
+        if any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(
-                f"--output {folder}: has files and no {MANIFEST}; wanted a store, or an empty "
+                f"--output {folder}: has files and no {MANIFEST}; name a store, or an empty "
                 "or new directory"
             )
         return
     manifest = read_manifest(folder)
-    known = {*manifest.expected, *(entry.rank for entry in manifest.ranks)}
-    if len(known) == len(run.ranks) == 1:
+    stored = {*manifest.expected, *(entry.rank for entry in manifest.ranks)}
+    if len(stored) == len(run.ranks) == 1:
         return  # a file that is alone says its rank when it is read
-    if others := sorted(known - set(run.ranks)):
+    if others := sorted(stored - set(run.ranks)):
         raise ConfigError(
             f"--output {folder}: a store with {named_ranks(others)}, which this run does not "
-            "have; wanted another directory, or remove that one"
+            "have; name another directory, or remove that one"
         )
 
 
@@ -129,7 +129,7 @@ __all__ = ["IngestPlan", "Ingested", "ingest", "plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """A store, and what was done for it."""
+    """A written store: which ranks were written, and which were unchanged."""
 
     folder: Path
     manifest: Manifest
@@ -164,11 +164,11 @@ def ingest(
         _write_manifest(folder, begun)
         tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
         task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
-        engine = executor_of(workers)
-        parts, left_out = engine.gather(tasks, task, keep_going=keep_going, progress=progress)
-        _check_there(folder, parts)
+        executor = executor_of(workers)
+        parts, left_out = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
+        _check_written(folder, parts)
         if not is_alone:
-            _check_ours(folder, begun, parts)
+            _check_unshared(folder, begun, parts)
         return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
 
 
@@ -186,7 +186,7 @@ def _rank_of(part: StoredRank) -> int:
 
 @contextmanager
 def _clean(folder: Path, *, is_alone: bool) -> Iterator[None]:
-    """Leave no half file, however the work ends, unless it may be one of another ingest."""
+    """Remove unfinished files at the end, unless another ingest may be writing them."""
     try:
         yield
     finally:
@@ -194,19 +194,19 @@ def _clean(folder: Path, *, is_alone: bool) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _check_there(folder: Path, parts: Sequence[StoredRank]) -> None:
-    """Workers of other machines may write to a directory of the same name there."""
+def _check_written(folder: Path, parts: Sequence[StoredRank]) -> None:
+    """Raise `ClusterError` if a worker wrote to a directory of its own machine."""
     for part in parts:
         path = folder / part.entry.file
         if not path.exists() or path.stat().st_size != part.entry.size:
             raise ClusterError(
                 f"{path}: a worker wrote rank {part.entry.rank} there, and here it is not; "
-                "wanted an --output in a file system that all machines share"
+                "name an --output in a file system that all machines share"
             )
 
 
-def _check_ours(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) -> None:
-    """FastcommError where another ingest has written to the store since this one began."""
+def _check_unshared(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) -> None:
+    """Raise `FastcommError` if another ingest wrote to the store in the meantime."""
     is_ours = read_manifest(folder).writer == begun.writer
     if not is_ours or any(
         footer_sha256(folder / part.entry.file) != part.entry.footer for part in parts
@@ -217,56 +217,56 @@ def _check_ours(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) -> N
         )
 
 
-def _storing(run: RunTraces, folder: Path, said: dict[str, Any]) -> tuple[Source, ...]:
-    """Sources that write what they read."""
+def _storing(run: RunTraces, folder: Path, reading: dict[str, Any]) -> tuple[Source, ...]:
+    """Return sources that write each trace to the store when it is read."""
     beside: dict[Path, list[int]] = {}
     for source in run.sources:
         beside.setdefault(source.path, []).append(source.rank)
     return tuple(
-        replace(source, read=partial(_stored, source, folder, beside[source.path], said))
+        replace(source, read=partial(_stored, source, folder, beside[source.path], reading))
         for source in run.sources
     )
 
 
-def _stored(source: Source, folder: Path, beside: list[int], said: dict[str, Any]) -> Trace:
-    """The rank's trace, from its file if that is still what would be written, else into it."""
+def _stored(source: Source, folder: Path, beside: list[int], reading: dict[str, Any]) -> Trace:
+    """Return the trace of a rank from its stored file if unchanged, else read and store it."""
     path = folder / file_name(source.rank)
-    wanted = {
+    origin = {
         "version": __version__,
         "fingerprint": asdict(fingerprint(source.path)),
         "beside": beside,  # the ranks in one source: that of a process may be another's now
-        "reading": said,
+        "reading": reading,
     }
-    if (kept := _kept(path, wanted)) is not None:
-        return kept
+    if (stored := _unchanged(path, origin)) is not None:
+        return stored
     trace = source.read()
     # A file that is alone may say its rank behind its events, when it is read.
     path = folder / file_name(trace.meta.rank)
     try:
-        writer.write(trace, path, {**wanted, "source": str(source.path)})
+        writer.write(trace, path, {**origin, "source": str(source.path)})
     except OSError as error:
         raise FastcommError(f"{path}: {error.strerror or error}") from error
     return trace
 
 
-def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
-    """The trace in a file that was made so of the same source; None where there is none."""
+def _unchanged(path: Path, origin: dict[str, Any]) -> Trace | None:
+    """Return the trace of a stored file if it has this origin, else None."""
     if not path.exists():
         return None
     try:
-        found = reader.about(path)
-        if any(found.get(key) != value for key, value in wanted.items()):
+        about = reader.about(path)
+        if any(about.get(key) != value for key, value in origin.items()):
             return None
         return reader.read(path, TraceOptions(whole=True))
     except TraceFileError:
         return None  # damaged: it is written again
 
 
-def _left(each: SkippedRank, folder: Path) -> UnstoredRank:
-    if each.rank is not None:
-        # What an earlier source of the rank left is not of this run.
-        (folder / file_name(each.rank)).unlink(missing_ok=True)
-    return UnstoredRank(rank=each.rank, source=each.path, error=each.error)
+def _unstored(skipped: SkippedRank, folder: Path) -> UnstoredRank:
+    if skipped.rank is not None:
+        # A file from an earlier source of the rank is not part of this run.
+        (folder / file_name(skipped.rank)).unlink(missing_ok=True)
+    return UnstoredRank(rank=skipped.rank, source=skipped.path, error=skipped.error)
 
 
 def _finished(
@@ -275,10 +275,10 @@ def _finished(
     parts: Sequence[StoredRank],
     left_out: Sequence[SkippedRank],
 ) -> Ingested:
-    """The tables, and last the manifest: a store is whole once that says so."""
+    """Write the tables and last the manifest, which marks the store as complete."""
     folder = planned.folder
     world = _world_size(parts)
-    failed = tuple(_left(each, folder) for each in left_out)
+    failed = tuple(_unstored(skipped, folder) for skipped in left_out)
     notes = _clock_notes(parts)
     try:
         tables = write_tables(folder, parts, notes)
@@ -293,7 +293,7 @@ def _finished(
         expected=tuple(
             sorted(
                 {part.entry.rank for part in parts}
-                | {each.rank for each in failed if each.rank is not None}
+                | {rank.rank for rank in failed if rank.rank is not None}
             )
         ),
         link_bandwidth=planned.run.link_bandwidth,
@@ -320,16 +320,16 @@ def _world_size(parts: Sequence[StoredRank]) -> int | None:
 
 
 def _clock_notes(parts: Sequence[StoredRank]) -> dict[int, ClockNote]:
-    found = clock_offsets(pa.concat_tables([part.ends for part in parts]))
+    offsets = clock_offsets(pa.concat_tables([part.ends for part in parts]))
     return {
-        each.rank: ClockNote(
-            offset_ns=each.offset_ns,
-            spread_ns=each.spread_ns,
-            matches=each.matches,
-            reference=each.reference,
-            applies=each.applies,
+        offset.rank: ClockNote(
+            offset_ns=offset.offset_ns,
+            spread_ns=offset.spread_ns,
+            matches=offset.matches,
+            reference=offset.reference,
+            applies=offset.applies,
         )
-        for each in found
+        for offset in offsets
     }
 
 

@@ -49,11 +49,11 @@ def compute_metrics(
         with_tables=options.with_tables,
     )
     executor = executor_of(workers)
-    found = executor.gather(run, _task(question), keep_going=keep_going, progress=progress)
-    if isinstance(found, Metrics):
-        return found
+    result = executor.gather(run, _task(question), keep_going=keep_going, progress=progress)
+    if isinstance(result, Metrics):
+        return result
     # A rank alone cannot know whether all others have launches: most often they do.
-    again = _task(replace(question, by_host=found))
+    again = _task(replace(question, by_host=result))
     second = executor.gather(run, again, keep_going=keep_going, progress=progress)
     assert isinstance(second, Metrics)
     return second
@@ -69,9 +69,9 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
         ),
         merge=merge,
         finish=question.answer,
-        put_away=spill,
+        spill=spill,
         is_narrow=True,
-        of_many=True,
+        takes_many=True,
     )
 
 

@@ -81,9 +81,9 @@ def compile_critical_path() -> None:
         from fastcomm.critical_path.what_if import Replay
         from fastcomm.options import Window
 
-        found = analyse(trace, Window(annotation=""))
-        found.summary()
-        Replay(found).run([])
+        path = analyse(trace, Window(annotation=""))
+        path.summary()
+        Replay(path).run([])
 
     compile_for("critical-path-corrected", replayed)
 

@@ -130,11 +130,11 @@ def analyse_stragglers(
         else edits.read_changes(place(options.changes), has_ideal=True)
     )
     model = partial(_model, str(table), shards, options.steps)
-    with closing((executor or Local()).hold(model)) as held:
-        (about,) = held.ask([JobDescription.of])
-        changed = () if changes is None else held.ask([partial(_changed, changes=changes)])
-        result = analysis(about, held.ask, options.threshold)
-        drawn = held.ask([partial(_drawn, changes=changes)]) if trace else ()
+    with closing((executor or Local()).hold(model)) as shared:
+        (about,) = shared.apply([JobDescription.of])
+        changed = () if changes is None else shared.apply([partial(_changed, changes=changes)])
+        result = analysis(about, shared.apply, options.threshold)
+        drawn = shared.apply([partial(_drawn, changes=changes)]) if trace else ()
     return StragglerResult(
         stragglers=result,
         changed=next(iter(changed), None),

@@ -1,7 +1,7 @@
 """Run a function on every rank and merge the results: serial, in processes, or on Dask.
 
-Here are the interface of executors, and the one that runs ranks one after another or in several
-processes of this machine.
+This module defines the interface of executors, and the executor that runs ranks one after
+another, or in several processes of this machine.
 """
 
 import logging
@@ -28,81 +28,84 @@ S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 WIDTH = 128  # ranks of a batch, at most
-_TAKES_S = 1.0
-_SMALL = 1 << 16  # events of ranks that are measured together
-_ALONE = 2  # workers that a rank may cost alone: one may have died of something else
-_SHARES = 4  # of a worker, at least: so that all are done at about the same time
+_TAKES_S = 1.0  # time of a batch
+_SMALL = 1 << 16  # events of small ranks that are measured together
+_ALONE = 2  # attempts for a rank alone: the first worker may have died for another reason
+_SHARES = 4  # batches of a worker, at least: all workers end at about the same time
 
 
-class Held(Protocol[S_co]):
-    """What an engine holds."""
+class SharedObject(Protocol[S_co]):
+    """An object in the memory of an executor, which functions are applied to."""
 
-    def ask(self, questions: Sequence[Callable[[S_co], T]]) -> list[T]:
-        """The answers, in the order of the questions; the first error is raised."""
+    def apply(self, functions: Sequence[Callable[[S_co], T]]) -> list[T]:
+        """Apply functions, and return their results in order. Raises the first error."""
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the object."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here(Generic[S]):
-    """What this process holds."""
+class LocalObject(Generic[S]):
+    """A `SharedObject` in the memory of this process."""
 
-    made: S
+    target: S
 
-    def ask(self, questions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Ask them, one after another."""
-        return [each(self.made) for each in questions]
+    def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
+        """Apply functions one after another."""
+        return [function(self.target) for function in functions]
 
     def close(self) -> None:
-        """It goes with this object."""
+        """Do nothing: Python frees the object."""
 
 
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-Progress = Callable[[Source], None]  # of a rank that is done with, well or not
+Progress = Callable[[Source], None]  # called with each finished rank, also a failed one
 
-_WIDTH = 16  # what is merged at once: many small tables would pin the memory between them
+_WIDTH = 16  # partial results merged at once: small tables pin the memory between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Generic[P, R]):
-    """What is done with each rank and then with all; it goes to workers and must pickle.
+    """The work on a run: measure each rank, merge the partial results, finish.
 
-    `is_narrow`: it asks a trace for no more than `trace.schema.NARROW`. `of_many`: `measure`
-    takes several ranks, too, of which none fails for what another is.
-    `finish` gets what is merged, the ranks that are left out, and what spreads its work.
-    `put_away` moves what is large of some ranks into a file of a folder that is gone after
-    `finish`; who has thousands of ranks calls it before they merge.
+    A task is sent to workers and must be picklable.
+
+    `measure` returns the partial result of one trace; with `takes_many` also of several traces,
+    whose errors do not depend on each other. `merge` is associative and commutative. `finish`
+    gets the merged partial result, the skipped ranks, and a function that spreads its work over
+    workers. `spill` moves the large tables of a partial result to the file of a path, which is
+    removed after `finish`; it is called for runs of many ranks. With `is_narrow`, `measure`
+    reads only the columns `trace.schema.NARROW`.
     """
 
     measure: Callable[..., P]
-    merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
+    merge: Callable[[Sequence[P]], P]
     finish: Callable[[P, Sequence[SkippedRank], Spread], R]
-    put_away: Callable[[P, Path], P] | None = None
+    spill: Callable[[P, Path], P] | None = None
     is_narrow: bool = False
-    of_many: bool = False
+    takes_many: bool = False
 
     def read(self, source: Source) -> Trace:
-        """Read as much of a rank as is measured."""
+        """Read the columns of a rank that `measure` needs."""
         return ((source.read_narrow if self.is_narrow else None) or source.read)()
 
-    def of_source(self, source: Source) -> P:
-        """Read a rank and measure it; whatever goes wrong says of which."""
-        with of_rank(source):
+    def measure_source(self, source: Source) -> P:
+        """Read and measure a rank; errors name it."""
+        with annotate_errors(source):
             return self.measure(self.read(source))
 
 
 class Executor(Protocol):
-    """What reads ranks."""
+    """Runs tasks on the ranks of runs."""
 
     @property
     def is_here(self) -> bool:
-        """Whether ranks are read on this machine, with the kernels that are compiled here."""
+        """Whether ranks are read on this machine, with its compiled kernels."""
         ...
 
     def gather(
@@ -113,56 +116,56 @@ class Executor(Protocol):
         keep_going: bool = False,
         progress: Progress | None = None,
     ) -> R:
-        """Do a task with a run.
+        """Run a task on all ranks of a run, and return the result of `task.finish`.
 
-        Raises the first rank's error, or with `keep_going` skips the rank, and raises only if
-        no rank is left. Ranks that the run itself skipped are among those that `finish` gets.
-        A bug in the task is raised as it is.
+        Raises `FastcommError` for the first unreadable rank. With `keep_going`, such ranks are
+        passed to `task.finish`, as are those that the run itself skipped; then the error is
+        raised only if no rank is readable. Other errors of the task are raised unchanged.
         """
         ...
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function where the files can be seen."""
+        """Call a function on a machine that can read the files."""
         ...
 
-    def hold(self, make: Callable[[], T]) -> Held[T]:
-        """Make something where the files can be seen, to ask it one question after another."""
+    def hold(self, make: Callable[[], T]) -> SharedObject[T]:
+        """Create an object on a machine that can read the files."""
         ...
 
 
-class Fold(Generic[T]):
-    """A tree of items that are joined as they come, so that few are held at any time."""
+class TreeReducer(Generic[T]):
+    """Merges items in a tree as they arrive, so that few are in memory at any time."""
 
-    def __init__(self, join: Callable[[Sequence[T]], T]) -> None:
-        self.join = join
+    def __init__(self, merge: Callable[[Sequence[T]], T]) -> None:
+        self.merge = merge
         self.levels: list[list[T]] = []
 
     def add(self, item: T) -> None:
-        """Add one item."""
+        """Add one item, and merge each level that is full."""
         for level in self.levels:
             level.append(item)
             if len(level) < _WIDTH:
                 return
-            item = self.join(list(level))
+            item = self.merge(list(level))
             level.clear()
         self.levels.append([item])
 
-    def joined(self) -> T:
-        """All of them in one; there is at least one."""
-        return self.join([item for level in self.levels for item in level])
+    def result(self) -> T:
+        """Merge all added items into one. Requires at least one item."""
+        return self.merge([item for level in self.levels for item in level])
 
 
 @contextmanager
-def of_rank(source: Source) -> Iterator[None]:
-    """Whatever goes wrong says with which rank."""
+def annotate_errors(source: Source) -> Iterator[None]:
+    """Add the rank and the path to errors other than `FastcommError` that are raised inside."""
     try:
         yield
     except FastcommError:
         raise
     except MemoryError as error:
         raise TraceFileError(
-            f"{source.path}: rank {source.rank} does not fit into memory; wanted more of it "
-            "for each worker, or fewer workers"
+            f"{source.path}: rank {source.rank} does not fit into memory. Use fewer workers, "
+            "or a machine with more memory"
         ) from error
     except Exception as error:
         error.add_note(f"rank {source.rank}: {source.path}")
@@ -170,26 +173,26 @@ def of_rank(source: Source) -> Iterator[None]:
 
 
 def died(source: Source) -> TraceFileError:
-    """The error of a rank that no worker survives."""
+    """Return the error of a rank whose workers were killed."""
     return TraceFileError(
-        f"{source.path}: the worker that read rank {source.rank} was killed, and so was the "
-        "next that had nothing else to do; out of memory, most likely: wanted more for each "
-        "worker, or fewer workers"
+        f"{source.path}: the worker that read rank {source.rank} was killed, also in a second "
+        "attempt without other work. Probably it ran out of memory: use fewer workers, or give "
+        "each more memory"
     )
 
 
 def lost(source: Source, error: Exception) -> SkippedRank:
-    """A rank that is left out."""
+    """Return the record of a rank that is skipped because of an error."""
     return SkippedRank(rank=source.rank, path=str(source.path), error=str(error))
 
 
 def by_rank(
     left_out: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
 ) -> tuple[SkippedRank, ...]:
-    """Sort skipped ranks, those of unknown number last.
+    """Combine and sort skipped ranks; unknown ranks are last.
 
-    `left_out` are some of the run's `ranks` sources, `skipped` ranks without a source.
-    FastcommError where no rank is left.
+    `left_out` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks without a
+    source. Raises `FastcommError` if no rank could be read.
     """
     if len(left_out) == ranks:
         first = min(left_out, key=_order)
@@ -197,20 +200,20 @@ def by_rank(
     return tuple(sorted([*left_out, *skipped], key=_order))
 
 
-def _order(each: SkippedRank) -> tuple[bool, int, str]:
-    return each.rank is None, each.rank or 0, each.path
+def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
+    return skipped.rank is None, skipped.rank or 0, skipped.path
 
 
 def both(
     merged: P, left_out: Sequence[SkippedRank], _: Spread
 ) -> tuple[P, Sequence[SkippedRank]]:
-    """A `Task.finish` that leaves the answer to the caller."""
+    """Return the merged partial result and the skipped ranks; a `Task.finish`."""
     return merged, left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(Generic[P]):
-    """Ranks that are done: those that are well in one partial, and the error of the last."""
+    """Finished ranks: the partial result of the readable ones, and the error of the last."""
 
     sources: tuple[Source, ...]
     partial: P | None
@@ -222,36 +225,39 @@ _Done = tuple[int, P | None, FastcommError | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTask(Generic[P]):
-    """What is done with some ranks at a time, by one process."""
+    """A task on a batch of ranks, in one process."""
 
     task: Task[P, Any]
-    put_away: Callable[[int, P], P] | None = None
+    spill: Callable[[int, P], P] | None = None
 
     def __call__(self, sources: Sequence[Source]) -> _Done[P]:
-        """How many are done, their partial, and the error of the last."""
+        """Measure ranks until the time of a batch is over, or one fails.
+
+        Returns the number of finished ranks, their partial result, and the error of the last.
+        """
         parts, small, error = list[P](), list[Trace](), None
         until, done = monotonic() + _TAKES_S, 0
         while done < len(sources) and error is None and monotonic() < until:
             try:
-                with of_rank(sources[done]):
+                with annotate_errors(sources[done]):
                     self._measure(self.task.read(sources[done]), parts, small)
-            except FastcommError as found:
-                error = found
+            except FastcommError as failure:
+                error = failure
             done += 1
         if small:
-            with of_rank(sources[done - 1]):
+            with annotate_errors(sources[done - 1]):
                 parts.append(self.task.measure(*small))
         if not parts:
             return done, None, error
         whole = self.task.merge(parts)
-        return done, self.put_away(sources[0].rank, whole) if self.put_away else whole, error
+        return done, self.spill(sources[0].rank, whole) if self.spill else whole, error
 
     def _measure(self, trace: Trace, parts: list[P], small: list[Trace]) -> None:
-        """Measure a rank, or keep it to be measured with others that are small."""
-        if not self.task.of_many or trace.events.num_rows > _SMALL:
+        """Measure a trace, or collect it to be measured with other small traces."""
+        if not self.task.takes_many or trace.events.num_rows > _SMALL:
             parts.append(self.task.measure(trace))
             return
-        if sum(each.events.num_rows for each in (trace, *small)) > _SMALL:
+        if sum(other.events.num_rows for other in (trace, *small)) > _SMALL:
             parts.append(self.task.measure(*small))
             small.clear()
         small.append(trace)
@@ -260,43 +266,44 @@ class BatchTask(Generic[P]):
 def in_batches(
     sources: Sequence[Source], work: BatchTask[P], processes: Processes
 ) -> Generator[Batch[P], None, None]:
-    """All ranks, as they are done; a bug in `measure` is raised as it is.
+    """Yield batches of ranks as they are finished. Bugs in `measure` are raised unchanged.
 
-    Where a worker dies, the ranks that were with workers are read again, one at a time: the
-    one that is at fault is known then, and costs no other.
+    If a worker is killed, the ranks of all workers are read again one at a time. This tells
+    which rank is at fault, and other ranks are not affected.
     """
     width = max(1, min(WIDTH, len(sources) // (_SHARES * processes.number)))
     most = 1 if processes.number == 1 else 2 * processes.number
-    rest = deque(sources)
-    while rest:
-        held = yield from _while_well(rest, work, processes, width, most)
-        for source in held:
-            again = [source]
+    pending = deque(sources)
+    while pending:
+        suspects = yield from _until_death(pending, work, processes, width, most)
+        for source in suspects:
+            unread = [source]
             for _ in range(_ALONE):
-                again = yield from _while_well(deque(again), work, processes, 1, 1)
-            if again:
+                unread = yield from _until_death(deque(unread), work, processes, 1, 1)
+            if unread:
                 yield Batch(sources=(source,), partial=None, error=died(source))
 
 
-def _while_well(
-    rest: deque[Source], work: BatchTask[P], processes: Processes, width: int, most: int
+def _until_death(
+    pending: deque[Source], work: BatchTask[P], processes: Processes, width: int, most: int
 ) -> Generator[Batch[P], None, list[Source]]:
-    """The batches until none is left, or a worker dies: then it gives what workers had.
+    """Yield batches of at most `width` ranks until all are done or a worker is killed.
 
-    Workers have at most so many batches at a time, as memory must not grow.
+    Returns the ranks that workers had when one was killed. At most `most` batches are submitted
+    at a time, to bound the memory.
     """
     waiting: dict[Future[_Done[P]], list[Source]] = {}
-    while rest or waiting:
+    while pending or waiting:
         try:
-            while rest and len(waiting) < most:
-                batch = list(islice(rest, width))
+            while pending and len(waiting) < most:
+                batch = list(islice(pending, width))
                 waiting[processes.submit(work, batch)] = batch
                 for _ in batch:
-                    rest.popleft()
+                    pending.popleft()
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 done, partial, error = future.result()
                 batch = waiting.pop(future)
-                rest.extendleft(reversed(batch[done:]))
+                pending.extendleft(reversed(batch[done:]))
                 yield Batch(sources=tuple(batch[:done]), partial=partial, error=error)
         except BrokenProcessPool as error:
             processes.replace(error)
@@ -309,7 +316,7 @@ _LOG = logging.getLogger("fastcomm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """The engine of this machine, with so many processes; one is the caller's own."""
+    """The executor of this machine: `workers` processes, or this process if 1."""
 
     workers: int = 1
 
@@ -326,11 +333,11 @@ class Local:
         keep_going: bool = False,
         progress: Progress | None = None,
     ) -> R:
-        """Do a task with a run; see `executor.Executor`."""
-        fold, left_out = Fold(task.merge), list[SkippedRank]()
+        """Run a task on all ranks of a run; see `Executor.gather`."""
+        reducer, left_out = TreeReducer(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
-        with _put_away(run, task) as put_away, Processes(workers) as processes:
-            work = BatchTask(task=task, put_away=put_away)
+        with _spill_folder(run, task) as spill, Processes(workers) as processes:
+            work = BatchTask(task=task, spill=spill)
             with closing(in_batches(run.sources, work, processes)) as batches:
                 for batch in batches:
                     if batch.error is not None:
@@ -338,55 +345,55 @@ class Local:
                             raise batch.error
                         left_out.append(lost(batch.sources[-1], batch.error))
                     if batch.partial is not None:
-                        fold.add(batch.partial)
+                        reducer.add(batch.partial)
                     if progress is not None:
                         for source in batch.sources:
                             progress(source)
             failed = by_rank(left_out, len(run.sources), run.skipped)
             _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
-            # What is in memory here would have to travel: it is asked here.
-            spread = processes.spread if put_away else one_by_one
-            answer = task.finish(fold.joined(), failed, spread)
-        _LOG.debug("merged and answered")
-        return answer
+            # Without spill files, sending the partial results to workers would take longer.
+            spread = processes.spread if spill else one_by_one
+            result = task.finish(reducer.result(), failed, spread)
+        _LOG.debug("partial results merged and finished")
+        return result
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call it."""
+        """Call a function in this process."""
         return function()
 
-    def hold(self, make: Callable[[], T]) -> Held[T]:
-        """Make it here, to be asked by this process alone."""
-        return Here(made=make())
+    def hold(self, make: Callable[[], T]) -> SharedObject[T]:
+        """Create an object in this process."""
+        return LocalObject(target=make())
 
 
 def executor_of(workers: int | Executor) -> Executor:
-    """The engine that is meant: so many processes of this machine, or the one that is given."""
+    """Return the executor for a number of local processes; executors are returned as is."""
     return Local(workers=workers) if isinstance(workers, int) else workers
 
 
 @contextmanager
-def _put_away(run: RunTraces, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | None]:
-    """What puts a partial away into the file of a number, where ranks are many."""
-    if task.put_away is None or len(run.sources) <= WIDTH:
+def _spill_folder(run: RunTraces, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | None]:
+    """Yield a function that spills a partial result to a numbered file; None for few ranks."""
+    if task.spill is None or len(run.sources) <= WIDTH:
         yield None
         return
     try:
         folder = make_folder()
     except OSError as error:
         raise FastcommError(
-            f"no temporary folder: {error.strerror}; wanted one that can be written, as TMPDIR"
+            f"cannot make a temporary folder: {error.strerror}. Set TMPDIR to a writable folder"
         ) from error
     try:
-        yield partial(_into, task.put_away, folder)
+        yield partial(_spill, task.spill, folder)
     finally:
         remove_folder(folder)
 
 
-def _into(put_away: Callable[[P, Path], P], folder: Path, number: int, part: P) -> P:
+def _spill(spill: Callable[[P, Path], P], folder: Path, number: int, part: P) -> P:
     try:
-        return put_away(part, folder / str(number))
+        return spill(part, folder / str(number))
     except OSError as error:
         raise FastcommError(
-            f"{folder}: {error.strerror or error}; wanted room for what is measured of the "
-            "ranks: a folder that has more, as TMPDIR"
+            f"{folder}: cannot write spill files: {error.strerror or error}. Set TMPDIR to a "
+            "folder with more space"
         ) from error

@@ -1,11 +1,11 @@
 """The ranks of a run on the workers of a Dask cluster.
 
-What travels by the scheduler is small: where a rank's trace is, and what to do with it. What
-is measured of a rank stays with its worker until it is merged, on a worker as well; the answer
-alone comes here, from the worker that has it.
+Only small messages pass through the scheduler: the path of a rank's trace, and the task.
+Partial results stay on workers and are merged there; only the final result is sent to the
+caller, directly from its worker.
 
-A worker that goes away takes its partials along, and the scheduler lets others make them again:
-they are the same, and none is merged twice, since a merge names its parts.
+If a worker is lost, the scheduler recomputes its partial results on others. They are equal, and
+none is merged twice, since a merge names its inputs.
 """
 
 import time
@@ -17,16 +17,16 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.errors import ClusterError, FastcommError
-from fastcomm.executors import Fold, Held, Progress, Task, by_rank, died, lost
+from fastcomm.executors import Progress, SharedObject, Task, TreeReducer, by_rank, died, lost
 from fastcomm.executors.dask_cluster import (
     FORMS,
+    ClusterObject,
     Scratch,
-    There,
+    client_arguments,
     make,
     quiet,
     remove,
     require,
-    where_is,
 )
 from fastcomm.executors.processes import check_code, check_same, code, versions
 from fastcomm.process import temporary_folder
@@ -39,20 +39,34 @@ P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-WAIT_S = 60.0  # for the scheduler, and for a worker where there is none
-_LOOK_S = 1.0  # between two looks at whether anything can still come
+WAIT_S = 60.0  # for the scheduler, and for a first worker
+_LOOK_S = 1.0  # between two checks that the cluster still works
 
 
 @contextmanager
 def connected(
     address: str, *, wait_s: float = WAIT_S, scratch: Path | None = None
 ) -> Iterator["Dask"]:
-    """The engine of a cluster: at an address, in a scheduler file, or started here.
+    """Connect to a Dask cluster, and yield its executor.
 
-    `local:N` starts N worker processes on this machine, and ends them. `scratch` is a directory
-    that all workers share, for what ranks leave; without it, that comes into the memory of one
-    of them. Raises `ClusterError` where the cluster cannot be reached, or runs another
-    fastcomm.
+    Parameters
+    ----------
+    address
+        The address of a scheduler, ``file:PATH`` of a scheduler file, or ``local:N`` to start N
+        worker processes on this machine for the time of the block.
+    wait_s
+        Seconds to wait for the scheduler, and for a first worker.
+    scratch
+        A directory that all workers share, for spill files. Without it, partial results are
+        merged in the memory of one worker.
+
+    Raises
+    ------
+    ClusterError
+        If the cluster cannot be reached, or runs another version of fastcomm.
+    ConfigError
+        If the address is invalid, or Dask is not installed.
+
     """
     require()
     import distributed
@@ -61,22 +75,22 @@ def connected(
         stack.enter_context(quiet())
         if address.startswith("local:") and scratch is None:
             scratch = stack.enter_context(temporary_folder())
-        where = where_is(address, wait_s, stack)
+        arguments = client_arguments(address, wait_s, stack)
         try:
-            client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
+            client = distributed.Client(**arguments, timeout=wait_s, set_as_default=False)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise ClusterError(
-                f"--dask {address}: no scheduler answers ({error}); wanted {FORMS}"
+                f"--dask {address}: no scheduler answers ({error}); expected {FORMS}"
             ) from error
         stack.enter_context(client)
-        engine = Dask(client=client, address=address, wait_s=wait_s, scratch=scratch)
-        engine.check_versions()
-        yield engine
+        executor = Dask(client=client, address=address, wait_s=wait_s, scratch=scratch)
+        executor.check_versions()
+        yield executor
 
 
 @dataclass(slots=True, kw_only=True)
 class Dask:
-    """The engine of a cluster, connected."""
+    """The executor of a connected Dask cluster."""
 
     client: "Client"
     address: str
@@ -86,21 +100,21 @@ class Dask:
 
     @property
     def is_here(self) -> bool:
-        """Whether the workers were started here."""
+        """Whether the workers run on this machine, started by `local:N`."""
         return self.address.startswith("local:")
 
     def check_versions(self) -> None:
-        """Compare fastcomm, Python and the packages of the scheduler and of every worker."""
+        """Compare the versions of the scheduler and all workers with those of this process."""
         with self._reaching():
-            found = {"the scheduler": self.client.run_on_scheduler(versions)}
+            by_address = {"the scheduler": self.client.run_on_scheduler(versions)}
             answers = self.client.run(versions, on_error="return")
         for worker, answer in answers.items():
             if isinstance(answer, OSError):
-                continue  # it went away meanwhile
+                continue  # the worker left meanwhile
             if isinstance(answer, Exception):
                 raise self._no_fastcomm(worker, answer)
-            found[worker] = answer
-        self.warnings = [f"--dask {self.address}: {each}" for each in check_same(found)]
+            by_address[worker] = answer
+        self.warnings = [f"--dask {self.address}: {text}" for text in check_same(by_address)]
 
     def gather(
         self,
@@ -110,25 +124,26 @@ class Dask:
         keep_going: bool = False,
         progress: Progress | None = None,
     ) -> R:
-        """Do a task with a run; see `executor.Executor`.
+        """Run a task on all ranks of a run; see `Executor.gather`.
 
-        A rank that no worker survives takes others' work along again and again, so that Dask
-        may give that up, too. Once it is known, the others are done without it.
+        A rank that kills its workers destroys the work of others repeatedly, so that Dask may
+        give up on them, too. Once such a rank is identified, the others are done without it.
         """
         fatal: dict[int, SkippedRank] = {}
         while True:
-            known = len(fatal)
+            before = len(fatal)
             others = replace(
-                run, sources=tuple(each for each in run.sources if each.rank not in fatal)
+                run,
+                sources=tuple(source for source in run.sources if source.rank not in fatal),
             )
             try:
-                return self._gathered(others, task, fatal, keep_going, progress)
+                return self._gather_once(others, task, fatal, keep_going, progress)
             except _killed() as error:
-                if len(fatal) == known:
+                if len(fatal) == before:
                     raise self._too_large() from error
-            progress = None  # it has seen them all
+            progress = None  # it was called with all ranks already
 
-    def _gathered(
+    def _gather_once(
         self,
         run: RunTraces,
         task: Task[P, R],
@@ -136,14 +151,14 @@ class Dask:
         keep_going: bool,
         progress: Progress | None,
     ) -> R:
-        """Do a task with ranks none of which is known as `fatal`; those that are, are added."""
-        where = Scratch.of(self.scratch, task, len(run.sources))
-        with self._made(where.folder):
-            return self._answered(run, task, where, fatal, keep_going, progress)
+        """Run a task on ranks, and add those that kill their workers to `fatal`."""
+        scratch = Scratch.of(self.scratch, task, len(run.sources))
+        with self._run_folder(scratch.folder):
+            return self._gather_into(run, task, scratch, fatal, keep_going, progress)
 
     @contextmanager
-    def _made(self, folder: Path | None) -> Iterator[None]:
-        """The directory of a run, while there is work in it."""
+    def _run_folder(self, folder: Path | None) -> Iterator[None]:
+        """Make the spill directory of a run, and remove it after the block."""
         from distributed import fire_and_forget
 
         if folder is None:
@@ -153,31 +168,33 @@ class Dask:
         try:
             yield
         except BaseException:
-            # Workers may be long in what they do: nobody waits for it.
+            # Workers may be busy for long: do not wait.
             with suppress(Exception):
                 fire_and_forget(self._submit(remove, folder))
             raise
         with suppress(Exception):
             self.answer(self._submit(remove, folder))
 
-    def _answered(
+    def _gather_into(
         self,
         run: RunTraces,
         task: Task[P, R],
-        where: Scratch[P],
+        scratch: Scratch[P],
         fatal: dict[int, SkippedRank],
         keep_going: bool,
         progress: Progress | None,
     ) -> R:
-        """The answer of the task, from the ranks as they come."""
-        work = _Work(self, run, task.of_source)
-        fold: Fold[Future[P]] = Fold(lambda parts: self._submit(where.merge, list(parts)))
+        """Measure the ranks, merge partial results as they arrive, and finish the task."""
+        work = _Work(self, run, task.measure_source)
+        reducer: TreeReducer[Future[P]] = TreeReducer(
+            lambda parts: self._submit(scratch.merge, list(parts))
+        )
         left_out = list(fatal.values())
         every = len(run.sources) + len(fatal)
         try:
             for source, future, error in work.done():
                 if error is None:
-                    fold.add(future)
+                    reducer.add(future)
                 elif keep_going and _is_of_its_rank(error):
                     left_out.append(lost(source, error))
                     if isinstance(error.__cause__, _killed()):
@@ -187,7 +204,8 @@ class Dask:
                 if progress is not None:
                     progress(source)
             failed = by_rank(left_out, every, run.skipped)
-            return self.answer(self._submit(task.finish, fold.joined(), failed, where.spread))
+            merged = reducer.result()
+            return self.answer(self._submit(task.finish, merged, failed, scratch.spread))
         finally:
             work.cancel()
 
@@ -198,16 +216,16 @@ class Dask:
         except _killed() as error:
             raise self._too_large() from error
 
-    def hold(self, make: Callable[[], T]) -> Held[T]:
-        """Make it on a worker, from which others get it."""
-        return There(self, make)
+    def hold(self, make: Callable[[], T]) -> SharedObject[T]:
+        """Create an object on a worker; other workers copy it when they need it."""
+        return ClusterObject(self, make)
 
     def _submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        # Merging goes before reading on: it makes room.
+        # Merging has priority over reading: it frees memory.
         return self.client.submit(function, *args, pure=False, priority=1)
 
     def answer(self, future: "Future[T]") -> T:
-        """What a future holds, from its worker; its error is raised."""
+        """Wait for a future, and return its result. Raises the error of the future."""
         done: SimpleQueue[Any] = SimpleQueue()
         future.add_done_callback(done.put)
         self.next(done)
@@ -228,26 +246,26 @@ class Dask:
                 continue
             if future.status not in ("pending", "lost"):
                 return future
-            # The worker that had it is gone, and others do it again.
+            # Its worker is lost, and another recomputes it.
             future.add_done_callback(done.put)
 
     def error(self, future: "Future[Any]") -> Exception | None:
-        """What went wrong with a future that is done; ClusterError where the cluster is."""
+        """Return the error of a done future. Raises `ClusterError` if the cluster failed."""
         if future.status == "finished":
             return None
         if future.status != "error":
             raise self._gone(str(future.status))
         with self._reaching():
             error: Exception = future.exception()
-        # A worker that joined later may lack what those had that were checked.
-        return self._no_fastcomm("a worker", error) if _is_lack(error) else error
+        # A worker that joined after the check may have no fastcomm.
+        return self._no_fastcomm("a worker", error) if _is_import_error(error) else error
 
     def _check_workers(self, alone_since: float | None) -> float | None:
-        """Return since when the scheduler has had no worker; None if it has one.
+        """Return the time since when the scheduler has no worker; None if it has one.
 
-        Raises `ClusterError` if the scheduler is gone, or without a worker for `wait_s`. A
-        killed worker is not always replaced: a nanny gives up if its worker dies before the
-        nanny has heard that it started.
+        Raises `ClusterError` if the scheduler is gone, or has no worker for `wait_s`. A killed
+        worker is not always replaced: a nanny gives up if its worker dies before it reports
+        its start.
         """
         if self.client.status not in ("running", "newly-created"):
             raise self._gone(self.client.status)
@@ -258,14 +276,14 @@ class Dask:
         if time.monotonic() - alone_since > self.wait_s:
             raise ClusterError(
                 f"--dask {self.address}: no worker for {self.wait_s:g} s; workers did not "
-                "start, or died and were not restarted (their logs tell): start workers and "
+                "start, or were killed and not restarted (see their logs): start workers and "
                 "run the command again"
             )
         return alone_since
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """What the client raises where it reaches nobody, as an error of ours."""
+        """Convert connection errors of the client to `ClusterError`."""
         from asyncio import CancelledError
 
         try:
@@ -277,38 +295,40 @@ class Dask:
 
     def _too_large(self) -> ClusterError:
         return ClusterError(
-            f"--dask {self.address}: workers died one after another while they merged or "
-            "compared ranks; out of memory, most likely: wanted more of it for each worker"
+            f"--dask {self.address}: workers were killed repeatedly while they merged or "
+            "compared ranks. Probably they ran out of memory: give each worker more"
         )
 
-    def _gone(self, found: str) -> ClusterError:
+    def _gone(self, reason: str) -> ClusterError:
         return ClusterError(
-            f"--dask {self.address}: the scheduler is gone, or does not answer ({found}); "
-            "no result was made: start it and run the command again"
+            f"--dask {self.address}: the scheduler is gone, or does not answer ({reason}); "
+            "there is no result: start it and run the command again"
         )
 
     def _no_fastcomm(self, where: str, error: Exception) -> ClusterError:
         return ClusterError(
-            f"--dask {self.address}: {where} cannot run fastcomm ({error}); wanted fastcomm "
-            f"{versions()['fastcomm']} in the environment of every worker and of the scheduler"
+            f"--dask {self.address}: {where} cannot run fastcomm ({error}): install fastcomm "
+            f"{versions()['fastcomm']} in the environment of the scheduler and of every worker"
         )
 
 
 class _Work:
-    """The ranks of a run on their way through a cluster."""
+    """The ranks of a run that are being measured on a cluster."""
 
-    def __init__(self, engine: Dask, run: RunTraces, measure: Callable[[Source], Any]) -> None:
-        self.engine, self.measure = engine, measure
-        self.done_: SimpleQueue[Future[Any]] = SimpleQueue()
+    def __init__(
+        self, executor: Dask, run: RunTraces, measure: Callable[[Source], Any]
+    ) -> None:
+        self.executor, self.measure = executor, measure
+        self.completed: SimpleQueue[Future[Any]] = SimpleQueue()
         self.sources: dict[Any, Source] = {}
         self.futures: dict[Any, Future[Any]] = {}
         self._start(run.sources)
 
     def done(self) -> Iterator[tuple[Source, "Future[Any]", Exception | None]]:
-        """Each rank that is done, and what went wrong.
+        """Yield each finished rank with its future and its error.
 
-        Where a worker dies again and again, all that it had is suspect: it is read again, one
-        rank at a time, so that the one at fault is known and costs no other.
+        If workers are killed repeatedly, their ranks are read again one at a time. This tells
+        which rank is at fault, and other ranks are not affected.
         """
         suspects = []
         while self.futures:
@@ -326,30 +346,30 @@ class _Work:
             yield source, future, error
 
     def cancel(self) -> None:
-        """Forget what has not begun."""
+        """Cancel the ranks that are not finished."""
         with suppress(Exception):
-            self.engine.client.cancel(list(self.futures.values()))
+            self.executor.client.cancel(list(self.futures.values()))
         self.futures.clear()
 
     def _start(self, sources: Sequence[Source]) -> None:
-        client = self.engine.client
+        client = self.executor.client
         futures = client.map(
-            _measured, sources, measure=self.measure, wanted=code(), pure=False
+            _measure, sources, measure=self.measure, expected=code(), pure=False
         )
         for source, future in zip(sources, futures, strict=True):
             self.sources[future.key], self.futures[future.key] = source, future
-            future.add_done_callback(self.done_.put)
+            future.add_done_callback(self.completed.put)
 
     def _next(self) -> tuple[Source, "Future[Any]", Exception | None]:
-        future = self.engine.next(self.done_)
-        error = self.engine.error(future)
+        future = self.executor.next(self.completed)
+        error = self.executor.error(future)
         del self.futures[future.key]
         return self.sources.pop(future.key), future, error
 
 
-def _measured(source: Source, *, measure: Callable[[Source], P], wanted: str) -> P:
-    """On a worker: what is measured of one rank, by the same fastcomm as the caller's."""
-    check_code(wanted)
+def _measure(source: Source, *, measure: Callable[[Source], P], expected: str) -> P:
+    """Measure one rank on a worker, after a check that it runs the caller's code."""
+    check_code(expected)
     return measure(source)
 
 
@@ -364,6 +384,6 @@ def _killed() -> type[Exception]:
     return killed
 
 
-def _is_lack(error: Exception) -> bool:
-    """Whether a worker could not even take the task, since it has no such code."""
+def _is_import_error(error: Exception) -> bool:
+    """Whether a worker could not load the task because it has no such code."""
     return isinstance(error, ModuleNotFoundError | AttributeError) and "fastcomm" in str(error)

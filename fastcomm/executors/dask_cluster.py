@@ -1,4 +1,4 @@
-"""A Dask cluster: where its scheduler is, and data that workers or a shared directory hold."""
+"""Find or start a Dask cluster, and keep data on its workers or in a shared directory."""
 
 import logging
 import shutil
@@ -17,7 +17,7 @@ from distributed.node import ServerNode
 from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.executors import WIDTH, Task
-from fastcomm.executors.processes import check_code, code, held_back
+from fastcomm.executors.processes import blocked_signals, check_code, code
 from fastcomm.process import safe_children, temporary_folder
 from fastcomm.trace.run import Spread, one_by_one
 
@@ -32,25 +32,25 @@ T = TypeVar("T")
 
 @contextmanager
 def started(workers: int) -> Iterator[SpecCluster]:
-    """Start worker processes and a scheduler, and end them with the work.
+    """Start a scheduler and worker processes, and end them after the block.
 
-    Raises `ConfigError` where the package that makes certificates is not installed.
+    Raises `ConfigError` if the package that makes certificates is not installed.
     """
     security = _security()
     with safe_children(), temporary_folder() as folder:
-        # Modules are looked for there, too: it must not be one that others can write to.
+        # Python imports modules from this directory: others must not be able to write to it.
         settings = {
             "distributed.scheduler.allowed-failures": 1,
             "temporary-directory": str(folder),
         }
         with dask.config.set(settings), ExitStack() as stack:
-            with held_back():
+            with blocked_signals():
                 cluster = stack.enter_context(_cluster(workers, security, str(folder)))
             yield cluster
 
 
 def _security() -> Security:
-    """A key and a certificate for this run, in memory."""
+    """Return a key and a certificate for this run, in memory."""
     try:
         security: Security = Security.temporary()
     except ImportError as error:
@@ -62,10 +62,10 @@ def _security() -> Security:
 
 
 class _NoHttp(ServerNode):
-    """A server that answers no HTTP: Dask opens a port even without a dashboard."""
+    """A server without HTTP: Dask opens a port even without a dashboard."""
 
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
-        """Open the port, which others ask for, and close it before anybody is answered."""
+        """Open the port, which other servers ask for, and close it before it answers."""
         super().start_http_server(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.http_server.stop()
 
@@ -99,11 +99,11 @@ def _cluster(workers: int, security: Security, folder: str) -> SpecCluster:
 
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
-_LOOK_S = 0.1  # between two looks for a file
+_LOOK_S = 0.1  # between two checks for a file
 
 
 def require() -> None:
-    """ConfigError where Dask is not installed."""
+    """Raise `ConfigError` if Dask is not installed."""
     try:
         import distributed  # noqa: F401
     except ImportError as error:
@@ -112,28 +112,26 @@ def require() -> None:
         ) from error
 
 
-def where_is(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
-    """What tells a client where the scheduler is."""
-    kind, _, rest = address.partition(":")
+def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
+    """Return the arguments of a client for an address; start `local:N` in `stack`."""
+    kind, _, suffix = address.partition(":")
     if kind == "local":
-        is_number = rest.isdecimal() and len(rest) <= len(str(MOST_WORKERS))
-        if not is_number or not 1 <= int(rest) <= MOST_WORKERS:
+        is_number = suffix.isdecimal() and len(suffix) <= len(str(MOST_WORKERS))
+        if not is_number or not 1 <= int(suffix) <= MOST_WORKERS:
             raise ConfigError(
-                f"--dask local:{shortened(rest)}: wanted a number of workers from 1 to "
-                f"{MOST_WORKERS}, as in local:4"
+                f"invalid --dask local:{shortened(suffix)}: expected a number of workers from "
+                f"1 to {MOST_WORKERS}, as in local:4"
             )
-        # Not before `require`: it needs the extra.
-
-        return {"address": stack.enter_context(started(int(rest)))}
+        return {"address": stack.enter_context(started(int(suffix)))}
     if kind == "file":
-        _wait_for(Path(rest), address, wait_s)
-        return {"scheduler_file": rest}
+        _wait_for(Path(suffix), address, wait_s)
+        return {"scheduler_file": suffix}
     _check(address)
     return {"address": address}
 
 
 def _check(address: str) -> None:
-    """Raise `ConfigError` unless this is an address: Dask would try it until its time is up."""
+    """Raise `ConfigError` for an invalid address, which Dask would try until the timeout."""
     from distributed.comm.addressing import parse_address, parse_host_port
     from distributed.comm.registry import get_backend
 
@@ -145,27 +143,27 @@ def _check(address: str) -> None:
         host, port = parse_host_port(place)
     except ValueError as error:
         raise ConfigError(
-            f"--dask: found {shortened(address)!r}, wanted {FORMS} ({error})"
+            f"invalid --dask {shortened(address)!r}: expected {FORMS} ({error})"
         ) from error
     if not place or not 0 < port < 1 << 16 or "/" in host:
-        raise ConfigError(f"--dask: found {shortened(address)!r}, wanted {FORMS}")
+        raise ConfigError(f"invalid --dask {shortened(address)!r}: expected {FORMS}")
 
 
 def _wait_for(path: Path, address: str, wait_s: float) -> None:
-    """Wait for a scheduler file: the scheduler may be a job that has yet to begin."""
+    """Wait for a scheduler file: the job of the scheduler may still be queued."""
     until = time.monotonic() + wait_s
     while not path.is_file():
         if time.monotonic() > until:
             raise ClusterError(
-                f"--dask {address}: no such file for {wait_s:g} s; wanted what `dask scheduler "
-                "--scheduler-file` writes"
+                f"--dask {address}: no such file for {wait_s:g} s; `dask scheduler "
+                "--scheduler-file` writes it"
             )
         time.sleep(_LOOK_S)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Dask's log and warnings: what they are about is said in one error of ours."""
+    """Silence Dask's log and warnings: one `ClusterError` reports the problem instead."""
     import warnings
 
     logger = logging.getLogger("distributed")
@@ -179,70 +177,70 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class There(Generic[S]):
-    """What the workers of a cluster hold."""
+class ClusterObject(Generic[S]):
+    """A `SharedObject` in the memory of the workers of a cluster."""
 
-    def __init__(self, engine: "Dask", make: Callable[[], S]) -> None:
-        self.engine, self.make = engine, make
-        self.made = self._made()
+    def __init__(self, executor: "Dask", make: Callable[[], S]) -> None:
+        self.executor, self.make = executor, make
+        self.target = self._create()
 
-    def ask(self, questions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Ask all at once; those that a worker died of are asked again, one at a time."""
+    def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
+        """Apply functions in parallel; repeat those that killed a worker one at a time."""
         from distributed import KilledWorker
 
-        futures = [self._asked(each) for each in questions]
+        futures = [self._apply(function) for function in functions]
         answers: list[Any] = []
         again: list[int] = []
         try:
             for place, future in enumerate(futures):
                 try:
-                    answers.append(self.engine.answer(future))
+                    answers.append(self.executor.answer(future))
                 except KilledWorker:
                     answers.append(None)
                     again.append(place)
         finally:
             with suppress(Exception):
-                self.engine.client.cancel(futures)
+                self.executor.client.cancel(futures)
         for place in again:
-            answers[place] = self._once_more(questions[place])
+            answers[place] = self._apply_alone(functions[place])
         return answers
 
     def close(self) -> None:
-        """Let the workers forget it."""
+        """Release the object on the workers."""
         with suppress(Exception):
-            self.made.release()
+            self.target.release()
 
-    def _once_more(self, question: Callable[[S], T]) -> T:
-        """The answer of a question that has the cluster for itself."""
+    def _apply_alone(self, function: Callable[[S], T]) -> T:
+        """Apply a function while the cluster has no other work."""
         from distributed import KilledWorker
 
-        if self.made.status == "error":
-            self.made = self._made()
+        if self.target.status == "error":
+            self.target = self._create()
         try:
-            return self.engine.answer(self._asked(question))
+            return self.executor.answer(self._apply(function))
         except KilledWorker as error:
             raise ClusterError(
-                f"--dask {self.engine.address}: a worker died, and so did the next that had "
-                "nothing else to do; out of memory, most likely: wanted more for each worker"
+                f"--dask {self.executor.address}: a worker was killed, also in a second "
+                "attempt without other work. Probably it ran out of memory: give workers more"
             ) from error
 
-    def _made(self) -> "Future[S]":
-        return self.engine.client.submit(_made, self.make, code(), pure=False)
+    def _create(self) -> "Future[S]":
+        return self.executor.client.submit(_create, self.make, code(), pure=False)
 
-    def _asked(self, question: Callable[[S], T]) -> "Future[T]":
-        return self.engine.client.submit(_asked, self.made, question, code(), pure=False)
+    def _apply(self, function: Callable[[S], T]) -> "Future[T]":
+        return self.executor.client.submit(_apply, self.target, function, code(), pure=False)
 
 
-def _made(make: Callable[[], S], wanted: str) -> S:
-    """On a worker: what is held, by the same fastcomm as the caller's."""
-    check_code(wanted)
+def _create(make: Callable[[], S], expected: str) -> S:
+    """Create an object on a worker, after a check that it runs the caller's code."""
+    check_code(expected)
     return make()
 
 
-def _asked(made: S, question: Callable[[S], T], wanted: str) -> T:
-    """On a worker: one answer."""
-    check_code(wanted)
-    return question(made)
+def _apply(target: S, function: Callable[[S], T], expected: str) -> T:
+    """Apply a function on a worker, after a check that it runs the caller's code."""
+    check_code(expected)
+    return function(target)
 
 
 A = TypeVar("A")
@@ -252,70 +250,69 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Scratch(Generic[P]):
-    """How the ranks of a task come together on the workers; it goes to them."""
+    """Merges the partial results of a task on workers; it is sent to them."""
 
     task: Task[P, Any]
-    folder: Path | None  # of this run alone; None: in memory
+    folder: Path | None  # for the spill files of this run; None: merge in memory
 
     @classmethod
     def of(cls, shared: Path | None, task: Task[P, Any], ranks: int) -> "Scratch[P]":
-        """In a shared directory where there is one, and where ranks are many."""
-        if shared is None or task.put_away is None or ranks <= WIDTH:
+        """Use a folder in the shared directory if there is one and ranks are many."""
+        if shared is None or task.spill is None or ranks <= WIDTH:
             return cls(task, None)
         return cls(task, shared / f"fastcomm-{uuid4().hex}")
 
     @property
     def spread(self) -> Spread:
-        """How questions of the answer are asked: what is in memory would have to travel."""
+        """The function that spreads work of `finish`; serial if data are in memory."""
         return one_by_one if self.folder is None else _spread
 
     def merge(self, parts: Sequence[P]) -> P:
-        """On a worker: some ranks in one, and what is large of them in a file."""
+        """Merge partial results on a worker, and spill the large tables to a file."""
         whole = self.task.merge(parts)
-        if self.folder is None or self.task.put_away is None:
+        if self.folder is None or self.task.spill is None:
             return whole
-        with _wanted(self.folder):
-            # A worker that is lost may have written the same before: no name comes twice.
-            return self.task.put_away(whole, self.folder / uuid4().hex)
+        with _checked_folder(self.folder):
+            # A lost worker may have written the same before: names are unique.
+            return self.task.spill(whole, self.folder / uuid4().hex)
 
 
 def make(folder: Path) -> None:
-    """On a worker, once: who writes too late, when all is over, finds no directory."""
-    with _wanted(folder):
+    """Make a directory on a worker, once; late writers of a finished run then fail."""
+    with _checked_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def remove(folder: Path) -> None:
-    """On a worker: the directory is gone."""
+    """Remove a directory on a worker."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _wanted(folder: Path) -> Iterator[None]:
+def _checked_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise FastcommError(
-            f"{folder}: {error.strerror or error}; wanted a directory that all workers share "
-            "and can write, with room for what is measured of the ranks"
+            f"{folder}: {error.strerror or error}; expected a directory that all workers share "
+            "and can write, with space for spill files"
         ) from error
 
 
 def _spread(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-    """On a worker: a `Spread` over all workers; this one does other work meanwhile."""
+    """Call a function on each item, from a worker on all workers; a `Spread`."""
     from distributed import worker_client
 
     with worker_client() as client:
-        # It knows all pieces: it travels once to a worker, not with each question.
-        held = client.scatter(function, hash=False)
-        asked = [
-            client.submit(_scratch_dask_asked, held, thing, code(), pure=False)
-            for thing in things
+        # The function has large arguments: send it once to a worker, not with each item.
+        scattered = client.scatter(function, hash=False)
+        futures = [
+            client.submit(_call, scattered, thing, code(), pure=False) for thing in things
         ]
-        answers: list[B] = client.gather(asked)
-        return answers
+        results: list[B] = client.gather(futures)
+        return results
 
 
-def _scratch_dask_asked(function: Callable[[A], B], thing: A, wanted: str) -> B:
-    check_code(wanted)
+def _call(function: Callable[[A], B], thing: A, expected: str) -> B:
+    check_code(expected)
     return function(thing)

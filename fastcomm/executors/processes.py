@@ -27,15 +27,15 @@ from fastcomm.process import SIGNALS, deferred, safe_children, temporary_folder
 from fastcomm.trace.run import one_by_one
 from fastcomm.version import __version__
 
-# What numbers and their bytes depend on.
+# Packages that results depend on.
 _PACKAGES = ("numpy", "pyarrow", "numba", "scipy")
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Block Ctrl-C and SIGTERM, which come at the end of the block.
+def blocked_signals() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM to the end of the block.
 
-    Processes and threads that start meanwhile never get them.
+    Processes and threads that start in the block never get them.
     """
     # Starting it later would let the signals through again.
     resource_tracker.ensure_running()
@@ -51,25 +51,24 @@ def held_back() -> Iterator[None]:
 A = TypeVar("A")
 B = TypeVar("B")
 
-# Bytes of the path of a directory in which multiprocessing can make its socket: of 108, 32 are
-# taken by what it appends.
+# Longest path of a folder for the socket of multiprocessing, in bytes: of 108, it appends 32.
 _LONGEST_PATH = 70
-# What a worker needs; the server that they are forked from imports it once.
+# Modules that the server imports once for all workers that are forked from it.
 _PRELOAD = ["fastcomm.analyses.preload"]
 
 
 def start_early() -> None:
-    """Start the server that workers are forked from, so that it imports while we do."""
+    """Start the server that workers are forked from; it imports modules in parallel."""
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    with safe_children(), held_back():
+    with safe_children(), blocked_signals():
         _shorten_socket_path()
         forkserver.ensure_running()
 
 
 def _shorten_socket_path() -> None:
-    """Let multiprocessing put its socket into /tmp where `TMPDIR` is too long for one."""
+    """Make multiprocessing put its socket into /tmp if `TMPDIR` is too long for a socket."""
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PATH:
         return
     before = tempfile.tempdir
@@ -81,7 +80,7 @@ def _shorten_socket_path() -> None:
 
 
 class Processes:
-    """So many workers, started when they are first needed; one is this process itself."""
+    """A pool of `number` processes, started when first needed; 1 is this process itself."""
 
     def __init__(self, number: int) -> None:
         self.number = max(1, number)
@@ -100,36 +99,35 @@ class Processes:
         self._stack.__exit__(kind, error, trace)
 
     def submit(self, function: Callable[[A], B], thing: A) -> Future[B]:
-        """Begin a call; BrokenProcessPool where a worker has died, now or later."""
+        """Submit a call. This or the future raises `BrokenProcessPool` if a worker dies."""
         if self.number == 1:
-            return _called(function, thing)
+            return _call(function, thing)
         if self._pool is None:
             self._pool = self._stack.enter_context(_pool(self.number))
         return self._pool.submit(function, thing)
 
     def replace(self, died: BrokenProcessPool) -> None:
-        """End the workers, as one of them has died; others take their place."""
-        # At once: the pool waits for those that began while it ended the others.
+        """End all workers after one was killed; the next submission starts new ones."""
+        # At once: the pool would wait for workers that started while it ended others.
         self._stack.__exit__(type(died), died, died.__traceback__)
         self._pool = None
 
     def spread(self, function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-        """See `Executor.Spread`; FastcommError where a worker dies."""
+        """Call a function on all items in parallel; `FastcommError` if a worker is killed."""
         if self.number == 1 or len(things) == 1:
             return one_by_one(function, things)
         try:
-            return [
-                each.result() for each in [self.submit(function, thing) for thing in things]
-            ]
+            futures = [self.submit(function, thing) for thing in things]
+            return [future.result() for future in futures]
         except BrokenProcessPool as error:
             raise FastcommError(
-                "a worker was killed while ranks were compared; out of memory, most likely: "
-                "wanted fewer workers, or some --steps alone"
+                "a worker was killed while ranks were compared. Probably it ran out of memory: "
+                "use fewer workers, or fewer --steps"
             ) from error
 
 
-def _called(function: Callable[[A], B], thing: A) -> Future[B]:
-    """A call that is done."""
+def _call(function: Callable[[A], B], thing: A) -> Future[B]:
+    """Call a function, and return its result as a completed future."""
     future: Future[B] = Future()
     future.set_result(function(thing))
     return future
@@ -137,44 +135,44 @@ def _called(function: Callable[[A], B], thing: A) -> Future[B]:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end at once where the work is broken off, or where this process ends."""
+    """Yield a pool whose workers end as soon as the block or this process ends."""
     with safe_children(), temporary_folder() as folder:
-        yield from _started(workers, folder)
+        yield from _start(workers, folder)
 
 
-def _started(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
-    """The same, with a directory for temporary files of workers, which end without notice."""
+def _start(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool whose workers put temporary files into `folder`; they do not clean up."""
     start_early()
     context = multiprocessing.get_context("forkserver")
-    theirs, ours = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(theirs, folder)
+        workers, mp_context=context, initializer=_begin, initargs=(receiver, folder)
     )
     try:
-        # All begin now: a pool that starts one while another dies may wait for ever.
+        # Start all now: a pool that starts a worker while another dies may wait forever.
         for _ in range(workers):
             pool.submit(int)
         yield pool
         pool.shutdown()
     finally:
-        ours.close()
+        sender.close()
         _hang_up(pool)
         pool.shutdown(cancel_futures=True)
-        theirs.close()
+        receiver.close()
 
 
 def _hang_up(pool: ProcessPoolExecutor) -> None:
-    """Close our side of what workers send by: nobody waits for the rest of a half answer.
+    """Close the parent's end of the pipe for results, so that the pool stops reading it.
 
-    A worker may have ended in the middle of one, and the pool, which has no such function,
-    would read on for ever.
+    A worker may have ended within a result, and the pool would wait forever for the remainder.
+    The pool has no public function for this.
     """
     if (answers := getattr(pool, "_result_queue", None)) is not None:
         answers._writer.close()
 
 
 def _begin(line: Connection, folder: Path) -> None:
-    """In a worker: use a temporary directory, end when the other end of a pipe is closed."""
+    """Set up a worker: use a temporary folder, and end when the parent closes the pipe."""
     tempfile.tempdir = str(folder)
 
     def watch() -> None:
@@ -186,11 +184,11 @@ def _begin(line: Connection, folder: Path) -> None:
 
 @cache
 def code() -> str:
-    """The hash of the text of fastcomm and its kernels: equal where the code is."""
+    """Return a hash of the source code of fastcomm and its kernels."""
     digest = hashlib.sha256()
     for package in ("fastcomm", "fastcomm_kernels"):
-        found = find_spec(package)
-        for folder in map(Path, (found and found.submodule_search_locations) or ()):
+        spec = find_spec(package)
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
             for path in sorted(folder.rglob("*.py")):
                 digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes())
@@ -198,7 +196,7 @@ def code() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions by name; a package that is not there is "none"."""
+    """Return versions by name; "none" for a package that is not installed."""
     return {
         "fastcomm": f"{__version__} ({code()})",
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -206,41 +204,58 @@ def versions() -> dict[str, str]:
     }
 
 
-def check_code(wanted: str) -> None:
-    """On a worker: ClusterError where this fastcomm is not the caller's."""
-    if code() != wanted:
+def check_code(expected: str) -> None:
+    """Raise `ClusterError` on a worker whose `code` differs from the caller's."""
+    if code() != expected:
         raise ClusterError(
-            f"a worker runs fastcomm {versions()['fastcomm']}, wanted the text {wanted}: "
-            "install it there and start the workers again"
+            f"a worker runs fastcomm {versions()['fastcomm']}, but the caller's code is "
+            f"{expected}: install the same fastcomm there and restart the workers"
         )
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def check_same(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Compare the versions of other processes, by address, with those of this one.
+def check_same(by_address: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Compare the versions of other processes with the versions of this process.
 
-    Raises `ClusterError` where fastcomm differs, and gives a warning for each other difference.
+    Parameters
+    ----------
+    by_address
+        The `versions` of each process.
+
+    Returns
+    -------
+    list of str
+        A warning for each package whose version differs.
+
+    Raises
+    ------
+    ClusterError
+        If the code of fastcomm differs.
+
     """
-    ours, warnings = versions(), []
-    for name, wanted in ours.items():
+    warnings = []
+    for name, expected in versions().items():
         differ: dict[str, list[str]] = {}
-        for address, theirs in found.items():
-            if theirs.get(name) != wanted:
-                differ.setdefault(theirs.get(name, "none"), []).append(address)
-        for other, addresses in differ.items():
+        for address, other in by_address.items():
+            if other.get(name) != expected:
+                differ.setdefault(other.get(name, "none"), []).append(address)
+        for version_there, addresses in differ.items():
             more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
             where = f"{addresses[0]}{more}"
             if name == "fastcomm":
                 raise ClusterError(
-                    f"{where}: fastcomm {other}, and here {wanted}; wanted the same on all: "
-                    "install this one there and start the workers again"
+                    f"{where}: fastcomm {version_there}, but this process runs {expected}: "
+                    "install the same fastcomm there and restart the workers"
                 )
-            warnings.append(f"{where}: {name} {other}, and here {wanted}: results may differ")
+            warnings.append(
+                f"{where}: {name} {version_there}, but this process runs {expected}: results "
+                "may differ"
+            )
     return warnings

@@ -211,7 +211,7 @@ def speed(kind: str, text: str) -> Edit:
 
     """
     speedup = factor(text)
-    SPEED.check(speedup, f"speedup {shortened(text)!r}")
+    SPEED.check(speedup, "speedup")
     return Edit(action="scale", target=kind, value=1 / speedup)
 
 
@@ -336,7 +336,7 @@ def _change(table: Any, place: str, *, has_ideal: bool) -> DurationChange:
     fields = table
     delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
     ideal = fields.get("ideal", False)
-    DELAY_MS.check(delay, f"{place}: delay, in ms")
+    DELAY_MS.check(delay, f"{place}: delay (ms)")
     FACTOR.check(ratio, f"{place}: ratio")
     if not isinstance(ideal, bool):
         raise ConfigError(f"{place}: invalid ideal {ideal!r}: expected true or false")

@@ -176,7 +176,7 @@ def _table(
     """Return a table of the file with only these keys; empty if it is missing."""
     table = data.get(key, {})
     if not isinstance(table, dict):
-        refuse(f"{path}:", key, table, f"a table [{key}]")
+        refuse(str(path), key, table, f"a table [{key}]")
     check_keys(table, keys, f"{path}: [{key}]")
     return table
 
@@ -190,7 +190,7 @@ def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
     )  # slow import, and few runs are tables
 
     if not isinstance(data["table"], dict):
-        refuse(f"{path}:", "table", data["table"], "a table [table]")
+        refuse(str(path), "table", data["table"], "a table [table]")
     return table_mapping(data["table"], str(path))
 
 
@@ -198,7 +198,7 @@ def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:
     """Return the rank of each file ("report.sqlite") or process ("report.sqlite:4711")."""
     table = data.get("ranks", {})
     if not isinstance(table, dict):
-        refuse(f"{path}:", "ranks", table, "a table [ranks]")
+        refuse(str(path), "ranks", table, "a table [ranks]")
     for key, rank in table.items():
         if not _is_count(rank) or not 0 <= rank <= _MOST:
             refuse(f"{path}: [ranks]", key, rank, "a rank, from 0")
@@ -209,7 +209,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
     """Return the tables of an array, each with the beginning of its error messages."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        refuse(f"{path}:", key, rows, f"tables [[{key}]]")
+        refuse(str(path), key, rows, f"tables [[{key}]]")
     return [(row, f"{path}: [[{key}]] number {number}") for number, row in enumerate(rows, 1)]
 
 

@@ -291,7 +291,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a YAML file, parsed safely."""
     data = files.yaml(path)
     if not isinstance(data, dict):
-        refuse(f"{path}:", "card", data, "a mapping of keys to values")
+        refuse(str(path), "card", data, "a mapping of keys to values")
     return data
 
 
@@ -300,7 +300,7 @@ def _section(data: Mapping[str, Any], path: Path, *keys: str) -> Mapping[str, An
     for key in keys:
         section = data.get(key)
         if section is not None and not isinstance(section, dict):
-            refuse(f"{path}:", key, section, "a mapping")
+            refuse(str(path), key, section, "a mapping")
         data = section or {}
     return data
 

@@ -284,9 +284,9 @@ def _parquet_rows(path: Path, columns: list[str], where: pc.Expression) -> Itera
         rows = pa_dataset.dataset(path, format=as_codes)
     else:
         rows = as_codes.make_fragment(pa.OSFile(os.fsencode(path)))
-    spelled = arrow_files.Spelled(size, path, texts)
+    decoder = arrow_files.DictionaryDecoder(size, path, texts)
     for batch in rows.to_batches(columns=columns, filter=where):
-        yield spelled.table(pa.Table.from_batches([batch]))
+        yield decoder.decode(pa.Table.from_batches([batch]))
 
 
 def _csv(

@@ -339,7 +339,7 @@ def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table
     )
     # Dictionaries are merged by code; if not, `_in_numbers` checks all columns but "name".
     names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
-    arrow_files.check_words(table.select(names))
+    arrow_files.check_codes(table.select(names))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
     if "event" in columns:

@@ -92,7 +92,7 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     limits = files.Limits.of_environment()
     files.check(file)
     with files.opened(file) as stream:
-        arrow_files.inflated(stream, lambda inflated: limits.check(inflated, size, file))
+        arrow_files.check_inflated(stream, lambda inflated: limits.check(inflated, size, file))
     with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:
