@@ -28,7 +28,7 @@ _MOST_BARS = 16
 
 
 def page(found: Session, source: str) -> Page:
-    """The replayed step, its ranks and its critical path, and what was asked of it."""
+    """Return the page of a replay; `source` names the trace or trial that was replayed."""
     replayed, changed, removed = found.replayed, found.changed, found.removed
     facts = [
         html.fact("replay.step_ns", replayed.mean_ns, html.ns, label="replayed"),
@@ -56,6 +56,7 @@ def page(found: Session, source: str) -> Page:
 
 
 def _ranks(found: Session, changed: Replayed | None) -> Section:
+    """Return the section on the time of each rank; `changed` is the replay with changes."""
     why = "the rank was not measured"
     after = {} if changed is None else changed.by_pid()
     heads = [("replayed", "replay.step_ns"), ("error", "replay.error")]
@@ -83,7 +84,7 @@ def _ranks(found: Session, changed: Replayed | None) -> Section:
 
 
 def _heat_map(replayed: Replayed) -> Figure:
-    """Time of a rank by kind of operation, in all replayed steps."""
+    """Return the heat map of time by rank and kind of operation, summed over all steps."""
     made = replayed.replayer
     sums: dict[tuple[int, str], float] = defaultdict(float)
     rows = zip(made.pid.tolist(), made.categories, replayed.duration.tolist(), strict=True)
@@ -111,10 +112,12 @@ def _heat_map(replayed: Replayed) -> Figure:
 
 
 def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
+    """Return the time of one kind of operation, summed over all ranks, in ns."""
     return sum(ns for (_, each), ns in sums.items() if each == kind)
 
 
 def _path(found: Session) -> Section:
+    """Return the section on the operations of the critical path and their times."""
     times = found.path_times()[:_MOST_ROWS]
     rows = tuple((text(name), number(ns, html.ns)) for name, ns in times)
     heads = columns("operation", ("on the path", "replay.cost_ns"))
@@ -132,6 +135,7 @@ def _path(found: Session) -> Section:
 
 
 def _bottlenecks(removed: Sequence[Removed]) -> Section:
+    """Return the section on what a step gains without each operation of its path."""
     top = removed[:_MOST_BARS]
     drawn = bars(
         [each.node for each in top],
