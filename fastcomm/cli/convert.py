@@ -82,6 +82,7 @@ def _uniform(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
+    """Write a run as one uniform trace; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
@@ -118,6 +119,7 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
+    """Write a run as Chakra traces to a directory; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses import chakra, preparation
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
@@ -147,6 +149,7 @@ def _chakra(
 
 
 def _report_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
+    """Print what was written; `what` is a count and its noun, as in (12, "event")."""
     from fastcomm.units import counted
 
     said = f"{counted(*what)} of {counted(ranks, 'rank')} ({form})"

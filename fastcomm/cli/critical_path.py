@@ -129,7 +129,7 @@ def run(
 
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
-    """Return the path of one trace, drawn into it and saved where that was asked for."""
+    """Return the path of one trace; write --overlay and --save, and analyze --deps."""
     find, drawing_type = _rules(options)
     found = find(trace, window)
     if found.path is None:
@@ -151,7 +151,7 @@ def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "C
 def _rules(
     options: OneRankOptions,
 ) -> "tuple[Callable[[Trace, PathOptions], CriticalPath], type[Drawing]]":
-    """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
+    """Return the compiled analysis by the rules of --compat, and how to draw its path."""
     from fastcomm.analyses import preparation
 
     if options.compat:
@@ -168,6 +168,10 @@ def _rules(
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
+    """Return what could start earlier if only data dependencies counted.
+
+    `named` is the execution trace; None searches for it beside the trace.
+    """
     from fastcomm.critical_path.data import data_dependencies
     from fastcomm.readers import execution_trace
 
@@ -187,6 +191,7 @@ def _write_page(
     reading: ReadOptions,
     html: Path,
 ) -> None:
+    """Write the page of a path to `html`; its commands repeat the options of this one."""
     from fastcomm.report.commands import reading_arguments, window_arguments
     from fastcomm.report.html import critical
     from fastcomm.report.html import write as write_page
@@ -198,6 +203,7 @@ def _write_page(
 
 
 def _show(found: "CriticalPath", files: ResultFiles) -> None:
+    """Print the path, and write its files if --output names a directory."""
     from fastcomm.report import critical_path as report
 
     if files.output is not None:

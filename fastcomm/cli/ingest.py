@@ -61,6 +61,7 @@ def run(
 def _stored(
     paths: tuple[str, ...], output: str, reading: ReadOptions, executor: "Executor"
 ) -> "Ingested":
+    """Store the run at the paths in the directory or URL `output`; show the progress."""
     from functools import partial
 
     from fastcomm.analyses import preparation
@@ -84,7 +85,7 @@ def _stored(
 
 
 def _show(found: "Ingested") -> None:
-    """Report the store on stderr."""
+    """Print the size of the store, and its reused and skipped ranks, to stderr."""
     from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words
     from fastcomm.units import counted, format_bytes
 

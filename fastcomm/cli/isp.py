@@ -362,7 +362,7 @@ def run(
 
 
 def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
-    """Search, by the original's rules where they are asked for."""
+    """Return the result of the search; with --compat by the rules of the original."""
     if options.compat is None:
         from fastcomm.isp.search import search
 
@@ -373,7 +373,7 @@ def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "Sear
 
 
 def _write(found: "SearchResult | SearchSweep", files: ResultFiles) -> None:
-    """Write the tables and the page, if they were asked for."""
+    """Write the files of --output and the page of --html, where these are given."""
     if files.output is not None:
         from fastcomm.report.isp import write_search
 
@@ -390,7 +390,7 @@ _TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
 
 
 def _decimal_units(options: SearchOptions) -> Iterator[str]:
-    """Warn of "8k" tokens, which are 8000, where 8Ki is what is usually meant."""
+    """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual."""
     for name in _TOKENS:
         for part in map(str.strip, str(getattr(options, name)).split(",")):
             if not (found := _DECIMAL.fullmatch(part)):
@@ -404,6 +404,7 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
 
 
 def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
+    """Return the best strategy after each hardware change, to compare with the best now."""
     from fastcomm.isp.search import sensitivity
 
     best = found.record(0) if found.feasible else None
@@ -411,6 +412,7 @@ def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, 
 
 
 def _show(found: "SearchResult", showing: ShowOptions) -> None:
+    """Print --trainer-args or --explain where one is given, otherwise the ranking."""
     from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
@@ -432,6 +434,7 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
 def _sweep(
     question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
+    """Search every length (in tokens) and world size, and print and write the results."""
     from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
 

@@ -16,7 +16,7 @@ FILE = "FASTCOMM_SETTINGS"  # the environment variable that names another file
 
 
 def path() -> Path | None:
-    """Where the file lies, if there is one; None for a user without a home."""
+    """Return the path of the settings file, which need not exist; None without a home."""
     if said := os.environ.get(FILE):
         return Path(said)
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
@@ -29,9 +29,10 @@ def path() -> Path | None:
 
 
 def defaults(command: click.Command, name: str) -> dict[str, Any]:
-    """What the file says of one command, by the names of its parameters.
+    """Return the settings of one command, by the names of its parameters.
 
-    Raises `ConfigError` where it has a key that is no option of the command.
+    `name` is that of the command, and of its table in the file. Raises `ConfigError` where that
+    has a key that is no option of the command.
     """
     file = path()
     if file is None or not _is_there(file):
@@ -47,6 +48,7 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
 
 
 def _is_there(file: Path) -> bool:
+    """Return whether a file exists; False where the user may not read its directory."""
     try:
         return file.exists()
     except OSError:  # a home that this user may not look into
@@ -54,7 +56,10 @@ def _is_there(file: Path) -> bool:
 
 
 def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> dict[str, Any]:
-    """Options by the names that their commands know them by; those of groups further down."""
+    """Return the settings of a command by the names of its parameters.
+
+    Those of a group are a dictionary for each of its commands. Errors begin with `where`.
+    """
     if isinstance(command, click.Group):
         inner = {}
         for name, options in said.items():
