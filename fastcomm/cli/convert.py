@@ -148,9 +148,9 @@ def _chakra(
         ctx.exit(INCOMPLETE)
 
 
-def _report_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
-    """Print what was written; `what` is a count and its noun, as in (12, "event")."""
+def _report_written(output: Path, content: tuple[int, str], ranks: int, form: str) -> None:
+    """Print what was written; `content` is a count and its noun, as in (12, "event")."""
     from fastcomm.units import counted
 
-    said = f"{counted(*what)} of {counted(ranks, 'rank')} ({form})"
-    click.echo(f"{inert(str(output))}: {said}")
+    summary = f"{counted(*content)} of {counted(ranks, 'rank')} ({form})"
+    click.echo(f"{inert(str(output))}: {summary}")

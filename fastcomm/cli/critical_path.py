@@ -167,7 +167,7 @@ def _rules(
     return analyse, Drawing
 
 
-def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
+def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataDependencies":
     """Return what could start earlier if only data dependencies counted.
 
     `named` is the execution trace; None searches for it beside the trace.
@@ -181,7 +181,7 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
             f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
             f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
         )
-    return data_dependencies(trace, found, execution_trace.read(path))
+    return data_dependencies(trace, critical, execution_trace.read(path))
 
 
 def _write_page(
@@ -202,13 +202,13 @@ def _write_page(
     write_page(critical.page(found, paths, options), html)
 
 
-def _show(found: "CriticalPath", files: ResultFiles) -> None:
+def _show(path: "CriticalPath", files: ResultFiles) -> None:
     """Print the path, and write its files if --output names a directory."""
     from fastcomm.report import critical_path as report
 
     if files.output is not None:
-        report.write(found, files.output, xlsx=files.xlsx)
+        report.write(path, files.output, xlsx=files.xlsx)
     if files.as_json:
-        print_json(found)
+        print_json(path)
     else:
-        report.show(found)
+        report.show(path)

@@ -255,7 +255,7 @@ def builds(**kinds: type) -> Callable[[F], F]:
 
 
 def _as_options(text: str, names: Sequence[str]) -> str:
-    """Return a message with the names of fields, where it begins with them, as options."""
+    """Return an error message; fields of `names` at its beginning are written as options."""
     subject, colon, rest = text.partition(":")
     subject, contradict, other = subject.partition(" contradict ")
     words = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]

@@ -55,14 +55,16 @@ def _is_there(file: Path) -> bool:
         return False
 
 
-def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> dict[str, Any]:
+def _by_parameter(
+    command: click.Command, settings: dict[str, Any], where: str
+) -> dict[str, Any]:
     """Return the settings of a command by the names of its parameters.
 
     Those of a group are a dictionary for each of its commands. Errors begin with `where`.
     """
     if isinstance(command, click.Group):
         inner = {}
-        for name, options in said.items():
+        for name, options in settings.items():
             below = command.commands.get(name)
             if below is None or not isinstance(options, dict):
                 raise ConfigError(
@@ -76,9 +78,9 @@ def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> d
         if isinstance(each, click.Option)
         for word in each.opts
     }
-    if unknown := [key for key in said if key not in known]:
+    if unknown := [key for key in settings if key not in known]:
         from difflib import get_close_matches
 
         near = ", ".join(get_close_matches(unknown[0], known)) or "its --help lists them"
         raise ConfigError(f"{where}: {unknown[0]}: no option of the command; {near}")
-    return {str(known[key]): value for key, value in said.items()}
+    return {str(known[key]): value for key, value in settings.items()}

@@ -283,7 +283,10 @@ def _total(columns: Sequence[_Column]) -> int:
 
 
 def _shorten(columns: Sequence[_Column], width: int, name: int, text: int) -> bool:
-    """Narrow sentences to `text` and names to `name` at least; return whether all fits."""
+    """Narrow columns so that a table fits into `width` cells; return whether it does.
+
+    Sentences keep at least `text` cells and names `name` cells.
+    """
     for column in sorted(columns, key=lambda item: not item.is_text):
         if column.is_flexible and _total(columns) > width:
             least = min(column.width, text if column.is_text else name)
@@ -349,7 +352,10 @@ def shortened(name: str, width: int) -> str:
 
 
 def _without_last(name: str, opening: str) -> str:
-    """Replace the content of the last outer pair of parentheses by dots."""
+    """Replace the content of the last outer pair of parentheses by dots.
+
+    `opening` is the opening one of the pair: ( or <.
+    """
     closing = _PARENTHESES[opening]
     if not name.endswith(closing):
         return name
@@ -382,7 +388,10 @@ def percent(value: float | None) -> str:
 
 
 def known_by(row: Mapping[str, Any]) -> str:
-    """Return the source of a group's parallelism, and the candidates that fit it."""
+    """Return the source of a group's parallelism, and the candidates that fit it.
+
+    `row` is one of the table `group_tags`.
+    """
     fits = f" ({row['candidates']})" if row["candidates"] else ""
     return f"{row['tag_source']}{fits}"
 

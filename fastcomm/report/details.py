@@ -292,7 +292,10 @@ def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> 
 
 
 def show(comparison: Comparison, conditions: Sequence[str]) -> None:
-    """Print the step, the parts of its change, and the largest other changes."""
+    """Print the step, the parts of its change, and the largest other changes.
+
+    `conditions` are the texts of --fail-if; each is printed with whether it holds.
+    """
     console = plain_console()
     headline = _headline(comparison)
     if comparison.incomplete:

@@ -131,7 +131,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _cell(sheet: "Worksheet", row: int, column: int, value: Any) -> None:
-    """Write a value with its type; nothing for null, NaN and infinity."""
+    """Write a value with its type at `row` and `column`, from 0; nothing for null, NaN, inf."""
     if isinstance(value, bool):
         sheet.write_boolean(row, column, value)
     elif isinstance(value, int | float) and abs(value) <= _EXACT:

@@ -285,7 +285,10 @@ def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
 
 
 def unknown_section(name: str, title: str, subject: str, chart: str, why: str) -> Section:
-    """Return a section without an answer: "`subject` n/a: `why`"."""
+    """Return a section without an answer: "`subject` n/a: `why`".
+
+    `name` is its id on the page, `chart` the title of the chart that is missing.
+    """
     missing = Missing(title=chart, why=why)
     return Section(
         name=name, title=title, lead=(f"{subject} n/a: ", why, "."), blocks=(missing,)
