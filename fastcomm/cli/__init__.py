@@ -62,6 +62,7 @@ class _Group(SuggestingGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}")
@@ -71,12 +72,14 @@ class _Group(SuggestingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments; settings of its file become its defaults."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
             ctx.default_map = {name: settings.defaults(command, name)}
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:
+        """Run the command; errors become one line on stderr and exit code 1."""
         try:
             with interruptible(), guarded():
                 return super().invoke(ctx)
@@ -95,7 +98,7 @@ class _Group(SuggestingGroup):
 
 
 def _words(error: OSError) -> str:
-    """What the system says of a file, or of where the result is printed to."""
+    """Return the reason that the system gives for an error, after the file or "output"."""
     return f"{error.filename or 'output'}: {error.strerror or error}"
 
 

@@ -49,6 +49,7 @@ class Option(cloup.Option):
         row: OptionRow | None = None,
         **attrs: Any,
     ) -> None:
+        """Create an option; `attrs` are those of click, whose defaults are shown."""
         attrs.setdefault("show_default", True)
         if isinstance(attrs.get("type"), click.IntRange):
             attrs.setdefault("metavar", "N")
@@ -82,6 +83,7 @@ class OptionsCommand(cloup.Command):
     def __init__(
         self, *args: Any, has_tables: bool = False, params: Any = None, **attrs: Any
     ) -> None:
+        """Create a command; `has_tables` adds --wide, `attrs` are those of click."""
         settings = cloup.HelpFormatter.settings(col1_max_width=26)
         params = [*(params or []), *([_wide()] if has_tables else []), *_talking(), _help_all()]
         super().__init__(*args, params=params, formatter_settings=settings, **attrs)
@@ -116,6 +118,7 @@ class OptionsCommand(cloup.Command):
 
 
 def _heading(param: click.Parameter) -> str:
+    """Return the heading under which the help lists an option."""
     return COMMON if getattr(param, "is_common", False) else group_title(param)
 
 
@@ -132,12 +135,14 @@ def meaning(param: click.Option) -> str:
 
 
 class CommandGroup(SuggestingGroup):
-    """A group of such commands."""
+    """A group of commands with grouped options."""
 
     command_class = OptionsCommand
 
 
 def _wide() -> Option:
+    """Return the option --wide, which prints every column while the command runs."""
+
     def widen(ctx: click.Context, _option: click.Parameter, is_wide: bool) -> None:
         if is_wide:
             from fastcomm.report.console import WIDE
@@ -149,6 +154,8 @@ def _wide() -> Option:
 
 
 def _talking() -> list[Option]:
+    """Return the options --quiet and --verbose, which set what is logged to stderr."""
+
     def level(number: int) -> Callable[[click.Context, click.Parameter, bool], None]:
         return lambda _ctx, _option, is_given: talk(number) if is_given else None
 
@@ -164,6 +171,8 @@ def _talking() -> list[Option]:
 
 
 def _help_all() -> Option:
+    """Return the option --help-all, which shows all options and exits."""
+
     def show(ctx: click.Context, _option: click.Parameter, is_given: bool) -> None:
         if is_given and not ctx.resilient_parsing:
             ctx.meta[HELP_ALL] = True
@@ -176,6 +185,7 @@ def _help_all() -> Option:
 def _flag(
     *names_and_help: str, callback: Callable[..., None], is_eager: bool = False
 ) -> Option:
+    """Return a flag that calls `callback`; the last of `names_and_help` is the help text."""
     *names, text = names_and_help
     return Option(
         names,

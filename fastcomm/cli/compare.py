@@ -109,13 +109,13 @@ _MOST_WARNINGS = 8
 
 
 def _unsaid(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
-    """Return the warnings of a run, without missing ranks where these are said elsewhere."""
+    """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
     warnings = metrics.get("warnings") or []
     return [each for each in warnings if not (is_said and " no trace here: " in each)]
 
 
 def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Return the warnings of both runs; those that both have once."""
+    """Return the warnings of two runs; one that both have is listed once."""
     return [
         *_first([text for text in before if text in after]),
         *(f"before: {text}" for text in _first([t for t in before if t not in after])),
@@ -124,16 +124,16 @@ def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def _first(warnings: Sequence[str]) -> list[str]:
-    """Return the first warnings of a run, and how many more there are."""
+    """Return the first 8 warnings, and a line on how many more there are."""
     lines = list(warnings[:_MOST_WARNINGS])
     more = len(warnings) - len(lines)
     return [*lines, f"and {more} more, which `fastcomm metrics` prints"] if more else lines
 
 
 def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict[str, Any]:
-    """Read the metrics of a run from where they were kept, or measure them now.
+    """Read the saved metrics at `path`, or measure the run there now.
 
-    Errors say which of the two runs they are of.
+    `name` is BEFORE or AFTER; errors begin with it.
     """
     from fastcomm.analyses import compare as analyses_compare
     from fastcomm.files import is_local, place

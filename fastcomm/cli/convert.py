@@ -82,6 +82,7 @@ def _uniform(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
+    """Write a run as one uniform trace; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
@@ -118,6 +119,7 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
+    """Write a run as Chakra traces to a directory; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses import chakra, preparation
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
@@ -146,8 +148,9 @@ def _chakra(
         ctx.exit(INCOMPLETE)
 
 
-def _report_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
+def _report_written(output: Path, content: tuple[int, str], ranks: int, form: str) -> None:
+    """Print what was written; `content` is a count and its noun, as in (12, "event")."""
     from fastcomm.units import counted
 
-    said = f"{counted(*what)} of {counted(ranks, 'rank')} ({form})"
-    click.echo(f"{inert(str(output))}: {said}")
+    summary = f"{counted(*content)} of {counted(ranks, 'rank')} ({form})"
+    click.echo(f"{inert(str(output))}: {summary}")

@@ -129,7 +129,7 @@ def run(
 
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
-    """Return the path of one trace, drawn into it and saved where that was asked for."""
+    """Return the path of one trace; write --overlay and --save, and analyze --deps."""
     find, drawing_type = _rules(options)
     found = find(trace, window)
     if found.path is None:
@@ -151,7 +151,7 @@ def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "C
 def _rules(
     options: OneRankOptions,
 ) -> "tuple[Callable[[Trace, PathOptions], CriticalPath], type[Drawing]]":
-    """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
+    """Return the compiled analysis by the rules of --compat, and how to draw its path."""
     from fastcomm.analyses import preparation
 
     if options.compat:
@@ -167,7 +167,11 @@ def _rules(
     return analyse, Drawing
 
 
-def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
+def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataDependencies":
+    """Return what could start earlier if only data dependencies counted.
+
+    `named` is the execution trace; None searches for it beside the trace.
+    """
     from fastcomm.critical_path.data import data_dependencies
     from fastcomm.readers import execution_trace
 
@@ -177,7 +181,7 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
             f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
             f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
         )
-    return data_dependencies(trace, found, execution_trace.read(path))
+    return data_dependencies(trace, critical, execution_trace.read(path))
 
 
 def _write_page(
@@ -187,6 +191,7 @@ def _write_page(
     reading: ReadOptions,
     html: Path,
 ) -> None:
+    """Write the page of a path to `html`; its commands repeat the options of this one."""
     from fastcomm.report.commands import reading_arguments, window_arguments
     from fastcomm.report.html import critical
     from fastcomm.report.html import write as write_page
@@ -197,12 +202,13 @@ def _write_page(
     write_page(critical.page(found, paths, options), html)
 
 
-def _show(found: "CriticalPath", files: ResultFiles) -> None:
+def _show(path: "CriticalPath", files: ResultFiles) -> None:
+    """Print the path, and write its files if --output names a directory."""
     from fastcomm.report import critical_path as report
 
     if files.output is not None:
-        report.write(found, files.output, xlsx=files.xlsx)
+        report.write(path, files.output, xlsx=files.xlsx)
     if files.as_json:
-        print_json(found)
+        print_json(path)
     else:
-        report.show(found)
+        report.show(path)

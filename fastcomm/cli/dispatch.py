@@ -240,10 +240,12 @@ def sweep(
 
 
 def _recipe(shape: WorkloadOptions) -> Recipe:
+    """Return the recipe of a workload; sizes that no option gives have their defaults."""
     return Recipe.of(**{"sampler": "zipf", **shape.given()})
 
 
 def _numbers(path: Path) -> list[float]:
+    """Return the numbers of a text file, which spaces, lines or commas separate."""
     from fastcomm.files import text
 
     try:
@@ -253,7 +255,7 @@ def _numbers(path: Path) -> list[float]:
 
 
 def _sources(text: str, recipe: Recipe) -> list[int]:
-    """Tokens of each GPU where some have a multiple of the others'."""
+    """Return the tokens of each GPU; `text` has multiples of some GPUs, as in "0:4,5:2"."""
     weight = [1.0] * recipe.gpus
     for part in text.split(","):
         gpu, _, factor = part.partition(":")

@@ -48,6 +48,7 @@ _NETWORK = OptionGroup("Network")
 def _network(
     *names: str, metavar: str, help_: str, **attrs: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option of the group on the network; `attrs` are those of click."""
     return option(*names, metavar=metavar, group=_NETWORK, help=help_, **attrs)
 
 
@@ -126,7 +127,10 @@ def _whole(name: str) -> click.IntRange:
 
 
 def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
-    """Return the options of the shape; the original's names with underscores work, too."""
+    """Return the options of the shape; the original's names with underscores work, too.
+
+    `defaults` adds the default of each to its help text.
+    """
     whole = [
         option(
             *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
@@ -212,7 +216,7 @@ class SimulationRequest:
         return terms_for(recipe, self.network)
 
     def give(self, result: R, show: Callable[[R], None]) -> None:
-        """Write the page and the files that were asked for, and print the result."""
+        """Print the result with `show`, or as JSON; write --html and --output."""
         if self.results.html is not None:
             from fastcomm.report.html import dispatch as pages
             from fastcomm.report.html import write as write_page

@@ -214,7 +214,7 @@ def replay(
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":
-    """Read a trial as the options say, and print its warnings."""
+    """Read a trial with --clock-alignment and similar options, and print its warnings."""
     from fastcomm.errors import TraceFileError
     from fastcomm.readers.dpro import trial
 

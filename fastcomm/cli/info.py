@@ -67,6 +67,7 @@ def run(
 def _seen(
     paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
 ) -> "Info":
+    """Describe the run at the paths; `all_ranks` reads every rank, not the first alone."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.info import info
     from fastcomm.analyses.preparation import open_traces

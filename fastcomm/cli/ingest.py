@@ -61,6 +61,7 @@ def run(
 def _stored(
     paths: tuple[str, ...], output: str, reading: ReadOptions, executor: "Executor"
 ) -> "Ingested":
+    """Store the run at the paths in the directory or URL `output`; show the progress."""
     from functools import partial
 
     from fastcomm.analyses import preparation
@@ -83,12 +84,12 @@ def _stored(
         )
 
 
-def _show(found: "Ingested") -> None:
-    """Report the store on stderr."""
+def _show(ingested: "Ingested") -> None:
+    """Print the size of the store, and its reused and skipped ranks, to stderr."""
     from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words
     from fastcomm.units import counted, format_bytes
 
-    manifest, entries = found.manifest, found.manifest.ranks
+    manifest, entries = ingested.manifest, ingested.manifest.ranks
     ranks = [entry.rank for entry in entries]
     left_out = [left.skipped() for left in manifest.failed]
     expected = expected_ranks(ranks, manifest.world_size, left_out)
@@ -97,11 +98,11 @@ def _show(found: "Ingested") -> None:
     source = sum({entry.source: entry.fingerprint.size for entry in entries}.values())
     events = sum(entry.events for entry in entries)
     lines = [
-        f"{found.folder}: {ranks_words(len(ranks), expected)}, {counted(events, 'event')}, "
+        f"{ingested.folder}: {ranks_words(len(ranks), expected)}, {counted(events, 'event')}, "
         f"{format_bytes(size)} "
         f"(the traces: {format_bytes(source)})"
     ]
-    if found.kept:
-        lines.append(f"kept, for nothing has changed: {named_ranks(found.kept)}")
+    if ingested.kept:
+        lines.append(f"kept, for nothing has changed: {named_ranks(ingested.kept)}")
     lines += [f"skipped: {left}" for left in left_out]
     say(*lines)

@@ -361,28 +361,28 @@ def run(
         raise FastcommError(found.nearest())
 
 
-def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
-    """Search, by the original's rules where they are asked for."""
+def _found(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
+    """Return the result of the search; with --compat by the rules of the original."""
     if options.compat is None:
         from fastcomm.isp.search import search
 
-        return search(asked, using.cluster, attention=using.attention)
+        return search(question, using.cluster, attention=using.attention)
     from fastcomm.compat import isp
 
-    return isp.answer(asked, isp.rules_of(options), using)
+    return isp.answer(question, isp.rules_of(options), using)
 
 
-def _write(found: "SearchResult | SearchSweep", files: ResultFiles) -> None:
-    """Write the tables and the page, if they were asked for."""
+def _write(result: "SearchResult | SearchSweep", files: ResultFiles) -> None:
+    """Write the files of --output and the page of --html, where these are given."""
     if files.output is not None:
         from fastcomm.report.isp import write_search
 
-        write_search(found, files.output, xlsx=files.xlsx)
+        write_search(result, files.output, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import isp as page
         from fastcomm.report.html import write as write_page
 
-        write_page(page.page(found), files.html)
+        write_page(page.page(result), files.html)
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
@@ -390,7 +390,7 @@ _TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
 
 
 def _decimal_units(options: SearchOptions) -> Iterator[str]:
-    """Warn of "8k" tokens, which are 8000, where 8Ki is what is usually meant."""
+    """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual."""
     for name in _TOKENS:
         for part in map(str.strip, str(getattr(options, name)).split(",")):
             if not (found := _DECIMAL.fullmatch(part)):
@@ -403,35 +403,38 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
             )
 
 
-def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
+def _changes(result: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
+    """Return the best strategy after each hardware change, to compare with the best now."""
     from fastcomm.isp.search import sensitivity
 
-    best = found.record(0) if found.feasible else None
-    return sensitivity(found.question, using.cluster, best, using.attention)
+    best = result.record(0) if result.feasible else None
+    return sensitivity(result.question, using.cluster, best, using.attention)
 
 
-def _show(found: "SearchResult", showing: ShowOptions) -> None:
+def _show(result: "SearchResult", showing: ShowOptions) -> None:
+    """Print --trainer-args or --explain where one is given, otherwise the ranking."""
     from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
     if showing.trainer_args:
-        click.echo(snippet(showing.trainer_args, found.record(0), found.question))
+        click.echo(snippet(showing.trainer_args, result.record(0), result.question))
         return
     if showing.explain:
-        if showing.explain > found.feasible:
-            raise ConfigError(f"--explain: {found.feasible} strategies are feasible")
-        report.explain(found, showing.explain - 1)
+        if showing.explain > result.feasible:
+            raise ConfigError(f"--explain: {result.feasible} strategies are feasible")
+        report.explain(result, showing.explain - 1)
         return
-    report.show(found, found.top)
-    if found.calibration:
-        report.calibration(found.calibration)
-    if found.sensitivity is not None:
-        report.changes(found.sensitivity)
+    report.show(result, result.top)
+    if result.calibration:
+        report.calibration(result.calibration)
+    if result.sensitivity is not None:
+        report.changes(result.sensitivity)
 
 
 def _sweep(
     question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
+    """Search every length (in tokens) and world size, and print and write the results."""
     from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
 

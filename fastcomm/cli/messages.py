@@ -45,8 +45,8 @@ class _Timed(logging.Formatter):
 def fitted(text: str, first: int = 0) -> str:
     """Break the lines of a text at words to fit stderr, if that is a terminal.
 
-    `first` is how many columns of the first line are taken. Lines that begin with four spaces
-    are commands to copy, and stay as they are.
+    `first` is the number of columns before the text on its first line. Lines that begin with
+    four spaces are commands to copy, and stay as they are.
     """
     if not sys.stderr.isatty():
         return text
@@ -63,7 +63,7 @@ def fitted(text: str, first: int = 0) -> str:
 
 
 def _broken(line: str, width: int, before: str) -> str:
-    """Break one line at words, behind columns that are taken."""
+    """Break a line to fit `width` columns; `before` has as many spaces as precede it."""
     form = TextWrapper(
         width=width,
         initial_indent=before,
@@ -75,7 +75,7 @@ def _broken(line: str, width: int, before: str) -> str:
 
 
 def talk(level: int) -> None:
-    """From here on, say what is of this level or above."""
+    """Print messages of this level of `logging` or above to stderr from now on."""
     if not any(isinstance(each, _Stderr) for each in _LOG.handlers):
         handler = _Stderr()
         handler.setFormatter(_Timed())
@@ -84,13 +84,13 @@ def talk(level: int) -> None:
 
 
 def say(*lines: str) -> None:
-    """Print notes."""
+    """Log each line as a note, which --quiet suppresses."""
     for line in lines:
         _LOG.info("%s", line)
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Print warnings."""
+    """Log each warning, which --quiet suppresses."""
     for warning in warnings:
         _LOG.warning("warning: %s", warning)
 
@@ -109,6 +109,7 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _suggestion(self, ctx: click.Context, name: str) -> str:
+        """Return the command that was probably meant, as a sentence; empty without one."""
         known = self.list_commands(ctx)
         near = [each for each in known if each.startswith(name.lower())]
         near = near or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
@@ -143,6 +144,7 @@ class _Descriptor(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: "bytes | memoryview", /) -> int:  # type: ignore[override]
+        """Write data and return the number of bytes; after an error, drop the data."""
         if self.error is not None:
             return len(data)
         try:
@@ -178,6 +180,7 @@ def whole_output() -> Iterator[None]:
 
 
 def _stream(raw: _Descriptor, like: io.TextIOBase | None) -> io.TextIOWrapper:
+    """Return a text stream that writes to `raw`, with the encoding of `like` (None: UTF-8)."""
     encoding, errors = (like.encoding, like.errors) if like else ("utf-8", "strict")
     buffer = io.BufferedWriter(raw)  # type: ignore[type-var]
     return io.TextIOWrapper(
@@ -186,6 +189,7 @@ def _stream(raw: _Descriptor, like: io.TextIOBase | None) -> io.TextIOWrapper:
 
 
 def _end(error: OutputError) -> None:
+    """End the program: with code 141 after a closed pipe, otherwise with a message and 1."""
     if error.errno == EPIPE:
         sys.exit(128 + signal.SIGPIPE)
     click.echo(f"Error: output: {error.strerror}", err=True)

@@ -88,14 +88,14 @@ def run(
         ctx.exit(INCOMPLETE)
 
 
-def show(found: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
+def show(metrics: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
     """Print the result to stdout: as JSON, or for a person on one screen."""
     if as_json:
         from fastcomm import result
 
-        click.echo(result.text(found.to_dict()))
+        click.echo(result.text(metrics.to_dict()))
         return
 
     from fastcomm.report import terminal
 
-    terminal.show(found, full=full, spec=spec)
+    terminal.show(metrics, full=full, spec=spec)

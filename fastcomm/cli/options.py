@@ -26,6 +26,7 @@ class Number(click.FloatRange):
     """A finite number of a range, in a unit that is `unit` times that of the range."""
 
     def __init__(self, within: Range, *, unit: float = 1.0) -> None:
+        """Accept numbers of `within` when multiplied by `unit`: 1e-6 for us of seconds."""
         super().__init__(within.least / unit, within.most / unit, min_open=within.is_open)
 
     def convert(
@@ -77,7 +78,7 @@ def whole(text: str) -> int | None:
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
-    """Return the numbers of "0-7,12".
+    """Return the numbers of a text such as "0-7,12"; errors begin with `name`.
 
     Raises
     ------
@@ -121,7 +122,7 @@ class FileOrUrl(click.Path):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """The word itself where it is a URL."""
+        """Return a URL unchanged, or the path of a file that exists."""
         return value if "://" in str(value) else super().convert(value, param, ctx)
 
 
@@ -254,7 +255,7 @@ def builds(**kinds: type) -> Callable[[F], F]:
 
 
 def _as_options(text: str, names: Sequence[str]) -> str:
-    """Return a message with the names of fields, where it begins with them, as options."""
+    """Return an error message; fields of `names` at its beginning are written as options."""
     subject, colon, rest = text.partition(":")
     subject, contradict, other = subject.partition(" contradict ")
     words = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]
@@ -358,7 +359,7 @@ keep_going_option = option(
 
 
 def workers_option(kind: str = "processes") -> Callable[[F], F]:
-    """Return the option of parallel workers; `kind` is what they are."""
+    """Return the option of parallel workers; `kind` (processes, threads) is for its help."""
     return option(
         "--workers",
         type=WORKERS,
@@ -406,7 +407,7 @@ class ExecutionOptions:
 
 @contextmanager
 def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
-    """Yield the executor that the options name; processes start while others import."""
+    """Yield the executor of --workers or --dask; processes start during other imports."""
     if options.dask is None:
         if options.dask_scratch is not None:
             raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")

@@ -16,7 +16,7 @@ FILE = "FASTCOMM_SETTINGS"  # the environment variable that names another file
 
 
 def path() -> Path | None:
-    """Where the file lies, if there is one; None for a user without a home."""
+    """Return the path of the settings file, which need not exist; None without a home."""
     if said := os.environ.get(FILE):
         return Path(said)
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
@@ -29,9 +29,10 @@ def path() -> Path | None:
 
 
 def defaults(command: click.Command, name: str) -> dict[str, Any]:
-    """What the file says of one command, by the names of its parameters.
+    """Return the settings of one command, by the names of its parameters.
 
-    Raises `ConfigError` where it has a key that is no option of the command.
+    `name` is that of the command, and of its table in the file. Raises `ConfigError` where that
+    has a key that is no option of the command.
     """
     file = path()
     if file is None or not _is_there(file):
@@ -47,17 +48,23 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
 
 
 def _is_there(file: Path) -> bool:
+    """Return whether a file exists; False where the user may not read its directory."""
     try:
         return file.exists()
     except OSError:  # a home that this user may not look into
         return False
 
 
-def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> dict[str, Any]:
-    """Options by the names that their commands know them by; those of groups further down."""
+def _by_parameter(
+    command: click.Command, settings: dict[str, Any], where: str
+) -> dict[str, Any]:
+    """Return the settings of a command by the names of its parameters.
+
+    Those of a group are a dictionary for each of its commands. Errors begin with `where`.
+    """
     if isinstance(command, click.Group):
         inner = {}
-        for name, options in said.items():
+        for name, options in settings.items():
             below = command.commands.get(name)
             if below is None or not isinstance(options, dict):
                 raise ConfigError(
@@ -71,9 +78,9 @@ def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> d
         if isinstance(each, click.Option)
         for word in each.opts
     }
-    if unknown := [key for key in said if key not in known]:
+    if unknown := [key for key in settings if key not in known]:
         from difflib import get_close_matches
 
         near = ", ".join(get_close_matches(unknown[0], known)) or "its --help lists them"
         raise ConfigError(f"{where}: {unknown[0]}: no option of the command; {near}")
-    return {str(known[key]): value for key, value in said.items()}
+    return {str(known[key]): value for key, value in settings.items()}

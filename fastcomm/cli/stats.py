@@ -86,6 +86,7 @@ def run(
 
 
 def _read(path: Path, reading: ReadOptions) -> "Input":
+    """Return the operations of the run at a path."""
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.readers.dpro import inputs
 

@@ -151,7 +151,7 @@ def run(
 def _scales(
     texts: tuple[str, ...],
 ) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:
-    """Return the edits and the sweeps of --scale."""
+    """Return the edits of --scale, and for each FROM:TO:STEP an edit and its factors."""
     from fastcomm.graph import edits
 
     found, sweeps = list[edits.Edit](), []
@@ -169,6 +169,7 @@ def _scales(
 
 
 def _set(text: str) -> "Edit":
+    """Return the edit of one --set, as in "name:gemm=20us"."""
     from fastcomm.graph import edits
 
     what, value = _pair("--set", text)
@@ -176,6 +177,7 @@ def _set(text: str) -> "Edit":
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
+    """Split WHAT=VALUE at the last equals sign; errors begin with the name `option`."""
     what, equals, value = text.rpartition("=")
     if not equals or not what:
         raise ConfigError(f"{option}: found {text!r}, wanted WHAT=VALUE")
@@ -186,6 +188,7 @@ _MOST_STEPS = 10_000
 
 
 def _steps(first: float, last: float, step: float) -> list[float]:
+    """Return the factors from `first` to `last` inclusive, at intervals of `step`."""
     count = (last - first) / step + 1 + 1e-9
     if not 1 <= count < _MOST_STEPS + 1:
         raise ConfigError(

@@ -198,7 +198,7 @@ def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]
 def _without_effect(
     rank: int | None, reading: ReadOptions, execution: ExecutionOptions, run: "RunTraces"
 ) -> list[str]:
-    """Return warnings of the options that change nothing where one rank is read."""
+    """Return a warning for each option that has no effect where only one rank is read."""
     warnings = []
     if execution.workers > 1:
         warnings.append("--workers changes nothing: one rank is read")

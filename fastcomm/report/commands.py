@@ -76,6 +76,7 @@ class Suggestions:
         )
 
     def _rank_option(self, ranks: Sequence[int]) -> list[str]:
+        """Return --rank with the first of `ranks`; nothing where a path covers all ranks."""
         if self.metrics.joins_ranks or len(self.metrics.ranks) == 1:
             return []  # all ranks, by default
         return ["--rank", str(ranks[0])]
@@ -86,6 +87,7 @@ class Suggestions:
         return [row["rank"] for row in rows if row["tag"] == tag]
 
     def _line(self, name: str, *options: str) -> str:
+        """Return the command line of a subcommand with the paths and options of the run."""
         more = ["--keep-going"] if self.metrics.failed else []
         return shell_joined(["fastcomm", name, *self.arguments, *options, *more])
 
@@ -110,6 +112,7 @@ def window_arguments(window: PathOptions) -> list[str]:
 
 
 def _arguments(values: Mapping[str, object]) -> list[str]:
+    """Return options as arguments: a flag for True, nothing for None and False."""
     line = []
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
@@ -123,6 +126,7 @@ def _arguments(values: Mapping[str, object]) -> list[str]:
 
 
 def _text(name: str, value: object) -> str:
+    """Return the value of an option as a user writes it: "1:3" (instance), "0-7" (ranks)."""
     if not isinstance(value, tuple):
         return str(value)
     if name == "instance":

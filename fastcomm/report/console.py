@@ -63,6 +63,7 @@ def plain_console(console: Console | None = None) -> Console:
 
 
 def _pipe_width() -> int:
+    """Return the width of a pipe in cells: COLUMNS, but at least 40; without it 110."""
     columns = os.environ.get("COLUMNS", "")
     return max(int(columns), _LEAST_WIDTH) if columns.isdecimal() else _PIPE_WIDTH
 
@@ -85,9 +86,9 @@ def say(
         The text, with rich's markup. A line that begins with four spaces is a command to copy:
         it is printed as it is.
     indent
-        Spaces before the first line of each.
+        Spaces before each line of the text.
     hanging
-        Spaces before the lines that continue one; `indent` where it is None.
+        Spaces before the continuation of a line that is broken; None means `indent`.
     style
         Style of the whole text.
 
@@ -207,6 +208,7 @@ class _Column:
 
     @classmethod
     def of(cls, place: int, heading: str, cells: Sequence[Text], is_text: bool) -> "_Column":
+        """Return the column at `place` (from 0 on the left), as wide as its widest entry."""
         content = max((cell.cell_len for cell in cells), default=0)
         return cls(place, heading, content, is_text, max(content, cell_len(heading)))
 
@@ -221,6 +223,7 @@ class _Column:
         return self.is_text or self.place == 0
 
     def add_to(self, table: RichTable) -> None:
+        """Add the column to a table of rich, with the chosen width."""
         is_left = self.is_flexible or not self.heading
         table.add_column(
             Text("\n".join(_broken(self.heading, self.width))),
@@ -234,17 +237,22 @@ class _Column:
         )
 
     def fitted(self, cell: Text) -> Text:
+        """Return the cell; a name that is wider than the column is shortened in the middle."""
         if self.is_text or not self.is_flexible or cell.cell_len <= self.width:
             return cell
         return Text(shortened(cell.plain, self.width))
 
 
 def _text(console: Console, cell: str | Text) -> Text:
+    """Return a cell as rich's text; strings may have markup."""
     return console.render_str(cell, highlight=False) if isinstance(cell, str) else cell
 
 
 def _fit(columns: Sequence[_Column], drop: Sequence[str], width: int) -> list[_Column]:
-    """Choose the columns that fit into `width`, and set their widths."""
+    """Choose the columns that fit into `width` cells, and set their widths.
+
+    `drop` has the headings of the columns to leave out first.
+    """
     shown = list(columns)
     while True:
         for column in shown:
@@ -270,11 +278,15 @@ def _first_to_drop(columns: Sequence[_Column], drop: Sequence[str]) -> _Column:
 
 
 def _total(columns: Sequence[_Column]) -> int:
+    """Return the width of a table of the columns, in cells."""
     return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
 
 
 def _shorten(columns: Sequence[_Column], width: int, name: int, text: int) -> bool:
-    """Narrow sentences to `text` and names to `name` at least; return whether all fits."""
+    """Narrow columns so that a table fits into `width` cells; return whether it does.
+
+    Sentences keep at least `text` cells and names `name` cells.
+    """
     for column in sorted(columns, key=lambda item: not item.is_text):
         if column.is_flexible and _total(columns) > width:
             least = min(column.width, text if column.is_text else name)
@@ -340,7 +352,10 @@ def shortened(name: str, width: int) -> str:
 
 
 def _without_last(name: str, opening: str) -> str:
-    """Replace the content of the last outer pair of parentheses by dots."""
+    """Replace the content of the last outer pair of parentheses by dots.
+
+    `opening` is the opening one of the pair: ( or <.
+    """
     closing = _PARENTHESES[opening]
     if not name.endswith(closing):
         return name
@@ -373,7 +388,10 @@ def percent(value: float | None) -> str:
 
 
 def known_by(row: Mapping[str, Any]) -> str:
-    """Return the source of a group's parallelism, and the candidates that fit it."""
+    """Return the source of a group's parallelism, and the candidates that fit it.
+
+    `row` is one of the table `group_tags`.
+    """
     fits = f" ({row['candidates']})" if row["candidates"] else ""
     return f"{row['tag_source']}{fits}"
 

@@ -115,6 +115,7 @@ def _show_data(data: DataDependencies, console: Console) -> None:
 
 
 def _time(ns: int | None) -> str:
+    """Format a time; "n/a" for None."""
     return "n/a" if ns is None else format_ns(ns)
 
 
@@ -127,6 +128,7 @@ def ranks_of(path: CriticalPath) -> str:
 
 
 def _title(path: CriticalPath) -> str:
+    """Return the line on the ranks, the rules, and the sizes of the graph and its path."""
     about, on_path = path.about, path.valid_path
     events = counted(about.clipped, "event")
     return (
@@ -138,6 +140,7 @@ def _title(path: CriticalPath) -> str:
 
 
 def _coverage(path: CriticalPath) -> str:
+    """Return the sentence on how much of the time from first to last event the path covers."""
     length, wall = path.length_ns, path.wall_ns
     share = length / wall if wall else 1.0
     text = (
@@ -149,6 +152,7 @@ def _coverage(path: CriticalPath) -> str:
 
 
 def _classes(path: CriticalPath) -> TerminalTable:
+    """Return the table of time on the path by class, longest first."""
     shown = table("time on the path", "share", "", "time")
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
@@ -160,6 +164,7 @@ def _classes(path: CriticalPath) -> TerminalTable:
 
 
 def _tags(path: CriticalPath) -> TerminalTable:
+    """Return the table of communication on the path by parallelism, longest first."""
     shown = table("communication on the path", "time")
     for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: (-pair[1], pair[0])):
         shown.add_row(str(tag), format_ns(ns))
@@ -167,6 +172,7 @@ def _tags(path: CriticalPath) -> TerminalTable:
 
 
 def _top(path: CriticalPath) -> TerminalTable:
+    """Return the table of the names with the most own time on the path."""
     shown = table("own time on the path", "kind", "edges", "time", drop=("edges", "kind"))
     for row in path.top("name", _TOP).to_pylist():
         shown.add_row(
@@ -207,6 +213,7 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
 
 
 def _what_if_classes(what_if: WhatIf) -> TerminalTable:
+    """Return the table of time on the path by class, before and after the edits."""
     shown = table("time on the path", "before", "after")
     before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
     for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
@@ -217,6 +224,7 @@ def _what_if_classes(what_if: WhatIf) -> TerminalTable:
 
 
 def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
+    """Return the step time for each value of a sweep; `before_ns` is that without edits."""
     shown = table(sweep.name, "step", "of the step without edits")
     for value, span in zip(sweep.values, sweep.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0

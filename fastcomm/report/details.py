@@ -149,6 +149,7 @@ def notes_across(across: Across) -> list[str]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    """Return the first 8 ranks, separated by commas."""
     shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
     return shown + (" ..." if len(ranks) > _MOST_ROWS else "")
 
@@ -177,6 +178,7 @@ def _exposed(metrics: Metrics) -> TerminalTable:
 
 
 def _bandwidth(metrics: Metrics) -> TerminalTable:
+    """Return the table of algorithm bandwidth, bus bandwidth and overlap by parallelism."""
     rows = table(
         "bandwidth",
         f"algorithm ({metrics.bytes})",
@@ -199,6 +201,7 @@ def _bandwidth(metrics: Metrics) -> TerminalTable:
 
 
 def _windows(metrics: Metrics) -> TerminalTable:
+    """Return the table of windows between phases, with the longest mean first."""
     rows = table("windows between phases", "count", "mean", "p50", "p95", drop=("p50",))
     for window in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)[
         :_MOST_ROWS
@@ -212,6 +215,7 @@ def _windows(metrics: Metrics) -> TerminalTable:
 
 
 def _groups(metrics: Metrics) -> TerminalTable:
+    """Return the table of process groups, and where their parallelism is known from."""
     rows = table(
         *("process groups", "ranks each", "parallelism", "known by", "on ranks", "events"),
         drop=("on ranks",),
@@ -288,7 +292,10 @@ def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> 
 
 
 def show(comparison: Comparison, conditions: Sequence[str]) -> None:
-    """Print the step, the parts of its change, and the largest other changes."""
+    """Print the step, the parts of its change, and the largest other changes.
+
+    `conditions` are the texts of --fail-if; each is printed with whether it holds.
+    """
     console = plain_console()
     headline = _headline(comparison)
     if comparison.incomplete:
@@ -310,6 +317,7 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
 
 
 def _headline(comparison: Comparison) -> str:
+    """Return the sentence on the change of the step time."""
     step = comparison.step
     if step.before is None or step.after is None or step.difference is None:
         return "The change of the step is n/a: a run has no iteration times."
@@ -324,6 +332,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _parts(comparison: Comparison) -> TerminalTable:
+    """Return the table of the parts of the step, and what each adds to its change."""
     rows = table(
         *("part of the step", "before", "after", "effect", "with it changed"),
         texts=("with it changed",),
@@ -341,6 +350,7 @@ def _parts(comparison: Comparison) -> TerminalTable:
 
 
 def _reasons(part: BreakdownChange) -> str:
+    """Return what changed with a part of the step: "bytes +10.0 %, events +2.0 %"."""
     parts = []
     for reason in part.reasons:
         name = _REASONS.get(reason.name.rpartition(".")[2], "overlap")

@@ -148,10 +148,12 @@ def _bars(grid: DispatchSweep, width: int) -> str:
 
 
 def _say(console: Console, text: str) -> None:
+    """Print a text without markup; continued lines are indented."""
     say(console, escape(text), hanging=2)
 
 
 def _title(simulation: Simulation) -> str:
+    """Return the sizes of the workload and, on a second line, the bandwidth of its links."""
     recipe, links = simulation.recipe, simulation.terms.links
     return (
         f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
@@ -164,7 +166,10 @@ def _title(simulation: Simulation) -> str:
 
 
 def _results(strategy: StrategyResult, layers: int) -> str:
-    """Return the totals of a strategy, for compat schedules as the original prints them."""
+    """Return the totals of a strategy, for compat schedules as the original prints them.
+
+    `layers` counts the layers of all iterations.
+    """
     speed = strategy.algo_bytes_per_s
     if strategy.name in _TITLES:
         traffic = f"{strategy.inter_bytes / GIB:.4f} GB"
@@ -194,10 +199,12 @@ def _results(strategy: StrategyResult, layers: int) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
+    """Format a bandwidth with four digits."""
     return format_bandwidth(bytes_per_s, _DIGITS)
 
 
 def _layers(strategy: StrategyResult, per_iteration: int) -> TerminalTable:
+    """Return the table of the first layers; an iteration has `per_iteration` layers."""
     phases = list(strategy.layers[0].phases) if strategy.layers else []
     rows = table(
         *("iteration, layer", "dispatch", *phases, "bound", "bottleneck"),
@@ -218,7 +225,11 @@ def _layers(strategy: StrategyResult, per_iteration: int) -> TerminalTable:
 
 
 def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
-    """Return a shade for each GPU, node after node, relative to the maximum of its link."""
+    """Return a shade for each GPU, node after node, relative to the maximum of its link.
+
+    `loads` has tokens in a row per GPU and a column per kind of link; `gpus` is the number of
+    GPUs of a node; `width` is in cells.
+    """
     lines = [f"{'load of each GPU':<17} (one shade per GPU, relative to max)"]
     for name, column in zip(LOAD_NAMES, loads.T, strict=True):
         most = int(column.max(initial=0))
@@ -241,6 +252,7 @@ def _bottleneck(strategy: StrategyResult) -> str:
 
 
 def _times(value: float | None) -> str:
+    """Format a multiple: "1.240x"; "n/a" for None."""
     return "n/a" if value is None else f"{value:.3f}x"
 
 

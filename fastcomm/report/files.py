@@ -46,6 +46,7 @@ def write_csv(table: pa.Table, path: Path) -> None:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column for CSV: lists joined, no control characters, and no formulas."""
     if pa.types.is_list(column.type):
         texts = [
             None if value is None else " ".join(map(str, value)) for value in column.to_pylist()
@@ -107,6 +108,7 @@ _OPTIONS = {"constant_memory": True}
 
 
 def _sheet(book: "Workbook", name: str, table: pa.Table) -> None:
+    """Add a sheet with a table to a workbook: frozen headings, filters, one row per row."""
     # A fixed date, so that equal tables give equal bytes.
     book.set_properties({"created": datetime(1980, 1, 1, tzinfo=UTC)})
     sheet = book.add_worksheet(name)
@@ -123,12 +125,13 @@ def _sheet(book: "Workbook", name: str, table: pa.Table) -> None:
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table as tuples of Python values."""
     for batch in table.to_batches():
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _cell(sheet: "Worksheet", row: int, column: int, value: Any) -> None:
-    """Write a value with its type; nothing for null, NaN and infinity."""
+    """Write a value with its type at `row` and `column`, from 0; nothing for null, NaN, inf."""
     if isinstance(value, bool):
         sheet.write_boolean(row, column, value)
     elif isinstance(value, int | float) and abs(value) <= _EXACT:
@@ -166,9 +169,10 @@ def write_tables(
     tables: Mapping[str, pa.Table],
     book: str | None = None,
 ) -> list[Path]:
-    """Write every table as CSV and Parquet, and last the texts; `book` names a workbook.
+    """Write every table as CSV and Parquet, and last the texts by file name.
 
-    So an existing JSON file shows that the tables are complete.
+    So an existing JSON file shows that the tables are complete. `book` is the name of an Excel
+    workbook of all tables, without suffix; None writes none.
     """
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
@@ -181,7 +185,7 @@ def write_tables(
 
 
 def text(content: str) -> Writer:
-    """Return a writer of a text."""
+    """Return a writer of `content` in UTF-8."""
     return partial(Path.write_text, data=content, encoding="utf-8")
 
 

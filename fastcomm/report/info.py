@@ -41,6 +41,7 @@ def show(info: Info, paths: tuple[str, ...], console: Console | None = None) -> 
 
 
 def _facts(info: Info) -> list[tuple[str, str]]:
+    """Return name and text of each fact: format, ranks, read ranks, time, steps, clocks."""
     formats = ", ".join(sorted({rank.format for rank in info.details}))
     kind = f"stored {formats}" if info.stored else formats
     files = f"{counted(info.files, 'file')}, {format_bytes(info.size)}"
@@ -55,6 +56,7 @@ def _facts(info: Info) -> list[tuple[str, str]]:
 
 
 def _ranks(info: Info) -> str:
+    """Return the ranks of the run, how many are expected, and which are missing."""
     world = "" if info.world_size is None else f" of {info.world_size}"
     missing = f"; missing: {ranges(info.missing)}" if info.missing else ""
     if len(info.ranks) < info.expected:
@@ -64,6 +66,7 @@ def _ranks(info: Info) -> str:
 
 
 def _read(info: Info) -> str:
+    """Return the ranks that were read, and the number of their events."""
     ranks = ranges([rank.rank for rank in info.details])
     unread = len(info.ranks) - len(info.details) - len(info.failed)
     more = "; --all reads all" if unread > 0 else ""
@@ -71,6 +74,7 @@ def _read(info: Info) -> str:
 
 
 def _time(details: tuple[RankInfo, ...]) -> str:
+    """Return the start (UTC) and duration of the run; without clocks only the duration."""
     spans = [
         (rank.start, rank.stop)
         for rank in details
@@ -87,6 +91,7 @@ def _time(details: tuple[RankInfo, ...]) -> str:
 
 
 def _iterations(info: Info) -> str:
+    """Return the numbers of the iterations, the rules that found them, and the mean time."""
     if info.step_ns is None:
         return "none"
     numbers = sorted(set(info.iterations["number"].to_pylist()))
@@ -95,6 +100,7 @@ def _iterations(info: Info) -> str:
 
 
 def _clocks(info: Info) -> str:
+    """Return how far the clocks of the ranks differ, and how well that is known."""
     notes = [
         (rank.rank, rank.clock_note) for rank in info.details if rank.clock_note is not None
     ]
@@ -115,6 +121,7 @@ def _clocks(info: Info) -> str:
 
 
 def _groups(info: Info) -> TerminalTable:
+    """Return the table of the kinds of process groups."""
     rows = table(
         *("process groups", "groups", "ranks each", "parallelism", "known by", "on ranks"),
         "events",
@@ -134,6 +141,7 @@ def _groups(info: Info) -> TerminalTable:
 
 
 def _lines(info: Info) -> list[str]:
+    """Return the warnings and the missing data, a line each."""
     return [
         *(f"[yellow]warning:[/] {escape(warning)}" for warning in info.all_warnings),
         *(f"[cyan]lacks:[/] {escape(text)}" for text in info.lacks),

@@ -31,7 +31,10 @@ _KILO = 1024
 
 
 def show(result: SearchResult, top: int) -> None:
-    """Print the ranking, the best of each algorithm, and speed against memory."""
+    """Print the ranking, the best of each algorithm, and speed against memory.
+
+    `top` is the number of strategies of the ranking.
+    """
     console = plain_console()
     for line in _head(result):
         say(console, escape(line), hanging=2)
@@ -56,11 +59,13 @@ def show(result: SearchResult, top: int) -> None:
 
 
 def _notes(notes: Iterable[str]) -> None:
+    """Print notes, a line each."""
     for note in notes:
         say(plain_console(), f"[yellow]note:[/] {escape(note)}", hanging=2)
 
 
 def _head(result: SearchResult) -> list[str]:
+    """Return the lines on the model and cluster, and on the number of candidates."""
     question = result.question
     sizes = question.world_sizes
     world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
@@ -75,6 +80,7 @@ def _head(result: SearchResult) -> list[str]:
 
 
 def _ranking(title: str, records: Sequence[Record], question: Question) -> TerminalTable:
+    """Return a table of strategies in the order of `records`; `title` heads the algorithms."""
     layout = ["world_size", "pp", "sp"]
     if any(record.get("interleave", 1) > 1 for record in records):
         layout.insert(2, "interleave")
@@ -117,7 +123,10 @@ def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
 
 
 def explain(result: SearchResult, place: int) -> None:
-    """Print the terms of one strategy, and what its algorithm sends and saves on two GPUs."""
+    """Print the terms of one strategy, and what its algorithm sends and saves on two GPUs.
+
+    `place` is that of the strategy in the ranking, from 0.
+    """
     console = plain_console()
     record = result.record(place)
     for line in _head(result)[:1]:
@@ -131,6 +140,7 @@ def explain(result: SearchResult, place: int) -> None:
 
 
 def _on_two(algo: str) -> str:
+    """Return the sentence on what an algorithm sends and saves on two GPUs."""
     two = two_gpus(algo)
     return (
         f"On two GPUs {algo.upper()} sends {two['sent']:g} buffers of D b S h per "
@@ -140,6 +150,7 @@ def _on_two(algo: str) -> str:
 
 
 def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> TerminalTable:
+    """Return the table of the terms of a cost; the first is the whole, `form` formats each."""
     rows = table(title, "amount", "share", "how it comes about", texts=("how it comes about",))
     whole = terms[0].value
     for term in terms:
@@ -176,6 +187,7 @@ def calibration(result: Calibration) -> None:
 
 
 def _kernels(curves: Sequence[ComputeResidual]) -> TerminalTable:
+    """Return the table of measured kernels: speed, and errors of the fitted curves."""
     columns = ("calls", "GFLOP", "TFLOP/s", "of curve", "median error", "worst")
     rows = table("calibrated", *columns, drop=("calls", "GFLOP"))
     for line in curves:
@@ -192,6 +204,7 @@ def _kernels(curves: Sequence[ComputeResidual]) -> TerminalTable:
 
 
 def _links(result: Calibration) -> TerminalTable:
+    """Return the table of measured collectives: the fitted lines, and their errors."""
     rows = table(
         *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median error"),
         "worst",
@@ -230,6 +243,7 @@ def heat_map(sweep: SearchSweep) -> None:
 
 
 def _shaded(cell: SweepPoint) -> str:
+    """Return a cell of the heat map: algorithm, tokens/s/GPU, MFU, and a shade by MFU."""
     if not cell.best:
         return "n/a"
     share = min(1.0, cell.best["mfu"])

@@ -54,7 +54,7 @@ def _show_alone(alone: Replayed) -> None:
 
 
 def show(session: Session) -> None:
-    """Print step times beside the measured, what takes the time, and what would change it."""
+    """Print the replayed and the measured step times, the critical path, and predictions."""
     console = plain_console()
     replayed, changed, removed = session.replayed, session.changed, session.removed
     graph = replayed.replayer.graph
@@ -98,7 +98,7 @@ def show(session: Session) -> None:
 
 
 def trace(replayed: Replayed) -> dict[str, Any]:
-    """The replayed steps as a Chrome trace: a process a rank, a thread a device."""
+    """Return the replayed steps as a Chrome trace: a process per rank, a thread per device."""
     made = replayed.replayer
     rows: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": i, "args": {"name": pid or "all"}}

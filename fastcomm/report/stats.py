@@ -23,8 +23,11 @@ def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> lis
     )
 
 
-def show(statistics: RunStatistics, rows: list[int]) -> None:
-    """Print steps, ranks, categories and the chosen operations."""
+def show(statistics: RunStatistics, chosen: list[int]) -> None:
+    """Print steps, ranks, categories and the chosen operations.
+
+    `chosen` are the indices of the operations to print, in this order.
+    """
     operations, time, read = statistics.operations, statistics.time, statistics.read
     console = plain_console()
     say(
@@ -34,14 +37,15 @@ def show(statistics: RunStatistics, rows: list[int]) -> None:
         f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {time.opt_step} is closest "
         "to it",
     )
-    console.print(_ranks(time), _categories(operations), _operations(operations, rows))
-    left = len(operations.names) - len(rows)
+    console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
+    left = len(operations.names) - len(chosen)
     if left:
         words = counted(left, "more operation")
         say(console, f"{words}; --top N prints N, --output writes all")
 
 
 def _ranks(time: StepTime) -> TerminalTable:
+    """Return the table of the mean step time of each rank, and its parts."""
     rows = table("rank", "step", "forward", "backward", "update")
     for pid, rank in time.ranks.items():
         mean = sum(rank.time) / len(rank.time)
@@ -51,6 +55,7 @@ def _ranks(time: StepTime) -> TerminalTable:
 
 
 def _categories(statistics: Statistics) -> TerminalTable:
+    """Return the table of operations, events and times by category."""
     rows = table(
         *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
     )
@@ -61,6 +66,7 @@ def _categories(statistics: Statistics) -> TerminalTable:
 
 
 def _operations(statistics: Statistics, chosen: list[int]) -> TerminalTable:
+    """Return the table of the operations at the indices `chosen`, in this order."""
     rows = table(
         *("operation", "events", "mean", "median", "min", "max", "deviation"),
         drop=("deviation", "min", "median"),
@@ -79,7 +85,7 @@ def _operations(statistics: Statistics, chosen: list[int]) -> TerminalTable:
 
 
 def show_comparison(comparison: OperationComparison, head: int) -> None:
-    """Print the largest changes, and what came and went."""
+    """Print the `head` largest changes, and the operations that were added or removed."""
     console = plain_console()
     rows = table(
         *("operation", "before", "after", "difference", "relative"), drop=("before", "after")

@@ -54,11 +54,15 @@ def published(stragglers: Stragglers, meta: Mapping[str, Any] | None = None) -> 
 
 
 def _steps(part: Attribution, steps: list[str]) -> dict[str, dict[str, float]]:
+    """Return the slowdown that each part alone causes, by step."""
     return {step: dict(shares) for step, shares in zip(steps, part.steps, strict=True)}
 
 
 def effect(effect_: Effect, name: str) -> dict[str, float | None]:
-    """Return the fields of the study's files for M_S and M_W; times in seconds."""
+    """Return the fields of the study's files for M_S and M_W; times in seconds.
+
+    `name` is the field of the share of the slowdown that is removed: "Ms" or "Mw".
+    """
     return {
         "trem": effect_.removed / _SECOND,
         "tadd": effect_.added / _SECOND,
@@ -105,6 +109,7 @@ def show(result: StragglerResult) -> None:
 
 
 def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str]:
+    """Return the line on the step time with changes; nothing where `changed` is None."""
     if changed is None:
         return []
     mean, before = float(changed.whole.mean()), float(stragglers.nodelay.whole.mean())
@@ -114,6 +119,7 @@ def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str
 
 
 def _lines(stragglers: Stragglers) -> list[str]:
+    """Return the lines on the slowdown, the recorded step, the last stage and worst ranks."""
     base, nodelay, ideal = (
         format_ns(float(times.mean()))
         for times in (stragglers.base, stragglers.nodelay.whole, stragglers.ideal.whole)
@@ -134,6 +140,7 @@ def _lines(stragglers: Stragglers) -> list[str]:
 
 
 def _table(title: str, part: Attribution) -> TerminalTable:
+    """Return the table of the slowdown that each part alone causes; `title` names the parts."""
     rows = table(title, "slowdown that it alone causes")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
         rows.add_row(escape(key), f"{value:.4f}")
@@ -141,7 +148,7 @@ def _table(title: str, part: Attribution) -> TerminalTable:
 
 
 def _heat(workers: Floats) -> TerminalTable:
-    """Return slowdowns by data rank and stage, colored by size."""
+    """Return slowdowns by data rank (down) and stage (across), colored by size."""
     rows = table("workers", *(f"stage {stage}" for stage in range(workers.shape[1])))
     for rank, row in enumerate(workers[:_MOST_RANKS]):
         rows.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
@@ -149,5 +156,6 @@ def _heat(workers: Floats) -> TerminalTable:
 
 
 def _shaded(value: float) -> str:
+    """Format a slowdown, with a color if it is large."""
     shade = next((shade for limit, shade in reversed(_SHADES) if value >= limit), "")
     return f"[{shade}]{value:.3f}[/]" if shade else f"{value:.3f}"

@@ -103,6 +103,7 @@ def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
 
 
 def _title(metrics: Metrics) -> str:
+    """Return the line on ranks, iterations, how these were found, and the step time."""
     times = metrics.iteration
     if times.mean_ns is not None and times.p99_ns is not None:
         measured = f"{format_ns(times.mean_ns, _EXACT_DIGITS)} a step"
@@ -150,6 +151,7 @@ def _breakdown(metrics: Metrics) -> TerminalTable:
 
 
 def _of_step(metrics: Metrics, share: float | None) -> str:
+    """Format a share (0 to 1) of the mean step as a time; "n/a" if it is unknown."""
     mean = metrics.iteration.mean_ns
     return NA if share is None or mean is None else format_ns(share * mean)
 
@@ -191,6 +193,7 @@ def _parallelisms(metrics: Metrics) -> TerminalTable:
 
 
 def _exact_bytes(count: float) -> str:
+    """Format a number of bytes with four digits."""
     return format_bytes(count, _EXACT_DIGITS)
 
 
@@ -238,7 +241,11 @@ def _skipped(metrics: Metrics, width: int, *, full: bool) -> Iterator[str]:
 def _first(
     texts: Sequence[str], mark: str, noun: str, width: int, *, full: bool
 ) -> Iterator[str]:
-    """Yield the first texts after a mark, each shortened to a few lines."""
+    """Yield the first texts after a mark, each shortened to a few lines.
+
+    `noun` is what the line on further texts calls one; `width` is that of the console in cells;
+    `full` yields every text unshortened.
+    """
     shown = texts if full else texts[:_MOST_WARNINGS]
     room = width * _MOST_LINES - len(Text.from_markup(mark)) - 1
     for text in shown:
@@ -248,7 +255,7 @@ def _first(
 
 
 def _brief(text: str, room: int) -> str:
-    """Shorten a long text at the end of a sentence or word; keep its commands."""
+    """Shorten a text to `room` cells at the end of a sentence or word; keep its commands."""
     lines = text.split("\n")
     text_ = " ".join(line.strip() for line in lines if not line.startswith(COMMAND))
     commands = [line for line in lines if line.startswith(COMMAND)]

@@ -120,6 +120,7 @@ def many(count: int, noun: str) -> str:
 
 
 def _short(text: str) -> str:
+    """Return a number and its unit with a narrow space and a typographic minus."""
     return _minus(text.replace(" ", _THIN))
 
 
@@ -251,7 +252,7 @@ class Page:
 
 
 def text(value: object, label: str | None = None) -> PageCell:
-    """Return a cell of text."""
+    """Return a cell that shows `label`, or the value where `label` is None."""
     shown = str(value) if label is None else label
     return PageCell(text=shown, sort=shown.lower())
 
@@ -259,7 +260,10 @@ def text(value: object, label: str | None = None) -> PageCell:
 def number(
     value: float | None, form: Any, why: str = "", share: float | None = None
 ) -> PageCell:
-    """Return a cell of a number, formatted by `form`; "n/a" with a reason for None."""
+    """Return a cell of a number, formatted by `form`; "n/a" with a reason for None.
+
+    `share` (0 to 1) is the length of a bar behind the number; None draws no bar.
+    """
     if value is None:
         return PageCell(text=NA, why=why or "the input does not have it")
     return PageCell(text=form(value), sort=float(value), share=share)
@@ -281,7 +285,10 @@ def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
 
 
 def unknown_section(name: str, title: str, subject: str, chart: str, why: str) -> Section:
-    """Return a section without an answer: "`subject` n/a: `why`"."""
+    """Return a section without an answer: "`subject` n/a: `why`".
+
+    `name` is its id on the page, `chart` the title of the chart that is missing.
+    """
     missing = Missing(title=chart, why=why)
     return Section(
         name=name, title=title, lead=(f"{subject} n/a: ", why, "."), blocks=(missing,)
@@ -302,10 +309,12 @@ def used_keys(page: Page) -> set[str]:
 
 
 def _of_words(parts: Sequence[str | Fact]) -> set[str]:
+    """Return the keys of the definitions that a text refers to."""
     return {part.key for part in parts if isinstance(part, Fact)}
 
 
 def _of_block(block: Block) -> set[str]:
+    """Return the keys of the definitions that a chart or table refers to."""
     if isinstance(block, Figure):
         of_table = _of_block(block.table) if block.table is not None else set()
         return set(block.terms) | of_table
@@ -347,6 +356,7 @@ def json_text(value: Any) -> Markup:
 
 @cache
 def _environment() -> jinja2.Environment:
+    """Return the template environment, which escapes all text."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fastcomm.report.html"),
         autoescape=True,
@@ -379,6 +389,7 @@ def _inert(value: Any) -> Any:
 
 @cache
 def _text(name: str) -> str:
+    """Return the content of a file of the templates."""
     return (resources("fastcomm.report.html") / "templates" / name).read_text("utf-8")
 
 
@@ -390,6 +401,7 @@ def _plotly() -> str:
 
 
 def _policy(scripts: list[str]) -> str:
+    """Return the content security policy: no network, and only these scripts, by hash."""
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; "
@@ -398,4 +410,5 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _digest(script: str) -> str:
+    """Return the SHA-256 digest of a script in base64."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -64,6 +64,7 @@ def section(metrics: Metrics) -> Section:
 
 
 def _lead(worst: RankWaits) -> html.Words:
+    """Return the sentence on the rank that causes the most waiting, with its time per step."""
     if worst.caused_ns <= 0:
         return ("No rank causes waits in collectives.",)
     return (
@@ -75,6 +76,10 @@ def _lead(worst: RankWaits) -> html.Words:
 
 
 def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
+    """Return bars of the wait time of each rank and the wait that it causes, per step.
+
+    `ranks` are sorted by the wait caused; of many, only the first and the last are drawn.
+    """
     shown, note = list(ranks), ""
     if len(ranks) > 3 * _ENDS:
         shown = [*ranks[:_ENDS], *ranks[-_ENDS:]]
@@ -105,6 +110,7 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
 
 
 def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
+    """Return a bar for each row of `names`; `look` names the color, `values` are in ns."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -117,6 +123,7 @@ def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
 
 
 def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
+    """Return the table of waits and transfers of each rank, in ns per step."""
     rows = tuple(
         (
             rank_cell(row.rank),
@@ -146,6 +153,10 @@ _POINTS = (
 
 
 def _skew_figure(classes: Sequence[Skew]) -> Figure:
+    """Return points of arrival skew and transfer time by class of collectives.
+
+    `classes` are sorted by wait time; the first are drawn, and the table has all.
+    """
     top = classes[:_MOST_CLASSES]
     names = [_class(row) for row in top]
     points: list[Spec] = [
@@ -180,6 +191,7 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
 
 
 def _skew_table(classes: Sequence[Skew]) -> PageTable:
+    """Return the table of skew, transfer and wait time by class of collectives."""
     rows = tuple(
         (
             text(_class(row)),
@@ -203,6 +215,7 @@ def _skew_table(classes: Sequence[Skew]) -> PageTable:
 
 
 def _class(row: Skew | Link) -> str:
+    """Return the label of a class of collectives: "TP all_reduce, 4.19 MB"."""
     size = row.size_from
     return f"{row.tag} {row.op}, {'any size' if size is None else html.size(size)}"
 
@@ -238,8 +251,9 @@ def _links(links: Sequence[Link]) -> PageTable:
     )
 
 
-def _members(row: Link) -> str:
-    ranks = row.ranks
+def _members(link: Link) -> str:
+    """Return the name of a group and its first 8 ranks: "tp_0: ranks 0, 1"."""
+    ranks = link.ranks
     text_ = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
     more = "" if not ranks or len(ranks) <= 8 else f" and {len(ranks) - 8} more"  # noqa: PLR2004
-    return f"{row.group or 'undefined'}: {text_}{more}"
+    return f"{link.group or 'undefined'}: {text_}{more}"

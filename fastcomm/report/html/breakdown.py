@@ -34,7 +34,7 @@ def label(name: str) -> str:
 
 
 def kind(name: str) -> str:
-    """Return the name of a category's color: that of its tag."""
+    """Return the name of the color of a category, which is its tag: "TP" for "exposed_TP"."""
     return name.removeprefix("exposed_")
 
 
@@ -70,6 +70,7 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
 
 
 def _lead(metrics: Metrics) -> html.Words:
+    """Return the sentence on the shares of compute, communication, copies and idle time."""
     parts = metrics.breakdown.parts or {}
     return (
         "Of a step of ",
@@ -87,6 +88,7 @@ def _lead(metrics: Metrics) -> html.Words:
 
 
 def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
+    """Return the stacked bars of a step: of the job, by rank, and by iteration."""
     exact = {name: share for name, share in metrics.breakdown.exact.items() if share}
     spoken = ", ".join(f"{label(name)} {html.percent(share)}" for name, share in exact.items())
     return Figure(
@@ -103,14 +105,15 @@ def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
     )
 
 
-def _job(exact: dict[str, float], mean: float) -> Spec:
+def _job(exact: dict[str, float], mean_ns: float) -> Spec:
+    """Return one bar of the mean step; `exact` has the share (0 to 1) of each category."""
     bars = [
         _bar(
             name,
             ["all ranks"],
             [share * 100],
             text=[f"{label(name).removeprefix('exposed ')}<br>{share:.1%}"],
-            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean)} per step"
+            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean_ns)} per step"
             "<extra></extra>",
         )
         | ({} if share >= _LABELLED else {"text": None})
@@ -120,6 +123,10 @@ def _job(exact: dict[str, float], mean: float) -> Spec:
 
 
 def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
+    """Return a bar of mean times for each rank; `names` are the categories.
+
+    Of many ranks, only the mean and those that compute the most and the least are drawn.
+    """
     order = ranks.by_compute[::-1].tolist()
     count = len(order)
     rows: list[str | int] = sorted(order)
@@ -140,6 +147,7 @@ def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
 
 
 def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
+    """Return a bar of mean times for each iteration, or for each range of them, if many."""
     means = StepMeans.of(metrics.tables["iterations"], _MOST_ROWS)
     rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
     note = (
@@ -151,27 +159,33 @@ def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
     return FigureView(label="Iterations", spec=_rows(rows, values), note=note)
 
 
-def _rows(rows: list[str], values: dict[str, list[float]]) -> Spec:
+def _rows(labels: list[str], values: dict[str, list[float]]) -> Spec:
+    """Return a stacked bar for each label; `values` has times in ns by category and label."""
     bars = [
         _bar(
             name,
-            rows,
+            labels,
             [round(ns / _MS, 4) for ns in lengths],
             hover=f"{label(name)}: %{{x:.3f}} ms<extra>%{{y}}</extra>",
         )
         for name, lengths in values.items()
     ]
-    return _stacked(bars, rows, "ms per step", height=height_of(len(rows), 200))
+    return _stacked(bars, labels, "ms per step", height=height_of(len(labels), 200))
 
 
 def _bar(
-    name: str, rows: list[str], x: list[float], *, hover: str, text: list[str] | None = None
+    name: str, labels: list[str], x: list[float], *, hover: str, text: list[str] | None = None
 ) -> Spec:
+    """Return the part of each bar that shows one category.
+
+    `name` is the category, `x` the length of the part in each bar, `hover` plotly's template of
+    the text at the pointer, `text` a label inside each part (None: no labels).
+    """
     return {
         "type": "bar",
         "orientation": "h",
         "name": label(name),
-        "y": rows,
+        "y": labels,
         "x": x,
         "marker": fill(kind(name)),
         "hovertemplate": hover,
@@ -187,6 +201,10 @@ def _bar(
 def _stacked(
     bars: list[Spec], rows: list[str], title: str, height: int, *, hide_rows: bool = False
 ) -> Spec:
+    """Return the chart of stacked bars; `title` is that of the horizontal axis.
+
+    `height` is in pixels. `hide_rows` is for one bar in percent: no label, range 0 to 100.
+    """
     return spec(
         bars,
         height,
@@ -198,6 +216,7 @@ def _stacked(
 
 
 def _table(metrics: Metrics, why: str) -> PageTable:
+    """Return the table of exact and specification shares; `why` explains unknown numbers."""
     exact, formula = metrics.breakdown.exact, metrics.breakdown.spec
     mean, rows = metrics.iteration.mean_ns, []
     for name in EXACT:
@@ -227,7 +246,7 @@ def _table(metrics: Metrics, why: str) -> PageTable:
 
 
 def facts(metrics: Metrics, why: str) -> tuple[Fact, ...]:
-    """Return the numbers at the head of the page."""
+    """Return the numbers at the head of the page; `why` explains unknown numbers."""
     parts = metrics.breakdown.parts or {}
     return (
         html.fact(

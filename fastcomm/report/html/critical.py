@@ -64,6 +64,10 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
 
 
 def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
+    """Return the largest parts of the path that a what-if can shorten, longest first.
+
+    `run` has the command line arguments that name the run.
+    """
     arguments = run if path.is_joined else f"{run} --rank {path.about.rank}"
     findings = [
         _finding(
@@ -85,6 +89,7 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
 
 
 def _finding(title: str, ns: int, path: CriticalPath, command: str, then: str) -> PageFinding:
+    """Return a finding of `ns` on the path; `then` says what `command` finds out."""
     total = sum(path.summary_ns().values()) or 1
     return PageFinding(
         title=(title, html.fact("path.time_ns", ns, html.ns)),
@@ -117,6 +122,7 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
 
 
 def _headline(result: WhatIf, edits: str) -> html.Words:
+    """Return the step time before and after `edits`, a text that is empty without edits."""
     before = html.fact("path.length_ns", result.before_ns, html.ns)
     if not edits:
         return ("The step takes ", before, " without edits.")
@@ -125,6 +131,7 @@ def _headline(result: WhatIf, edits: str) -> html.Words:
 
 
 def _before_after(result: WhatIf, edits: str) -> Section:
+    """Return the section on time on the path by class, before and after `edits` (a text)."""
     before, after = result.before.summary_ns(), result.after.summary_ns()
     rows = tuple(
         (
@@ -157,6 +164,7 @@ def _before_after(result: WhatIf, edits: str) -> Section:
 
 
 def _sweeps(result: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
+    """Return the section of the sweeps, with a chart of the step time for each."""
     return Section(
         name="sweeps",
         title="How does the step depend on it?",
@@ -168,6 +176,10 @@ def _sweeps(result: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
 
 
 def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
+    """Return the chart and table of the step time over the values of one sweep.
+
+    `place` numbers the charts of the page from 0; `before_ns` is the step time without edits.
+    """
     name = f"{sweep.edit.action} {sweep.edit.target}"
     rows = tuple(
         (
@@ -194,6 +206,7 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
 
 
 def _line(sweep: EditSweep, name: str, before_ns: int) -> Spec:
+    """Return the step time by the factor of edit `name`, with a dashed line at `before_ns`."""
     today: Spec = {
         "type": "line",
         "xref": "paper",

@@ -58,6 +58,7 @@ def simulation(result: Simulation) -> Page:
 
 
 def _source(result: Simulation) -> str:
+    """Return the size of the workload: nodes, GPUs, experts and tokens."""
     recipe = result.recipe
     return (
         f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
@@ -67,6 +68,7 @@ def _source(result: Simulation) -> str:
 
 
 def _headline(ranked: list[StrategyResult]) -> html.Words:
+    """Return the sentence on the fastest schedule; `ranked` is sorted by total time."""
     if not ranked:
         return ("No schedule can handle this workload.",)
     best = ranked[0]
@@ -80,6 +82,7 @@ def _headline(ranked: list[StrategyResult]) -> html.Words:
 
 
 def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
+    """Return the best possible time and the NIC bandwidth; `ranked` has the fastest first."""
     optimal = ranked[0].optimal_s * NS if ranked else None
     links = result.terms.links
     link = html.fact("link_bandwidth", float(links.inter), html.rate, label="NIC of a GPU")
@@ -90,6 +93,7 @@ def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact,
 
 
 def _times(ranked: list[StrategyResult]) -> Section:
+    """Return the section on the dispatch time of each schedule, the fastest first."""
     figure = Figure(
         name="times-chart",
         title="Dispatch of all layers",
@@ -106,6 +110,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
 
 
 def _bars(ranked: list[StrategyResult]) -> Spec:
+    """Return bars of the dispatch time of each schedule, with marks at its lower bounds."""
     drawn = bars(
         [strategy.name for strategy in ranked],
         [strategy.total_s * _MS for strategy in ranked],
@@ -132,6 +137,7 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
 
 
 def _times_table(ranked: list[StrategyResult]) -> PageTable:
+    """Return the table of times, multiples of the bounds, and bytes between nodes."""
     rows = tuple(
         (
             text(strategy.name),
@@ -155,6 +161,10 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
 
 
 def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str) -> Spec:
+    """Return a mark at `seconds` for each schedule.
+
+    `name` is the entry of the legend, `symbol` the shape of the mark as plotly names it.
+    """
     return {
         "type": "scatter",
         "mode": "markers",
@@ -172,6 +182,7 @@ def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol
 
 
 def _loads(ranked: list[StrategyResult]) -> Section:
+    """Return the section on the tokens of each GPU and kind of link, a view per schedule."""
     views = tuple(
         FigureView(label=strategy.name, spec=_load(strategy), note=_rule(strategy))
         for strategy in ranked
@@ -212,20 +223,27 @@ def _loads(ranked: list[StrategyResult]) -> Section:
 
 
 def _most_over_mean(strategy: StrategyResult, place: int) -> float | None:
+    """Return the largest load of a GPU over the mean; None where there is no load.
+
+    `place` is the kind of link, as an index of `LOAD_NAMES`.
+    """
     load = strategy.loads[:, place]
     return float(load.max() / load.mean()) if load.any() else None
 
 
 def _share(strategy: StrategyResult) -> int:
+    """Return how many GPUs share a cell of the heat map."""
     return max(1, -(-strategy.gpus // _MOST_BINS))
 
 
 def _rule(strategy: StrategyResult) -> str:
+    """Return the note on cells that show several GPUs; empty where each has its own."""
     share = _share(strategy)
     return f"A cell shows the largest of {share} GPUs." if share > 1 else ""
 
 
 def _load(strategy: StrategyResult) -> Spec:
+    """Return the heat map of tokens by kind of link (down) and GPU (across)."""
     share = _share(strategy)
     grid = np.maximum.reduceat(strategy.loads, np.arange(0, strategy.gpus, share), axis=0).T
     drawn = heat(grid.tolist(), LOAD_NAMES, "GPU %{x}, %{y}: %{z} tokens", "tokens")
@@ -284,6 +302,7 @@ def placement(result: PlacementResult) -> Page:
 
 
 def _ratio(before: float, after: float) -> float | None:
+    """Return the speedup, before over after; None where after is 0."""
     return before / after if after else None
 
 
@@ -313,6 +332,7 @@ def sweep(grid: DispatchSweep) -> Page:
 
 
 def _lines(grid: DispatchSweep, labels: list[str]) -> Spec:
+    """Return a line of dispatch times per schedule; `labels` name the points of the grid."""
     lines = [
         {
             "type": "scatter",
@@ -341,6 +361,7 @@ def _lines(grid: DispatchSweep, labels: list[str]) -> Spec:
 
 
 def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
+    """Return the table of all points and schedules; `labels` name the points of the grid."""
     rows = tuple(
         (
             text(label),

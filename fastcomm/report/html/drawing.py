@@ -42,7 +42,7 @@ def color(name: str) -> str:
 
 
 def series_color(place: int) -> str:
-    """Return the color of the n-th line."""
+    """Return the color of the line with number `place`, from 0."""
     return color(_SERIES[place % len(_SERIES)])
 
 
@@ -104,7 +104,7 @@ def rows_axis(names: Sequence[str], **more: Any) -> Spec:
 
 
 def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
-    """Return a figure for plotly.js; `height` in pixels."""
+    """Return a figure for plotly.js; `data` are its traces, `height` is in pixels."""
     return {
         "data": data,
         "layout": {
@@ -142,12 +142,12 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
 
 
 def room(most: float) -> list[float]:
-    """Return the range of an axis that leaves space for text after the bars."""
+    """Return the range of an axis from 0 that leaves space for text after a bar of `most`."""
     return [0, most * 1.2]
 
 
 def height_of(rows: int, least: int = 120, per_row: int = 26) -> int:
-    """Return the height of a chart with some rows, in pixels."""
+    """Return the height of a chart of `rows` rows, at least `least`, in pixels."""
     return max(least, 60 + rows * per_row)
 
 
@@ -159,7 +159,10 @@ def bars(
     looks: Sequence[str] | str = "compute",
     **layout: Any,
 ) -> Spec:
-    """Return horizontal bars with a label after each; `looks` are names of colors."""
+    """Return horizontal bars with a label after each.
+
+    `title` is that of the horizontal axis; `looks` is the name of a color, or one for each bar.
+    """
     bar_looks = [looks] * len(names) if isinstance(looks, str) else looks
     rows = [shown(shortened(name)) for name in names]
     # One trace per look, as plotly has one pattern for all bars of a trace.
@@ -191,7 +194,11 @@ def bars(
 def heat(
     grid: Sequence[Sequence[float | None]], names: Sequence[str], hover: str, unit: str
 ) -> Spec:
-    """Return the trace of a heat map (dark is low); small maps show their numbers."""
+    """Return the trace of a heat map (dark is low); small maps show their numbers.
+
+    `grid` has a list for each row, None for unknown; `names` label the rows; `hover` is
+    plotly's template of the text at the pointer.
+    """
     cells = sum(len(row) for row in grid)
     is_small = has_room(cells, max((len(row) for row in grid), default=0))
     return {
@@ -215,7 +222,10 @@ def heat(
 
 
 def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -> Spec:
-    """Return the figure of a heat map, its first row at the top; `more` is for both axes."""
+    """Return the figure of a heat map, its first row at the top.
+
+    `height` is in pixels, `x` and `y` are titles, and `more` are plotly's options of both axes.
+    """
     category = {"type": "category", "showgrid": False, **more}
     return spec(
         [drawn],
@@ -226,5 +236,5 @@ def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -
 
 
 def has_room(cells: int, across: int) -> bool:
-    """Whether the cells of a heat map are large enough for their numbers."""
+    """Whether the cells of a heat map with `across` columns can show their numbers."""
     return cells <= _MOST_NUMBERS and across <= _MOST_ACROSS

@@ -92,14 +92,17 @@ def _search(result: SearchResult) -> Page:
 
 
 def _latency(record: Record | None) -> float | None:
+    """Return the step time of a strategy in ns; None for None."""
     return None if record is None else record["total_latency"] * _NS
 
 
 def _memory(record: Record | None) -> float | None:
+    """Return the memory of a strategy in bytes per GPU; None for None."""
     return None if record is None else record["total_mm_cost"]
 
 
 def _front(result: SearchResult) -> Section:
+    """Return the section on speed against memory, with the Pareto front."""
     front = result.pareto()
     smallest = front[-1]
     return Section(
@@ -131,12 +134,14 @@ def _front(result: SearchResult) -> Section:
 
 
 def _sampled(count: int) -> str:
+    """Return the note on strategies that are not drawn, of `count`; empty where all are."""
     if count <= _POINTS:
         return ""
     return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
 
 
 def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
+    """Return a sample of the feasible strategies as points, and the Pareto front as a line."""
     picked = np.linspace(0, result.feasible - 1, min(result.feasible, _POINTS)).astype(np.int64)
     algo, tgs, memory = (
         np.asarray(result.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
@@ -181,6 +186,7 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
 
 
 def _ranking(result: SearchResult) -> Section:
+    """Return the section on the best strategy of each algorithm, and the fastest of all."""
     best = result.best_by_algo()
     drawn = bars(
         [name.upper() for name in best],
@@ -207,7 +213,10 @@ def _ranking(result: SearchResult) -> Section:
 
 
 def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable:
-    """Return a table of strategies; sizes that no record has are left out."""
+    """Return a table of strategies in the order of `records`, numbered from 1.
+
+    `name` is the table's id on the page. Sizes that no record has are left out.
+    """
     numbers = [size for size in _NUMBERS if any(size[2] in record for record in records)]
     rows = []
     for place, record in enumerate(records):
@@ -227,6 +236,7 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
 
 
 def _rejected(result: SearchResult) -> Section:
+    """Return the section on the number of candidates that each rule rejected."""
     rejected = {reason: count for reason, count in result.rejected.items() if count}
     rows = tuple(
         (text(reason), number(count, html.whole)) for reason, count in rejected.items()
@@ -249,6 +259,7 @@ def _rejected(result: SearchResult) -> Section:
 
 
 def _changes(changes: Sequence[HardwareChange]) -> Section:
+    """Return the section on the best strategy after each change of the hardware."""
     rows = tuple(
         (
             text(change.name),
@@ -289,6 +300,7 @@ def _sweep(sweep: SearchSweep) -> Page:
 
 
 def _grid(sweep: SearchSweep) -> Figure:
+    """Return the heat map of tokens/s/GPU by sequence length (down) and GPUs (across)."""
     worlds = sorted({cell.world_size for cell in sweep.cells})
     lengths = sorted({cell.seq_len for cell in sweep.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
@@ -313,6 +325,7 @@ def _grid(sweep: SearchSweep) -> Figure:
 
 
 def _cells(sweep: SearchSweep) -> PageTable:
+    """Return the table of the best strategy of each sequence length and number of GPUs."""
     rows = tuple(
         (
             PageCell(text=f"{html.whole(c.seq_len)} tokens", sort=c.seq_len),

@@ -62,10 +62,12 @@ def section(path: CriticalPath) -> Section:
 
 
 def _sentences(path: CriticalPath) -> list[str]:
+    """Return the notes on the path as sentences."""
     return [f"{note[0].upper()}{note[1:]}." for note in path.about.notes]
 
 
 def _lead(path: CriticalPath) -> html.Words:
+    """Return the sentence on the length of the path and the class with the most time."""
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
@@ -84,6 +86,7 @@ def _lead(path: CriticalPath) -> html.Words:
 
 
 def _strip(path: CriticalPath) -> Figure:
+    """Return the strip of the path over the step, with lanes by kind of work or by rank."""
     table = path.breakdown
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
@@ -113,15 +116,19 @@ def _strip(path: CriticalPath) -> Figure:
 
 
 def _legend(
-    table: pa.Table, own: np.ndarray, classes: Sequence[str]
+    table: pa.Table, bound_by: np.ndarray, classes: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the entries of the legend: the looks that are drawn."""
-    looks = _look_of(table)[np.isin(own, classes)]
+    """Return name and label of each look that is drawn.
+
+    `bound_by` is the class of each row of `table`; only rows of `classes` are drawn.
+    """
+    looks = _look_of(table)[np.isin(bound_by, classes)]
     order = ("compute", *TAGS, "memcpy", "gap", "host")
     return tuple((look, _look_label(look)) for look in order if look in looks)
 
 
 def _shares(path: CriticalPath) -> list[tuple[str, float]]:
+    """Return the classes of time on the path and their shares (0 to 1), largest first."""
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
     falling = sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -129,7 +136,10 @@ def _shares(path: CriticalPath) -> list[tuple[str, float]]:
 
 
 def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> Spec:
-    """Return a row per lane; each look is one trace, so that it is once in the legend."""
+    """Return the chart of lanes; each lane is a label and a mask of the rows of `table`.
+
+    Each look is one trace, so that it is once in the legend.
+    """
     start, stop = (
         table[name].to_numpy().astype(np.float64) for name in ("start_ns", "stop_ns")
     )
@@ -157,6 +167,7 @@ def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> Spec:
 
 
 def _look_of(table: pa.Table) -> np.ndarray:
+    """Return the name of the color of each row: its tag if it communicates, else its kind."""
     tags = table["tag"].to_pylist()
     kinds = table["bound_by"].to_pylist()
     return np.array(
@@ -171,7 +182,10 @@ def _look_of(table: pa.Table) -> np.ndarray:
 def _merged(
     start: Floats, stop: Floats, own: np.ndarray, least: float
 ) -> list[tuple[float, float]]:
-    """Return the pieces of one lane; pieces closer than `least` are merged."""
+    """Return start and stop (ns) of the pieces of one lane.
+
+    `own` is the mask of its rows; pieces closer than `least` ns are merged.
+    """
     pieces: list[list[float]] = []
     for a, b in sorted(zip(start[own].tolist(), stop[own].tolist(), strict=True)):
         if b <= a:
@@ -184,6 +198,7 @@ def _merged(
 
 
 def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spec:
+    """Return bars of one look; `pieces` are (lane, start, stop) in ns, drawn from `begin`."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -199,12 +214,14 @@ def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spe
 
 
 def _look_label(look: str) -> str:
+    """Return the text of a look in the legend: "TP communication", "copy"."""
     return {"gap": "gap", "host": "host", "memcpy": "copy", "compute": "compute"}.get(
         look, f"{look} communication"
     )
 
 
 def _classes(path: CriticalPath) -> PageTable:
+    """Return the table of time on the path by class, of communication also by tag."""
     tags = [
         (f"device: communication, {tag}", ns)
         for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: -pair[1])
@@ -225,11 +242,13 @@ def _classes(path: CriticalPath) -> PageTable:
 
 
 def _class_row(name: str, ns: int, total: int) -> tuple[PageCell, ...]:
+    """Return the row of a class with `ns` on the path, of `total` ns."""
     share = ns / total
     return text(name), number(share, html.percent, share=share), number(ns, html.ns)
 
 
 def _names(path: CriticalPath) -> PageTable:
+    """Return the table of the names with the most own time on the path."""
     rows = tuple(
         (
             text(row["name"]),
@@ -249,6 +268,7 @@ def _names(path: CriticalPath) -> PageTable:
 
 
 def _ranks(path: CriticalPath) -> PageTable:
+    """Return the table of ranks by the wait that they cause, at most 64."""
     ranks = path.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
     rows = tuple(
         (

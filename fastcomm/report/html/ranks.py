@@ -63,6 +63,7 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
 
 
 def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Words:
+    """Return the sentence on the rank that computes the most, compared with the median."""
     if not ranks.is_known:
         # Step times do not show which rank is slow: ranks that wait have long steps, too.
         for row in metrics.across.by_wait_caused(1):
@@ -85,6 +86,7 @@ def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Words:
 
 
 def _heat_map(metrics: Metrics, ranks: RankMeans) -> Figure:
+    """Return the heat maps of ranks (down) and iterations (across), one per measure."""
     heat_, views = metrics.heat, []
     for name in ("compute", "idle", "exposed", "time"):
         grid = np.full((len(ranks.ranks), len(heat_.iterations)), np.nan)
@@ -104,7 +106,12 @@ def _heat_map(metrics: Metrics, ranks: RankMeans) -> Figure:
     )
 
 
-def _view(name: str, grid: _Grid, ranks: np.ndarray, numbers: np.ndarray) -> FigureView:
+def _view(name: str, grid: _Grid, ranks: np.ndarray, iterations: np.ndarray) -> FigureView:
+    """Return the heat map of the measure `name`.
+
+    `grid` has times in ns, a row for each of `ranks` and a column for each of
+    `iterations`. In a large grid, a cell shows the outlier of several ranks and iterations.
+    """
     extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
     down, across = (max(1, -(-count // _MOST_BINS)) for count in grid.shape)
     small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
@@ -117,22 +124,24 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, numbers: np.ndarray) -> Fig
         )
     return FigureView(
         label=MEASURES[name],
-        spec=_cells(small, _bins(ranks, down), _bins(numbers, across), MEASURES[name]),
+        spec=_cells(small, _bins(ranks, down), _bins(iterations, across), MEASURES[name]),
         note=rule,
     )
 
 
 def _bins(numbers: np.ndarray, share: int) -> list[str]:
+    """Return a label for each `share` consecutive numbers: the first and the last of them."""
     parts = [numbers[at : at + share].tolist() for at in range(0, len(numbers), share)]
     return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
 
 
-def _cells(grid: _Grid, rows: list[str], names: list[str], measure: str) -> Spec:
+def _cells(grid: _Grid, ranks: list[str], iterations: list[str], measure: str) -> Spec:
+    """Return the chart of a grid in ns, with the labels of its `ranks` and `iterations`."""
     values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
     hover = f"rank %{{y}}, iteration %{{x}}<br>{measure} %{{z}} ms"
-    drawn = heat(values, rows, hover, "ms") | {"x": names}
+    drawn = heat(values, ranks, hover, "ms") | {"x": iterations}
     has_numbers = has_room(grid.size, grid.shape[1])
-    height = height_of(len(rows), 240, 30) if has_numbers else 460
+    height = height_of(len(ranks), 240, 30) if has_numbers else 460
     return grid_spec(drawn, height, x="iteration", y="rank", nticks=16)
 
 
@@ -157,10 +166,15 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
 
 
 def _key(name: str) -> str:
+    """Return the key of the definition of a measure or category."""
     return _KEYS.get(name, f"exact.{name}")
 
 
 def _table(ranks: RankMeans, why: str) -> PageTable:
+    """Return the table of mean times of each rank; of many, only the extremes.
+
+    `why` explains unknown times.
+    """
     count = len(ranks.ranks)
     order, caption = np.arange(count), "Ranks, means over their iterations"
     if count > _ALL:

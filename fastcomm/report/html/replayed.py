@@ -27,17 +27,17 @@ _MOST_ROWS = 200
 _MOST_BARS = 16
 
 
-def page(found: Session, source: str) -> Page:
-    """The replayed step, its ranks and its critical path, and what was asked of it."""
-    replayed, changed, removed = found.replayed, found.changed, found.removed
+def page(session: Session, source: str) -> Page:
+    """Return the page of a replay; `source` names the trace or trial that was replayed."""
+    replayed, changed, removed = session.replayed, session.changed, session.removed
     facts = [
         html.fact("replay.step_ns", replayed.mean_ns, html.ns, label="replayed"),
-        html.fact("replay.measured_ns", found.measured.time_ns, html.ns, label="measured"),
-        html.fact("replay.error", found.error, html.signed_percent, label="error"),
+        html.fact("replay.measured_ns", session.measured.time_ns, html.ns, label="measured"),
+        html.fact("replay.error", session.error, html.signed_percent, label="error"),
     ]
     if changed is not None:
         facts.append(html.fact("replay.what_if_ns", changed.mean_ns, html.ns, label="what if"))
-    sections = [_ranks(found, changed), _path(found)]
+    sections = [_ranks(session, changed), _path(session)]
     if removed:
         sections.insert(1, _bottlenecks(removed))
     return Page(
@@ -47,7 +47,7 @@ def page(found: Session, source: str) -> Page:
             "A step replays in ",
             html.fact("replay.step_ns", replayed.mean_ns, html.ns),
             ", ",
-            html.fact("replay.error", found.error, html.signed_percent),
+            html.fact("replay.error", session.error, html.signed_percent),
             " beside the measured.",
         ),
         facts=tuple(facts),
@@ -55,17 +55,18 @@ def page(found: Session, source: str) -> Page:
     )
 
 
-def _ranks(found: Session, changed: Replayed | None) -> Section:
+def _ranks(session: Session, changed: Replayed | None) -> Section:
+    """Return the section on the time of each rank; `changed` is the replay with changes."""
     why = "the rank was not measured"
     after = {} if changed is None else changed.by_pid()
     heads = [("replayed", "replay.step_ns"), ("error", "replay.error")]
     heads += [("what if", "replay.what_if_ns")] if changed is not None else []
     rows = []
-    for pid, end in found.replayed.by_pid().items():
+    for pid, end in session.replayed.by_pid().items():
         row: list[PageCell] = [
             text(pid or "all"),
             number(end, html.ns),
-            number(found.error_of(pid), html.signed_percent, why),
+            number(session.error_of(pid), html.signed_percent, why),
         ]
         row += [number(after[pid], html.ns)] if changed is not None else []
         rows.append(tuple(row))
@@ -76,14 +77,14 @@ def _ranks(found: Session, changed: Replayed | None) -> Section:
         name="ranks",
         title="What does each rank do?",
         lead=(f"{html.many(len(rows), 'rank')} were replayed on their devices.",),
-        blocks=(_heat_map(found.replayed), table),
+        blocks=(_heat_map(session.replayed), table),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
         "allow; the gaps that were measured between operations are kept.",
     )
 
 
 def _heat_map(replayed: Replayed) -> Figure:
-    """Time of a rank by kind of operation, in all replayed steps."""
+    """Return the heat map of time by rank and kind of operation, summed over all steps."""
     made = replayed.replayer
     sums: dict[tuple[int, str], float] = defaultdict(float)
     rows = zip(made.pid.tolist(), made.categories, replayed.duration.tolist(), strict=True)
@@ -111,11 +112,13 @@ def _heat_map(replayed: Replayed) -> Figure:
 
 
 def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
+    """Return the time of one kind of operation, summed over all ranks, in ns."""
     return sum(ns for (_, each), ns in sums.items() if each == kind)
 
 
-def _path(found: Session) -> Section:
-    times = found.path_times()[:_MOST_ROWS]
+def _path(session: Session) -> Section:
+    """Return the section on the operations of the critical path and their times."""
+    times = session.path_times()[:_MOST_ROWS]
     rows = tuple((text(name), number(ns, html.ns)) for name, ns in times)
     heads = columns("operation", ("on the path", "replay.cost_ns"))
     table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
@@ -124,14 +127,15 @@ def _path(found: Session) -> Section:
         title="What sets the time of the step?",
         lead=(
             "The critical path of ",
-            html.fact("path.length_ns", found.path.length_ns, html.ns),
-            f" has {html.many(len(found.path.nodes), 'operation')}.",
+            html.fact("path.length_ns", session.path.length_ns, html.ns),
+            f" has {html.many(len(session.path.nodes), 'operation')}.",
         ),
         blocks=(table,),
     )
 
 
 def _bottlenecks(removed: Sequence[Removed]) -> Section:
+    """Return the section on what a step gains without each operation of its path."""
     top = removed[:_MOST_BARS]
     drawn = bars(
         [each.node for each in top],

@@ -65,6 +65,7 @@ def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
 
 
 def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
+    """Return a finding with its cost, its evidence, and the command to run next."""
     command = suggestions.next(finding)
     return PageFinding(
         title=(finding.text,),
@@ -81,6 +82,7 @@ def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
 
 
 def _evidence(finding: Finding) -> list[Fact]:
+    """Return the numbers that support a finding, as far as they are known."""
     return [
         html.fact("findings.evidence", getattr(finding.evidence, name), form, label=label)
         for name, (label, form) in _EVIDENCE.items()
@@ -143,6 +145,7 @@ def run_page(
 
 
 def _about(metrics: Metrics, why: str) -> tuple[Fact, ...]:
+    """Return the number of ranks and of iterations; `why` explains an unknown number."""
     count = len(metrics.measured_ranks)
     return (
         html.fact("ranks", count, html.whole, label=_of_ranks(count, metrics.expected_ranks)),
@@ -151,7 +154,7 @@ def _about(metrics: Metrics, why: str) -> tuple[Fact, ...]:
 
 
 def _of_ranks(count: int, expected: int) -> str:
-    """Return the label after the number of ranks."""
+    """Return the label after the number of ranks, as in "of 8 ranks"."""
     return ranks_words(count, expected).removeprefix(str(count)).strip()
 
 
@@ -161,6 +164,7 @@ def _left_out(metrics: Metrics) -> list[str]:
 
 
 def _measured_evidence(metrics: Metrics) -> Section:
+    """Return the section on the process groups and where their tags come from."""
     rows = tuple(
         (
             text(group_name(row["description"], row["size"])),

@@ -72,6 +72,7 @@ def _why(metrics: Metrics) -> str:
 
 
 def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Words:
+    """Return the sentence on the slowest parallelism; `by_tag` has bus bytes per second."""
     slowest = min(by_tag, key=lambda tag: by_tag[tag])
     speed = metrics.bandwidth[slowest]
     text_: list[str | Fact] = [
@@ -88,6 +89,7 @@ def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Words:
 
 
 def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
+    """Return bars of the mean bus bandwidth; `by_tag` has it in bytes per second."""
     tags, link = list(by_tag), metrics.link_bandwidth
     most = max([*by_tag.values(), link or 0.0]) / _GB
     drawn = bars(
@@ -112,6 +114,7 @@ def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
 
 
 def _bar_label(metrics: Metrics, tag: str) -> str:
+    """Return the share of the link that a parallelism reaches, else its bus bandwidth."""
     speed = metrics.bandwidth[tag]
     if speed.avg_bus_util is None:
         return html.rate(speed.avg_bus_bw or 0)
@@ -119,6 +122,10 @@ def _bar_label(metrics: Metrics, tag: str) -> str:
 
 
 def _link_line(link: float | None, side: str) -> dict[str, Any]:
+    """Return the layout of a dashed line at the bandwidth of the link.
+
+    `link` is in bytes per second; None or 0: no line. `side` is the axis of bandwidths, x or y.
+    """
     if not link:
         return {}
     at = link / _GB
@@ -149,6 +156,7 @@ def _link_line(link: float | None, side: str) -> dict[str, Any]:
 
 
 def _by_size(metrics: Metrics) -> Block:
+    """Return lines of the median bus bandwidth over message size, or why there are none."""
     rows = [row for row in metrics.tables["collectives"].to_pylist() if row["p50_bus_bw"]]
     title = "Bus bandwidth by size of the message"
     if not rows:
@@ -180,8 +188,12 @@ def _by_size(metrics: Metrics) -> Block:
     )
 
 
-def _line(place: int, key: tuple[str, int | None], rows: list[dict[str, Any]]) -> Spec:
-    op, size = key
+def _line(place: int, kind: tuple[str, int | None], rows: list[dict[str, Any]]) -> Spec:
+    """Return the line of one kind of collectives: operation and group size.
+
+    `place`, the number of the line from 0, determines its look. A row has one message size.
+    """
+    op, size = kind
     name = op if size is None else f"{op}, {size} ranks"
     return {
         "type": "scatter",
@@ -212,6 +224,7 @@ def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _collectives(metrics: Metrics) -> PageTable:
+    """Return the table of median bus bandwidth by operation, group and message size."""
     rows = tuple(
         (
             text(row["op"]),
@@ -237,6 +250,7 @@ def _collectives(metrics: Metrics) -> PageTable:
 
 
 def _table(metrics: Metrics) -> PageTable:
+    """Return the table of bandwidth and utilization by parallelism."""
     rows = []
     for tag, speed in metrics.bandwidth.items():
         no_share = _NO_BYTES if speed.avg_bw is None else NO_LINK

@@ -55,6 +55,7 @@ def page(result: Stragglers, source: str) -> Page:
 
 
 def _facts(result: Stragglers) -> tuple[Fact, ...]:
+    """Return the step times, and the slowdown from launches, last stage and worst ranks."""
     worst = None if result.worst is None else result.worst.rem
     means = (float(times.mean()) for times in (result.nodelay.whole, result.ideal.whole))
     step, ideal = means
@@ -77,6 +78,7 @@ def _facts(result: Stragglers) -> tuple[Fact, ...]:
 
 
 def _workers(result: Stragglers) -> Section:
+    """Return the section on the slowdown by data rank (down) and stage (across)."""
     title = "Which workers are slow?"
     workers = result.workers
     if workers is None:
@@ -120,6 +122,7 @@ def _workers(result: Stragglers) -> Section:
 
 
 def _parts(result: Stragglers) -> Section:
+    """Return the section on the slowdown that each data rank, stage or operation causes."""
     title = "What causes the slowdown?"
     if result.blocking is None:
         missing = Missing(title="By data rank, stage and operation", why=_LITTLE)
@@ -166,6 +169,7 @@ def _parts(result: Stragglers) -> Section:
 
 
 def _steps(result: Stragglers) -> Section:
+    """Return the section on the measured and the ideal time of each step."""
     pairs = zip(
         result.chosen, result.nodelay.whole.tolist(), result.ideal.whole.tolist(), strict=True
     )
@@ -193,6 +197,7 @@ def _steps(result: Stragglers) -> Section:
 
 
 def _lines(result: Stragglers) -> Spec:
+    """Return lines of the recorded, the replayed and the ideal time over the steps."""
     lines = [
         {
             "type": "scatter",

@@ -84,12 +84,14 @@ def volume_section(metrics: Metrics) -> Section:
 
 
 def _spec(by_tag: dict[str, float]) -> Spec:
+    """Return bars by parallelism; `by_tag` has bytes per step and GPU."""
     values = [by_tag[tag] / _MB for tag in by_tag]
     labels = [html.size(count) for count in by_tag.values()]
     return bars(list(by_tag), values, labels, "MB per step and GPU", looks=list(by_tag))
 
 
 def _table(metrics: Metrics) -> PageTable:
+    """Return the table of events and bytes by parallelism."""
     rows = []
     for tag, volume in metrics.volume.items():
         unsized = metrics.bandwidth[tag].events_without_bytes
@@ -157,6 +159,7 @@ def _least(metrics: Metrics) -> html.Words:
 
 
 def _figure(metrics: Metrics) -> Figure:
+    """Return bars of overlapped and exposed communication by parallelism."""
     tags = [tag for tag, share in metrics.overlap.by_tag.items() if share is not None]
     overlapped, not_overlapped = zip(
         *(overlap_ns(metrics.tables["iterations"], tag) for tag in tags), strict=True
@@ -195,6 +198,7 @@ def _figure(metrics: Metrics) -> Figure:
 def _overlap_spec(
     tags: list[str], overlapped: tuple[float, ...], not_overlapped: tuple[float, ...]
 ) -> Spec:
+    """Return stacked bars, one per tag; the times are in ns per step and rank."""
     bars: list[Spec] = [
         {
             "type": "bar",
@@ -254,6 +258,7 @@ def windows_section(metrics: Metrics, why: str) -> Section:
 
 
 def _windows_figure(metrics: Metrics) -> Figure:
+    """Return the cumulative distributions of the pairs whose windows take the most time."""
     windows = sorted(
         metrics.windows or (), key=lambda window: -abs(window.mean_ns) * window.count
     )
@@ -289,6 +294,7 @@ def _windows_figure(metrics: Metrics) -> Figure:
 
 
 def _windows_lengths(metrics: Metrics) -> dict[tuple[str, str], _Lengths]:
+    """Return the lengths of windows in ns, ascending, by the tags before and after."""
     table = metrics.tables["windows_cdf"]
     source, target = (np.array(table[name].to_pylist(), object) for name in ("from", "to"))
     length = table["window_ns"].to_numpy().astype(np.float64)
@@ -301,7 +307,10 @@ def _windows_lengths(metrics: Metrics) -> dict[tuple[str, str], _Lengths]:
 
 
 def _line(place: int, name: str, lengths: _Lengths) -> Spec:
-    """Return the line of a distribution, at limited resolution; few windows are all drawn."""
+    """Return the cumulative distribution of `lengths` (ns), at limited resolution.
+
+    `place`, the number of the line from 0, determines its look.
+    """
     count = len(lengths)
     share = np.unique(np.linspace(1, count, min(count, _POINTS)).astype(np.int64))
     at = lengths[share - 1]
@@ -329,6 +338,7 @@ def _bent(ns: float) -> float:
 
 
 def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
+    """Return ticks between the two `ends`, which are positions as `_bent` returns them."""
     sizes = [0.0, *(10.0**power for power in range(3, 13))]
     signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
     inside = [ns for ns in signed if ends[0] - 0.5 <= _bent(ns) <= ends[1] + 0.5]
@@ -339,6 +349,7 @@ def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
 
 
 def _windows_table(metrics: Metrics) -> PageTable:
+    """Return the table of windows by pair of tags, with the longest mean first."""
     rows = tuple(
         (
             text(f"{window.source} to {window.target}"),
