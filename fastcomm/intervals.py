@@ -39,7 +39,7 @@ def union(*sets: Intervals) -> Merged:
         If starts or stops are not integers, or their numbers differ.
 
     """
-    pairs = [_sorted(each) for each in sets] or [_sorted(((), ()))]
+    pairs = [_sorted(one) for one in sets] or [_sorted(((), ()))]
     start, stop = (
         pairs[0]
         if len(pairs) == 1

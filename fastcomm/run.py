@@ -74,11 +74,11 @@ class Run:
         """Describe the run as `fastcomm info` does, by its first rank or by all."""
         from fastcomm.analyses.info import info
 
-        given = set(non_default(self.options)) - {"ranks", "keep_going"}
+        user_options = set(non_default(self.options)) - {"ranks", "keep_going"}
         return info(
             self._traces,
             all_ranks=all_ranks,
-            anew=bool(given),
+            anew=bool(user_options),
             workers=self._executor,
             keep_going=self.options.keep_going,
         )
@@ -155,11 +155,11 @@ class Run:
         from fastcomm.report.html.run_page import write_report
 
         chosen = build(ReportOptions, options, "report")
-        found = self._measured(chosen)
+        metrics = self._measured(chosen)
         write_report(
-            found,
+            metrics,
             html,
-            critical=None if chosen.no_path else run_path(found, self._whole),
+            critical=None if chosen.no_path else run_path(metrics, self._whole),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,

@@ -96,8 +96,8 @@ def examine(
 
 
 def _checks(dask: str | None, wait_s: float, store: str | None) -> Iterator[Check]:
-    for name, found in versions().items():
-        yield Check(name=name, found=found, state="bad" if found == "none" else "ok")
+    for name, version in versions().items():
+        yield Check(name=name, found=version, state="bad" if version == "none" else "ok")
     yield from _packages()
     yield Check(
         name="system",
@@ -116,11 +116,11 @@ def _checks(dask: str | None, wait_s: float, store: str | None) -> Iterator[Chec
 
 def _packages() -> Iterator[Check]:
     for name in _NEEDED:
-        found = installed(name)
-        yield Check(name=name, found=found or "none", state="ok" if found else "note")
+        version = installed(name)
+        yield Check(name=name, found=version or "none", state="ok" if version else "note")
     for name, use in OPTIONAL.items():
-        found = installed(name)
-        yield Check(name=name, found=found or f"not installed: no {use}")
+        version = installed(name)
+        yield Check(name=name, found=version or f"not installed: no {use}")
 
 
 def _cores() -> Check:

@@ -62,11 +62,11 @@ def _joined(parts: Parts) -> StepConstraints:
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:
         ((rank, trace),) = traces.items()
-        found = paths[rank]
-        nodes = len(found.graph.time)
+        path = paths[rank]
+        nodes = len(path.graph.time)
         return StepConstraints(
-            graph=found.graph,
-            on_device=found.on_device,
+            graph=path.graph,
+            on_device=path.on_device,
             rank_of=np.zeros(nodes, np.int64),
             first=np.zeros(1, np.int64),
             traces=(trace,),
@@ -113,11 +113,11 @@ def session_of_trial(
             unlimited_updates=options.unlimited_updates,
         ),
     )
-    made = replayed.replayed.replayer
-    alone = tensors_alone(made, options.tensors) if options.tensors else None
+    replayer = replayed.replayed.replayer
+    alone = tensors_alone(replayer, options.tensors) if options.tensors else None
     others = predictions(
         trial,
-        made,
+        replayer,
         with_daydream=predicted.daydream,
         hosts=predicted.hosts,
         fuse=predicted.fuse,

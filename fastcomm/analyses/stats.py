@@ -99,7 +99,7 @@ def _operation(statistics: Statistics, k: int) -> dict[str, Any]:
     }
 
 
-def _tensors(known: ParameterDict) -> list[dict[str, Any]]:
+def _tensors(parameters: ParameterDict) -> list[dict[str, Any]]:
     """Return a row per tensor; null where the trial does not say it."""
     return [
         {
@@ -108,9 +108,9 @@ def _tensors(known: ParameterDict) -> list[dict[str, Any]]:
             "shape": each.shape,
             "dtype": each.dtype,
             "bytes": each.size,
-            "updates": known.update_of.get(each.index, ()),
+            "updates": parameters.update_of.get(each.index, ()),
         }
-        for each in known.parameters
+        for each in parameters.parameters
     ]
 
 

@@ -94,10 +94,10 @@ class _Group(SuggestingGroup):
         except OutputError:
             sys.exit(1)  # `whole_output` says why
         except OSError as error:
-            raise click.ClickException(inert_lines(_words(error))) from error
+            raise click.ClickException(inert_lines(_os_error_text(error))) from error
 
 
-def _words(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     """Return the reason that the system gives for an error, after the file or "output"."""
     return f"{error.filename or 'output'}: {error.strerror or error}"
 

@@ -98,12 +98,12 @@ class OptionsCommand(cloup.Command):
     def _sections(self, ctx: click.Context) -> list[HelpSection]:
         """Return all options under their headings."""
         rows: dict[str, list[OptionRow]] = {}
-        for each in self.get_params(ctx):
+        for option in self.get_params(ctx):
             if (
-                isinstance(each, click.Option)
-                and (record := each.get_help_record(ctx)) is not None
+                isinstance(option, click.Option)
+                and (record := option.get_help_record(ctx)) is not None
             ):
-                rows.setdefault(_heading(each), []).append(record)
+                rows.setdefault(_heading(option), []).append(record)
         order = sorted(rows, key=lambda heading: (heading != COMMON, heading == OUTPUT.title))
         return [HelpSection(heading=name, definitions=rows[name]) for name in order]
 
@@ -113,7 +113,7 @@ class OptionsCommand(cloup.Command):
         first, *others = self._sections(ctx)
         if ctx.meta.get(HELP_ALL) or first.heading != COMMON or not others:
             return
-        count = sum(len(each.definitions) for each in others)
+        count = sum(len(group.definitions) for group in others)
         formatter.write(f"\n{ctx.command_path} --help-all shows {count} more options.\n")
 
 

@@ -88,17 +88,17 @@ def run(
                 each if set(each["ranks"]) <= set(ranks) else measured(name, path, of_ranks)
                 for each, (name, path) in zip(both, paths, strict=True)
             ]
-    found = compare(*same, whole=(both[0], both[1]))
+    comparison = compare(*same, whole=(both[0], both[1]))
     warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in both)))
-    warn(filter(None, (each.doubt(found) for each in parsed)))
-    holding = tuple(each.text for each in parsed if each.holds(found))
-    found = replace(found, conditions_that_hold=holding)
+    warn(filter(None, (each.doubt(comparison) for each in parsed)))
+    holding = tuple(each.text for each in parsed if each.holds(comparison))
+    comparison = replace(comparison, conditions_that_hold=holding)
     if output is not None:
-        report.write(found, output, xlsx=xlsx)
+        report.write(comparison, output, xlsx=xlsx)
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        report.show(found, [each.text for each in parsed])
+        report.show(comparison, [each.text for each in parsed])
     if holding:
         ctx.exit(REGRESSED)
     if any(each["failed"] for each in both):
@@ -140,8 +140,8 @@ def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict
 
     try:
         where = place(path)
-        if is_local(where) and (kept := analyses_compare.read(where)) is not None:
-            return kept
+        if is_local(where) and (saved := analyses_compare.read(where)) is not None:
+            return saved
         return measure_now().to_dict()
     except FastcommError as error:
         raise type(error)(f"{name} ({path}): {error}") from error

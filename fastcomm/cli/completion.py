@@ -20,6 +20,6 @@ def run(shell: str) -> None:
 
     from fastcomm.cli import main
 
-    found = get_completion_class(shell)
-    if found is not None:
-        click.echo(found(main, {}, "fastcomm", "_FASTCOMM_COMPLETE").source())
+    completion = get_completion_class(shell)
+    if completion is not None:
+        click.echo(completion(main, {}, "fastcomm", "_FASTCOMM_COMPLETE").source())

@@ -93,7 +93,7 @@ def _uniform(
     run = open_traces((path,), reading, whole=True)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)
-    say(*(f"skipped: {each}" for each in source.read.failed))
+    say(*(f"skipped: {skipped}" for skipped in source.read.failed))
     write_uniform(source.trace, destination)
     if source.read.failed:
         ctx.exit(INCOMPLETE)
@@ -126,13 +126,13 @@ def _chakra(
     from fastcomm.report.console import progress
 
     with executor_for(execution) as engine:
-        found = open_traces((path,), reading, whole=True)
-        warn(found.warnings)
+        traces = open_traces((path,), reading, whole=True)
+        warn(traces.warnings)
         if engine.is_here:
             preparation.compile_critical_path()
-        with progress(found) as advance:
+        with progress(traces) as advance:
             written = chakra.convert(
-                found,
+                traces,
                 output.absolute(),
                 engine,
                 keep_going=reading.keep_going,
@@ -142,7 +142,7 @@ def _chakra(
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())
     )
-    say(*(f"skipped: {each}" for each in written.failed))
+    say(*(f"skipped: {skipped}" for skipped in written.failed))
     _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
     if written.failed:
         ctx.exit(INCOMPLETE)

@@ -117,22 +117,22 @@ def run(
     """
     if one_rank_options.is_given:
         trace, skipped = one_rank(paths, path_options.rank, reading, execution)
-        found = _path_of(trace, path_options, one_rank_options)
-        found.failed = tuple(skipped)
+        critical = _path_of(trace, path_options, one_rank_options)
+        critical.failed = tuple(skipped)
     else:
-        found = find_path(paths, path_options, reading, execution)
+        critical = find_path(paths, path_options, reading, execution)
     if files.html is not None:
-        _write_page(found, paths, path_options, reading, files.html)
-    _show(found, files)
-    if found.failed:
+        _write_page(critical, paths, path_options, reading, files.html)
+    _show(critical, files)
+    if critical.failed:
         ctx.exit(INCOMPLETE)
 
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
     """Return the path of one trace; write --overlay and --save, and analyze --deps."""
     find, drawing_type = _rules(options)
-    found = find(trace, window)
-    if found.path is None:
+    critical = find(trace, window)
+    if critical.path is None:
         raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
     warn(trace.meta.warnings)
     if options.overlay:
@@ -140,12 +140,12 @@ def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "C
 
         only = not (options.all_events or options.all_edges)
         drawing = drawing_type(only_critical=only, all_edges=options.all_edges)
-        write(trace, found, options.overlay, drawing)
+        write(trace, critical, options.overlay, drawing)
     if options.save:
-        found.save(options.save)
+        critical.save(options.save)
     if options.deps:
-        found.data = _data(trace, found, options.execution_trace)
-    return found
+        critical.data = _data(trace, critical, options.execution_trace)
+    return critical
 
 
 def _rules(
@@ -185,7 +185,7 @@ def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataD
 
 
 def _write_page(
-    found: "CriticalPath",
+    critical: "CriticalPath",
     paths: tuple[str, ...],
     window: PathOptions,
     reading: ReadOptions,
@@ -193,13 +193,13 @@ def _write_page(
 ) -> None:
     """Write the page of a path to `html`; its commands repeat the options of this one."""
     from fastcomm.report.commands import reading_arguments, window_arguments
-    from fastcomm.report.html import critical
+    from fastcomm.report.html import critical as pages
     from fastcomm.report.html import write as write_page
 
     options = [*reading_arguments(reading), *window_arguments(window)]
-    if found.is_joined and reading.keep_going:
+    if critical.is_joined and reading.keep_going:
         options.append("--keep-going")
-    write_page(critical.page(found, paths, options), html)
+    write_page(pages.page(critical, paths, options), html)
 
 
 def _show(path: "CriticalPath", files: ResultFiles) -> None:

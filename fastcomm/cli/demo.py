@@ -94,9 +94,11 @@ def run(
         sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
     else:
         paths = write(job, Path(directory))
-    said = "".join(f" --{name} {size}" for name, size in sizes.items())
+    layout = "".join(f" --{name} {size}" for name, size in sizes.items())
     place = shell_quoted(str(directory))
-    command = f"fastcomm metrics {place}{said} --link-bandwidth {shell_quoted(link_bandwidth)}"
+    command = (
+        f"fastcomm metrics {place}{layout} --link-bandwidth {shell_quoted(link_bandwidth)}"
+    )
     say(f"wrote {counted(len(paths), 'trace')} to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes

@@ -112,8 +112,8 @@ def simulate(
 
     opened = open_workload(workload, request.shape)
     terms = request.terms(opened.recipe)
-    found = simulation.simulate(opened, names.split(","), terms, available=STRATEGIES)
-    request.give(found, report.show)
+    result = simulation.simulate(opened, names.split(","), terms, available=STRATEGIES)
+    request.give(result, report.show)
 
 
 @run.command("compare", has_tables=True)
@@ -136,10 +136,10 @@ def compare(
     shape = request.shape
     opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
     terms = request.terms(opened.recipe)
-    found = simulation.simulate(
+    result = simulation.simulate(
         opened, tuple(STRATEGIES), terms, available=STRATEGIES, lenient=True
     )
-    request.give(found, report.compare)
+    request.give(result, report.compare)
 
 
 _place = partial(option, group=WORKLOAD, is_common=True)
@@ -196,7 +196,7 @@ def place(
     loads = None
     if load is not None:
         loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
-    found = placement.simulate_placement(
+    result = placement.simulate_placement(
         opened,
         names.split(","),
         request.terms(opened.recipe),
@@ -205,7 +205,7 @@ def place(
         groups=groups,
         loads=loads,
     )
-    request.give(found, report.place)
+    request.give(result, report.place)
 
 
 @run.command("sweep", has_tables=True)
@@ -233,10 +233,10 @@ def sweep(
 
     grid = dict(simulation.axis(text) for text in over)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
-    found = simulation.sweep(
+    result = simulation.sweep(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
-    request.give(found, report.sweep)
+    request.give(result, report.sweep)
 
 
 def _recipe(shape: WorkloadOptions) -> Recipe:
@@ -272,7 +272,7 @@ def _sources(text: str, recipe: Recipe) -> list[int]:
     if not sum(weight):
         raise ConfigError(f"--hot-ranks: found {shortened(text)!r}, wanted a factor above 0")
     edges, passed = [0], 0.0
-    for each in weight:
-        passed += each
+    for own in weight:
+        passed += own
         edges.append(round(recipe.tokens * passed / sum(weight)))
     return [after - before for before, after in itertools.pairwise(edges)]

@@ -37,12 +37,12 @@ def run(
     """
     from fastcomm.analyses.doctor import examine
 
-    found = examine(dask, wait_s=dask_wait, store=store)
+    diagnosis = examine(dask, wait_s=dask_wait, store=store)
     if as_json:
-        print_json(found)
+        print_json(diagnosis)
     else:
         marks = {"ok": " ", "note": "?", "bad": "!"}
-        for each in found.checks:
-            click.echo(f"{marks[each.state]} {each.name:<18} {each.found}")
-    if found.is_bad:
+        for check in diagnosis.checks:
+            click.echo(f"{marks[check.state]} {check.name:<18} {check.found}")
+    if diagnosis.is_bad:
         ctx.exit(1)

@@ -209,8 +209,8 @@ def replay(
     """
     from fastcomm.analyses.replay import session_of_trial
 
-    made = session_of_trial(_read_trial(path, trial), options, predicted)
-    ctx.exit(give_session(made, path, session, workers=workers, by_name=False))
+    replay_session = session_of_trial(_read_trial(path, trial), options, predicted)
+    ctx.exit(give_session(replay_session, path, session, workers=workers, by_name=False))
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":

@@ -53,18 +53,18 @@ def run(
     from fastcomm.cli import INCOMPLETE
 
     with executor_for(execution) as executor:
-        found = _seen(paths, reading, executor, all_ranks=all_ranks)
+        details = _inspected(paths, reading, executor, all_ranks=all_ranks)
     if as_json:
-        print_json(found)
+        print_json(details)
     else:
         from fastcomm.report.info import show
 
-        show(found, paths)
-    if found.failed:
+        show(details, paths)
+    if details.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _seen(
+def _inspected(
     paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
 ) -> "Info":
     """Describe the run at the paths; `all_ranks` reads every rank, not the first alone."""

@@ -52,9 +52,9 @@ def run(
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
     with unguarded(), executor_for(execution) as executor:
-        found = _stored(paths, output, reading, executor)
-    _show(found)
-    if found.manifest.failed:
+        ingested = _stored(paths, output, reading, executor)
+    _show(ingested)
+    if ingested.manifest.failed:
         ctx.exit(INCOMPLETE)
 
 
@@ -91,7 +91,7 @@ def _show(ingested: "Ingested") -> None:
 
     manifest, entries = ingested.manifest, ingested.manifest.ranks
     ranks = [entry.rank for entry in entries]
-    left_out = [left.skipped() for left in manifest.failed]
+    left_out = [rank.skipped() for rank in manifest.failed]
     expected = expected_ranks(ranks, manifest.world_size, left_out)
     size = sum(entry.size for entry in entries)
     # Several ranks may be in one file.
@@ -104,5 +104,5 @@ def _show(ingested: "Ingested") -> None:
     ]
     if ingested.kept:
         lines.append(f"kept, for nothing has changed: {named_ranks(ingested.kept)}")
-    lines += [f"skipped: {left}" for left in left_out]
+    lines += [f"skipped: {rank}" for rank in left_out]
     say(*lines)

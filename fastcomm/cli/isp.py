@@ -340,28 +340,28 @@ def run(
         raise ConfigError("--sensitivity does not apply to --compat; leave one out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat takes one --seq-len")
-    asked = isp.question_of(options)
+    question = isp.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
-        _sweep(asked, using, lengths, files)
+        _sweep(question, using, lengths, files)
         return
-    found = replace(
-        _found(asked, using, options), top=showing.top, calibration=using.calibration
+    result = replace(
+        _searched(question, using, options), top=showing.top, calibration=using.calibration
     )
     if showing.sensitivity:
-        found = replace(found, sensitivity=_changes(found, using))
-    _write(found, files)
+        result = replace(result, sensitivity=_changes(result, using))
+    _write(result, files)
     if files.as_json:
-        print_json(found)
-    elif found.feasible:
-        _show(found, showing)
-    if not found.feasible:
+        print_json(result)
+    elif result.feasible:
+        _show(result, showing)
+    if not result.feasible:
         from fastcomm.errors import FastcommError
 
-        raise FastcommError(found.nearest())
+        raise FastcommError(result.nearest())
 
 
-def _found(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
+def _searched(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
     """Return the result of the search; with --compat by the rules of the original."""
     if options.compat is None:
         from fastcomm.isp.search import search
@@ -393,13 +393,13 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
     """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual."""
     for name in _TOKENS:
         for part in map(str.strip, str(getattr(options, name)).split(",")):
-            if not (found := _DECIMAL.fullmatch(part)):
+            if not (match := _DECIMAL.fullmatch(part)):
                 continue
-            binary = f"{found[1]}{found[2].upper()}i"
+            binary = f"{match[1]}{match[2].upper()}i"
             tokens = parse_quantity(part, name.replace("_", " "))
             yield (
                 f"--{name.replace('_', '-')} {part} is {tokens} tokens; {binary} is "
-                f"{float(found[1]) * parse_quantity(f'1{found[2]}i', name):.0f}"
+                f"{float(match[1]) * parse_quantity(f'1{match[2]}i', name):.0f}"
             )
 
 
@@ -438,11 +438,11 @@ def _sweep(
     from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
 
-    found = sweep(question, using.cluster, lengths, using.attention)
-    _write(found, files)
+    result = sweep(question, using.cluster, lengths, using.attention)
+    _write(result, files)
     if files.as_json:
-        print_json(found)
+        print_json(result)
     else:
-        report.heat_map(found)
+        report.heat_map(result)
         if using.calibration:
             report.calibration(using.calibration)

@@ -55,10 +55,10 @@ def fitted(text: str, first: int = 0) -> str:
         width = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
         width = get_terminal_size().columns
-    taken = [" " * first, *[""] * text.count("\n")]
+    indents = [" " * first, *[""] * text.count("\n")]
     return "\n".join(
         line if line.startswith("    ") else _broken(line, max(width, _LEAST_WIDTH), before)
-        for line, before in zip(text.split("\n"), taken, strict=True)
+        for line, before in zip(text.split("\n"), indents, strict=True)
     )
 
 
@@ -76,7 +76,7 @@ def _broken(line: str, width: int, before: str) -> str:
 
 def talk(level: int) -> None:
     """Print messages of this level of `logging` or above to stderr from now on."""
-    if not any(isinstance(each, _Stderr) for each in _LOG.handlers):
+    if not any(isinstance(handler, _Stderr) for handler in _LOG.handlers):
         handler = _Stderr()
         handler.setFormatter(_Timed())
         _LOG.addHandler(handler)
@@ -110,12 +110,12 @@ class SuggestingGroup(click.Group):
 
     def _suggestion(self, ctx: click.Context, name: str) -> str:
         """Return the command that was probably meant, as a sentence; empty without one."""
-        known = self.list_commands(ctx)
-        near = [each for each in known if each.startswith(name.lower())]
-        near = near or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        commands = self.list_commands(ctx)
+        near = [command for command in commands if command.startswith(name.lower())]
+        near = near or get_close_matches(name.lower(), commands, n=1, cutoff=0.5)
         if near:
             return f" Did you mean {near[0]!r}?"
-        if "metrics" in known and Path(name).exists():
+        if "metrics" in commands and Path(name).exists():
             return f" To measure {name}: {ctx.command_path} metrics {shell_quoted(name)}"
         return ""
 
@@ -162,19 +162,19 @@ def whole_output() -> Iterator[None]:
     other error with one line and exit code 1. A stream that somebody put in the place of
     standard output is left alone.
     """
-    theirs = sys.stdout
-    if theirs is not sys.__stdout__:
+    outer = sys.stdout
+    if outer is not sys.__stdout__:
         yield
         return
-    raw = _Descriptor(_CLOSED if theirs is None else theirs.fileno())
-    ours = _stream(raw, theirs)
-    sys.stdout = ours
+    raw = _Descriptor(_CLOSED if outer is None else outer.fileno())
+    stream = _stream(raw, outer)
+    sys.stdout = stream
     try:
         yield
     finally:
         with suppress(OutputError):
-            ours.flush()
-        sys.stdout = theirs
+            stream.flush()
+        sys.stdout = outer
         if raw.error is not None:
             _end(raw.error)
 

@@ -71,20 +71,20 @@ def run(
     wants_tables = output is not None or html is not None
     with executor_for(execution) as executor:
         options = replace(metrics, with_tables=wants_tables)
-        found = measure(paths, reading, options, executor)
+        metrics_ = measure(paths, reading, options, executor)
     if output is not None:
         from fastcomm.report import files
 
-        files.write_metrics(found, output, xlsx=xlsx)
+        files.write_metrics(metrics_, output, xlsx=xlsx)
     if html is not None:
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html import run_page
         from fastcomm.report.html import write as write_page
 
-        page = run_page.run_page(found, paths, options=reading_arguments(reading))
+        page = run_page.run_page(metrics_, paths, options=reading_arguments(reading))
         write_page(page, html)
-    show(found, as_json, full=full, spec=spec)
-    if found.failed:
+    show(metrics_, as_json, full=full, spec=spec)
+    if metrics_.failed:
         ctx.exit(INCOMPLETE)
 
 

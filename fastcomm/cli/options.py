@@ -33,10 +33,10 @@ class Number(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Return the number; a usage error for NaN, which no comparison refuses."""
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
-        return found
+        return number
 
 
 class Rate(click.ParamType[str]):
@@ -86,7 +86,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         If the text is anything else, or names more than 2^20 numbers.
 
     """
-    found: list[int] = []
+    values: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         least, most = whole(first), whole(last if dash else first)
@@ -95,13 +95,13 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
                 f"{name}: found {shortened(part)!r} in {shortened(text)!r}, wanted numbers "
                 f"from 0 to {MOST_NUMBER}, as in 0-7,12"
             )
-        if len(found) + most - least >= MOST_LISTED:
+        if len(values) + most - least >= MOST_LISTED:
             raise ConfigError(
                 f"{name}: {shortened(text)!r} names more than {MOST_LISTED} numbers; wanted "
                 "fewer, as in 0-7,12"
             )
-        found.extend(range(least, most + 1))
-    return tuple(found)
+        values.extend(range(least, most + 1))
+    return tuple(values)
 
 
 NUMBER = click.IntRange(0, MOST_NUMBER)
@@ -258,8 +258,8 @@ def _as_options(text: str, names: Sequence[str]) -> str:
     """Return an error message; fields of `names` at its beginning are written as options."""
     subject, colon, rest = text.partition(":")
     subject, contradict, other = subject.partition(" contradict ")
-    words = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]
-    return f"{' '.join(words)}{contradict}{other}{colon}{rest}"
+    parts = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]
+    return f"{' '.join(parts)}{contradict}{other}{colon}{rest}"
 
 
 def run_options(command: F) -> F:

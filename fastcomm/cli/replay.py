@@ -88,8 +88,10 @@ def run(
     rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most specific one
     wins.
     """
-    made = _replayed(path, path_options, reading, execution)
-    ctx.exit(give_session(made, path, session, workers=execution.workers, by_name=True))
+    replay_session = _replayed(path, path_options, reading, execution)
+    ctx.exit(
+        give_session(replay_session, path, session, workers=execution.workers, by_name=True)
+    )
 
 
 def _replayed(
@@ -113,7 +115,7 @@ def _replayed(
                 keep_going=reading.keep_going,
                 progress=advance,
             )
-    say(*(f"skipped: {each}" for each in (step.read.failed if step.read else ())))
+    say(*(f"skipped: {rank}" for rank in (step.read.failed if step.read else ())))
     return session_of(step)
 
 

@@ -62,16 +62,16 @@ def run(
     from fastcomm.report.html.run_page import write_report
 
     with executor_for(execution) as executor:
-        found = measure(paths, reading, metrics, executor)
+        measured = measure(paths, reading, metrics, executor)
         whole = None if no_path else open_traces(paths, reading, executor, whole=True)
     write_report(
-        found,
+        measured,
         html,
-        critical=None if whole is None else run_path(found, whole),
+        critical=None if whole is None else run_path(measured, whole),
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,
     )
     say(f"wrote {html}")
-    if found.failed:
+    if measured.failed:
         ctx.exit(INCOMPLETE)

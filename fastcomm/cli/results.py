@@ -113,11 +113,11 @@ def measure(
         )
 
 
-def print_json(found: "Result") -> None:
+def print_json(result: "Result") -> None:
     """Print the JSON document of a result."""
-    from fastcomm import result
+    from fastcomm.result import dumps
 
-    click.echo(result.dumps(found.to_dict()))
+    click.echo(dumps(result.to_dict()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ FILE = "FASTCOMM_SETTINGS"  # the environment variable that names another file
 
 def path() -> Path | None:
     """Return the path of the settings file, which need not exist; None without a home."""
-    if said := os.environ.get(FILE):
-        return Path(said)
+    if environment_path := os.environ.get(FILE):
+        return Path(environment_path)
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():  # invalid, and would be one of the working directory
         try:
@@ -41,10 +41,10 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
         return {}
     from fastcomm import files
 
-    said = files.toml(file).get(name, {})
-    if not isinstance(said, dict):
-        raise ConfigError(f"{file}: {name}: found {said!r}, wanted a table: [{name}]")
-    return _by_parameter(command, said, f"{file}: [{name}]")
+    section = files.toml(file).get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: {name}: found {section!r}, wanted a table: [{name}]")
+    return _by_parameter(command, section, f"{file}: [{name}]")
 
 
 def _is_there(file: Path) -> bool:
@@ -72,15 +72,15 @@ def _by_parameter(
                 )
             inner[name] = _by_parameter(below, options, f"{where[:-1]}.{name}]")
         return inner
-    known = {
-        word.removeprefix("--"): each.name
-        for each in command.params
-        if isinstance(each, click.Option)
-        for word in each.opts
+    by_option = {
+        word.removeprefix("--"): parameter.name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for word in parameter.opts
     }
-    if unknown := [key for key in settings if key not in known]:
+    if unknown := [key for key in settings if key not in by_option]:
         from difflib import get_close_matches
 
-        near = ", ".join(get_close_matches(unknown[0], known)) or "its --help lists them"
+        near = ", ".join(get_close_matches(unknown[0], by_option)) or "its --help lists them"
         raise ConfigError(f"{where}: {unknown[0]}: no option of the command; {near}")
-    return {str(known[key]): value for key, value in settings.items()}
+    return {str(by_option[key]): value for key, value in settings.items()}

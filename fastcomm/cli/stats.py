@@ -82,7 +82,11 @@ def run(
     """
     from fastcomm.readers.dpro import statistics
 
-    ctx.exit(describe(lambda each: _read(each, reading), path, shown, files, statistics))
+    ctx.exit(
+        describe(
+            lambda source_path: _read(source_path, reading), path, shown, files, statistics
+        )
+    )
 
 
 def _read(path: Path, reading: ReadOptions) -> "Input":
@@ -139,7 +143,7 @@ def describe(
 def _reported(source: "Input") -> "Input":
     """Print warnings and skipped ranks of what was read."""
     warn(source.warnings)
-    say(*(f"skipped: {each}" for each in (source.read.failed if source.read else ())))
+    say(*(f"skipped: {rank}" for rank in (source.read.failed if source.read else ())))
     return source
 
 

@@ -115,7 +115,7 @@ def run(
     changes = changes_of.read_edits(edits) if edits else []
     scaled, sweeps = _scales(scale)
     changes += [*scaled, *map(_set, set_)]
-    tables = [*(("remove", each) for each in remove), *(("hide", each) for each in hide)]
+    tables = [*(("remove", name) for name in remove), *(("hide", name) for name in hide)]
     tables += [
         (key, value)
         for key, value in (
@@ -154,34 +154,34 @@ def _scales(
     """Return the edits of --scale, and for each FROM:TO:STEP an edit and its factors."""
     from fastcomm.graph import edits
 
-    found, sweeps = list[edits.Edit](), []
+    single, sweeps = list[edits.Edit](), []
     for text in texts:
-        what, value = _pair("--scale", text)
+        target, value = _pair("--scale", text)
         parts = value.split(":")
         many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
         if len(many) == 1:
-            found.append(edits.Edit(action="scale", target=what, value=many[0]))
+            single.append(edits.Edit(action="scale", target=target, value=many[0]))
             continue
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
             raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
-        sweeps.append((edits.Edit(action="scale", target=what), _steps(*many)))
-    return found, sweeps
+        sweeps.append((edits.Edit(action="scale", target=target), _steps(*many)))
+    return single, sweeps
 
 
 def _set(text: str) -> "Edit":
     """Return the edit of one --set, as in "name:gemm=20us"."""
     from fastcomm.graph import edits
 
-    what, value = _pair("--set", text)
-    return edits.Edit(action="set", target=what, value=edits.duration_ns(value))
+    target, value = _pair("--set", text)
+    return edits.Edit(action="set", target=target, value=edits.duration_ns(value))
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
     """Split WHAT=VALUE at the last equals sign; errors begin with the name `option`."""
-    what, equals, value = text.rpartition("=")
-    if not equals or not what:
+    target, equals, value = text.rpartition("=")
+    if not equals or not target:
         raise ConfigError(f"{option}: found {text!r}, wanted WHAT=VALUE")
-    return what, value
+    return target, value
 
 
 _MOST_STEPS = 10_000

@@ -122,16 +122,16 @@ def find_path(
             warn(_without_effect(options.rank, reading, execution, run))
         warn(run.warnings)
         with progress(run) if options.rank is None else nullcontext() as advance:
-            found = critical_path(
+            path = critical_path(
                 run,
                 options,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,
             )
-    warn(found.warnings)
-    say(*(f"skipped: {each}" for each in found.failed))
-    return found
+    warn(path.warnings)
+    say(*(f"skipped: {rank}" for rank in path.failed))
+    return path
 
 
 def one_rank(
@@ -168,7 +168,7 @@ def one_rank(
         trace, left_out = _first_readable(run)
     else:
         trace, left_out = run.read(run.ranks[0] if rank is None else rank), run.skipped
-    say(*(f"skipped: {each}" for each in left_out))
+    say(*(f"skipped: {rank}" for rank in left_out))
     return trace, left_out
 
 

@@ -17,7 +17,7 @@ from fastcomm.units import counted, format_ns, percent
 _BAR = 24
 _NEARLY = 0.95
 _TOP = 10
-WORDS = {
+LABELS = {
     "cpu_bound": "host: operators and calls",
     "data_loading": "host: loading of data",
     "host_gap": "host: between operators",
@@ -159,7 +159,7 @@ def _classes(path: CriticalPath) -> TerminalTable:
     for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
         share = ns / total
         bar = "█" * round(max(share, 0) * _BAR)
-        shown.add_row(WORDS.get(name, name), percent(share), bar, format_ns(ns))
+        shown.add_row(LABELS.get(name, name), percent(share), bar, format_ns(ns))
     return shown
 
 
@@ -218,7 +218,9 @@ def _what_if_classes(what_if: WhatIf) -> TerminalTable:
     before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
     for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
         shown.add_row(
-            WORDS.get(name, name), format_ns(before.get(name, 0)), format_ns(after.get(name, 0))
+            LABELS.get(name, name),
+            format_ns(before.get(name, 0)),
+            format_ns(after.get(name, 0)),
         )
     return shown
 

@@ -72,9 +72,9 @@ def show(session: Session) -> None:
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():
         error = session.error_of(pid)
-        words = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
+        cells = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
         rows.add_row(
-            escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
+            escape(pid), *cells, *([format_ns(changed.by_pid()[pid])] if changed else [])
         )
     console.print(rows)
     if changed is not None:
@@ -89,8 +89,8 @@ def show(session: Session) -> None:
     console.print(path)
     if removed is not None:
         saving = table("if it took no time", "a step is shorter by")
-        for each in removed[:_REPLAY_MOST]:
-            saving.add_row(escape(each.node), format_ns(each.saved_ns))
+        for removal in removed[:_REPLAY_MOST]:
+            saving.add_row(escape(removal.node), format_ns(removal.saved_ns))
         console.print(saving)
     if session.alone is not None:
         _show_alone(session.alone)
@@ -99,19 +99,19 @@ def show(session: Session) -> None:
 
 def trace(replayed: Replayed) -> dict[str, Any]:
     """Return the replayed steps as a Chrome trace: a process per rank, a thread per device."""
-    made = replayed.replayer
+    replayer = replayed.replayer
     rows: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": i, "args": {"name": pid or "all"}}
-        for i, pid in enumerate(made.pids)
+        for i, pid in enumerate(replayer.pids)
     ]
-    places = dict(zip(made.operations.device.tolist(), made.pid.tolist(), strict=True))
+    places = dict(zip(replayer.operations.device.tolist(), replayer.pid.tolist(), strict=True))
     rows += [
         {
             "ph": "M",
             "name": "thread_name",
             "pid": pid,
             "tid": d,
-            "args": {"name": made.devices[d]},
+            "args": {"name": replayer.devices[d]},
         }
         for d, pid in places.items()
     ]
@@ -120,14 +120,14 @@ def trace(replayed: Replayed) -> dict[str, Any]:
             if replayed.duration[i] > 0:
                 rows.append(
                     {
-                        "name": made.names[i].standard,
+                        "name": replayer.names[i].standard,
                         "ph": "X",
                         "ts": float(start[i]) / _US,
                         "dur": float(replayed.duration[i]) / _US,
-                        "pid": int(made.pid[i]),
-                        "tid": int(made.operations.device[i]),
-                        "cat": made.categories[i].partition(".")[0],
-                        "args": {"name": made.graph.nodes[i], "cnt": count},
+                        "pid": int(replayer.pid[i]),
+                        "tid": int(replayer.operations.device[i]),
+                        "cat": replayer.categories[i].partition(".")[0],
+                        "args": {"name": replayer.graph.nodes[i], "cnt": count},
                     }
                 )
     return {"traceEvents": rows, "displayTimeUnit": "ms"}

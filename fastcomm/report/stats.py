@@ -38,10 +38,10 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
         "to it",
     )
     console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
-    left = len(operations.names) - len(chosen)
-    if left:
-        words = counted(left, "more operation")
-        say(console, f"{words}; --top N prints N, --output writes all")
+    more = len(operations.names) - len(chosen)
+    if more:
+        hint = counted(more, "more operation")
+        say(console, f"{hint}; --top N prints N, --output writes all")
 
 
 def _ranks(time: StepTime) -> TerminalTable:
@@ -59,9 +59,9 @@ def _categories(statistics: Statistics) -> TerminalTable:
     rows = table(
         *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
     )
-    for name, each in statistics.categories.items():
-        times = (format_ns(each[key] * MS) for key in ("time", "avg", "max_t"))
-        rows.add_row(escape(name), str(each["op_cnt"]), str(each["cnt"]), *times)
+    for name, category in statistics.categories.items():
+        times = (format_ns(category[key] * MS) for key in ("time", "avg", "max_t"))
+        rows.add_row(escape(name), str(category["op_cnt"]), str(category["cnt"]), *times)
     return rows
 
 
@@ -78,9 +78,9 @@ def _operations(statistics: Statistics, chosen: list[int]) -> TerminalTable:
             statistics.least[k],
             statistics.most[k],
         )
-        words = (format_ns(float(each)) for each in times)
+        cells = (format_ns(float(time)) for time in times)
         deviation = format_ns(float(statistics.variance[k]) ** 0.5)
-        rows.add_row(escape(statistics.names[k]), str(statistics.count[k]), *words, deviation)
+        rows.add_row(escape(statistics.names[k]), str(statistics.count[k]), *cells, deviation)
     return rows
 
 
@@ -90,11 +90,11 @@ def show_comparison(comparison: OperationComparison, head: int) -> None:
     rows = table(
         *("operation", "before", "after", "difference", "relative"), drop=("before", "after")
     )
-    for each in comparison.changed[:head]:
-        relative = "n/a" if each.relative is None else signed_percent(each.relative)
-        change = format_signed_ns(each.absolute_ns)
-        times = (format_ns(ns) for ns in (each.before_ns, each.after_ns))
-        rows.add_row(escape(each.name), *times, change, relative)
+    for change in comparison.changed[:head]:
+        relative = "n/a" if change.relative is None else signed_percent(change.relative)
+        difference = format_signed_ns(change.absolute_ns)
+        times = (format_ns(ns) for ns in (change.before_ns, change.after_ns))
+        rows.add_row(escape(change.name), *times, difference, relative)
     say(
         console,
         f"{counted(len(comparison.changed), 'operation')} changed, "

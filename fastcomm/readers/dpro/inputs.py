@@ -288,8 +288,8 @@ class Input:
 
 def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
     """Read the traces of a run as a uniform trace."""
-    made = converted(run, keep_going=keep_going)
-    return Input(trace=made.trace, warnings=made.warnings, read=made.read)
+    trace = converted(run, keep_going=keep_going)
+    return Input(trace=trace.trace, warnings=trace.warnings, read=trace.read)
 
 
 def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:

@@ -85,15 +85,17 @@ def _ranks(session: Session, changed: Replayed | None) -> Section:
 
 def _heat_map(replayed: Replayed) -> Figure:
     """Return the heat map of time by rank and kind of operation, summed over all steps."""
-    made = replayed.replayer
+    replayer = replayed.replayer
     sums: dict[tuple[int, str], float] = defaultdict(float)
-    rows = zip(made.pid.tolist(), made.categories, replayed.duration.tolist(), strict=True)
+    rows = zip(
+        replayer.pid.tolist(), replayer.categories, replayed.duration.tolist(), strict=True
+    )
     for pid, kind, ns in rows:
         sums[pid, kind] += ns
     kinds = sorted({kind for _, kind in sums}, key=lambda kind: -_of_kind(sums, kind))
     pids = sorted({pid for pid, _ in sums})[:_MOST_RANKS]
     grid = [[sums.get((pid, kind), 0.0) / _MS for kind in kinds] for pid in pids]
-    names = [shown(made.pids[pid] or "all") for pid in pids]
+    names = [shown(replayer.pids[pid] or "all") for pid in pids]
     drawn = heat(grid, names, "%{y}, %{x}: %{z} ms", "ms")
     drawn["x"] = [shown(kind) for kind in kinds]
     return Figure(
