@@ -111,6 +111,7 @@ class Job:
         self._check_sizes()
 
     def _check_fault(self) -> None:
+        """Raise `ConfigError` if the fault is unknown, or impossible in this layout."""
         if self.fault not in FAULTS:
             raise ConfigError(
                 f"invalid fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
@@ -127,6 +128,7 @@ class Job:
             raise ConfigError("fault hot_expert needs 2 layers or more, not 1")
 
     def _check_sizes(self) -> None:
+        """Raise `ConfigError` if a size is below its minimum."""
         least = {
             "steps": 1,
             "micro_batches": 1,
@@ -230,6 +232,7 @@ class _Step:
     """Collects the rows of one step."""
 
     def __init__(self, job: TableJob, step: int, random: Random) -> None:
+        """Start at time 0 on all places; a place is (data rank, stage)."""
         self.job, self.step, self.random = job, step, random
         self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
         self.operations: list[tuple[object, ...]] = []
@@ -314,6 +317,7 @@ class _Step:
                 self.clock[place] = end
 
     def _add(self, place: Place, optype: str, begin: float, end: float) -> None:
+        """Append an operation of a place, numbered by type; times since the step's start."""
         number = self.count.get((place, optype), 0)
         self.count[place, optype] = number + 1
         d, s = place

@@ -87,7 +87,10 @@ def _timeline(job: Job, number: int) -> Timeline:
 
 
 class _Simulation:
+    """Propagates delays through the stages of one step."""
+
     def __init__(self, job: Job, number: int) -> None:
+        """Start step `number` with all ranks on time; mark the places with the fault."""
         self.job = job
         self.shape = (job.dp // job.ep, job.ep, job.tp)
         nothing = np.zeros(job.dp * job.tp, np.int64)
