@@ -132,6 +132,7 @@ class Partial:
 
 
 def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote:
+    """Return notes on a rank's trace; `by_host` ignores iterations on the device's clock."""
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
     clock = "device" if on_device else "host" if outside.recorded_ns else None

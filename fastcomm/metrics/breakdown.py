@@ -289,6 +289,7 @@ def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
+    """Return the mean overlapped share of a tag's communication; None without any."""
     union, overlapped = (
         iterations[f"{name}_{kind}_ns"].to_numpy() for kind in ("union", "overlapped")
     )
@@ -347,6 +348,7 @@ def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int
 
 
 def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWindows:
+    """Return statistics of windows between two tags (codes); `length` is in ns."""
     return PhaseWindows(
         source=TAGS[source],
         target=TAGS[target],

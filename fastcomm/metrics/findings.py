@@ -196,6 +196,7 @@ def joined_ties(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[S
 
 
 def _joint(tied: Sequence[Suspect], caused: CommonWaitCaused) -> Suspect:
+    """Join tied suspects, the most expensive first, with their joint excess and cost."""
     lead, *others = tied
     excess = np.max([suspect.excess for suspect in tied], axis=0)
     by_steps = float(excess.sum() / (lead.excess.sum() or 1.0))

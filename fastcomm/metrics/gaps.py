@@ -63,6 +63,7 @@ def in_windows(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 
 def _without(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return a table with some columns replaced by nulls."""
     for name in names:
         place, column = table.column_names.index(name), table[name]
         table = table.set_column(place, name, pa.nulls(len(column), column.type))

@@ -209,6 +209,7 @@ def symptoms(of: StepTimes) -> list[Finding]:
 
 
 def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
+    """Return the finding on a part of the step; `share` and `compute` are fractions of it."""
     step = of.step_ns or 0.0
     iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
     ranks = np.unique(iterations["rank"].to_numpy()).tolist()
@@ -247,6 +248,7 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
 
 
 def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
+    """Return the evidence of a kind; `cost` is the time per step in ns."""
     if kind == "idle":
         return {"idle_ns": cost}
     if kind == "copies":

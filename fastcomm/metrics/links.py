@@ -193,6 +193,11 @@ def _link(
     groups: Mapping[Label, GroupSummary],
     step: MeanStep,
 ) -> MeasuredLink:
+    """Return the link of a group and class, and the transfer expected at its peers' rate.
+
+    `column` is the position in `by_class`, `peers` the median ns per byte of the other
+    groups (NaN without any), and `is_apart` whether the rate stands apart from theirs.
+    """
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
@@ -303,6 +308,7 @@ def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
 
 
 def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
+    """Return the finding on ranks that share slow groups; `step_ns` is a mean step."""
     worst = min((group.link for group in suspect.groups), key=lambda link: link.ratio or 1.0)
     ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
     tags = sorted({group.link.tag for group in suspect.groups})

@@ -208,6 +208,7 @@ def peers_of(grid: HeatArrays, stage: Mapping[int, int]) -> list[NDArray[np.int6
 
 
 def _ranks(grid: HeatArrays, name: str, stage: Mapping[int, int], step: float) -> list[Outlier]:
+    """Return ranks far above their stage in the mean of a measure; `step` is in ns."""
     means = grid.mean_by_rank(name)
     return [
         _outlier("rank", int(grid.ranks[rows[index]]), name, means[rows], index, about)
@@ -217,6 +218,7 @@ def _ranks(grid: HeatArrays, name: str, stage: Mapping[int, int], step: float) -
 
 
 def _iterations(grid: HeatArrays, name: str, step: float) -> list[Outlier]:
+    """Return iterations far above the others in the median of ranks; `step` is in ns."""
     medians = grid.median_by_iteration(name)
     return [
         _outlier("iteration", int(grid.iterations[index]), name, medians, index, about)
@@ -232,6 +234,7 @@ def _outlier(
     index: int,
     about: list[float],
 ) -> Outlier:
+    """Return the outlier at an index; `about` is the median of the others and deviation, ns."""
     middle, deviation = about
     above = float(values[index]) - middle
     return Outlier(

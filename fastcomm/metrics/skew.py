@@ -302,6 +302,7 @@ def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:
+    """Return mean, median and 95th percentile of times in ns, in columns NAME_*_ns."""
     return {
         f"{name}_mean_ns": int(values.sum()) / len(values),
         f"{name}_p50_ns": float(np.percentile(values, 50)),

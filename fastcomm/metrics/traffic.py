@@ -259,6 +259,7 @@ def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volu
 
 
 def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
+    """Return the volume of a tag; `iterations` is None if their number is unknown."""
     total = _total(sums)
     inside = sums.filter(sums["timed"])
     # Ranks with known times and without events of the tag move 0 bytes.
@@ -274,6 +275,7 @@ def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
 
 
 def _total(sums: pa.Table) -> int | None:
+    """Return the bytes of events of known size; None if no size is known."""
     if not sums["known_events"].to_numpy().sum():
         return None
     # The sum over many ranks may need more than 64 bits.

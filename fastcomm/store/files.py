@@ -242,6 +242,7 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
 
 
 def _clock(text: str) -> StepClock:
+    """Return a text as the name of a clock; raise ValueError if there is none of that name."""
     for clock in get_args(StepClock):
         if clock == text:
             return cast("StepClock", clock)
@@ -350,6 +351,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
 
 
 def _partners(comm: pa.Table) -> Partners:
+    """Return the roots, targets and sources of communication rows."""
     return Partners(
         root=filled(comm["root"]),
         sends_to=comm["sends_to"].to_pylist(),
@@ -376,6 +378,7 @@ def _named(
 
 
 def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
+    """Return the process groups of a trace; `ranks` is None if the members are unknown."""
     rows = trace.groups.select(["name", "description", "ranks", "size"]).to_pylist()
     return tuple(
         ProcessGroup(
