@@ -290,6 +290,7 @@ class MatchedEvents:
         return self._reduce(np.add, values)
 
     def _reduce(self, operation: np.ufunc, values: Ints) -> Ints:
+        """Reduce values per row to one value per collective."""
         if not len(self.size):
             return np.zeros(0, np.int64)
         reduced: Ints = operation.reduceat(values, self.first)

@@ -159,6 +159,7 @@ class _Sorted:
         )
 
     def _differ(self, *columns: Ints) -> Flags:
+        """Return whether each row but the first differs from the previous one in a column."""
         differ = np.zeros(max(0, len(self.group) - 1), np.bool_)
         for column in columns:
             differ |= column[1:] != column[:-1]

@@ -40,6 +40,7 @@ class SubsetScenario:
         return joined(self._replayed(part) for part in model.parts())
 
     def _replayed(self, model: JobModel) -> JobTimes:
+        """Replay the scenario on a part of the steps."""
         own = self._mask(model)
         if self.way == "launched":
             return model.replay(model.measured, np.where(own, model.delays, 0.0))
@@ -294,6 +295,7 @@ def analysis(job: JobDescription, replays: Replays, threshold: float = THRESHOLD
 
 
 def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> list[Scenario]:
+    """Return two scenarios of a subset: made ideal, and measured while others are ideal."""
     return [
         SubsetScenario(way="without", kind=kind, keys=keys),
         SubsetScenario(way="alone", kind=kind, keys=keys),

@@ -133,6 +133,7 @@ class JobModel:
         )
 
     def _replay(self, times: Floats, delays: Floats | None) -> JobTimes:
+        """Replay durations in ns, with launch delays or none, and return the step times."""
         start, end = self.times(times, delays)
         last, first = end.max(axis=1), start.min(axis=(0, 1))
         optimizer = self.of_type("optimizer")
