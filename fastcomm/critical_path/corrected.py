@@ -204,7 +204,7 @@ def _recorded(
 def _last_launched(
     selected: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
 ) -> Numbers:
-    """Return for each mark the last work on its lane that was launched before it."""
+    """Return for each mark the last work launched before it; pairs are (rows, lanes)."""
     work, lane = works
     # Positions in `work` instead of rows, as a launch may have several pieces of work.
     start = np.concatenate(

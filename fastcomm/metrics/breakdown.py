@@ -226,7 +226,7 @@ def _floats(column: pa.ChunkedArray) -> Floats:
 
 
 def _means(values: Floats, bins: Ints) -> Floats:
-    """Return the mean of the known values per bin; 0 where none is known."""
+    """Return the mean of the known values per bin; 0 without any. `bins` is per value."""
     is_known = ~np.isnan(values)
     sums = np.bincount(
         bins[is_known], weights=values[is_known], minlength=bins.max(initial=-1) + 1
@@ -336,7 +336,7 @@ def whole_windows(tables: WindowTables) -> pa.Table:
 
 
 def windows_from(tables: WindowTables, source: int) -> list[PhaseWindows]:
-    """Return statistics of the windows after phases of one tag, in the order of TAGS."""
+    """Return statistics of the windows after a tag (index into TAGS), in the order of TAGS."""
     parts = [_own(pieces.columns(part, ("from", "to", "window_ns")), source) for part in tables]
     target, length = (np.concatenate(values) for values in zip(*parts, strict=True))
     return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]

@@ -236,7 +236,7 @@ def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
 
 
 def _rates(own: float, peers: float) -> dict[str, Any]:
-    """Convert ns per byte to bandwidths; null where one is unknown."""
+    """Return bandwidths in bytes/s and their ratio from ns per byte; None for NaN."""
     return {
         "bus_bw": None if np.isnan(own) else NS / own,
         "peers_bus_bw": None if np.isnan(peers) else NS / peers,
@@ -296,7 +296,7 @@ def slow_links(
 
 
 def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
-    """Add a slow link to the suspect that has ranks in common with it, or as a new one."""
+    """Add a slow link to a suspect with common ranks, or as a new one; `cost` is in ns."""
     ranks = frozenset(measured.link.ranks)
     for suspect in suspects:
         if suspect.ranks & ranks:

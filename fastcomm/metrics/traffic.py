@@ -151,7 +151,7 @@ def bandwidth(
 
 
 def by_rank(sums: pa.Table, link: float | None) -> pa.Table:
-    """Return the columns of `Bandwidth` for each rank and tag, a row each."""
+    """Return the columns of `Bandwidth` per rank and tag; `link` is in bytes/s or None."""
     added = {name: sums[name].to_numpy() for name in ADDED}
     tag = pa.array(TAGS).take(sums["tag"].combine_chunks())
     columns = _columns(added, sums["p95_rate"].to_numpy(), link)
@@ -215,7 +215,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """Append columns: bytes over the union of communication, and its share of the link."""
+    """Append columns: bytes per second of communication, and its share of `link` (bytes/s)."""
     union = filled(iterations["comm_union_ns"], 0)
     total = filled(iterations["comm_bytes"])
     rates = rate(total, union)

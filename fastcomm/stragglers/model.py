@@ -126,7 +126,7 @@ class JobModel:
         return start.reshape(times.shape), end.reshape(times.shape)
 
     def replay(self, times: Floats, delays: Floats | None = None) -> JobTimes:
-        """Replay all operations as `times` does, and return the step times."""
+        """Replay durations `times` and launch delays (default 0), in ns; return step times."""
         return joined(
             self._replay(times[:, :, at], None if delays is None else delays[:, :, at])
             for at in _batches(times.shape)

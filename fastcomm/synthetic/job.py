@@ -284,7 +284,11 @@ class _Step:
         sent: dict[int, float],
         posted: dict[int, float],
     ) -> None:
-        """Send a message to a stage; it transfers once both sides have arrived."""
+        """Send a message to a stage; it transfers once both sides have arrived.
+
+        `sent` and `posted` are, by stage, when the last send ends and when a receive
+        began.
+        """
         begin = max(self.clock[source], sent.get(source[1], 0.0))
         wait = posted[target[1]]
         end = max(begin, wait) + self._about(_MESSAGE)
@@ -317,7 +321,7 @@ class _Step:
                 self.clock[place] = end
 
     def _add(self, place: Place, optype: str, begin: float, end: float) -> None:
-        """Append an operation of a place, numbered by type; times since the step's start."""
+        """Append an operation of a place, numbered by type; times in s since the step began."""
         number = self.count.get((place, optype), 0)
         self.count[place, optype] = number + 1
         d, s = place

@@ -44,7 +44,7 @@ def microseconds(ns: int) -> str:
 
 
 def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:
-    """Return a row with a duration; `where` is from `lane`, `args` the inside of an object."""
+    """Return a row with a duration of `ns`; `where` is from `lane`, `args` inside an object."""
     return f"""
   {{
     "ph": "X",
@@ -162,7 +162,7 @@ def launch_times(step: RankStep) -> list[int]:
 
 
 def _busy_ns(work: PlannedWork) -> int:
-    """Return the host time of the launch of a piece of work."""
+    """Return the host time of the launch of a piece of work, in ns."""
     return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 
@@ -231,7 +231,7 @@ class RankText:
         return f'{args}"Ev Idx": {external - 1}'
 
     def _launch(self, call: str, number: int, work: PlannedWork, start: int, ns: int) -> str:
-        """Return the row of a runtime call, and the arrow from it to the device."""
+        """Return the row of a runtime call (CUPTI's `number`), and the arrow to the device."""
         self.correlation += 1
         where = self.lanes[work.backward]
         args = (

@@ -384,8 +384,8 @@ def trial_error(path: Path, command: str) -> TraceFileError:
 
     It names the command of `fastcomm dpro` that reads the path.
     """
-    what = "dPRO trial" if path.is_dir() else "uniform trace"
-    if what == "uniform trace" and command == "replay":
+    kind = "dPRO trial" if path.is_dir() else "uniform trace"
+    if kind == "uniform trace" and command == "replay":
         command = "stats"  # it has no dependencies to replay
     line = shell_joined(["fastcomm", "dpro", command, str(path)])
-    return TraceFileError(f"{path} is a {what}: {line}")
+    return TraceFileError(f"{path} is a {kind}: {line}")
