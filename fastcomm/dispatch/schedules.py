@@ -174,7 +174,7 @@ def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _balanced_loads(traffic: Traffic, preference: tuple[int, int]) -> Matrix:
-    """Return the loads of balanced multicast, with a preference for target and own NICs."""
+    """Return the loads of balanced multicast; `preference` scores target and own NICs."""
     loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
     layer, quota = traffic.layer, _quota(traffic)
     dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, preference, loads)

@@ -309,7 +309,7 @@ def _ends_apart(op: NDArray[np.int8]) -> Flags:
 def _waiting(
     events: CommunicationEvents, row: Ints, start: Ints, size: Ints, last_arrival: Ints
 ) -> tuple[Ints, Flags]:
-    """Return until when each row waits, and whether others wait for it."""
+    """Return until when each row waits, in ns, and whether others wait for it."""
     wait_until, op = np.repeat(last_arrival, size), events.op[row]
     is_awaited = np.ones(len(row), np.bool_)
     from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)

@@ -178,7 +178,7 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 def note_warnings(
     notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
 ) -> list[str]:
-    """Return the warnings of all ranks: what a user should know before trusting the numbers."""
+    """Return the warnings of all ranks; `missing` has the ranks by key of `trace.LACKS`."""
     by_clock = (
         gaps.outside_warning(outside, iteration_clock(notes)),
         gaps.early_warning(note.device_time for note in notes),

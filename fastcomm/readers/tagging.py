@@ -135,7 +135,7 @@ def _tag_kinds(
 
 
 def _key(place: int, stream: int) -> tuple[int, int]:
-    """Return the key of a unit: the index of its group, else its stream."""
+    """Return the key of a unit: the index of its group, or its stream if `place` is -1."""
     return (place, NULL) if place >= 0 else (-1, stream)
 
 

@@ -157,7 +157,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> int | None:
-    """Return the open file with the lock; None on file systems without locks."""
+    """Return the descriptor of the locked file; None on file systems without locks."""
     while True:
         descriptor = os.open(path, _LOCK_FLAGS, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -362,7 +362,7 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """Return what the different names tell, and the index of each event's name in these."""
+    """Return what each distinct name implies, and the index of the entry of each row."""
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]

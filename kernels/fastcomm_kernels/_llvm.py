@@ -147,7 +147,7 @@ def _whole(number: int) -> Any:
 
 
 def _load(builder: Any, address: Any, i: Any, type_: Any, size: int) -> Any:
-    """Emit a load of cell `i` of `size` bytes, the alignment too, from `address`."""
+    """Emit a load of cell `i` from `address`; cells have `size` bytes and that alignment."""
     place = builder.add(address, builder.mul(i, _whole(size)))
     loaded = builder.load(builder.inttoptr(place, type_.as_pointer()))
     loaded.align = size

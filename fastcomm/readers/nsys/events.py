@@ -288,7 +288,7 @@ def _named(export: Export, ids: Ints) -> pa.DictionaryArray:
 
 
 def _labels(keys: Ints, names: dict[int, str], other: str) -> pa.DictionaryArray:
-    """Return the label of each key; an unknown key is labeled with its number."""
+    """Return the label of each key; an unknown key is labeled `other` and its number."""
     encoded = pa.array(keys).dictionary_encode()
     labels = [names.get(key, f"{other} {key}") for key in encoded.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(labels, pa.string()))
