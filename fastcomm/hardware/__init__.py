@@ -71,7 +71,7 @@ class AttentionCurve:
     def _seconds(
         self, way: int, factor: int, bsz: ArrayLike, seq: float, hidden: ArrayLike
     ) -> Array:
-        """Return the time of a pass, forward (0) or backward (1); FLOPs are times `factor`."""
+        """Return the seconds of a pass (forward 0, backward 1); `factor` scales its FLOPs."""
         elements = np.asarray(bsz, np.float64) * seq * np.asarray(hidden, np.float64)
         flops = factor * elements * seq
         return np.asarray(

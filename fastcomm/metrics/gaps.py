@@ -238,7 +238,7 @@ def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
 
 
 def outside_warning(result: Outside, clock: str) -> str | None:
-    """Return the warning if over 1 % of device time is outside steps, set by device or host."""
+    """Return a warning if over 1 % of device time is outside steps, which are by `clock`."""
     if result.share is None or result.share <= _WARN_ABOVE:
         return None
     reason = (

@@ -139,7 +139,7 @@ def parallelism(tag: str) -> str:
 
 
 def _main_tag(breakdown: Breakdown, total: float) -> str:
-    """Return a clause on the most exposed parallelism; `total` is all exposed shares."""
+    """Return a clause on the most exposed parallelism; `total` is their exposed share."""
     tag = breakdown.largest_tag
     share = (breakdown.exact[f"exposed_{tag}"] or 0.0) / total
     amount = (
