@@ -71,6 +71,7 @@ def _search(
 
 
 def _longest(graph: Graph, events: EventDescriptions, weight: Ints) -> LongestPath | None:
+    """Return the longest path; None if there is a cycle, or a stream waits for itself."""
     sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
     source, target = (
         events.describe(graph.event[side[sync]], ["stream"])["stream"].fill_null(-1).to_numpy()

@@ -70,6 +70,7 @@ class CriticalPath(Result):
         slack: Ints | None = None,
         across: RankJoin | None = None,
     ) -> None:
+        """Describe a path; `about` says where the graph is from."""
         self.graph = graph
         self.events = events
         self.about = about

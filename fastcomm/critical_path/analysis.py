@@ -135,6 +135,7 @@ class _Joiner:
         instances: Instances,
         ahead: dict[int, int],
     ) -> None:
+        """Number nodes and events of all ranks; `ahead`: how far each clock is ahead, ns."""
         self.paths, self.instances, self.ahead = paths, instances, ahead
         self.index = {rank: k for k, rank in enumerate(paths)}
         graphs_ = [path.graph for path in paths.values()]

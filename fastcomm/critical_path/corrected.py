@@ -139,7 +139,7 @@ def _waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
 
 
 def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Waits:
-    """Index pairs by the waiting row."""
+    """Index pairs by the waiting row; `rows` is the number of rows of the trace."""
     waiting = np.concatenate([np.empty(0, np.int32), *(pair[0] for pair in pairs)])
     source = np.concatenate([np.empty(0, np.int32), *(pair[1] for pair in pairs)])
     kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
@@ -204,7 +204,7 @@ def _recorded(
 def _last_launched(
     selected: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
 ) -> Numbers:
-    """Return for each mark the last work on its lane that was launched before it."""
+    """Return for each mark the last work launched before it; pairs are (rows, lanes)."""
     work, lane = works
     # Positions in `work` instead of rows, as a launch may have several pieces of work.
     start = np.concatenate(

@@ -90,6 +90,7 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
 
 
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:
+    """Open a file for writing, through gzip if `compressed`."""
     file: BinaryIO = (
         _engine.open(path, "wb", compresslevel=1) if compressed else path.open("wb")
     )

@@ -90,6 +90,7 @@ class TraceEvents:
         return filled(args["position"])[rows]
 
     def _stream(self, rows: Numbers) -> pa.Array:
+        """Return the stream that each event runs on or acts on; null without one."""
         args = self.trace.args
         if args is None or "on_stream" not in args.column_names:
             stream = np.append(lane_streams(self.trace), NULL)[rows]
@@ -248,6 +249,7 @@ def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[st
 
 
 def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
+    """Return the class of an event: (name, kind, stream, is on the device, operation)."""
     name, kind, _, is_device, op = owner
     if not is_device:
         is_load = any(re.search(text, str(name)) for text in loads)

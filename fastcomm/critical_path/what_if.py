@@ -126,6 +126,7 @@ class Replay:
     """Replays a path's graph, which must be one of the corrected rules, after edits."""
 
     def __init__(self, critical: CriticalPath) -> None:
+        """Prepare replays; raise `FastcommError` if the graph has HTA's rules."""
         if not critical.about.rules.is_exact:
             raise FastcommError(
                 "a replay needs a graph of the corrected rules, not of "
@@ -221,6 +222,7 @@ class Replay:
         )
 
     def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
+        """Return the path through an edited graph; `through` has each node's deciding edge."""
         path = (
             LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
             if len(graph.time)
@@ -290,6 +292,7 @@ class Reordering:
     def __init__(
         self, critical: CriticalPath, lane: Numbers, pieces: Sequence[StepOperator]
     ) -> None:
+        """Add inactive constraints for all operators; `lane` is by event of the trace."""
         graph, self.pieces = critical.graph, pieces
         self.graph, self.lane = graph, lane[graph.event]
         nodes, count = len(graph.event), len(pieces)
@@ -323,6 +326,7 @@ class Reordering:
         return self.before_ns - self._span(weight, moves)
 
     def _span(self, weight: Ints, moves: np.ndarray) -> int:
+        """Return the step time in ns with the operators flagged in `moves` moved."""
         stays = (self.stays == NONE) | ~moves[self.stays]
         weight[self.extra] = np.where(moves[self.moves] & stays, self.on, self.off)
         time, _ = graphs.replay(self.first, self.source, weight, 0)

@@ -106,6 +106,7 @@ class Recipe(CheckedOptions):
 
 
 def _check_numbers(recipe: Recipe) -> None:
+    """Raise `ConfigError` if a number of the recipe is out of range."""
     for name, valid_range in RANGES.items():
         valid_range.check(getattr(recipe, name), name)
     RANKS.check(recipe.gpus, "GPUs (num_nodes * gpus_per_node)")
@@ -129,6 +130,7 @@ def _check_numbers(recipe: Recipe) -> None:
 
 
 def _check_law(recipe: Recipe) -> None:
+    """Raise `ConfigError` if the sampler cannot draw with the seed or the exponent."""
     if recipe.sampler == "seed" and recipe.seed > _MOST_LEGACY_SEED:
         raise ConfigError(
             f"invalid seed {recipe.seed}: the sampler `seed` takes at most {_MOST_LEGACY_SEED}"

@@ -161,7 +161,11 @@ def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
 
 
 def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) -> Table:
-    """Return the logical expert of each physical one, with groups of experts kept in nodes."""
+    """Return each physical expert's logical one; a group of experts stays in one node.
+
+    `replicas` is the number of physical experts, and `cluster` the numbers of nodes and
+    GPUs.
+    """
     nodes, gpus = cluster
     size = len(load) // groups
     node_of, _ = packed(load.reshape(groups, size).sum(axis=1), nodes)
@@ -200,7 +204,7 @@ def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
 def _choose_replicas(
     layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
 ) -> Ids:
-    """Return the physical experts of each token."""
+    """Return the physical experts of each token; `tables` are from `_tables`."""
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):

@@ -215,7 +215,7 @@ def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None)
 def _weighted_draw(
     weight: NDArray[np.float64], law: NDArray[np.int32], gate: tuple[int, int], recipe: Recipe
 ) -> Draw:
-    """Return a function that draws without replacement; `law` selects each token's weights."""
+    """Return a function that draws without replacement; `law`: row of `weight` per token."""
     fewest = int((weight > 0).sum(axis=1).min()) * gate[1] // gate[0]
     if fewest < recipe.topk:
         raise ConfigError(

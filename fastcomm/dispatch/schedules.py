@@ -76,7 +76,7 @@ Schedule = Callable[[Traffic, Terms], Timing]
 def _weights(
     links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return seconds per token for each column of a load, at shares of NIC and NVLink."""
+    """Return s per token of `size` bytes by column of a load, at shares of NIC and NVLink."""
     return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
@@ -109,7 +109,7 @@ def _pipelined(loads: Matrix, terms: Terms) -> Timing:
 
 
 def _combine_seconds(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
-    """Return the seconds of combine, which exchanges sends and receives of dispatch."""
+    """Return combine's seconds from dispatch's: `most` and `starts` of NIC and of NVLink."""
     factor = terms.combine_bytes / terms.token_bytes
     return max(
         busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
@@ -174,7 +174,7 @@ def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _balanced_loads(traffic: Traffic, preference: tuple[int, int]) -> Matrix:
-    """Return the loads of balanced multicast, with a preference for target and own NICs."""
+    """Return the loads of balanced multicast; `preference` scores target and own NICs."""
     loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
     layer, quota = traffic.layer, _quota(traffic)
     dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, preference, loads)
@@ -218,7 +218,11 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
 def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Return the seconds of each link, and the largest of NIC and NVLink, with incast."""
+    """Return the seconds of each link, with incast, and the largest of NIC and of NVLink.
+
+    `ends` are the tokens and `messages` the messages of each link; tokens have `size`
+    bytes.
+    """
     links = terms.links
     seconds = ends * _weights(links, size)
     seconds[:, 1] *= 1 + links.incast * np.maximum(messages[:, 1] - 1, 0)

@@ -260,6 +260,7 @@ class _Tally:
     def __init__(
         self, recipe: Recipe, terms: Terms, strategies: Mapping[str, Strategy]
     ) -> None:
+        """Start without layers; `strategies` is by name."""
         self.recipe, self.terms, self.strategies = recipe, terms, strategies
         self.layers: dict[str, list[LayerResult]] = {name: [] for name in strategies}
         self.experts: list[Matrix] = []
@@ -325,6 +326,7 @@ def _check_names(
 
 
 def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
+    """Return the result of a layer; `kind` selects the bound, `size` is bytes per token."""
     return LayerResult(
         seconds=timing.seconds,
         phases=timing.phases,
@@ -347,6 +349,7 @@ def _by_link(loads: Matrix) -> dict[str, list[int]]:
 
 
 def _sum(times: Iterable[float]) -> float:
+    """Return the sum of times, added from left to right."""
     # sum() compensates rounding from Python 3.12 on; this gives equal bits in all versions.
     total = 0.0
     for time in times:

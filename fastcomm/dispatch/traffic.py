@@ -293,7 +293,7 @@ def schedule(
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
-    """Copy a demand as [node, node, GPU, GPU], with zeros on its diagonal."""
+    """Copy a GPU-by-GPU demand as [node, node, GPU, GPU], diagonal 0; `width` GPUs per node."""
     nodes = len(demand) // width
     copy = np.array(demand, np.int64)
     np.fill_diagonal(copy, 0)

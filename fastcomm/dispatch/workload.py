@@ -67,6 +67,7 @@ def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
 def _member(
     archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
 ) -> Numbers:
+    """Read the array of a member of an .npz file; refuse sizes above the limits."""
     info = members[name]
     files.Limits.of_environment().check(info.file_size, info.compress_size, path)
     with archive.open(info) as stream:
@@ -136,6 +137,7 @@ class Workload:
             )
 
     def _pairs(self) -> Iterator[tuple[Ids, Ids]]:
+        """Yield tokens and experts per layer: drawn ones, then arrays, then files."""
         if self.is_drawn:
             yield from draw(self.recipe)
         yield from self.arrays
@@ -247,6 +249,7 @@ def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> W
 
 
 def _files(path: Path) -> tuple[Path, ...]:
+    """Return the file itself, or the files of a folder in the order of iterations."""
     if path.exists() and not path.is_dir():
         return (path,)
     by_number = {

@@ -290,6 +290,7 @@ class MatchedEvents:
         return self._reduce(np.add, values)
 
     def _reduce(self, operation: np.ufunc, values: Ints) -> Ints:
+        """Reduce values per row to one value per collective."""
         if not len(self.size):
             return np.zeros(0, np.int64)
         reduced: Ints = operation.reduceat(values, self.first)
@@ -308,7 +309,7 @@ def _ends_apart(op: NDArray[np.int8]) -> Flags:
 def _waiting(
     events: CommunicationEvents, row: Ints, start: Ints, size: Ints, last_arrival: Ints
 ) -> tuple[Ints, Flags]:
-    """Return until when each row waits, and whether others wait for it."""
+    """Return until when each row waits, in ns, and whether others wait for it."""
     wait_until, op = np.repeat(last_arrival, size), events.op[row]
     is_awaited = np.ones(len(row), np.bool_)
     from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)

@@ -131,7 +131,10 @@ class RunCommunication:
         ]
 
     def _collectives(self, counts: Flags) -> tuple[_InstanceRows, int]:
-        """Return collectives of several ranks, and the number of them without known waits."""
+        """Return collectives of several ranks, and the number without known waits.
+
+        `counts` flags the rows to consider.
+        """
         own = (self.matches.instance != NONE) & counts[self.synchronous]
         row, number = self.synchronous[own], self.matches.instance[own]
         several = np.bincount(number, minlength=self.matches.count)[number] > 1
@@ -266,7 +269,7 @@ class RunCommunication:
         )
 
     def _alone(self, counts: Flags) -> int:
-        """Count collectives on only one rank, of groups that several ranks have."""
+        """Count flagged collectives on only one rank, of groups that several ranks have."""
         op, rank = self.columns["op"][self.synchronous], self.columns["rank"][self.synchronous]
         missing = (self.matches.instance == NONE) & (self.matches.refused == NONE)
         missing &= counts[self.synchronous] & (op != OP["SendRecv"])
@@ -276,7 +279,7 @@ class RunCommunication:
         return int((missing & np.isin(group, several[times > 1])).sum())
 
     def _refused(self, counts: Flags) -> int:
-        """Count collectives whose size or root differs between ranks."""
+        """Count flagged collectives whose size or root differs between ranks."""
         refused = self.matches.refused[counts[self.synchronous]]
         return len(np.unique(refused[refused != NONE]))
 

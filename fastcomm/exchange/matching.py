@@ -159,6 +159,7 @@ class _Sorted:
         )
 
     def _differ(self, *columns: Ints) -> Flags:
+        """Return whether each row but the first differs from the previous one in a column."""
         differ = np.zeros(max(0, len(self.group) - 1), np.bool_)
         for column in columns:
             differ |= column[1:] != column[:-1]
@@ -172,7 +173,10 @@ def _groups(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
 
 
 def _by_order(calls: CollectiveCalls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
-    """Align the rows of a group; return their places, and the number of rows without one."""
+    """Align the rows of a group, by order if `ends_apart`, else by end.
+
+    Returns the place of each row, and the number of rows without one.
+    """
     code, first = _codes(calls, rows), edges(calls.rank[rows])
     align = sequences.align_by_order if ends_apart else sequences.align_by_end
     return align(code, calls.stop[rows], first)
@@ -187,7 +191,7 @@ def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
 
 
 def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
-    """Return the clock offset of each row's rank, by the collectives matched so far."""
+    """Return the clock offset of each row's rank, in ns, by matched rows flagged `together`."""
     rows = np.flatnonzero((instance != NONE) & together)
     columns = (calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
     offsets = {offset.rank: offset.offset_ns for offset in offsets_of_matches(*columns)}

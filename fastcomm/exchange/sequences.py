@@ -181,7 +181,7 @@ def _by_place(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
 
 
 def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
-    """Return places by code and end; None if too many items have none."""
+    """Return places by code and end, at most `apart` ns apart; None if too many are missing."""
     if abs(len(all_[0]) - len(own[0])) > 2 * MAX_MISSING:
         return None
     place = nearest(all_, own, apart)

@@ -126,6 +126,7 @@ def _matches(events: pa.Table, condition: str, selection: str) -> Flags:
 
 
 def _of_kind(events: pa.Table, kind: str) -> Flags:
+    """Return which events are of a kind: comm, compute, copy (on the device) or host."""
     on_device = _flags(events["is_device"])
     is_comm = _flags(pc.is_valid(events["op"]))
     is_kernel = _equal(events["kind"], "kernel")

@@ -71,6 +71,7 @@ class AttentionCurve:
     def _seconds(
         self, way: int, factor: int, bsz: ArrayLike, seq: float, hidden: ArrayLike
     ) -> Array:
+        """Return the seconds of a pass (forward 0, backward 1); `factor` scales its FLOPs."""
         elements = np.asarray(bsz, np.float64) * seq * np.asarray(hidden, np.float64)
         flops = factor * elements * seq
         return np.asarray(
@@ -327,6 +328,7 @@ def _cluster(values: dict[str, Any], where: str) -> Cluster:
 
 
 def _gemm(knots: list[list[float]]) -> GemmCurve:
+    """Return the curve through points (FLOPs, TFLOP/s)."""
     return GemmCurve(
         flops=tuple(float(flops) for flops, _ in knots),
         rates=tuple(float(tflops) * 1e12 for _, tflops in knots),
@@ -334,6 +336,7 @@ def _gemm(knots: list[list[float]]) -> GemmCurve:
 
 
 def _attention(values: dict[str, list[float]]) -> AttentionCurve:
+    """Return the curve; values are in µs, ps per element and TFLOP/s, (forward, backward)."""
     start, element, rate = (values[key] for key in _ATTENTION)
     return AttentionCurve(
         start=(start[0] * 1e-6, start[1] * 1e-6),

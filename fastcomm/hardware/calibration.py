@@ -178,7 +178,7 @@ def _usual_start(cluster: Cluster, ranks: int) -> float:
 
 
 def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Array, Array]:
-    """Return the distinct volumes, and a quantile of the times of each."""
+    """Return the volumes in bytes, and the median time of each; a low quantile if `waits`."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for message in group:
         sizes[message.volume].append(message.seconds)
@@ -192,7 +192,10 @@ def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Array, Array]:
 
 
 def _fit_lines(moved: Array, time: Array, start: float) -> tuple[Line, Line]:
-    """Fit a line to small and one to large messages; equal if two explain little more."""
+    """Fit a line to small messages and one to large; equal if two explain little more.
+
+    `moved` is bus bytes, `time` seconds, and `start` the usual start-up time.
+    """
     single = _fit_line(moved, time, start)
     best, pair = _GAIN * _misfit(_faster_line(single, single, moved), time), (single, single)
     for cut in range(_SIDE, len(time) - _SIDE + 1):

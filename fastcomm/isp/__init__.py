@@ -81,6 +81,7 @@ class Question:
         self._check_shards()
 
     def _check_batch(self) -> None:
+        """Raise `ConfigError` if the global batch, in tokens, is impossible."""
         batch = self.batch
         if batch.least > batch.most:
             raise ConfigError(
@@ -95,6 +96,7 @@ class Question:
             )
 
     def _check_shards(self) -> None:
+        """Raise `ConfigError` if a degree does not divide what it shards in the model."""
         model = self.model
         for pp in self.pp or ():
             if pp > model.layers:

@@ -52,7 +52,10 @@ class StrategyGrid:
         ep: int = 1,
         interleave: int = 1,
     ) -> "StrategyGrid":
-        """Make the grid of one strategy; `shards` are of parameters, gradients and states."""
+        """Make the grid of one strategy, with `num` micro-batches of `bsz` sequences.
+
+        `shards` are of parameters, gradients and optimizer states.
+        """
         row = [np.array([[value]], np.int64) for value in (bsz, num, recompute)]
         cut = [np.array([value], np.int64) for value in shards]
         return cls(

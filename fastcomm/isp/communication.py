@@ -65,7 +65,7 @@ def collective(
 
 
 def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the start-up time of a call."""
+    """Return the start-up time of a call, in s; `inside`: whether the group is in one node."""
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
         return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
@@ -74,14 +74,14 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the bandwidth of a rank inside its node, or of a node in a larger group."""
+    """Return the bytes/s of a rank `inside` its node, or of a node in a larger group."""
     return np.asarray(
         np.where(inside, cluster.bw_intra, cluster.bw_node / _contention(cluster, ranks))
     )
 
 
 def _contention(cluster: Cluster, ranks: Floats) -> Floats:
-    """Return the divisor of a node's bandwidth in groups of this size."""
+    """Return the divisor of a node's bandwidth in groups of `ranks` ranks."""
     steps = np.array([most for most, _ in cluster.contention])
     divisors = np.array([divisor for _, divisor in cluster.contention])
     return divisors[np.minimum(np.searchsorted(steps, ranks), len(steps) - 1)]
@@ -90,7 +90,11 @@ def _contention(cluster: Cluster, ranks: Floats) -> Floats:
 def _exchange(
     cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
 ) -> Floats:
-    """Return the seconds of an all-to-all, inside nodes and between them at the same time."""
+    """Return the seconds of an all-to-all; links in and between nodes work at once.
+
+    `volume` is in bytes, and `share` is the number of groups that share the links of a
+    node.
+    """
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
     inter = (
@@ -125,7 +129,7 @@ def _fitted(
     ranks: Floats,
     inside: NDArray[np.bool_],
 ) -> Floats:
-    """Return the seconds by measured lines; NaN where nothing was measured."""
+    """Return the seconds for `moved` bus bytes by measured lines; NaN without measurements."""
     room = cluster.gpus_per_node
     near = [fit for fit in fits if fit.ranks <= room]
     far = [fit for fit in fits if fit.ranks > room]
@@ -133,7 +137,7 @@ def _fitted(
 
 
 def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
-    """Interpolate between measured group sizes, by the logarithm of the size."""
+    """Return the seconds for `moved` bus bytes, interpolated by the logarithm of the ranks."""
     if not fits:
         return np.full(np.broadcast(moved, ranks).shape, np.nan)
     at, sizes = np.log(np.maximum(ranks, 1)), np.log([fit.ranks for fit in fits])
@@ -145,7 +149,7 @@ def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
 
 
 def ring(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of a ring all-gather: a start per step, and the other ranks' bytes."""
+    """Return the seconds of a ring all-gather of `volume` bytes; `alpha` is s per step."""
     return (ranks - 1) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
@@ -158,7 +162,7 @@ COMM_MODELS = {"ring": ring, "tree": tree}
 
 
 def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of the two gathers of a sharded model, forward and backward."""
+    """Return the seconds of two gathers of `volume` bytes over `shard` ranks (both passes)."""
     return 2 * ring(shard, volume, alpha, bandwidth)
 
 
@@ -172,14 +176,14 @@ def gradients(
 def states(
     shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
 ) -> float:
-    """Return the seconds of broadcasts after the optimizer; the search itself counts one."""
+    """Return the seconds of `times` broadcasts after the optimizer; the search counts one."""
     return times * ring(shard, volume, alpha, bandwidth)
 
 
 def all_to_all(
     shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
 ) -> float:
-    """Return the seconds of a layer's forward all-to-alls in a node, with one start for all."""
+    """Return the seconds of `calls` all-to-alls of a layer's forward pass, with one start."""
     return ring(shard, calls * volume, alpha, bandwidth)
 
 

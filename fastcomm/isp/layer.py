@@ -82,7 +82,7 @@ class Correction:
         return forward, backward
 
     def _line(self, place: int, way: int, width: Array) -> Array:
-        """Interpolate the ratio of a pass by width, at the measured length of this index."""
+        """Interpolate the ratio of a pass, forward (0) or backward (1), at a length index."""
         return np.asarray(np.interp(width, self.widths[place], self.ratios[place][way]))
 
 

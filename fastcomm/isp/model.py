@@ -192,6 +192,7 @@ class Model:
 
 @lru_cache(maxsize=64)
 def _kinds(model: Model) -> tuple[Layer, ...]:
+    """Return the kinds of layers: the usual one, then one without experts if there are any."""
     plain = Layer(matrices=model.matrices, parameters=model.layer_parameters, wide=model.wide)
     if model.experts is None:
         return (plain,)
@@ -200,6 +201,7 @@ def _kinds(model: Model) -> tuple[Layer, ...]:
 
 
 def _with_experts(model: Model, experts: Experts) -> Layer:
+    """Return the layer with experts; it counts the parameters outside routed experts."""
     h = float(model.hidden)
     shared = ((h * experts.shared, 3),) if experts.shared else ()
     matrices = (*model.attention, (h * experts.number, 1), *shared)

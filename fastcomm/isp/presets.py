@@ -132,6 +132,7 @@ def load(name: str | float) -> Model:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    """Parse a JSON or TOML file, which must be a table of keys."""
     parsed = files.json(path) if path.suffix == ".json" else files.toml(path)
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a table of keys, not {type(parsed).__name__}")

@@ -77,7 +77,7 @@ def price(
 
 
 def _layer(layers: list[LayerCost]) -> Costs:
-    """Return the costs of the usual layer, and the time of one without experts."""
+    """Return the seconds of the usual layer by term, and of a layer without experts."""
     usual = layers[0]
     costs: Costs = {
         "overlap_latency": usual.overlap,
@@ -122,7 +122,7 @@ def _pipeline(
 
 
 def _backward(grid: StrategyGrid, layers: list[LayerCost], counts: tuple[int, ...]) -> Array:
-    """Return the compute time of a stage's last backward, which overlaps gradient reduction."""
+    """Return the compute seconds of a stage's last backward; `counts` has layers per kind."""
     recompute = grid.recompute == FULL
     times = [
         count * (2 * layer.work.linear / (3 + recompute) + layer.work.attention_backward)
@@ -200,7 +200,7 @@ def _bucketed(
     ranks: NDArray[np.int64] | int,
     stride: NDArray[np.int64] | int,
 ) -> Array:
-    """Return the seconds of a collective with one call per bucket."""
+    """Return the seconds of a collective of `volume` bytes, with one call per bucket."""
     calls = np.maximum(1, np.ceil(volume / _BUCKET))
     return collective(cluster, op, volume, ranks, stride, calls)
 

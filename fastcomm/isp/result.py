@@ -282,6 +282,7 @@ class SearchResult(TableResult):
         return self._first_of("world_size", int)
 
     def _first_of(self, name: str, key: Any) -> dict[Any, Record]:
+        """Return the fastest strategy per value of a column, by `key` of the value."""
         if not self.feasible:
             return {}
         values, places = np.unique(self.columns[name], return_index=True)

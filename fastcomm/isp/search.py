@@ -88,6 +88,7 @@ def search(
 
 
 def _all_grids(question: Question, counts: Counts) -> Iterator[StrategyGrid]:
+    """Yield the candidates of all world sizes; raise `ConfigError` if there are too many."""
     for world in question.world_sizes:
         for grid in grids(question, world, counts):
             if counts.cells > MOST:

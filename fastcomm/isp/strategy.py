@@ -57,6 +57,7 @@ def _exposed(record: Record) -> float:
 
 
 def _gathers(record: Record) -> str:
+    """Return a text on the time to gather and reduce weights, and how much is overlapped."""
     overlapped = max(0.0, record["wp_comm_cost"] - _exposed(record))
     return (
         f"gathers and reductions of {_ms(record['wp_comm_cost'])}, {_ms(overlapped)} overlapped"
@@ -68,7 +69,7 @@ def _exchange(record: Record) -> str:
 
 
 def _ends(record: Record, plain: int) -> list[Term]:
-    """Return the terms of the head and of layers without experts."""
+    """Return the terms of the head and of the `plain` layers without experts."""
     num = record["micro_num"]
     text = f"{num} micro-batches: the vocabulary, on the last stage"
     last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1
@@ -178,6 +179,7 @@ def snippet(trainer: str, record: Record, question: Question) -> str:
 
 
 def _megatron(record: Record, question: Question) -> str:
+    """Return the arguments of Megatron-LM for a strategy, on lines joined by backslashes."""
     model = question.model
     sequences = record["g_bsz"] // record["seq_len"]
     arguments = [
@@ -203,6 +205,7 @@ def _megatron(record: Record, question: Question) -> str:
 
 
 def _megatron_attention(model: Model) -> list[str]:
+    """Return Megatron's arguments for latent or grouped-query attention, if any."""
     if latent := model.latent:
         return [
             f"--multi-latent-attention --q-lora-rank {latent.q_rank}",
@@ -218,6 +221,7 @@ def _megatron_attention(model: Model) -> list[str]:
 
 
 def _megatron_parallel(record: Record, model: Model) -> list[str]:
+    """Return Megatron's arguments for the parallel layout of a strategy."""
     tensor, pp, virtual = (
         record["algo_type"] != "isp",
         record["pp"],
@@ -243,6 +247,7 @@ def _megatron_parallel(record: Record, model: Model) -> list[str]:
 
 
 def _megatron_experts(record: Record, question: Question) -> list[str]:
+    """Return Megatron's arguments for the experts of a model that has some."""
     model, experts = question.model, question.model.experts
     assert experts is not None
     arguments = [
@@ -262,6 +267,7 @@ def _megatron_experts(record: Record, question: Question) -> list[str]:
 
 
 def _internevo(record: Record, question: Question) -> str:
+    """Return the Python configuration of InternEvo for a strategy."""
     isp, model = record["algo_type"] == "isp", question.model
     para = _shard(record, "p_para", "wp_size")
     mode = record["algo_type"]

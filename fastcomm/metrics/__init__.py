@@ -132,6 +132,7 @@ class Partial:
 
 
 def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote:
+    """Return notes on a rank's trace; `by_host` ignores iterations on the device's clock."""
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
     clock = "device" if on_device else "host" if outside.recorded_ns else None
@@ -177,7 +178,7 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 def note_warnings(
     notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
 ) -> list[str]:
-    """Return the warnings of all ranks: what a user should know before trusting the numbers."""
+    """Return the warnings of all ranks; `missing` has the ranks by key of `trace.LACKS`."""
     by_clock = (
         gaps.outside_warning(outside, iteration_clock(notes)),
         gaps.early_warning(note.device_time for note in notes),

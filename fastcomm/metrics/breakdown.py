@@ -226,7 +226,7 @@ def _floats(column: pa.ChunkedArray) -> Floats:
 
 
 def _means(values: Floats, bins: Ints) -> Floats:
-    """Return the mean of the known values per bin; 0 where none is known."""
+    """Return the mean of the known values per bin; 0 without any. `bins` is per value."""
     is_known = ~np.isnan(values)
     sums = np.bincount(
         bins[is_known], weights=values[is_known], minlength=bins.max(initial=-1) + 1
@@ -289,6 +289,7 @@ def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
+    """Return the mean overlapped share of a tag's communication; None without any."""
     union, overlapped = (
         iterations[f"{name}_{kind}_ns"].to_numpy() for kind in ("union", "overlapped")
     )
@@ -335,7 +336,7 @@ def whole_windows(tables: WindowTables) -> pa.Table:
 
 
 def windows_from(tables: WindowTables, source: int) -> list[PhaseWindows]:
-    """Return statistics of the windows after phases of one tag, in the order of TAGS."""
+    """Return statistics of the windows after a tag (index into TAGS), in the order of TAGS."""
     parts = [_own(pieces.columns(part, ("from", "to", "window_ns")), source) for part in tables]
     target, length = (np.concatenate(values) for values in zip(*parts, strict=True))
     return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
@@ -347,6 +348,7 @@ def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int
 
 
 def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWindows:
+    """Return statistics of windows between two tags (codes); `length` is in ns."""
     return PhaseWindows(
         source=TAGS[source],
         target=TAGS[target],

@@ -106,7 +106,7 @@ def _least(finding: Finding) -> float:
 
 
 def spread(costs: Floats) -> float | None:
-    """Return the standard deviation between steps (NaN ignored); None for fewer than two."""
+    """Return the standard deviation of costs per step, NaN ignored; None for fewer than two."""
     values = costs[~np.isnan(costs)]
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
@@ -196,6 +196,7 @@ def joined_ties(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[S
 
 
 def _joint(tied: Sequence[Suspect], caused: CommonWaitCaused) -> Suspect:
+    """Join tied suspects, the most expensive first, with their joint excess and cost."""
     lead, *others = tied
     excess = np.max([suspect.excess for suspect in tied], axis=0)
     by_steps = float(excess.sum() / (lead.excess.sum() or 1.0))
@@ -278,7 +279,7 @@ def _places(suspects: Sequence[Suspect]) -> list[int]:
 
 
 def _shapley(excess: Floats) -> Floats:
-    """Return the share of each row in the longest delay of each step (column), in ns."""
+    """Return each row's part (Shapley value, ns) of the longest delay of each step (column)."""
     falling = -np.sort(-excess, axis=0)
     beyond = falling - np.vstack([falling[1:], np.zeros_like(falling[:1])])
     parts = beyond / np.arange(1, len(excess) + 1)[:, np.newaxis]

@@ -36,7 +36,7 @@ _UNKNOWN = {
 
 
 def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
-    """Return the table of iterations, with null in columns for which data is missing."""
+    """Return the table of iterations with nulls where data is missing (keys of `LACKS`)."""
     for key, (prefixes, suffixes) in _UNKNOWN.items():
         if key in missing:
             names = [
@@ -47,7 +47,7 @@ def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 
 def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
-    """Return the table of communication events, with null where data is missing."""
+    """Return the table of communication events with nulls where data is missing."""
     exposed = ["alone_ns"]  # durations are known in any case
     unknown = {
         "compute": exposed,
@@ -63,6 +63,7 @@ def in_windows(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 
 def _without(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return a table with some columns replaced by nulls."""
     for name in names:
         place, column = table.column_names.index(name), table[name]
         table = table.set_column(place, name, pa.nulls(len(column), column.type))
@@ -94,7 +95,7 @@ def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
 
 
 def unknown(missing: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Return what is unknown, why, and on which ranks, as in the JSON document."""
+    """Return the `missing` data (ranks by key of `LACKS`) as objects of the JSON document."""
     return [
         {"what": metrics, "reason": reason, "ranks": list(ranks)}
         for key, ranks in missing.items()
@@ -103,7 +104,7 @@ def unknown(missing: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
 
 
 def reason(missing: Mapping[str, Sequence[int]]) -> str:
-    """Return why the times of a run are unknown, as a clause."""
+    """Return a clause on why the times of a run are unknown, from ranks by key of `LACKS`."""
     reasons = [
         LACKS[key].partition(":")[0]
         for key in (*NO_DEVICE, "times", "compute")
@@ -237,7 +238,7 @@ def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
 
 
 def outside_warning(result: Outside, clock: str) -> str | None:
-    """Return the warning about more than 1 % of device time outside steps, or None."""
+    """Return a warning if over 1 % of device time is outside steps, which are by `clock`."""
     if result.share is None or result.share <= _WARN_ABOVE:
         return None
     reason = (

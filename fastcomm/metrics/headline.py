@@ -107,7 +107,7 @@ def _apart(run: RunSummary) -> str:
 
 
 def _limit(parts: Mapping[str, float]) -> str:
-    """Name the largest part of the step, and the second largest if it is large."""
+    """Name the part with the largest share of the step, and the second if it is large."""
     first, second = sorted(parts, key=lambda part: -parts[part])[:2]
     text = f"{NAMES[first]} limits the step ({percent(parts[first])})"
     return (
@@ -139,7 +139,7 @@ def parallelism(tag: str) -> str:
 
 
 def _main_tag(breakdown: Breakdown, total: float) -> str:
-    """Return the clause that names the parallelism with the most exposed communication."""
+    """Return a clause on the most exposed parallelism; `total` is their exposed share."""
     tag = breakdown.largest_tag
     share = (breakdown.exact[f"exposed_{tag}"] or 0.0) / total
     amount = (
@@ -155,7 +155,7 @@ def _main_tag(breakdown: Breakdown, total: float) -> str:
 
 
 def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str:
-    """Return exposed time divided into wait and transfer, as a clause; empty if unknown."""
+    """Return exposed time (ns) divided into wait and transfer, as a clause; "" if unknown."""
     parts = divided(exposure)
     if parts is None:
         return ""
@@ -209,6 +209,7 @@ def symptoms(of: StepTimes) -> list[Finding]:
 
 
 def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
+    """Return the finding on a part of the step; `share` and `compute` are fractions of it."""
     step = of.step_ns or 0.0
     iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
     ranks = np.unique(iterations["rank"].to_numpy()).tolist()
@@ -247,6 +248,7 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
 
 
 def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
+    """Return the evidence of a kind; `cost` is the time per step in ns."""
     if kind == "idle":
         return {"idle_ns": cost}
     if kind == "copies":

@@ -193,6 +193,11 @@ def _link(
     groups: Mapping[Label, GroupSummary],
     step: MeanStep,
 ) -> MeasuredLink:
+    """Return the link of a group and class, and the transfer expected at its peers' rate.
+
+    `column` is the position in `by_class`, `peers` the median ns per byte of the other
+    groups (NaN without any), and `is_apart` whether the rate stands apart from theirs.
+    """
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
@@ -231,7 +236,7 @@ def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
 
 
 def _rates(own: float, peers: float) -> dict[str, Any]:
-    """Convert ns per byte to bandwidths; null where one is unknown."""
+    """Return bandwidths in bytes/s and their ratio from ns per byte; None for NaN."""
     return {
         "bus_bw": None if np.isnan(own) else NS / own,
         "peers_bus_bw": None if np.isnan(peers) else NS / peers,
@@ -291,7 +296,7 @@ def slow_links(
 
 
 def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
-    """Add a slow link to the suspect that has ranks in common with it, or as a new one."""
+    """Add a slow link to a suspect with common ranks, or as a new one; `cost` is in ns."""
     ranks = frozenset(measured.link.ranks)
     for suspect in suspects:
         if suspect.ranks & ranks:
@@ -303,6 +308,7 @@ def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
 
 
 def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
+    """Return the finding on ranks that share slow groups; `step_ns` is a mean step."""
     worst = min((group.link for group in suspect.groups), key=lambda link: link.ratio or 1.0)
     ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
     tags = sorted({group.link.tag for group in suspect.groups})

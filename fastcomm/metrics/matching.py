@@ -295,6 +295,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
 
 
 def _by(matched: MatchCounts) -> dict[str, int]:
+    """Return the number of matched collectives by the kind of evidence."""
     return {
         BY_NUMBER: matched.by_number,
         BY_ORDER: matched.by_order,
@@ -342,6 +343,7 @@ def _reasons(ungrouped_: Ungrouped) -> str:
 
 
 def _reason(doubt: Doubt, reference: int | None) -> str:
+    """Return why a stream's collectives were not matched with those of rank `reference`."""
     stream = "" if doubt.stream == NULL else f" on stream {doubt.stream}"
     pair = f"ranks {reference} and {doubt.rank}"
     return {

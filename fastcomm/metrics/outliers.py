@@ -70,16 +70,16 @@ class HeatArrays:
         )
 
     def mean_by_rank(self, name: str) -> NDArray[np.float64]:
-        """Return the mean of each rank's known iterations; NaN without any."""
+        """Return the mean of a measure over each rank's known iterations; NaN without any."""
         return _known_mean(self.values[name], axis=1)
 
     def middle(self, name: str, rows: Ints) -> NDArray[np.float64]:
-        """Return the median of some ranks (rows) per iteration; NaN where none is known."""
+        """Return a measure's median of some ranks (rows) per iteration; NaN if unknown."""
         columns = (column[column != NULL] for column in self.values[name][rows].T)
         return np.array([np.median(values) if len(values) else np.nan for values in columns])
 
     def median_by_iteration(self, name: str) -> NDArray[np.float64]:
-        """Return the median of all ranks per iteration; NaN where none is known."""
+        """Return a measure's median of all ranks per iteration; NaN where none is known."""
         return self.middle(name, np.arange(len(self.ranks)))
 
     @property
@@ -183,7 +183,7 @@ def above_peers(values: Floats, least: float) -> list[tuple[int, float, float]]:
 
 
 def outliers(grid: HeatArrays, stage: Mapping[int, int]) -> tuple[Outlier, ...]:
-    """Return all outliers: ranks first, then iterations; by measure and number."""
+    """Return the outliers, ranks first, by measure and number; `stage` is by rank."""
     step = grid.step_ns
     if step is None:
         return ()
@@ -202,12 +202,13 @@ def outliers(grid: HeatArrays, stage: Mapping[int, int]) -> tuple[Outlier, ...]:
 
 
 def peers_of(grid: HeatArrays, stage: Mapping[int, int]) -> list[NDArray[np.int64]]:
-    """Return the rows of the ranks of each pipeline stage."""
+    """Return the rows of the ranks of each stage; ranks that `stage` lacks are in stage 0."""
     stages = np.array([stage.get(rank, 0) for rank in grid.ranks.tolist()], np.int64)
     return [np.flatnonzero(stages == number) for number in np.unique(stages)]
 
 
 def _ranks(grid: HeatArrays, name: str, stage: Mapping[int, int], step: float) -> list[Outlier]:
+    """Return ranks far above their stage in the mean of a measure; `step` is in ns."""
     means = grid.mean_by_rank(name)
     return [
         _outlier("rank", int(grid.ranks[rows[index]]), name, means[rows], index, about)
@@ -217,6 +218,7 @@ def _ranks(grid: HeatArrays, name: str, stage: Mapping[int, int], step: float) -
 
 
 def _iterations(grid: HeatArrays, name: str, step: float) -> list[Outlier]:
+    """Return iterations far above the others in the median of ranks; `step` is in ns."""
     medians = grid.median_by_iteration(name)
     return [
         _outlier("iteration", int(grid.iterations[index]), name, medians, index, about)
@@ -232,6 +234,7 @@ def _outlier(
     index: int,
     about: list[float],
 ) -> Outlier:
+    """Return the outlier at an index; `about` is the median of the others and deviation, ns."""
     middle, deviation = about
     above = float(values[index]) - middle
     return Outlier(

@@ -197,7 +197,7 @@ def rate(count: Ints, duration: Ints) -> Floats:
 
 
 def p95(pieces: Sequence[Piece], tag: int) -> float:
-    """Return the 95th percentile of a tag's rates (linear interpolation); NaN without rates."""
+    """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any."""
     parts = []
     for piece in pieces:
         table = columns(piece.where, ("tag", "duration_ns", "bytes"))
@@ -246,7 +246,7 @@ def _median(rates: Floats) -> float:
 
 
 def _size_rates(piece: Piece, op: int) -> tuple[Ints, Floats]:
-    """Return a key of group size and power of two, and the bus rate, per event."""
+    """Return a key of group size and power of two of the bytes, and bus bytes/s, per event."""
     table = columns(piece.where, ("op", "group_size", "duration_ns", "bytes", "bus_bytes"))
     duration, size = table["duration_ns"].to_numpy(), filled(table["bytes"])
     chosen = (table["op"].to_numpy() == op) & (size != NULL) & (duration > 0)

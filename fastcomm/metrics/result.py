@@ -126,6 +126,7 @@ class Metrics(Result):
         return health(self._summary())
 
     def _summary(self) -> RunSummary:
+        """Return the values that the summary of a run is made from."""
         return RunSummary(
             ranks=self.ranks,
             measured_ranks=self.measured_ranks,

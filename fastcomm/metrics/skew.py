@@ -198,7 +198,7 @@ def skews(collectives: MatchedCollectives) -> Skews:
 
 
 def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
-    """Return a row per class of collectives, those that cost the most wait time first."""
+    """Return a row per class of collectives, most wait time first; waits are per step."""
     rows = []
     for tag, op, power in sorted(set().union(*parts)):
         own = [part[tag, op, power] for part in parts if (tag, op, power) in part]
@@ -264,7 +264,7 @@ class WaitSums:
 
 
 def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """Return a row per rank and tag, sorted."""
+    """Return a row per rank and tag, sorted; times are means over the steps."""
     rows = []
     for (rank, tag), row in zip(totals.keys.T.tolist(), totals.sums.T.tolist(), strict=True):
         sums_ = dict(zip(_SUMS, row, strict=True))
@@ -296,12 +296,13 @@ def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
 
 
 def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
-    """Divide the exposed end of each event at the last arrival, into wait and transfer."""
+    """Divide the exposed time `alone` of events, in ns, into exposed wait and transfer."""
     alone, transfer = np.maximum(alone, 0), np.maximum(transfer, 0)
     return np.clip(alone - transfer, 0, wait), np.minimum(alone, transfer)
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:
+    """Return mean, median and 95th percentile of times in ns, in columns NAME_*_ns."""
     return {
         f"{name}_mean_ns": int(values.sum()) / len(values),
         f"{name}_p50_ns": float(np.percentile(values, 50)),

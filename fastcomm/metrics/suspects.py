@@ -222,6 +222,7 @@ def _more_tokens(measured: Measurements, of: Suspect) -> float:
 
 
 def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
+    """Return the finding on a straggler, or on a rank with hot experts."""
     others = measured.ranks_of(of.others)
     is_hot = of.kind == "hot_expert"
     exchange = measured.longer(of.rank) if is_hot else None
@@ -253,6 +254,7 @@ def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
 
 
 def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
+    """Return the finding on ranks whose device is idle, as the host launches late."""
     evidence = Evidence(
         stage=_stage(measured, of),
         idle_ns=of.mean,
@@ -270,6 +272,7 @@ def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
 
 
 def _stage_finding(measured: Measurements, of: Suspect) -> Finding:
+    """Return the finding on pipeline stages with more work than the others."""
     names = sorted({measured.stage.get(rank, 0) for rank in of.ranks})
     count = len(names)
     evidence = Evidence(
@@ -319,6 +322,7 @@ def _finding(
     text: str,
     evidence: Evidence,
 ) -> Finding:
+    """Return a finding; `cost` is in ns per step, `text` is the sentence that is shown."""
     return Finding(
         kind=kind,
         text=text,
@@ -391,6 +395,7 @@ def _is_awaited(measured: Measurements, of: Suspect) -> bool:
 
 
 def _waits(measured: Measurements, rank: int, others: Sequence[int]) -> dict[str, Any]:
+    """Return the wait of a rank and the median wait of others as evidence, in ns."""
     return {
         "wait_ns": measured.waits.get(rank),
         "peers_wait_ns": median(measured.waits, others),

@@ -151,7 +151,7 @@ def bandwidth(
 
 
 def by_rank(sums: pa.Table, link: float | None) -> pa.Table:
-    """Return the columns of `Bandwidth` for each rank and tag, a row each."""
+    """Return the columns of `Bandwidth` per rank and tag; `link` is in bytes/s or None."""
     added = {name: sums[name].to_numpy() for name in ADDED}
     tag = pa.array(TAGS).take(sums["tag"].combine_chunks())
     columns = _columns(added, sums["p95_rate"].to_numpy(), link)
@@ -215,7 +215,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """Append columns: bytes over the union of communication, and its share of the link."""
+    """Append columns: bytes per second of communication, and its share of `link` (bytes/s)."""
     union = filled(iterations["comm_union_ns"], 0)
     total = filled(iterations["comm_bytes"])
     rates = rate(total, union)
@@ -259,6 +259,7 @@ def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volu
 
 
 def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
+    """Return the volume of a tag; `iterations` is None if their number is unknown."""
     total = _total(sums)
     inside = sums.filter(sums["timed"])
     # Ranks with known times and without events of the tag move 0 bytes.
@@ -274,6 +275,7 @@ def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
 
 
 def _total(sums: pa.Table) -> int | None:
+    """Return the bytes of events of known size; None if no size is known."""
     if not sums["known_events"].to_numpy().sum():
         return None
     # The sum over many ranks may need more than 64 bits.

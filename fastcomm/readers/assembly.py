@@ -271,6 +271,7 @@ def _host_only(events: Events) -> str:
 
 
 def _event_table(events: Events) -> pa.Table:
+    """Return the table of events: times in ns, `lane` as a row of the table of lanes."""
     return pa.table(
         {
             "start": events.start,
@@ -294,6 +295,7 @@ def _args_table(events: Events) -> pa.Table:
 
 
 def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]) -> pa.Table:
+    """Return the table of communication; `tags` has a tag and its source per row."""
     row = collectives.row
     return pa.table(
         {
@@ -315,6 +317,7 @@ def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]
 
 
 def _group_table(groups: Sequence[ProcessGroup], tagged: Sequence[Tagged]) -> pa.Table:
+    """Return the table of process groups; `tagged` has the tag of each group, in order."""
     return pa.table(
         {
             "name": pa.array([group.name for group in groups], pa.string()),

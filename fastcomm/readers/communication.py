@@ -121,6 +121,7 @@ class _Calls:
 
     @classmethod
     def of(cls, events: Events, rows: Ints, needs_partners: NDArray[np.bool_]) -> Self:
+        """Find the calls for the communication `rows`; only flagged rows get details."""
         launch = events.launch_of(rows)
         calls = events.rows_named(lambda name: name == _CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)

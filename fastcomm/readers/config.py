@@ -252,6 +252,7 @@ def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
 
 
 def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
+    """Return the kernel name pattern of a row; `where` names the row in errors."""
     check_keys(row, ("pattern", "op", "tag", "library"), where)
     return Pattern(
         regex=_needed(_regex(row, "pattern", where), "pattern", where),
@@ -262,6 +263,7 @@ def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
 
 
 def _tag_rule(row: Mapping[str, Any], where: str) -> TagRule:
+    """Return the tag rule of a row; `where` names the row in errors."""
     check_keys(row, (*RULE_FIELDS, "tag"), where)
     tag = _needed(choice(row, "tag", TAGS, where), "tag", where)
     names = [name for name in RULE_FIELDS if name in row]

@@ -139,6 +139,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory; False if it cannot be resolved."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself

@@ -64,6 +64,7 @@ def read(path: Path) -> list[TracedOperator]:
 
 
 def _operator(node: Mapping[str, Any]) -> TracedOperator:
+    """Return the operator of a JSON node, with the storages it reads and writes."""
     attributes = {entry["name"]: entry["value"] for entry in node.get("attrs", ())} or node
     sides = [node["inputs"], node["outputs"]]
     inputs, outputs = (side["values"] if isinstance(side, dict) else side for side in sides)

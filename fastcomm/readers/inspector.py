@@ -140,6 +140,7 @@ def _world(logs: _Logs) -> InspectorCommunicator | None:
 
 
 def _check_different(ranks: Mapping[Path, int]) -> None:
+    """Raise `TraceFileError` if two files have one rank."""
     owner: dict[int, Path] = {}
     for path, rank in ranks.items():
         if rank in owner:

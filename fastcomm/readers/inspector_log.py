@@ -217,6 +217,7 @@ def communicators(path: Path) -> list[InspectorCommunicator]:
 
 
 def _communicator(text: bytes) -> InspectorCommunicator | None:
+    """Return the communicator of a record's JSON header; None if the header is invalid."""
     try:
         header = orjson.loads(text)
         name = header.get("comm_name")

@@ -123,6 +123,7 @@ def table_mapping(data: Mapping[str, Any], where: str) -> TableMapping:
 
 
 def _column(data: Mapping[str, Any], key: str, where: str) -> str:
+    """Return the column name of a key; `where` names the section in errors."""
     name = data[key]
     if not isinstance(name, str) or not name:
         refuse(where, key, name, "the name of a column, in quotes")
@@ -130,6 +131,7 @@ def _column(data: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _kinds(data: Mapping[str, Any], where: str) -> tuple[RowKind, ...]:
+    """Return the kinds of rows in [table.kinds]; `where` names the section in errors."""
     table = data.get("kinds")
     if not isinstance(table, dict) or not table:
         refuse(where, "kinds", table, "a table [table.kinds] with an entry a kind of row")

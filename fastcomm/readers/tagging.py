@@ -135,7 +135,7 @@ def _tag_kinds(
 
 
 def _key(place: int, stream: int) -> tuple[int, int]:
-    """Return the key of a unit: the index of its group, else its stream."""
+    """Return the key of a unit: the index of its group, or its stream if `place` is -1."""
     return (place, NULL) if place >= 0 else (-1, stream)
 
 
@@ -170,7 +170,10 @@ def _tag_unit(unit: _Unit, rules: TagRules, iterations: int) -> None:
 def _tag_operations(
     group: ProcessGroup, ops: Mapping[int, int], rules: TagRules, iterations: int
 ) -> Tagged:
-    """Return the tag of a group; a grid of one dimension decides unless a name tells more."""
+    """Return a group's tag from its calls per operation, over a number of iterations.
+
+    A grid of one dimension decides unless a name tells more.
+    """
     counts = {OPS[op]: count for op, count in ops.items()}
     tagged = tag_group(group, Behavior(counts=counts, iterations=iterations), rules)
     only_tag = None if rules.grid is None else rules.grid.only

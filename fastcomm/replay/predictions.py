@@ -204,7 +204,7 @@ def daydream(
 
 
 def _sent(replayer: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return for each group the operation before it, its tensors, and the first after it."""
+    """Return (operation before, tensors, first operation after) of each group of a rank."""
     first_after: dict[tuple[int, ...], str] = {}
     befores = []
     edges = zip(replayer.graph.source.tolist(), replayer.graph.target.tolist(), strict=True)

@@ -251,6 +251,7 @@ _REMEDY = "remove the store and ingest the traces again"
 
 
 def _manifest(plain: dict[str, Any]) -> Manifest:
+    """Return the manifest of a parsed document; raise TypeError or ValueError if invalid."""
     manifest = Manifest(**plain)
     _check_types(manifest)
     return replace(
@@ -277,6 +278,7 @@ def _check_types(instance: T) -> T:
 
 
 def _table(plain: dict[str, Any]) -> TableFile:
+    """Return an entry of a table's file; raise ValueError if the name is not a table's."""
     table = _check_types(TableFile(**plain))
     # The name is from a file, and must not lead out of the store.
     if table.name not in TABLES:
@@ -285,6 +287,7 @@ def _table(plain: dict[str, Any]) -> TableFile:
 
 
 def _entry(plain: dict[str, Any]) -> Entry:
+    """Return the entry of a rank; raise ValueError if its file has another name."""
     note = plain["clock_note"]
     entry = Entry(
         **{

@@ -157,7 +157,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> int | None:
-    """Return the open file with the lock; None on file systems without locks."""
+    """Return the descriptor of the locked file; None on file systems without locks."""
     while True:
         descriptor = os.open(path, _LOCK_FLAGS, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -242,6 +242,7 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
 
 
 def _clock(text: str) -> StepClock:
+    """Return a text as the name of a clock; raise ValueError if there is none of that name."""
     for clock in get_args(StepClock):
         if clock == text:
             return cast("StepClock", clock)
@@ -350,6 +351,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
 
 
 def _partners(comm: pa.Table) -> Partners:
+    """Return the roots, targets and sources of communication rows."""
     return Partners(
         root=filled(comm["root"]),
         sends_to=comm["sends_to"].to_pylist(),
@@ -360,7 +362,7 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """Return what the different names tell, and the index of each event's name in these."""
+    """Return what each distinct name implies, and the index of the entry of each row."""
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]
@@ -376,6 +378,7 @@ def _named(
 
 
 def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
+    """Return the process groups of a trace; `ranks` is None if the members are unknown."""
     rows = trace.groups.select(["name", "description", "ranks", "size"]).to_pylist()
     return tuple(
         ProcessGroup(

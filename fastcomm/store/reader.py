@@ -109,6 +109,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 
 def _source(file: StoredFile, options: TraceOptions) -> Source:
+    """Return a stored rank as an input, whose functions read it when they are called."""
     reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
     return Source(
         rank=file.rank,
@@ -376,6 +377,7 @@ _BEFORE_DEVICE_CLOCK = (
 
 
 def _trace(rows: pa.Table, metadata: dict[str, Any], path: Path, *, is_narrow: bool) -> Trace:
+    """Assemble a trace from its rows and metadata; `is_narrow` leaves out unneeded columns."""
     small = {
         name: pa.table(metadata[name], table_schema)
         for name, table_schema in _SMALL.items()
@@ -407,6 +409,7 @@ def _trace(rows: pa.Table, metadata: dict[str, Any], path: Path, *, is_narrow: b
 
 
 def _with_device_iterations(trace: Trace, metadata: Mapping[str, Any]) -> Trace:
+    """Return the trace with its stored iterations on the device's clock, if it has any."""
     columns = metadata.get("device_iterations")
     table = None if columns is None else pa.table(columns, schema.ITERATIONS)
     notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))

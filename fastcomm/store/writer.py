@@ -145,6 +145,7 @@ def _compact(table: pa.Table) -> pa.Table:
 
 
 def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetWriter]:
+    """Open a Parquet file for writing, with the encodings and compression of a store."""
     growing = [name for name in schema.names if name in store.GROWING]
     packed = {
         _leaf(field): "snappy" if field.name in store.QUICK else store.COMPRESSION

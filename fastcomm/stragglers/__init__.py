@@ -40,6 +40,7 @@ class SubsetScenario:
         return joined(self._replayed(part) for part in model.parts())
 
     def _replayed(self, model: JobModel) -> JobTimes:
+        """Replay the scenario on a part of the steps."""
         own = self._mask(model)
         if self.way == "launched":
             return model.replay(model.measured, np.where(own, model.delays, 0.0))
@@ -294,6 +295,7 @@ def analysis(job: JobDescription, replays: Replays, threshold: float = THRESHOLD
 
 
 def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> list[Scenario]:
+    """Return two scenarios of a subset: made ideal, and measured while others are ideal."""
     return [
         SubsetScenario(way="without", kind=kind, keys=keys),
         SubsetScenario(way="alone", kind=kind, keys=keys),
@@ -301,7 +303,7 @@ def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> lis
 
 
 def _effect(bounds: tuple[JobTimes, JobTimes], replayed: Sequence[JobTimes]) -> Effect:
-    """Return the effect of a subset from the replays without it, and with it alone."""
+    """Return a subset's effect; `bounds`: measured and ideal, `replayed`: removed and alone."""
     measured, ideal, removed, added = (
         float(times.whole.mean()) for times in (*bounds, *replayed)
     )
@@ -358,7 +360,7 @@ def _descending(values: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _scores(job: JobDescription, blocking: Mapping[str, Attribution]) -> Floats:
-    """Return the slowdown of each worker, data rank x stage: the smaller one of the two."""
+    """Return the slowdown per data rank x stage: the smaller of the two, as a ratio."""
     by_rank, by_stage = blocking["dp_rank"].mean, blocking["stage"].mean
     ranks = np.array([by_rank[str(d)] for d in range(job.ranks)])
     stages = np.array([by_stage[str(s)] for s in range(job.rank_of.shape[1])])

@@ -126,13 +126,14 @@ class JobModel:
         return start.reshape(times.shape), end.reshape(times.shape)
 
     def replay(self, times: Floats, delays: Floats | None = None) -> JobTimes:
-        """Replay all operations as `times` does, and return the step times."""
+        """Replay durations `times` and launch delays (default 0), in ns; return step times."""
         return joined(
             self._replay(times[:, :, at], None if delays is None else delays[:, :, at])
             for at in _batches(times.shape)
         )
 
     def _replay(self, times: Floats, delays: Floats | None) -> JobTimes:
+        """Replay durations in ns, with launch delays or none, and return the step times."""
         start, end = self.times(times, delays)
         last, first = end.max(axis=1), start.min(axis=(0, 1))
         optimizer = self.of_type("optimizer")

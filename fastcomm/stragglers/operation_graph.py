@@ -220,7 +220,7 @@ def _chunks(builder: _Builder, stage: int) -> None:
 
 
 def _tail(builder: _Builder, stage: int, last: int) -> None:
-    """Chain the operations of a stage after its last computation."""
+    """Chain the operations of a stage after `last`, its last computation."""
     scatters = sorted(builder.get(stage, _SCATTER), key=lambda i: builder.ops[i].seq)
     ends = builder.get(stage, _EMBEDDING)[:1] if stage in {0, builder.stages - 1} else []
     middle = [*builder.get(stage, _LAYERNORM)[:1], *ends]

@@ -314,7 +314,11 @@ def _template(dp: Ints, at: Ints) -> int:
 def _complete(
     op: Ints, is_known: Flags, dp: Ints, at: Ints, shape: tuple[int, int, int]
 ) -> Flags:
-    """Return the steps in which every data rank has every operation once, and no other."""
+    """Return the steps in which every data rank has every operation once, and no other.
+
+    Rows have the operation, whether it is known, the data rank and the step (`at`);
+    `shape` has the numbers of operations, data ranks and steps.
+    """
     count = np.zeros(shape, np.int64)
     np.add.at(count, (op[is_known], dp[is_known], at[is_known]), 1)
     complete: Flags = (count == 1).all(axis=(0, 1))

@@ -126,6 +126,7 @@ def _base(comma: str) -> str:
 
 
 def _distributed(job: Job, rank: int, variant: Variant) -> dict[str, object]:
+    """Return the `distributedInfo` of a rank's trace, with its process groups."""
     undescribed = bool(variant & Variant.UNDESCRIBED)
     by_kind = groups(job, rank)
     return {
@@ -167,6 +168,7 @@ class Filler:
     """Generates blocks of rows on threads of their own, for files of any size."""
 
     def __init__(self, job: Job, process: int, row_ns: int, variant: Variant) -> None:
+        """Write one block with placeholders; its rows are `row_ns` apart."""
         where = kineto.lane(process, process + 113)
         written = [_row(job, number, where, row_ns) for number in range(ROWS)]
         text = "".join(written)
@@ -297,6 +299,7 @@ def _row_ns(step_ns: int, size: int) -> int:
 def _write_rank(
     job: Job, directory: Path, variant: Variant, compress: bool, filler_bytes: int, rank: int
 ) -> Path:
+    """Write the trace of a rank, with `filler_bytes` of other rows; return its path."""
     name = f"rank{rank}.pt.trace.json"
     path = directory / (name + ".gz" if compress else name)
     with _aside(path, compress=compress) as file:

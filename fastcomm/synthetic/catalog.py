@@ -241,6 +241,7 @@ def _gemm(tile: str, host: str = "aten::mm") -> Kernel:
 
 
 def _elementwise(functor: str, host: str) -> Kernel:
+    """Return the kernel of an elementwise functor; `host` is the operator that launches it."""
     name = (
         f"void at::native::vectorized_elementwise_kernel<4, at::native::{functor}, "
         "std::array<char*, 3ul> >(int, at::native::"

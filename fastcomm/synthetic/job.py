@@ -111,6 +111,7 @@ class Job:
         self._check_sizes()
 
     def _check_fault(self) -> None:
+        """Raise `ConfigError` if the fault is unknown, or impossible in this layout."""
         if self.fault not in FAULTS:
             raise ConfigError(
                 f"invalid fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
@@ -127,6 +128,7 @@ class Job:
             raise ConfigError("fault hot_expert needs 2 layers or more, not 1")
 
     def _check_sizes(self) -> None:
+        """Raise `ConfigError` if a size is below its minimum."""
         least = {
             "steps": 1,
             "micro_batches": 1,
@@ -230,6 +232,7 @@ class _Step:
     """Collects the rows of one step."""
 
     def __init__(self, job: TableJob, step: int, random: Random) -> None:
+        """Start at time 0 on all places; a place is (data rank, stage)."""
         self.job, self.step, self.random = job, step, random
         self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
         self.operations: list[tuple[object, ...]] = []
@@ -281,7 +284,11 @@ class _Step:
         sent: dict[int, float],
         posted: dict[int, float],
     ) -> None:
-        """Send a message to a stage; it transfers once both sides have arrived."""
+        """Send a message to a stage; it transfers once both sides have arrived.
+
+        `sent` and `posted` are, by stage, when the last send ends and when a receive
+        began.
+        """
         begin = max(self.clock[source], sent.get(source[1], 0.0))
         wait = posted[target[1]]
         end = max(begin, wait) + self._about(_MESSAGE)
@@ -314,6 +321,7 @@ class _Step:
                 self.clock[place] = end
 
     def _add(self, place: Place, optype: str, begin: float, end: float) -> None:
+        """Append an operation of a place, numbered by type; times in s since the step began."""
         number = self.count.get((place, optype), 0)
         self.count[place, optype] = number + 1
         d, s = place

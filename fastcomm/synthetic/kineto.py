@@ -44,7 +44,7 @@ def microseconds(ns: int) -> str:
 
 
 def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:
-    """Return a row with a duration; `where` is from `lane`, `args` the inside of an object."""
+    """Return a row with a duration of `ns`; `where` is from `lane`, `args` inside an object."""
     return f"""
   {{
     "ph": "X",
@@ -162,7 +162,7 @@ def launch_times(step: RankStep) -> list[int]:
 
 
 def _busy_ns(work: PlannedWork) -> int:
-    """Return the host time of the launch of a piece of work."""
+    """Return the host time of the launch of a piece of work, in ns."""
     return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 
@@ -170,6 +170,7 @@ class RankText:
     """Writes the rows of one rank, step after step."""
 
     def __init__(self, job: Job, rank: int, variant: Variant) -> None:
+        """Choose the device, the process id and the host threads of a rank."""
         self.job, self.rank, self.variant = job, rank, variant
         self.device = rank % DEVICES
         self.process = 41_000 + 97 * self.device
@@ -230,7 +231,7 @@ class RankText:
         return f'{args}"Ev Idx": {external - 1}'
 
     def _launch(self, call: str, number: int, work: PlannedWork, start: int, ns: int) -> str:
-        """Return the row of a runtime call, and the arrow from it to the device."""
+        """Return the row of a runtime call (CUPTI's `number`), and the arrow to the device."""
         self.correlation += 1
         where = self.lanes[work.backward]
         args = (
@@ -242,6 +243,7 @@ class RankText:
         )
 
     def _compute(self, work: PlannedWork, launch: int) -> str:
+        """Return the rows of a compute kernel: operator, launch at `launch` ns, and kernel."""
         kernel = KERNELS[work.name]
         where = self.lanes[work.backward]
         host = complete(
@@ -258,6 +260,10 @@ class RankText:
         registers: int,
         call_args: str = "",
     ) -> str:
+        """Return the row of a kernel, and the flow arrow from its launch.
+
+        `call_args` are further arguments as JSON text that begins with a comma.
+        """
         where = f'"pid": {self.device},\n    "tid": {work.stream}'
         args = (
             f'"External id": {self.external},      "queued": 0, "device": {self.device}, '
@@ -271,6 +277,7 @@ class RankText:
         return row + flow("f", self.correlation, where, work.start)
 
     def _copy(self, work: PlannedWork, launch: int) -> str:
+        """Return the rows of a copy or memset: operator, launch at `launch` ns, and work."""
         name, host, call, number = _COPIES[work.kind]
         where = self.lanes[work.backward]
         text = complete("cpu_op", host, where, launch, 3_600, self._ids())
@@ -286,6 +293,7 @@ class RankText:
         return text + flow("f", self.correlation, where, work.start)
 
     def _call_args(self, call: SyntheticCall) -> str:
+        """Return the metadata of a collective as JSON text; cached except for its number."""
         splits = (call.send_splits, call.receive_splits)
         key = (call.operation.collective, call.group.name, call.peers, call.sent, splits)
         if key not in self.call_args:
@@ -293,6 +301,7 @@ class RankText:
         return f'{self.call_args[key]}, "Seq": {call.seq}'
 
     def _collective(self, work: PlannedWork, launch: int) -> str:
+        """Return the rows of a collective on the host, from `launch` ns on, and the device."""
         call = work.call
         assert call is not None
         where = self.lanes[work.backward]

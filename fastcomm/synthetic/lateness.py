@@ -87,7 +87,10 @@ def _timeline(job: Job, number: int) -> Timeline:
 
 
 class _Simulation:
+    """Propagates delays through the stages of one step."""
+
     def __init__(self, job: Job, number: int) -> None:
+        """Start step `number` with all ranks on time; mark the places with the fault."""
         self.job = job
         self.shape = (job.dp // job.ep, job.ep, job.tp)
         nothing = np.zeros(job.dp * job.tp, np.int64)
@@ -169,7 +172,7 @@ class _Simulation:
         return Late(idle, tuple(calls), after, bucket)
 
     def _bucket(self, stage: int, kind: str, begin: int, transfer: int) -> Ints:
-        """Return the lateness of the end of a bucket that is planned to start at `begin`."""
+        """Return how late a bucket ends that is planned for `begin` and `transfer` ns."""
         ready = np.maximum(self.late[stage], self.free[stage] - begin)
         late = self._together(kind, ready)
         extra = self._extra_transfer(stage, kind, None, transfer)
@@ -219,7 +222,7 @@ class _Simulation:
         return self._together(kind, self.slow) * pipeline.slower(job, transfer - job.latency_ns)
 
     def _together(self, kind: str, values: Ints) -> Ints:
-        """Return the largest value of each rank's group."""
+        """Return the largest value in each rank's group of a kind; `values` are by place."""
         if values.min() == values.max():
             return values
         shaped = values.reshape(self.shape)
@@ -230,7 +233,7 @@ class _Simulation:
 
 
 def _latest(ends: list[tuple[Ints, int]], arrival: Ints) -> Ints:
-    """Return the lateness of the latest of several ends, each with lateness and plan."""
+    """Return the lateness of the latest end; `ends` are (lateness, planned time), in ns."""
     if not ends or all(late is arrival for late, _ in ends):
         return arrival
     planned = max(moment for _, moment in ends)

@@ -126,7 +126,7 @@ def group_size(job: Job, kind: str) -> int:
 
 
 def transfer(job: Job, kind: str, operation: str) -> int:
-    """Return the longest duration of a call after its last member has arrived."""
+    """Return the longest duration of a call after its last member's arrival, in ns."""
     dtype, elements = counts(job, kind, operation)
     if operation == "AllToAll":
         elements += job.ep * spread(job)
@@ -136,7 +136,7 @@ def transfer(job: Job, kind: str, operation: str) -> int:
 
 
 def spread(job: Job) -> int:
-    """Return the maximum by which a pair's part of an all-to-all differs from the mean."""
+    """Return the most elements by which a pair's part of an all-to-all differs from average."""
     return max(1, job.tokens // job.ep // 8) * job.hidden
 
 
@@ -164,14 +164,14 @@ def frame(job: Job, script: tuple[Phase, ...]) -> tuple[PhasePlan, ...]:
 
 
 def slack(job: Job, direction: str) -> int:
-    """Return the extra time that a slow GPU needs for all layers of a stage, in a direction."""
+    """Return the extra ns that a slow GPU needs for all layers of a stage, in a direction."""
     attention, scale = (_ATTENTION, 1) if direction == "forward" else (_ATTENTION_BACK, 2)
     one = sum(slower(job, scaled(job, share, scale)) for _, share in attention)
     return one * job.layers
 
 
 def scaled(job: Job, share: int, scale: int) -> int:
-    """Return the duration of a kernel; `scale` is 2 in the backward pass."""
+    """Return a kernel's ns: `share` thousandths of a layer; `scale` is 2 in backward passes."""
     return job.layer_ns * scale * share // 1000
 
 

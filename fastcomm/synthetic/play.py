@@ -53,7 +53,10 @@ def steps(job: Job, rank: int) -> Iterator[RankStep]:
 
 
 class _Player:
+    """Plays the phases of one rank on its tape, step by step."""
+
     def __init__(self, job: Job, rank: int) -> None:
+        """Find the rank's place in its stage, and whether the fault affects it."""
         self.job, self.rank = job, rank
         self.grid: PipelineGrid = pipeline.grid(job)
         self.groups = groups(job, rank)
@@ -90,6 +93,7 @@ class _Player:
         return RankStep(number, mark, end, tape.works, tape.tally, tape.windows())
 
     def _setup(self, start: int) -> None:
+        """Play the work that sets up a step, from `start` ns on."""
         tape = self.tape
         tape.to(start)
         memset = tape.open("memset", "memset", COMPUTE)
@@ -111,6 +115,7 @@ class _Player:
     def _frame(
         self, script: tuple[pipeline.Phase, ...], start: int, late: Sequence[Late]
     ) -> None:
+        """Play phases outside the pipeline; `start` is in ns, `late` has an entry per phase."""
         self._begin(start)
         for plan, phase_late in zip(pipeline.frame(self.job, script), late, strict=True):
             self._phase(plan, phase_late, None)
@@ -135,6 +140,7 @@ class _Player:
             self._boundary(slot, arrivals.get(moment, []), start, moment)
 
     def _slot(self, slot: Slot, start: int) -> None:
+        """Play a forward or backward pass; the step begins at `start` ns."""
         self._begin(start + slot.start)
         self.tape.backward = slot.direction == "backward"
         phases = iter(self.timeline.phases[self.stage, slot.direction, slot.micro_batch])
@@ -144,6 +150,11 @@ class _Player:
                 self._phase(plan, next(phases), bucket)
 
     def _phase(self, plan: PhasePlan, late: Late, bucket: tuple[str, str] | None) -> None:
+        """Play idle time, kernels and calls of a phase, late by the times in `late`.
+
+        `bucket` is the group kind and operation of the bucket that overlaps the phase,
+        or None.
+        """
         self.tape.run(int(late.idle[self.place]))
         if bucket and late.bucket is not None:
             begin = self.planned + pipeline.LEAD
@@ -157,6 +168,7 @@ class _Player:
         self.tape.to(self.planned + self.late)
 
     def _kernels(self, plan: PhasePlan) -> None:
+        """Play the compute kernels of a phase, longer ones on a slow rank."""
         tape = self.tape
         last = len(plan.kernels) - 1
         slowed = pipeline.slowed(self.job, plan.phase) if self.computes_longer else ()

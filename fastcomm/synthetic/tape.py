@@ -77,6 +77,7 @@ class Tape:
     """A step that starts at `start`, with a position that only moves forward."""
 
     def __init__(self, start: int) -> None:
+        """Start an empty tape at `start` ns."""
         self.start = self.now = start
         self.works: list[PlannedWork] = []  # in the order of their starts
         self.tally = Tally()

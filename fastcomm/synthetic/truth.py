@@ -118,6 +118,7 @@ def _add_rank(sums: _Sums, rank: int, played: list[RankStep]) -> None:
 
 
 def _add_traffic(sums: _Sums, step: RankStep) -> None:
+    """Add bytes and times of a step's communication to the sums of each tag."""
     for work in step.works:
         if work.call:
             traffic = sums.traffic.setdefault(work.call.group.tag, _Traffic())
@@ -127,6 +128,7 @@ def _add_traffic(sums: _Sums, step: RankStep) -> None:
 
 
 def _add_window(sums: _Sums, rank: int, iteration: int, window: PhaseGap) -> None:
+    """Add a window to the lengths of its pair of tags, and keep the widest."""
     pair = (window.before, window.after)
     sums.windows.setdefault(pair, []).append(window.ns)
     if sums.widest is None or window.ns > sums.widest["ns"]:
@@ -159,6 +161,7 @@ def _spec(sums: _Sums) -> dict[str, float]:
 
 
 def _window(pair: tuple[str, str], spans: list[int]) -> dict[str, Any]:
+    """Return the expected statistics of windows; `spans` are their lengths in ns."""
     return {
         "from": pair[0],
         "to": pair[1],
@@ -170,6 +173,7 @@ def _window(pair: tuple[str, str], spans: list[int]) -> dict[str, Any]:
 
 
 def _bandwidth(traffic: _Traffic, link: float | None) -> dict[str, Any]:
+    """Return the expected bandwidth of a tag in bytes/s; `link` is the link's, or None."""
     pairs = zip(traffic.payload, traffic.ns, strict=True)
     speeds = [count * 1e9 / ns for count, ns in pairs]
     bus = [count * 1e9 / ns for count, ns in zip(traffic.bus, traffic.ns, strict=True)]
@@ -186,6 +190,7 @@ def _bandwidth(traffic: _Traffic, link: float | None) -> dict[str, Any]:
 
 
 def _volume(traffic: _Traffic, iterations: int, ranks: int) -> dict[str, Any]:
+    """Return the expected volume of a tag, in bytes."""
     total = sum(traffic.payload)
     return {
         "comm_bytes": total,

@@ -174,7 +174,10 @@ def sizes(
 
 
 def _payload(op: NDArray[np.int8], sent: Ints, received: Ints, n: Ints) -> tuple[Ints, Ints]:
-    """Return S, and the part of S on the side that has a part."""
+    """Return the payload S of calls, and the bytes on the side that has a part of S.
+
+    `n` is the number of ranks in the group; NULL is unknown.
+    """
     gathers = _is(op, *(name for name, side in _WHOLE.items() if side == "out"))
     scatters = _is(op, *(name for name, side in _WHOLE.items() if side == "in"))
     whole = np.where(gathers, received, sent)
@@ -186,7 +189,7 @@ def _payload(op: NDArray[np.int8], sent: Ints, received: Ints, n: Ints) -> tuple
 
 
 def _bus(op: NDArray[np.int8], payload: Ints, n: Ints) -> Ints:
-    """Return payload times the factor, halves rounded to even."""
+    """Return bus bytes: payload times nccl-tests' factor for `n` ranks, halves to even."""
     times = np.zeros(len(OPS), np.int64)
     for name, count in _ROUNDS.items():
         times[OP[name]] = count
@@ -224,7 +227,7 @@ def _times(counts: Ints, factors: Ints) -> Ints:
 
 
 def _share(counts: Ints, n: Ints) -> Ints:
-    """Divide by n; NULL if that is no integer."""
+    """Divide bytes by the number of ranks `n`; NULL if that is no integer."""
     whole = (counts != NULL) & (n != NULL)
     ranks = np.where(whole, n, 1)
     return np.where(whole & (counts % ranks == 0), counts // ranks, NULL)

@@ -140,6 +140,7 @@ def _by_optimizer(marks: Marks) -> Iterations | None:
 
 
 def _between(edges: Sequence[int], found_by: str, *warnings: str) -> Iterations:
+    """Return iterations between successive edges (ns), numbered from 0."""
     ends = np.array(edges, np.int64)
     number = np.arange(len(ends) - 1, dtype=np.int64)
     return Iterations(
@@ -177,6 +178,7 @@ def _period(keys: Sequence[int]) -> int | None:
 
 
 def _whole(marks: Marks) -> Iterations:
+    """Return the whole trace as one iteration, with a warning."""
     warning = (
         "no iteration marks (ProfilerStep#N, iteration N, Optimizer.step): the whole trace "
         "counts as one iteration; --iteration-regex names the marks"
@@ -382,6 +384,7 @@ def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> li
 
 
 def _without_work(numbers: Ints) -> tuple[str, ...]:
+    """Return a warning that names iterations without device work; () if there are none."""
     if not len(numbers):
         return ()
     text = in_ranges(np.sort(numbers).tolist())

@@ -147,6 +147,7 @@ def _whole(number: int) -> Any:
 
 
 def _load(builder: Any, address: Any, i: Any, type_: Any, size: int) -> Any:
+    """Emit a load of cell `i` from `address`; cells have `size` bytes and that alignment."""
     place = builder.add(address, builder.mul(i, _whole(size)))
     loaded = builder.load(builder.inttoptr(place, type_.as_pointer()))
     loaded.align = size
@@ -218,6 +219,8 @@ def _mask(members: frozenset[int], width: int) -> Any:
 
 @intrinsic
 def _address(typing: Any, array: Any) -> Any:
+    """Return the address of the first cell of an array, as an integer."""
+
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])
         return builder.ptrtoint(struct.data, _I64)
@@ -242,6 +245,7 @@ def _put(builder: Any, args: Any) -> Any:
 
 
 def _put8(builder: Any, args: Any) -> Any:
+    """Emit `put8`: write args[2] to eight cells of address args[0] from args[1] on."""
     one = ir.Constant(ir.VectorType(_I64, 1), [0])
     one = builder.insert_element(one, args[2], _whole(0))
     eight = ir.VectorType(_I64, 8)
@@ -281,6 +285,7 @@ def _top(builder: Any, args: Any) -> Any:
 
 
 def _insides(builder: Any, args: Any) -> Any:
+    """Emit `insides`: bits from each opening quote to before its closing one."""
     mask = args[0]
     for shift in (1, 2, 4, 8, 16, 32):
         mask = builder.xor(mask, builder.shl(mask, _whole(shift)))
@@ -297,6 +302,7 @@ def _eight_times(byte: int) -> Any:
 
 
 def _digit_count(builder: Any, args: Any) -> Any:
+    """Emit `digit_count`: how many of the first bytes of a word are decimal digits."""
     digits = builder.xor(args[0], _eight_times(ord("0")))
     # Sets the top bit of bytes above 9; top bits are masked in the sum, so that none carries.
     above = builder.add(builder.and_(digits, _eight_times(0x7F)), _eight_times(0x7F - 9))
@@ -305,6 +311,7 @@ def _digit_count(builder: Any, args: Any) -> Any:
 
 
 def _digits(builder: Any, args: Any) -> Any:
+    """Emit `digits`: the number that the first `size` bytes of a word spell."""
     word, size = args
     # Two shifts, because a shift by 64 bits is undefined.
     half = builder.sub(_whole(32), builder.shl(size, _whole(2)))
@@ -319,6 +326,7 @@ def _digits(builder: Any, args: Any) -> Any:
 
 
 def _mask_of(members: frozenset[int], width: int = STEP) -> Any:
+    """Return the function that marks bytes of a set among `width` bytes, one bit per byte."""
     if _setting.DISABLE_JIT:
         table = np.isin(np.arange(256), list(members))
         return partial(mask_twin, members=table, width=width)

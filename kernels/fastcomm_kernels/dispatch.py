@@ -283,7 +283,7 @@ def balanced_loads(
     expert: Ids,
     home: Place,
     quota: NDArray[np.int32],
-    likes: tuple[int, int],
+    scores: tuple[int, int],
     out: Matrix,
 ) -> None:
     """Add the loads of NICs that share traffic to `out` [GPU, 4].
@@ -299,7 +299,7 @@ def balanced_loads(
         Source and experts of each token, and the GPU of each expert.
     quota
         Tokens [source node, node, local rank] that may still use a rank; written.
-    likes
+    scores
         Scores of a rank with a target GPU, and of the source's own rank.
     out
         Loads; written.
@@ -324,10 +324,10 @@ def balanced_loads(
                 if available[rank] == 0 or gpu_mark[n * width + rank] != i:
                     best, to = -1, rank
                     for r in range(width):
-                        fit = likes[0] * int(gpu_mark[n * width + r] == i)
-                        fit += likes[1] * int(r == rank)
-                        if available[r] > 0 and fit > best:
-                            best = fit
+                        score = scores[0] * int(gpu_mark[n * width + r] == i)
+                        score += scores[1] * int(r == rank)
+                        if available[r] > 0 and score > best:
+                            best = score
                             to = r
                     rank = to
                 available[rank] -= 1

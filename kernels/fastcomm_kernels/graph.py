@@ -36,7 +36,7 @@ def selected(edges: Edges, rows: Flags | slice) -> Edges:
 
 
 def room(count: int) -> Edges:
-    """Allocate columns for a number of edges."""
+    """Allocate columns for `count` edges, not initialized."""
     ends = [np.empty(count, np.int32) for _ in range(3)]
     weight = np.empty(count, np.int64)
     return Edges(ends[0], ends[1], np.empty(count, np.int8), weight, ends[2])

@@ -204,7 +204,7 @@ def solve(pairs: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
 
 
 def _violated(sides: Floats, most: Floats) -> float:
-    """Return the least increase of all bounds with which shifts satisfy them; 0 if some do."""
+    """Return the least increase of all bounds `most` with which sides @ shift <= most."""
     from scipy.optimize import linprog
 
     cost = np.append(np.zeros(sides.shape[1]), 1.0)
@@ -232,7 +232,7 @@ def _smallest(sides: Floats, most: Floats) -> Floats:
 
 
 def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
-    """Return the shifts with the least sum of differences between neighbors in the ring."""
+    """Return shifts with sides @ shift <= most that differ least between ring neighbors."""
     from scipy.optimize import linprog
 
     ring = np.zeros((hosts, hosts))
@@ -250,7 +250,7 @@ def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
 
 
 def _least_variance(pairs: Pairs, sides: Floats, most: Floats, begin: Floats) -> Floats:
-    """Return shifts with the least variance of long RECVs, by descent from `begin`."""
+    """Return shifts, sides @ shift <= most, with the least variance of long RECVs."""
     from scipy.optimize import minimize
 
     dur = (pairs.receive[1] - pairs.receive[0]) / _US

@@ -220,6 +220,7 @@ def _communication(tensor: str | int, sub_op: str) -> str | None:
 
 
 def _horovod_event(name: str, pid: str, start: int, stop: int) -> Event:
+    """Return an event of Horovod's communication; `start` and `stop` are in ns."""
     return Event(
         name=name,
         pid=pid,

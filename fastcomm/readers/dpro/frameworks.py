@@ -104,6 +104,7 @@ def tensorflow_parameters(
 
 
 def _is_update(name: str) -> bool:
+    """Return whether an operator's name is that of a weight update."""
     return (
         name == "GradientDescent"
         or ("GradientDescent" in name and "update" in name)

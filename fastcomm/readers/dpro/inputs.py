@@ -127,7 +127,7 @@ class Naming:
         return f"{OP_CATS[self.op_cat[row]]}.{plain(self.word(source))}"
 
     def word(self, row: int) -> str:
-        """Return the name of an event in the trace."""
+        """Return the name that the event of a row has in the trace."""
         return self.events.texts[int(self.events.name[row])]
 
     @cached_property
@@ -288,8 +288,8 @@ class Input:
 
 def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
     """Read the traces of a run as a uniform trace."""
-    trace = converted(run, keep_going=keep_going)
-    return Input(trace=trace.trace, warnings=trace.warnings, read=trace.read)
+    run_trace = converted(run, keep_going=keep_going)
+    return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
 
 
 def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:

@@ -57,6 +57,7 @@ def _blocks(tokens: list[str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def _unquoted(token: str) -> str:
+    """Return a token without quotes, with its entities replaced by characters."""
     token = token.strip('"')
     for entity, letter in _ENTITIES.items():
         token = token.replace(entity, letter)

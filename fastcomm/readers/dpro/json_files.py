@@ -220,6 +220,7 @@ def scan(path: Path) -> UniformTrace:
 
 
 def _columns(scanned: Scanned) -> Columns:
+    """Return the columns of dPRO events, with codes only for texts that occur."""
     columns, texts = scanned.columns, scanned.texts
     name, names = _used(columns["name"])
     pid, pids = _used(columns["process"])

@@ -41,7 +41,7 @@ def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -
 
 
 def by_update(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Begin a step at the first input or forward operation after an update."""
+    """Return each event's step; one begins at an input or forward operation after an update."""
     return _walk(cats, _after_update, lambda cat: cat.startswith("operator") or cat == "I/O")
 
 
@@ -79,7 +79,7 @@ def _walk(
 
 
 def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Begin a step at a forward operation 5 ms after the last operator, after an update."""
+    """Return each event's step; one begins 5 ms after the last operator, after an update."""
     step, end, steps = 0, None, []
     backward = update = 0
     for cat, begun, length in zip(cats, start, dur, strict=True):
@@ -173,7 +173,7 @@ class StepOperators:
     begin: Ints  # start of each step
 
     def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
-        """Return the steps, given the end of each step and the step of each operator."""
+        """Return the steps, given the end of each step in ns and the step of each operator."""
         parts = {}
         for part, kind in _PARTS.items():
             own = self.category == kind

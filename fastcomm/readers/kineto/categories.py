@@ -104,7 +104,7 @@ class UnknownWork(NamedTuple):
 
 
 def keep_scanned(by_kind: list[int], unknown: int) -> list[int]:
-    """Return the scanner's KEEP_* constants from those of `KINDS` and of unknown kinds."""
+    """Return a KEEP_* constant per scanner code: of each kind, kernels again, and `unknown`."""
     return [*by_kind, by_kind[KIND["kernel"]], unknown]
 
 

@@ -102,6 +102,7 @@ class _Reader:
     """The scan of one file, from its text to columns."""
 
     def __init__(self, path: Path, selection: Selection) -> None:
+        """Prepare to scan a file for the columns and details of a selection."""
         self.path = path
         self.selection = selection
         self.names = (*_COLUMNS, *selection.row_args)
@@ -119,6 +120,7 @@ class _Reader:
         self.warnings: list[str] = []
 
     def read(self, allow_truncated: bool) -> Scanned:
+        """Scan the file; raise `TraceFileError` if truncated, unless that is allowed."""
         head = self._head()
         try:
             tail = self._tail(head) if self._scan() else self._tail_behind_damage(head)
@@ -274,6 +276,7 @@ class _Reader:
             raise self._second_document(offset)
 
     def _second_document(self, offset: int) -> TraceFileError:
+        """Return the error of a second JSON document; `offset` in bytes of the text."""
         return TraceFileError(
             f"{self.path}: a second document begins at byte {offset} of the text. "
             "Split the file into one file per rank"
@@ -286,6 +289,7 @@ class _Reader:
             raise self._two_lists(self.window.base + offset)
 
     def _two_lists(self, offset: int) -> TraceFileError:
+        """Return the error of a second list of events; `offset` in bytes of the text."""
         return TraceFileError(
             f"{self.path}: two lists of traceEvents, the second at byte {offset}; expected "
             f"one{self._first_broken(offset)}"

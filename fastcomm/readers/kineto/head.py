@@ -92,6 +92,7 @@ def peek(path: Path) -> Peek:
 
 @lru_cache(maxsize=1 << 14)
 def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
+    """Classify the beginning of a file; unused parameters are part of the cache key."""
     head = _beginning(path, _HEAD)
     is_clear = _KEY in head.text and _kind(head.text) == "profiler"
     if not is_clear and not head.error and not head.is_whole:

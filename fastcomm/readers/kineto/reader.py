@@ -318,7 +318,7 @@ _EVENT = ("start", "stop", "kind", "name", "correlation")
 def _base(
     start: Ints, stop: Ints, envelope: Mapping[str, Any]
 ) -> tuple[int, str | None, list[str]]:
-    """Return what to add to the times, the resulting clock, and warnings."""
+    """Return the ns to add to the times, the resulting clock (None: unknown), and warnings."""
     base = envelope.get("baseTimeNanoseconds")
     if isinstance(base, int):
         least, most = (int(start[0]), int(stop.max())) if len(start) else (0, 0)

@@ -94,6 +94,7 @@ def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints
 
 
 def _call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
+    """Return the call of an event with its input shapes; None if they are not recorded."""
     detail = int(scanned.columns["detail"][row])
     args = [_list(scanned, name, detail) for name in _ARGS]
     if args[0] is None or args[1] is None:
@@ -106,6 +107,7 @@ def _call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
 
 
 def _list(scanned: Scanned, name: str, detail: int) -> list[Any] | None:
+    """Return a detail that is a JSON list, or None; `detail` is a row, -1 without one."""
     code = int(scanned.details[name][detail]) if detail >= 0 else NULL
     if code == NULL:
         return None

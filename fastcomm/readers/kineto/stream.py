@@ -49,6 +49,7 @@ class UnreadBytesError(TraceFileError):
     """Other bytes follow the gzip data of a file."""
 
     def __init__(self, path: Path, at: int, count: int) -> None:
+        """Name `count` bytes that are no gzip data, from byte `at` of the file on."""
         super().__init__(
             f"{path}: the gzip data is corrupt from byte {at} of the file on: {count} bytes "
             "that are not gzip data"
@@ -326,6 +327,7 @@ def members(head: bytes, tail: bytes) -> dict[str, Any]:
 
 
 def _parsed(text: bytes | memoryview) -> dict[str, Any]:
+    """Parse a document whose list of events was cut out; {} if it is an array."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -429,6 +431,7 @@ class TextWindow:
         return self.n > remaining
 
     def _next(self) -> bytes:
+        """Return the next block; b"" at the end, where damage is recorded, not raised."""
         try:
             return next(self.source, b"")
         except CutShortError:
@@ -438,6 +441,7 @@ class TextWindow:
         return b""
 
     def _append(self, block: bytes) -> None:
+        """Append a block to the text; double the array if it is too small."""
         size = self.n + len(block)
         if size + PADDING > len(self.text):
             wider = np.empty(2 * size + PADDING, np.uint8)

@@ -33,6 +33,7 @@ def claims(path: Path) -> bool:
 
 
 def _has_magic(path: Path) -> bool:
+    """Return whether a file begins with SQLite's magic bytes; False if unreadable."""
     try:
         with files.opened(path) as file:
             return file.read(len(MAGIC)) == MAGIC

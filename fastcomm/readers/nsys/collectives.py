@@ -185,6 +185,7 @@ class _Marks:
 
     @classmethod
     def of(cls, ranges: Ranges) -> "_Marks":
+        """Select the ranges whose name is that of a collective."""
         names = ranges.name.dictionary.to_pylist()
         ops = [byte_rules.op_of_annotation(name) for name in names]
         code = np.array([-1 if op is None else op for op in ops], np.int8)
@@ -214,6 +215,11 @@ class _KernelOperations:
     def of(
         cls, matched: KernelParts, alone: Parts, parts: Parts, seq: Ints
     ) -> "_KernelOperations":
+        """Return the operation of each kernel: its part's, or a single one of the part.
+
+        `alone` describes single operations, `parts` whole parts, and `seq` has the
+        sequence number of each part.
+        """
         part, single = matched.part, matched.operation
 
         def pick(by_part: NDArray, by_operation: NDArray, unknown: int) -> NDArray:  # type: ignore[type-arg]

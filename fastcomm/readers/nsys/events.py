@@ -179,6 +179,7 @@ _LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
 
 
 def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
+    """Add the kernels of a process, by demangled name, or by short name without one."""
     columns = (*_DEVICE, "demangledName", "shortName")
     rows = export.rows(layout.KERNEL, columns, process=process)
     name = np.where(rows["demangledName"] == NULL, rows["shortName"], rows["demangledName"])
@@ -186,6 +187,7 @@ def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
 
 
 def _add_copies(parts: _Parts, export: Export, process: int) -> None:
+    """Add the copies and memsets of a process."""
     rows = export.rows(layout.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
     names = _labels(rows["copyKind"], layout.COPIES, "Memcpy")
     parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
@@ -231,6 +233,7 @@ def set_aside_unnamed(events: Events) -> tuple[int, float]:
 
 
 def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
+    """Add the CUDA calls of a process, with names without a version suffix."""
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
     rows = export.rows(layout.RUNTIME, columns, process=process)
     names = _named(export, rows["nameId"])
@@ -247,6 +250,7 @@ def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
 
 
 def _add_ranges(parts: _Parts, ranges: Ranges, kind: str, chosen: NDArray[np.bool_]) -> None:
+    """Add the NVTX ranges that the mask `chosen` selects, as events of a kind."""
     lanes = np.where(ranges.kind == layout.START_END, _START_END_LANE, _HOST_LANE)
     parts.add(
         kind,
@@ -259,6 +263,7 @@ def _add_ranges(parts: _Parts, ranges: Ranges, kind: str, chosen: NDArray[np.boo
 
 
 def _device(rows: ExportRows) -> dict[str, Ints]:
+    """Return the columns that all device rows share; the stream is NULL for all streams."""
     stream = rows["streamId"]
     return {
         "start": rows["start"],
@@ -283,7 +288,7 @@ def _named(export: Export, ids: Ints) -> pa.DictionaryArray:
 
 
 def _labels(keys: Ints, names: dict[int, str], other: str) -> pa.DictionaryArray:
-    """Return the label of each key; an unknown key is labeled with its number."""
+    """Return the label of each key; an unknown key is labeled `other` and its number."""
     encoded = pa.array(keys).dictionary_encode()
     labels = [names.get(key, f"{other} {key}") for key in encoded.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(labels, pa.string()))

@@ -21,6 +21,7 @@ class Folder:
     """The tables of a parquetdir or arrowdir."""
 
     def __init__(self, path: Path) -> None:
+        """List the tables of a folder; raise `TraceFileError` if two formats are mixed."""
         self.path = path
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         self._files = {file.stem: file for file in files}
@@ -63,6 +64,7 @@ class Folder:
 
 
 def _names_of(file: Path) -> tuple[str, ...]:
+    """Return the column names of a Parquet or Arrow file."""
     with _errors_of(file):
         if file.suffix == ".parquet":
             return tuple(arrow_files.names(file))
@@ -72,6 +74,7 @@ def _names_of(file: Path) -> tuple[str, ...]:
 
 
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a Parquet or Arrow file; Arrow buffers are validated."""
     with _errors_of(file):
         if file.suffix == ".parquet":
             return arrow_files.read(file, columns, utf8=False)
@@ -146,7 +149,8 @@ class _Tables(Protocol):
         where: Iterable[str] = (),
         *,
         distinct: bool = False,
-    ) -> dict[str, pa.ChunkedArray]: ...
+    ) -> dict[str, pa.ChunkedArray]:
+        """Read columns by name and SQL type; `where` and `distinct` may be ignored."""
 
 
 class ExportRows:
@@ -198,6 +202,7 @@ class Export:
     """One export: a file or a directory. No file stays open between two reads."""
 
     def __init__(self, path: Path) -> None:
+        """Open a directory of tables or an SQLite file, and read the names of all columns."""
         self.path = path
         self._tables: _Tables = Folder(path) if path.is_dir() else sqlite.Database(path)
         self.kind = self._tables.kind

@@ -178,6 +178,7 @@ class _Matching:
     """The matching in progress: kernels, and the members of each part."""
 
     def __init__(self, operations: NcclOperations, kind: Ints, count: int) -> None:
+        """Start without matches; `kind` is per kernel, `count` is the number of kernels."""
         self.operations, self.kind = operations, kind
         self.part = np.full(count, -1, np.int64)
         self.operation = np.full(count, -1, np.int64)

@@ -141,6 +141,7 @@ class _Blobs:
     """Blobs as one array of bytes."""
 
     def __init__(self, export: Export, calls: NcclCalls, blob: pa.Array, lengths: Ints) -> None:
+        """View the blobs of calls without a copy; `lengths` are in bytes."""
         self.path: Path = export.path
         self.schemas = _schemas(export)
         self.calls = calls

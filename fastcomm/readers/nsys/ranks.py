@@ -327,6 +327,12 @@ def project(path: Path, process: int | None = None) -> pa.Table:
 
 
 def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
+    """Return the ranges of a process with the device work that they launched.
+
+    `ends` are the times in ns at which the capture ended: a range that was never closed
+    has one of them. The table has the start of the first and the end of the last work, and
+    its count.
+    """
     ranges = read_ranges(export, process, ends, operators=True, numbered=True)
     process_events = read_events(export, process, ranges, whole=False)
     events, points = (

@@ -32,6 +32,7 @@ class Pages:
     """The pages of one file, and whether each was reached from a root."""
 
     def __init__(self, path: Path, page_size: int) -> None:
+        """Read the type of every page of a file; no page is reached yet."""
         self.path, self.page_size = path, page_size
         with opened(path) as file:
             self._types = _types(file, page_size)
@@ -115,6 +116,7 @@ class Database:
     kind = "sqlite"
 
     def __init__(self, path: Path) -> None:
+        """Check a file and prepare to read it; a remote file is copied first."""
         self.path = path
         page_size, is_logged = _check_file(path)
         file = path if is_local(path) else self._staged()

@@ -166,6 +166,7 @@ def _add_launcher(tables: ReportTables, time: Clock) -> None:
 def _add_session(
     tables: ReportTables, time: Clock, variant: NsysVariant, processes: list[ProcessWriter]
 ) -> None:
+    """Add the times of the capture, and a range per process that is never closed."""
     ends = [row["end"] for row in tables.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]]
     last = max(end for end in ends if isinstance(end, int)) + time.origin
     duration = last - time.start + 50_000_000
@@ -224,6 +225,7 @@ def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
 
 
 def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kind) -> None:
+    """Add the table that describes the export; `name` is the report's, without ending."""
     major, minor, micro = SCHEMA.split(".")
     for key, value in {
         "PRODUCT_NAME": "NVIDIA Nsight Systems",
@@ -296,6 +298,7 @@ def _write(tables: ReportTables, path: Path, kind: Kind) -> None:
 
 
 def _remove(path: Path) -> None:
+    """Remove a file or a directory tree, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -303,6 +306,7 @@ def _remove(path: Path) -> None:
 
 
 def _write_sqlite(tables: ReportTables, path: Path) -> None:
+    """Write all tables to a new SQLite file."""
     with new_database(path) as database:
         for table, rows in tables.rows.items():
             present = columns(table)
@@ -315,6 +319,7 @@ def _write_sqlite(tables: ReportTables, path: Path) -> None:
 
 
 def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:
+    """Write each table to a file of its own, Arrow or Parquet, in a new folder."""
     folder.mkdir()
     for name, rows in tables.rows.items():
         table = _table(name, rows)
@@ -340,6 +345,7 @@ def _table(name: str, rows: list[Row]) -> pa.Table:
 
 
 def _array(column: ExportColumn, rows: list[Row]) -> pa.Array:
+    """Return a column of rows as an array; a row without the column has null."""
     values = [row.get(column.name) for row in rows]
     if column.kind != "b":
         return pa.array(values, type=column.arrow.type)

@@ -80,6 +80,7 @@ def _insert(
 
 
 def _kernels(database: sqlite3.Connection, block: _Ints, names: dict[str, int]) -> None:
+    """Insert kernels with the numbers in `block`; `names` has the id of each string."""
     collective = _is_collective(block)
     start = block * PERIOD_NS + DELAY_NS
     # A collective overlaps the kernels after it.
@@ -113,6 +114,7 @@ def _kernel_constants() -> dict[str, int | str]:
 
 
 def _launches(database: sqlite3.Connection, block: _Ints, names: dict[str, int]) -> None:
+    """Insert the launches of numbered kernels; `names` has the id of each string."""
     call = [names["cudaLaunchKernel_v7000"], names["cudaLaunchKernelExC_v11060"]]
     start = block * PERIOD_NS + 1_500
     _insert(
@@ -129,6 +131,7 @@ def _launches(database: sqlite3.Connection, block: _Ints, names: dict[str, int])
 
 
 def _operators(database: sqlite3.Connection, block: _Ints) -> None:
+    """Insert the range of an operator around the launch of each numbered kernel."""
     start = block * PERIOD_NS + 500
     kinds = [f"aten::op_{number}, op_id = " for number in range(40)]
     numbers = block.tolist()
@@ -145,6 +148,7 @@ def _operators(database: sqlite3.Connection, block: _Ints) -> None:
 
 
 def _collectives(database: sqlite3.Connection, order: _Ints, names: dict[str, int]) -> None:
+    """Insert the NCCL range of numbered collectives; `names` has the id of each string."""
     layout = payloads.layout("ncclAllReduce", "2.27")
     assert layout is not None
     start = (order * LAYER + LAYER - 1) * PERIOD_NS + 1_000

@@ -168,6 +168,7 @@ def add_schemas(
 
 
 def _add_enum(tables: ReportTables, domain: int, schema: int) -> None:
+    """Add the enum of reduction operations as schema number `schema` of a domain."""
     place = {"domainId": domain, "schemaId": schema}
     tables.add("NVTX_PAYLOAD_ENUMS", **place, numEntries=len(REDUCTIONS), size=4)
     for number, name in enumerate(REDUCTIONS):

@@ -45,6 +45,7 @@ class ProcessWriter:
     """Writes the rows of one rank into the tables of its report."""
 
     def __init__(self, host: Host) -> None:
+        """Prepare to write; `cut` launches are missing from a capture that begins late."""
         self.host, self.device = host, DeviceWriter(host)
         self.job, self.rank, self.variant = host.job, host.rank, host.variant
         self.main = host.thread(0)
@@ -137,6 +138,7 @@ class ProcessWriter:
             )
 
     def _step(self, step: RankStep) -> None:
+        """Write the launches and the device work of a step."""
         launches = launch_times(step)
         for work, launch in zip(step.works, launches, strict=True):
             if self.cut:
@@ -168,6 +170,7 @@ class ProcessWriter:
         self._synchronize(step, launches)
 
     def _around(self, step: RankStep, launches: list[int]) -> None:
+        """Write the optimizer's range and the synchronization; `launches` in ns."""
         adam = [
             at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
         ]

@@ -52,6 +52,7 @@ class Host:
         tables: ReportTables,
         clock: Clock,
     ) -> None:
+        """Choose the ids of a process; `place` is its number within the report."""
         self.job, self.rank, self.variant = job, rank, variant
         self.tables, self.clock = tables, clock
         # As in Kineto files, but unique among the processes of a report.
@@ -179,6 +180,7 @@ class DeviceWriter:
     """Writes the rows of the GPU of a process."""
 
     def __init__(self, host: Host) -> None:
+        """Start without rows, with the first numbers of events and grids."""
         self.job, self.host, self.tables = host.job, host, host.tables
         self.names: dict[str, dict[str, object]] = {}
         self.events = 6_800
