@@ -35,11 +35,12 @@ demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, 
 
 test: lint unit coverage docs ## Run every check: style, types, floors, tests, coverage, docs
 
-lint: .venv/.dev ## Check style, types and which package imports which
+lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell fastcomm kernels tests docs bench fuzz *.md Makefile pyproject.toml
 
 unit: .venv/.dev ## Run the tests as they ship: with the JIT, a file at a time on every core
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10

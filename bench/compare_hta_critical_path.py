@@ -15,7 +15,7 @@ from time import perf_counter
 from compare_hta import python_with_hta
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 
@@ -45,7 +45,7 @@ def main():
     run = open_run(path, options=OpenOptions(whole=True))
     trace = run.read(run.ranks[0])
     ours = {}
-    for rules, find in (("hta", hta.find_path), ("corrected", analyse)):
+    for rules, find in (("hta", hta.find_path), ("corrected", analyze)):
         seconds = []
         for _ in range(ROUNDS + 1):
             begun = perf_counter()

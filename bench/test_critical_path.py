@@ -13,7 +13,7 @@ from tiled import tiled
 
 from fastcomm.compat import hta, hta_graph
 from fastcomm.critical_path import corrected
-from fastcomm.critical_path.analysis import analyse, joined
+from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
@@ -100,7 +100,7 @@ def test_the_path_of_hta(bar, large, definition):
 
 
 def test_a_replay(bar, large):
-    replay = Replay(analyse(large, Window(annotation="")))
+    replay = Replay(analyze(large, Window(annotation="")))
     weight = replay.edited([Edit(action="scale", target="compute", value=0.5)])
     nodes = len(replay.critical.graph.event)
     column = np.random.default_rng(0).integers(0, 1 << 40, nodes)
@@ -126,7 +126,7 @@ def test_an_overlay(bar, path, tmp_path):
     plain = tmp_path / "rank0.json"
     plain.write_bytes(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
     trace = reader.read(plain, OPTIONS)
-    found = analyse(trace, Window(annotation=""))
+    found = analyze(trace, Window(annotation=""))
     target, again = tmp_path / "overlay.json", tmp_path / "again.json"
     bar(
         "overlay",

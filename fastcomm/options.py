@@ -239,9 +239,9 @@ class WorkloadOptions(CheckedOptions):
         if self.compat and self.law:
             raise ConfigError("compat: the original has a law of its own, leave law out")
 
-    def given(self) -> dict[str, Any]:
-        """Return the fields of a `Recipe` that are given here."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+    def recipe_values(self) -> dict[str, Any]:
+        """Return the fields of a `Recipe` that these options set."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         law, compat = values.pop("law"), values.pop("compat")
         values["sampler"] = compat or law
         return {name: value for name, value in values.items() if value is not None}
@@ -327,9 +327,9 @@ class SearchOptions(CheckedOptions):
     def __post_init__(self) -> None:
         """Check that no text is empty and that numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
-        for each in fields(self):
-            if getattr(self, each.name) == "":
-                raise ConfigError(f"{each.name}: found no value, wanted one")
+        for field in fields(self):
+            if getattr(self, field.name) == "":
+                raise ConfigError(f"missing value of {field.name}")
         for name, within in (
             ("penalty", PENALTY),
             ("imbalance", IMBALANCE),
@@ -340,14 +340,14 @@ class SearchOptions(CheckedOptions):
 
     def over(self, base: Self) -> Self:
         """Return `base` with what differs from the defaults here; a batch replaces a range."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in non_default(self)}
-        if any(name.startswith("global_batch") for name in given):
+        user_values: dict[str, Any] = {name: getattr(self, name) for name in non_default(self)}
+        if any(name.startswith("global_batch") for name in user_values):
             base = replace(
                 base, global_batch=None, global_batch_min=None, global_batch_max=None
             )
-        return replace(base, **given)
+        return replace(base, **user_values)
 
 
 def _check_numbers(name: str, numbers: Iterable[int] | None) -> None:
-    for each in numbers or ():
-        _NUMBERS.check(each, name)
+    for number in numbers or ():
+        _NUMBERS.check(number, name)

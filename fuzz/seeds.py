@@ -17,7 +17,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import Recipe, workload
 from fastcomm.graph import edits
@@ -61,7 +61,7 @@ def whole(path: Path) -> None:
     metrics(path)
     run = open_run(path, options=OpenOptions(whole=True))
     for rank in run.ranks:
-        analyse(run.read(rank), Window(annotation="")).summary()
+        analyze(run.read(rank), Window(annotation="")).summary()
     target = path.with_name(f"{path.name}.store")
     ingest(plan([path], target))
     metrics(target)
@@ -140,7 +140,7 @@ def _saved(path: Path) -> None:
     trace = path.parent / "rank0.json"
     _trace(trace)
     run = open_run(trace, options=OpenOptions(whole=True))
-    save(analyse(run.read(run.ranks[0]), Window(annotation="")), path.with_suffix(""))
+    save(analyze(run.read(run.ranks[0]), Window(annotation="")), path.with_suffix(""))
     trace.unlink()
 
 

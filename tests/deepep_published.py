@@ -28,7 +28,7 @@ CALIBRATED = GpuLinks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Modelled:
+class Modeled:
     """What the model says of one size of cluster."""
 
     gpus: int
@@ -38,7 +38,7 @@ class Modelled:
     published: tuple[int, int]
 
 
-def modelled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modelled:
+def modeled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modeled:
     """Run the published job on so many GPUs of eight a node."""
     recipe = Recipe.of(
         num_nodes=gpus // 8,
@@ -59,7 +59,7 @@ def modelled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modelled
     gpus_a_token = traffic.unique.sum() / recipe.tokens
     nodes_a_token = traffic.node_unique.sum() / recipe.tokens
     counted = gpus_a_token if recipe.num_nodes == 1 else nodes_a_token
-    return Modelled(
+    return Modeled(
         gpus=gpus,
         nodes_a_token=float(nodes_a_token),
         gpus_a_token=float(gpus_a_token),

@@ -132,7 +132,7 @@ def _key(number):
 
 
 def _painted(value):
-    """A chart with colours in place of the style sheet's properties."""
+    """A chart with colors in place of the style sheet's properties."""
     if isinstance(value, str):
         return re.sub(r"var\(--[\w-]+\)", "#123456", value)
     if isinstance(value, list):

@@ -1,6 +1,6 @@
 """HolisticTraceAnalysis' critical path by its definition: slow and obvious.
 
-Times are microseconds. `analyse` takes a whole document, as `json.load` gives it.
+Times are microseconds. `analyze` takes a whole document, as `json.load` gives it.
 """
 
 import math
@@ -430,7 +430,7 @@ def bound_by(graph, edge):
     return "gpu_communication_bound" if is_comm else "gpu_compute_bound"
 
 
-def analyse(document, annotation, instance, data_load=(), zero_launches=False):
+def analyze(document, annotation, instance, data_load=(), zero_launches=False):
     """The graph, its longest path and how long each class is on it."""
     rows = read(document)
     graph = Graph(rows, window(rows, annotation, instance), data_load, zero_launches)

@@ -124,12 +124,12 @@ def outside(traces, clock):
 def steps_of(trace, tag_of, clock="host"):
     """Every iteration of a rank: length, its own events, its segments."""
     communication = [{**e, "tag": (tag_of(e) or "OTHER").upper()} for e in comm_events(trace)]
-    labelled = [(e["start"], e["stop"], e["tag"]) for e in communication]
+    labeled = [(e["start"], e["stop"], e["tag"]) for e in communication]
     for event in trace["events"]:
         if is_compute(event):
-            labelled.append((event["start"], event["stop"], "compute"))
+            labeled.append((event["start"], event["stop"], "compute"))
         elif is_copy(event):
-            labelled.append((event["start"], event["stop"], "copy"))
+            labeled.append((event["start"], event["stop"], "copy"))
     rest = communication
     steps = []
     for mark in windows_of(trace, clock):
@@ -142,16 +142,16 @@ def steps_of(trace, tag_of, clock="host"):
                 "is_recorded": any(device_work(event) for event in trace["events"]),
                 "length": mark["stop"] - mark["start"],
                 "events": sorted(own, key=lambda e: e["start"]),
-                "segments": segments(labelled, mark["start"], mark["stop"]),
+                "segments": segments(labeled, mark["start"], mark["stop"]),
             }
         )
     return steps
 
 
-def segments(labelled, start, stop):
+def segments(labeled, start, stop):
     """[(length, labels active in it)] of the elementary segments of [start, stop)."""
     changes = {start: [], stop: []}
-    for begin, end, label in labelled:
+    for begin, end, label in labeled:
         clipped = max(begin, start), min(end, stop)
         if clipped[0] < clipped[1]:
             changes.setdefault(clipped[0], []).append((label, +1))
@@ -355,7 +355,7 @@ def mean(values):
 
 
 def percentile(values, q):
-    """NumPy's linear rule: on the line between the two neighbours of (n - 1) * q / 100."""
+    """NumPy's linear rule: on the line between the two neighbors of (n - 1) * q / 100."""
     if not values:
         return None
     ordered = sorted(values)

@@ -2,7 +2,7 @@
 
 import kineto_text as k
 
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -46,7 +46,7 @@ def steps(found):
 def finder(folder):
     """Return a function that finds the path of some events, written into a folder."""
 
-    def find(*events, by=analyse, **words):
+    def find(*events, by=analyze, **words):
         path = k.write(folder / "rank0.json", list(events))
         return by(read(path), words.pop("wanted", WHOLE), **words)
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from fastcomm.critical_path.analysis import analyse, joined
+from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.isp.search import SearchSweep, SweepPoint, search_strategies
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
@@ -17,7 +17,7 @@ def run(tmp_path_factory):
 
 
 def test_a_path_is_its_table_of_edges(run):
-    path = analyse(run.read(0))
+    path = analyze(run.read(0))
     assert path.breakdown.num_rows > 10
     assert pa.table(path).equals(path.breakdown)
 

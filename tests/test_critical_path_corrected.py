@@ -11,7 +11,7 @@ from hypothesis import given
 from path_events import US, WHOLE, call, finder, op, read, steps, sync, work
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.errors import FastcommError
 
 
@@ -30,7 +30,7 @@ def test_the_steps_of_a_path_tile_the_span(folder, document):
     path = folder / "rank0.json"
     path.write_text(json.dumps(document))
     try:
-        found = analyse(read(path), replace(WHOLE, data_load_events=["data_load"]))
+        found = analyze(read(path), replace(WHOLE, data_load_events=["data_load"]))
     except FastcommError:
         return  # an empty trace
     graph = found.graph
@@ -56,7 +56,7 @@ def test_every_operator_call_and_launched_work_has_two_nodes(folder, document):
     path = folder / "rank0.json"
     path.write_text(json.dumps(document))
     try:
-        found = analyse(read(path), WHOLE)
+        found = analyze(read(path), WHOLE)
     except FastcommError:
         return
     kinds = ("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy")

@@ -152,7 +152,7 @@ def without_nodes():
 def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotation, zero):
     instance = 0
     try:
-        expected, path, _ = oracle.analyse(document, annotation, instance, ["data_load"], zero)
+        expected, path, _ = oracle.analyze(document, annotation, instance, ["data_load"], zero)
     except ValueError:
         return  # no such instance
     path_of = folder / "rank0.json"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.saved import load
 from fastcomm.errors import FastcommError
@@ -111,7 +111,7 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
     run = open_run(
         golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True)
     )
-    found = analyse(run.read(0))
+    found = analyze(run.read(0))
     document = loaded(hta.overlay_critical_path_analysis(run, 0, found, tmp_path))
     lanes = {}
     for event in criticals(document):
@@ -133,7 +133,7 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     path = k.write(tmp_path / "rank0.json", events)
     trace = read_whole(path)
-    found = analyse(trace, Window(annotation=""))
+    found = analyze(trace, Window(annotation=""))
     text = path.read_bytes()
     for broken, said in (
         (text[: text.rindex(b"]")], "traceEvents does not end"),
@@ -154,7 +154,7 @@ def test_bytes_behind_the_gzip_data_are_no_part_of_an_overlay(tmp_path):
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(json.dumps(k.document(events)).encode()) + b"garbage")
     trace = read_whole(path)
-    write(trace, analyse(trace, Window(annotation="")), tmp_path / "overlay.json", Drawing())
+    write(trace, analyze(trace, Window(annotation="")), tmp_path / "overlay.json", Drawing())
     assert {"a", "b"} <= {
         row["name"] for row in loaded(tmp_path / "overlay.json")["traceEvents"]
     }
@@ -166,7 +166,7 @@ def test_events_that_are_none_of_work_stay(tmp_path):
     events[0].pop("args")
     path = k.write(tmp_path / "rank0.json", events)
     trace = read_whole(path)
-    found = analyse(trace, Window(annotation=""))
+    found = analyze(trace, Window(annotation=""))
     write(trace, found, tmp_path / "overlay.json", Drawing(all_edges=True, only_critical=False))
     first, second, *flows_of = json.loads((tmp_path / "overlay.json").read_text())[
         "traceEvents"
@@ -193,7 +193,7 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
 
 @real
 @pytest.mark.compiled
-@pytest.mark.parametrize("find", [hta.find_path, analyse])
+@pytest.mark.parametrize("find", [hta.find_path, analyze])
 def test_a_saved_graph_comes_back(tmp_path, find):
 
     run = open_run(ADD, options=OpenOptions(whole=True))
@@ -247,7 +247,7 @@ def test_a_hostile_zip_is_refused(tmp_path, change, said):
 
 def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
-    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
+    found = analyze(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
     path = Path(found.save(str(tmp_path / "graph")))
     whole = path.read_bytes()
     last = whole.rindex(b"PK\1\2")  # of the directory: sizes from byte 20, flags at byte 8
@@ -271,7 +271,7 @@ def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path)
 )
 def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, said):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
-    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
+    found = analyze(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
     path = Path(found.save(str(tmp_path / "graph")))
     assert hta.restore_cpgraph(path).critical_path()
     with zipfile.ZipFile(path) as archive:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from path_events import US, call, finder, op, read, steps, sync, work
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
 from fastcomm.options import Window
@@ -34,13 +34,13 @@ def test_windows(folder, data):
     path = k.write(folder / "rank0.json", [op("a", 0, 1), *events])
     index = data.draw(st.integers(0, len(marks) - 1))
     start = sorted(marks)[index]
-    found = analyse(read(path), Window(annotation="step", instance=index))
+    found = analyze(read(path), Window(annotation="step", instance=index))
     assert found.about.clipped == (start == 0)
 
 
 def test_windows_that_are_not_there(path_of, tmp_path):
     events = [k.mark("ProfilerStep#3", 0, 10), op("a", 0, 5), k.mark("ProfilerStep#30", 20, 10)]
-    for rules in (hta.find_path, analyse):
+    for rules in (hta.find_path, analyze):
         with pytest.raises(WindowError, match="no event's name contains 'nothing'"):
             path_of(*events, wanted=Window(annotation="nothing"), by=rules)
         with pytest.raises(
@@ -58,11 +58,11 @@ def test_windows_that_are_not_there(path_of, tmp_path):
     assert path_of(*events, wanted=Window()).about.clipped == 0
     metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
     with pytest.raises(FastcommError, match="only the columns for metrics were read"):
-        analyse(metrics_only)
+        analyze(metrics_only)
 
 
 def test_a_trace_of_the_host_alone_has_a_path(path_of):
-    for rules in (hta.find_path, analyse):
+    for rules in (hta.find_path, analyze):
         found = path_of(op("a", 0, 10), op("b", 10, 5), by=rules)
         assert found.length_ns == 15 * US
         assert "no device work: the path is that of the host" in found.about.notes

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.data import data_dependencies
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import Window
@@ -77,7 +77,7 @@ def written(folder, calls=CALLS, new=True, ids=True, rank=0):
 
 def answer(path, beside):
     trace = reader.read(path, TraceOptions(whole=True))
-    found = analyse(trace, Window(annotation=""))
+    found = analyze(trace, Window(annotation=""))
     return data_dependencies(trace, found, execution_trace.read(beside))
 
 

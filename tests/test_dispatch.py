@@ -148,10 +148,10 @@ def test_balance_closes_the_gap_of_skewed_senders():
 def test_deepeps_published_bandwidths(gpus):
     model = {8: (1, 5.296, 181.8), 16: (1.993, 6.524, 55.3), 32: (3.612, 7.268, 66.4),
              64: (3.983, 7.473, 56.3)}[gpus]  # fmt: skip
-    found = deepep_published.modelled(gpus, H800)
+    found = deepep_published.modeled(gpus, H800)
     seen = found.nodes_a_token, found.gpus_a_token, found.bytes_per_s / 1e9
     assert seen == pytest.approx(model, rel=0.01)
-    calibrated = deepep_published.modelled(gpus).bytes_per_s / 1e9
+    calibrated = deepep_published.modeled(gpus).bytes_per_s / 1e9
     for published in deepep_published.PUBLISHED[gpus]:
         assert calibrated == pytest.approx(published, rel=0.06)
 

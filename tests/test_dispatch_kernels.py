@@ -91,7 +91,7 @@ def test_sharing_nics_delivers_each_token_once_and_evenly(layer):
         assert loads[:, 2].sum() == loads[:, 3].sum()
         sent = loads[:, 0].reshape(-1, layer.width)
         assert (np.ptp(sent, axis=1) <= 1).all()
-        # Each GPU gets what it needs, by its NIC or from a neighbour.
+        # Each GPU gets what it needs, by its NIC or from a neighbor.
         needed = traffic.demand("unique").sum(axis=0)
         assert (loads[:, 1] + loads[:, 3] >= needed).all()
 

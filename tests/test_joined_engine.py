@@ -6,7 +6,7 @@ import pytest
 from commands import contents, invoke
 
 from fastcomm.analyses.critical_path import critical_path, trimmed
-from fastcomm.critical_path.analysis import analyse, joined
+from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
@@ -23,7 +23,7 @@ def run(request, tmp_path_factory):
 
 def test_a_rank_without_what_nobody_asks_for_says_the_same(run):
     trace = run.read(1)
-    found = analyse(trace)
+    found = analyze(trace)
     small, path = trimmed(trace, found)
     assert small.events.num_rows < trace.events.num_rows
     assert small.comm.drop_columns(["event"]).equals(trace.comm.drop_columns(["event"]))

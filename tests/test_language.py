@@ -14,6 +14,8 @@ BANNED = {
     *("known", "kept", "made", "given", "seen", "taken", "told", "lost", "what", "whose"),
     *("theirs", "ours"),
 }
+# Keys of JSON documents.
+KEYS = {("doctor.py", "found"), ("ingest.py", "kept")}
 FILES = [
     path
     for package in (fastcomm, fastcomm_kernels)
@@ -38,6 +40,6 @@ def test_names_are_nouns(path):
     banned = [
         f"{path.name}:{line}: {name}"
         for name, line in names(tree)
-        if name.strip("_").lower() in BANNED
+        if name.strip("_").lower() in BANNED and (path.name, name) not in KEYS
     ]
     assert banned == []

@@ -112,7 +112,7 @@ def mixed(draw, *, whole=False, numbered=False):
     )
     roots = [draw(st.integers(0, ranks - 1)) if op in ROOTED else None for op in ops]
     numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
-    # So far apart that those with a root are nearer to themselves than to their neighbours.
+    # So far apart that those with a root are nearer to themselves than to their neighbors.
     at = np.cumsum(numbers.integers(3_000_000, 40_000_000, length)).tolist()
     events = []
     for rank in range(ranks):

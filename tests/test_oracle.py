@@ -33,9 +33,9 @@ def everything_is_dp(_event):
 def covered(intervals, *others):
     """Length of what `intervals` cover, and each of `others` too, in all of time."""
     sets = (intervals, *others)
-    labelled = [(*pair, i) for i, pairs in enumerate(sets) for pair in pairs]
-    times = [t for start, stop, _ in labelled for t in (start, stop)]
-    parts = segments(labelled, min(times), max(times))
+    labeled = [(*pair, i) for i, pairs in enumerate(sets) for pair in pairs]
+    times = [t for start, stop, _ in labeled for t in (start, stop)]
+    parts = segments(labeled, min(times), max(times))
     return sum(span for span, active in parts if len(active) == len(sets))
 
 
@@ -397,10 +397,10 @@ def test_percentiles_are_those_of_numpy():
 def test_segments_say_what_is_active_at_every_point(seed):
     draw = random.Random(seed)
     spans = [(draw.randrange(-5, 30), draw.randrange(12), draw.choice("abc")) for _ in range(9)]
-    labelled = [(start, start + size, label) for start, size, label in spans]
-    points = [active for size, active in segments(labelled, 0, 25) for _ in range(size)]
+    labeled = [(start, start + size, label) for start, size, label in spans]
+    points = [active for size, active in segments(labeled, 0, 25) for _ in range(size)]
     assert points == [
-        {x for start, stop, x in labelled if start <= t < stop} for t in range(25)
+        {x for start, stop, x in labeled if start <= t < stop} for t in range(25)
     ]
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.compiled
 
 @golden.each_case()
 def test_the_oracle_gives_what_the_reference_gives(case):
-    graph, path, classes = oracle.analyse(
+    graph, path, classes = oracle.analyze(
         golden.document(golden.path_of(case)),
         case["annotation"],
         golden.instance_of(case),

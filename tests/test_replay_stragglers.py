@@ -160,7 +160,7 @@ def test_any_graph_replays_as_the_definition_says(data):
     ranks, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     pairs = [(a, b) for b in range(size) for a in range(b)]
     edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    # Neighbours meet; with edges that point up, contracting them makes a cycle only by an edge.
+    # Neighbors meet; with edges that point up, contracting them makes a cycle only by an edge.
     groups, at = [], 0
     while at < size:
         width = data.draw(st.integers(1, 2))

@@ -12,7 +12,7 @@ from fastcomm.analyses.compare import compare
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.errors import TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -142,7 +142,7 @@ def test_a_comparison_says_that_clocks_differ(ahead):
 
 
 def test_graphs_are_built_of_the_hosts_windows(ahead):
-    window = analyse(opened(ahead, whole=True).read(0)).about.window
+    window = analyze(opened(ahead, whole=True).read(0)).about.window
     # From the first call inside the mark to its end; on the device it begins at 50 us.
     assert (window.start, window.stop) == (21_000, 40_000)
 

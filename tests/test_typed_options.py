@@ -41,7 +41,7 @@ def test_all_commands_that_read_runs_build_options():
         ({"overlap": "nonsense"}, "invalid overlap 'nonsense': expected one of layer, per_op"),
         ({"p2p": 7}, "invalid p2p 7: expected one of whole, scatter"),
         ({"flash": "no"}, "invalid flash 'no': expected True or False"),
-        ({"memory": ""}, "memory: found no value"),
+        ({"memory": ""}, "missing value of memory"),
     ],
 )
 def test_unknown_options_and_values_of_a_search_are_errors(values, message):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.what_if import Replay, sweep, what_if
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
@@ -37,7 +37,7 @@ EVENTS = [
 
 
 def found_in(path):
-    return analyse(reader.read(path, TraceOptions(whole=True)), Window(annotation=""))
+    return analyze(reader.read(path, TraceOptions(whole=True)), Window(annotation=""))
 
 
 @pytest.fixture

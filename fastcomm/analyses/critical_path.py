@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.analysis import JoinError, analyse, joined
+from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
@@ -116,7 +116,7 @@ def critical_path(
 def _of_source(source: Source, window: Window) -> CriticalPath:
     with annotate_errors(source):
         trace = source.read()
-        path = analyse(trace, window)
+        path = analyze(trace, window)
     if not len(path.graph.time):
         raise WindowError(
             f"{trace.meta.path}: the window has no event that a path could go through; choose "
@@ -151,7 +151,7 @@ class _RankWindow:
 
     def part(self, trace: Trace) -> Parts:
         """Return one rank's window and its path."""
-        return {trace.meta.rank: trimmed(trace, analyse(trace, self.window))}
+        return {trace.meta.rank: trimmed(trace, analyze(trace, self.window))}
 
     def join(
         self, parts: Parts, skipped: Sequence[SkippedRank], _: Spread

@@ -77,11 +77,11 @@ def compile_critical_path() -> None:
 
     def replayed(trace: "Trace") -> None:
         # Not for those who measure: loading it takes time.
-        from fastcomm.critical_path.analysis import analyse
+        from fastcomm.critical_path.analysis import analyze
         from fastcomm.critical_path.what_if import Replay
         from fastcomm.options import Window
 
-        path = analyse(trace, Window(annotation=""))
+        path = analyze(trace, Window(annotation=""))
         path.summary()
         Replay(path).run([])
 

@@ -13,7 +13,7 @@ import numpy as np
 from fastcomm.analyses.critical_path import Parts, together
 from fastcomm.checks import takes
 from fastcomm.compat import dpro
-from fastcomm.critical_path.analysis import RunEvents, analyse, joined
+from fastcomm.critical_path.analysis import RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.options import PredictionOptions, ReplayOptions, Window
@@ -48,7 +48,7 @@ def step_of(
 
 def _part(trace: Trace, window: Window | None) -> Parts:
     """One rank: names of operations come from all of its trace, so that all of it stays."""
-    return {trace.meta.rank: (trace, analyse(trace, window))}
+    return {trace.meta.rank: (trace, analyze(trace, window))}
 
 
 def _step(

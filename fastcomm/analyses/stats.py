@@ -34,7 +34,9 @@ class RunStatistics(TableResult):
             ops = dpro.operations(statistics)
         else:
             steps = self._steps("ns", 1)
-            categories = {name: _category(each) for name, each in statistics.categories.items()}
+            categories = {
+                name: _category(category) for name, category in statistics.categories.items()
+            }
             ops = {name: _operation(statistics, k) for k, name in enumerate(statistics.names)}
         return {**steps, "categories": categories, **read, **tensors, "ops": ops}
 
@@ -43,10 +45,10 @@ class RunStatistics(TableResult):
         return {
             f"iteration_time_{unit}": self.time.time_ns / size,
             "opt_step": self.time.opt_step,
-            f"step_time_{unit}": [each / size for each in self.time.steps],
+            f"step_time_{unit}": [step_ns / size for step_ns in self.time.steps],
             "ranks": {
                 pid: {
-                    f"step_time_{unit}": [each / size for each in rank.time],
+                    f"step_time_{unit}": [step_ns / size for step_ns in rank.time],
                     **{f"{part}_{unit}": rank.mean_ns(part) / size for part in rank.parts},
                 }
                 for pid, rank in self.time.ranks.items()
@@ -70,16 +72,16 @@ class RunStatistics(TableResult):
         }
 
 
-def _category(each: Mapping[str, Any]) -> dict[str, Any]:
+def _category(category: Mapping[str, Any]) -> dict[str, Any]:
     """Return dPRO's row of a category in ns."""
-    time_ns = round(each["time"] * MS)
+    time_ns = round(category["time"] * MS)
     return {
-        "max_ns": each["max_t"] * MS,
-        "max_name": each["max_name"],
+        "max_ns": category["max_t"] * MS,
+        "max_name": category["max_name"],
         "time_ns": time_ns,
-        "cnt": each["cnt"],
-        "op_cnt": each["op_cnt"],
-        "avg_ns": time_ns / each["cnt"],
+        "cnt": category["cnt"],
+        "op_cnt": category["op_cnt"],
+        "avg_ns": time_ns / category["cnt"],
     }
 
 
@@ -103,14 +105,14 @@ def _tensors(parameters: ParameterDict) -> list[dict[str, Any]]:
     """Return a row per tensor; null where the trial does not say it."""
     return [
         {
-            "id": each.index,
-            "name": each.name,
-            "shape": each.shape,
-            "dtype": each.dtype,
-            "bytes": each.size,
-            "updates": parameters.update_of.get(each.index, ()),
+            "id": parameter.index,
+            "name": parameter.name,
+            "shape": parameter.shape,
+            "dtype": parameter.dtype,
+            "bytes": parameter.size,
+            "updates": parameters.update_of.get(parameter.index, ()),
         }
-        for each in parameters.parameters
+        for parameter in parameters.parameters
     ]
 
 
@@ -155,12 +157,12 @@ class OperationComparison(TableResult):
         return {
             "added": list(self.added),
             "removed": list(self.removed),
-            "changed": {each.name: each.to_dict() for each in self.changed},
+            "changed": {change.name: change.to_dict() for change in self.changed},
         }
 
     def to_arrow(self) -> pa.Table:
         """Return a row per operation whose mean has changed; times in ns."""
-        rows = [{"name": each.name, **each.to_dict()} for each in self.changed]
+        rows = [{"name": change.name, **change.to_dict()} for change in self.changed]
         return pa.Table.from_pylist(rows, schema=_CHANGES)
 
     def figures(self) -> dict[str, str]:
@@ -190,5 +192,5 @@ def comparison(before: Statistics, after: Statistics) -> OperationComparison:
     return OperationComparison(
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
-        changed=tuple(sorted(changed, key=lambda each: -abs(each.absolute_ns))),
+        changed=tuple(sorted(changed, key=lambda change: -abs(change.absolute_ns))),
     )

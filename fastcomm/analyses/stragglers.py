@@ -117,7 +117,7 @@ def analyse_stragglers(
     trace: bool = False,
     executor: Executor | None = None,
 ) -> StragglerResult:
-    """Analyse a table of operations, a path or a URL that the workers understand.
+    """Analyze a table of operations, a path or a URL that the workers understand.
 
     With `trace`, what is replayed last is drawn for Perfetto. `executor` is by default this
     process.

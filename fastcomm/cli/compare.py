@@ -85,23 +85,23 @@ def run(
             # A run is measured again by these ranks alone, if it has others.
             of_ranks = replace(reading, ranks=ranks)
             same = [
-                each if set(each["ranks"]) <= set(ranks) else measured(name, path, of_ranks)
-                for each, (name, path) in zip(both, paths, strict=True)
+                side if set(side["ranks"]) <= set(ranks) else measured(name, path, of_ranks)
+                for side, (name, path) in zip(both, paths, strict=True)
             ]
     comparison = compare(*same, whole=(both[0], both[1]))
-    warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in both)))
-    warn(filter(None, (each.doubt(comparison) for each in parsed)))
-    holding = tuple(each.text for each in parsed if each.holds(comparison))
+    warn(_warnings(*(_unsaid(side, is_said=not as_json) for side in both)))
+    warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
+    holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
     comparison = replace(comparison, conditions_that_hold=holding)
     if output is not None:
         report.write(comparison, output, xlsx=xlsx)
     if as_json:
         print_json(comparison)
     else:
-        report.show(comparison, [each.text for each in parsed])
+        report.show(comparison, [condition.text for condition in parsed])
     if holding:
         ctx.exit(REGRESSED)
-    if any(each["failed"] for each in both):
+    if any(side["failed"] for side in both):
         ctx.exit(INCOMPLETE)
 
 
@@ -111,7 +111,7 @@ _MOST_WARNINGS = 8
 def _unsaid(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
     warnings = metrics.get("warnings") or []
-    return [each for each in warnings if not (is_said and " no trace here: " in each)]
+    return [warning for warning in warnings if not (is_said and " no trace here: " in warning)]
 
 
 def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:

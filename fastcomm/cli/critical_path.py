@@ -160,11 +160,11 @@ def _rules(
         preparation.compile_for("critical-path-hta", hta.find_path)
         zero = options.zero_weight_launches
         return partial(hta.find_path, zero_weight_launches=zero), hta.HtaDrawing
-    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.critical_path.analysis import analyze
     from fastcomm.critical_path.overlay import Drawing
 
     preparation.compile_critical_path()
-    return analyse, Drawing
+    return analyze, Drawing
 
 
 def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataDependencies":

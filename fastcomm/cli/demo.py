@@ -121,7 +121,7 @@ def _why_not(ranks: int, fault: str) -> str | None:
 
 
 def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
-    """Write the table of operations of a job with one slow GPU, or none, and analyse it."""
+    """Write the table of operations of a job with one slow GPU, or none, and analyze it."""
     from fastcomm.cli import stragglers
     from fastcomm.errors import ConfigError
     from fastcomm.synthetic import TableJob, write_table

@@ -241,7 +241,7 @@ def sweep(
 
 def _recipe(shape: WorkloadOptions) -> Recipe:
     """Return the recipe of a workload; sizes that no option gives have their defaults."""
-    return Recipe.of(**{"sampler": "zipf", **shape.given()})
+    return Recipe.of(**{"sampler": "zipf", **shape.recipe_values()})
 
 
 def _numbers(path: Path) -> list[float]:

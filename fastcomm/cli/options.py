@@ -240,9 +240,9 @@ def builds(**kinds: type) -> Callable[[F], F]:
         @wraps(command)
         def call(*args: Any, **values: Any) -> Any:
             for name, kind in kinds.items():
-                own = [each.name for each in fields(kind) if each.name in values]
+                own = [field.name for field in fields(kind) if field.name in values]
                 try:
-                    values[name] = kind(**{each: values.pop(each) for each in own})
+                    values[name] = kind(**{name: values.pop(name) for name in own})
                 except ConfigError as error:
                     raise ConfigError(_as_options(str(error), own)) from error
             return command(*args, **values)

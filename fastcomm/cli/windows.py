@@ -182,14 +182,14 @@ def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]
 
     """
     from fastcomm.errors import FastcommError
-    from fastcomm.executors import by_rank, lost
+    from fastcomm.executors import by_rank, skipped_rank
 
     left_out: list[SkippedRank] = []
     for source in run.sources:
         try:
             trace = source.read()
         except FastcommError as error:
-            left_out.append(lost(source, error))
+            left_out.append(skipped_rank(source, error))
             continue
         return trace, by_rank(left_out, len(run.sources), run.skipped)
     raise FastcommError(f"no rank could be read: {left_out[0].error}")

@@ -42,7 +42,7 @@ def source_notes(trace: Trace) -> list[str]:
     return []
 
 
-def analyse(trace: Trace, window: Window | None = None) -> CriticalPath:
+def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
     """Find the critical path of a window of one rank by the corrected rules.
 
     Parameters
@@ -330,7 +330,7 @@ def joined(
         If a trace has no such window.
 
     """
-    paths = paths or {rank: analyse(trace, window) for rank, trace in traces.items()}
+    paths = paths or {rank: analyze(trace, window) for rank, trace in traces.items()}
     inside = {
         rank: np.isin(traces[rank].comm["event"].to_numpy(), path.graph.event)
         for rank, path in paths.items()

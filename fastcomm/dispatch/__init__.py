@@ -96,7 +96,7 @@ class Recipe(CheckedOptions):
 
     def check_options(self, options: WorkloadOptions, where: str) -> Self:
         """Return this recipe; raise ConfigError if an option contradicts it."""
-        for name, value in options.given().items():
+        for name, value in options.recipe_values().items():
             if getattr(self, name) != value:
                 raise ConfigError(
                     f"{where}: {name} is {getattr(self, name)}, but the option says {value}; "

@@ -344,7 +344,7 @@ def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[I
     """Return sources and experts of a table without sources: tokens are spread evenly."""
     if expert.ndim not in {2, 3}:
         raise TraceFileError(f"{path}: shape {expert.shape}; expected [tokens, top-k]")
-    values = options.given()
+    values = options.recipe_values()
     shape = {name: values[name] for name in _GPUS if name in values}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
     return source_gpus(recipe), expert
@@ -376,7 +376,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
         "iter_num": 1,
         "sampler": "table",
     }
-    values = options.given()
+    values = options.recipe_values()
     for name, value in fixed.items():
         if name in values and values[name] != value:
             raise ConfigError(f"{path}: {name} is {value}, but the option says {values[name]}")

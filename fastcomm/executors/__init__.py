@@ -181,7 +181,7 @@ def died(source: Source) -> TraceFileError:
     )
 
 
-def lost(source: Source, error: Exception) -> SkippedRank:
+def skipped_rank(source: Source, error: Exception) -> SkippedRank:
     """Return the record of a rank that is skipped because of an error."""
     return SkippedRank(rank=source.rank, path=str(source.path), error=str(error))
 
@@ -343,7 +343,7 @@ class Local:
                     if batch.error is not None:
                         if not keep_going:
                             raise batch.error
-                        left_out.append(lost(batch.sources[-1], batch.error))
+                        left_out.append(skipped_rank(batch.sources[-1], batch.error))
                     if batch.partial is not None:
                         reducer.add(batch.partial)
                     if progress is not None:

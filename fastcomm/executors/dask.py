@@ -17,7 +17,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.errors import ClusterError, FastcommError
-from fastcomm.executors import Progress, SharedObject, Task, TreeReducer, by_rank, died, lost
+from fastcomm.executors import (
+    Progress,
+    SharedObject,
+    Task,
+    TreeReducer,
+    by_rank,
+    died,
+    skipped_rank,
+)
 from fastcomm.executors.dask_cluster import (
     FORMS,
     ClusterObject,
@@ -196,7 +204,7 @@ class Dask:
                 if error is None:
                     reducer.add(future)
                 elif keep_going and _is_of_its_rank(error):
-                    left_out.append(lost(source, error))
+                    left_out.append(skipped_rank(source, error))
                     if isinstance(error.__cause__, _killed()):
                         fatal[source.rank] = left_out[-1]
                 else:

@@ -53,7 +53,7 @@ class Fact:
     why: str = ""  # reason why it is unknown
 
 
-Words = tuple[str | Fact, ...]
+Sentence = tuple[str | Fact, ...]
 
 
 def fact(
@@ -73,7 +73,7 @@ def fact(
     return Fact(key=key, text=form(value), label=label)
 
 
-def plain(parts: Words) -> str:
+def plain(parts: Sentence) -> str:
     """Return text without definitions."""
     return "".join(part if isinstance(part, str) else part.text for part in parts)
 
@@ -220,7 +220,7 @@ class Section:
 
     name: str
     title: str
-    lead: Words
+    lead: Sentence
     blocks: tuple[Block, ...] = ()
     pitfall: str = ""
 
@@ -229,7 +229,7 @@ class Section:
 class PageFinding:
     """A finding, its evidence, and the command to run next."""
 
-    title: Words
+    title: Sentence
     evidence: tuple[Fact, ...]
     command: str  # empty where none applies
     then: str  # what the command finds out
@@ -242,7 +242,7 @@ class Page:
 
     title: str
     source: str
-    headline: Words
+    headline: Sentence
     facts: tuple[Fact, ...]
     sections: tuple[Section, ...]
     findings: tuple[PageFinding, ...] = ()

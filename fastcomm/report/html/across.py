@@ -63,7 +63,7 @@ def section(metrics: Metrics) -> Section:
     )
 
 
-def _lead(worst: RankWaits) -> html.Words:
+def _lead(worst: RankWaits) -> html.Sentence:
     """Return the sentence on the rank that causes the most waiting, with its time per step."""
     if worst.caused_ns <= 0:
         return ("No rank causes waits in collectives.",)

@@ -50,7 +50,7 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
     title = "Where does the time go?"
     blocks: tuple[Block, ...]
     if exact["idle"] is None:
-        lead: html.Words = ("The exact partition of a step is n/a: ", why, ".")
+        lead: html.Sentence = ("The exact partition of a step is n/a: ", why, ".")
         blocks = (
             Missing(title="Time of a step by what runs in it", why=why),
             _table(metrics, why),
@@ -69,7 +69,7 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
     )
 
 
-def _lead(metrics: Metrics) -> html.Words:
+def _lead(metrics: Metrics) -> html.Sentence:
     """Return the sentence on the shares of compute, communication, copies and idle time."""
     parts = metrics.breakdown.parts or {}
     return (

@@ -6,7 +6,7 @@ from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.report import html
-from fastcomm.report.critical_path import WORDS
+from fastcomm.report.critical_path import LABELS
 from fastcomm.report.html import (
     Figure,
     FigureView,
@@ -56,7 +56,7 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
     return Page(
         title="Critical path",
         source=" ".join(paths),
-        headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
+        headline=(share, f" of the critical path is {LABELS.get(most, most)}."),
         facts=tuple(facts),
         findings=_findings(path, shell_joined([*paths, *options])),
         sections=(path_.section(path),),
@@ -121,7 +121,7 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
     )
 
 
-def _headline(result: WhatIf, edits: str) -> html.Words:
+def _headline(result: WhatIf, edits: str) -> html.Sentence:
     """Return the step time before and after `edits`, a text that is empty without edits."""
     before = html.fact("path.length_ns", result.before_ns, html.ns)
     if not edits:
@@ -135,7 +135,7 @@ def _before_after(result: WhatIf, edits: str) -> Section:
     before, after = result.before.summary_ns(), result.after.summary_ns()
     rows = tuple(
         (
-            text(WORDS.get(name, name)),
+            text(LABELS.get(name, name)),
             number(before.get(name, 0), html.ns),
             number(after.get(name, 0), html.ns),
             number(after.get(name, 0) - before.get(name, 0), html.ns),

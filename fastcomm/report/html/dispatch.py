@@ -67,7 +67,7 @@ def _source(result: Simulation) -> str:
     )
 
 
-def _headline(ranked: list[StrategyResult]) -> html.Words:
+def _headline(ranked: list[StrategyResult]) -> html.Sentence:
     """Return the sentence on the fastest schedule; `ranked` is sorted by total time."""
     if not ranked:
         return ("No schedule can handle this workload.",)

@@ -65,7 +65,7 @@ def _search(result: SearchResult) -> Page:
     if result.sensitivity:
         sections.append(_changes(result.sensitivity))
     tgs = None if best is None else best["tgs"]
-    headline: html.Words = (
+    headline: html.Sentence = (
         (result.nearest(),)
         if best is None
         else (

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
-from fastcomm.report.critical_path import WORDS
+from fastcomm.report.critical_path import LABELS
 from fastcomm.report.html import (
     Block,
     Figure,
@@ -66,16 +66,16 @@ def _sentences(path: CriticalPath) -> list[str]:
     return [f"{note[0].upper()}{note[1:]}." for note in path.about.notes]
 
 
-def _lead(path: CriticalPath) -> html.Words:
+def _lead(path: CriticalPath) -> html.Sentence:
     """Return the sentence on the length of the path and the class with the most time."""
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
     scope = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
-    lead: html.Words = (
+    lead: html.Sentence = (
         f"The critical path {scope} takes ",
         html.fact("path.length_ns", path.length_ns, html.ns),
-        f"; most of it is {WORDS.get(most, most)}: ",
+        f"; most of it is {LABELS.get(most, most)}: ",
         html.fact("path.share", sums.get(most, 0) / total, html.percent),
         ".",
     )
@@ -90,7 +90,7 @@ def _strip(path: CriticalPath) -> Figure:
     table = path.breakdown
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
-    lanes = [(WORDS.get(name, name), own == name) for name in classes]
+    lanes = [(LABELS.get(name, name), own == name) for name in classes]
     views = [FigureView(label="Kind of work", spec=_lanes(table, lanes))]
     if path.is_joined:
         ranks = table["rank"].to_numpy()
@@ -100,7 +100,7 @@ def _strip(path: CriticalPath) -> Figure:
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
         views.append(FigureView(label="Rank", spec=_lanes(table, by_rank), note=note))
     spoken = ", ".join(
-        f"{WORDS.get(name, name)} {html.percent(share)}" for name, share in _shares(path)[:4]
+        f"{LABELS.get(name, name)} {html.percent(share)}" for name, share in _shares(path)[:4]
     )
     return Figure(
         name="path-strip",
@@ -230,7 +230,7 @@ def _classes(path: CriticalPath) -> PageTable:
     total = sum(sums.values()) or 1
     rows: list[tuple[PageCell, ...]] = []
     for name, _ in _shares(path):
-        rows.append(_class_row(WORDS.get(name, name), sums[name], total))
+        rows.append(_class_row(LABELS.get(name, name), sums[name], total))
         if name == _TAGGED:
             rows += [_class_row(label, ns, total) for label, ns in tags]
     return PageTable(

@@ -62,7 +62,7 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
     )
 
 
-def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Words:
+def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Sentence:
     """Return the sentence on the rank that computes the most, compared with the median."""
     if not ranks.is_known:
         # Step times do not show which rank is slow: ranks that wait have long steps, too.

@@ -115,7 +115,7 @@ def _heat_map(replayed: Replayed) -> Figure:
 
 def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
     """Return the time of one kind of operation, summed over all ranks, in ns."""
-    return sum(ns for (_, each), ns in sums.items() if each == kind)
+    return sum(ns for (_, other), ns in sums.items() if other == kind)
 
 
 def _path(session: Session) -> Section:
@@ -140,13 +140,13 @@ def _bottlenecks(removed: Sequence[Removed]) -> Section:
     """Return the section on what a step gains without each operation of its path."""
     top = removed[:_MOST_BARS]
     drawn = bars(
-        [each.node for each in top],
-        [each.saved_ns / _MS for each in top],
-        [html.ns(each.saved_ns) for each in top],
+        [removal.node for removal in top],
+        [removal.saved_ns / _MS for removal in top],
+        [html.ns(removal.saved_ns) for removal in top],
         "ms that a step is shorter by",
         looks="TP",
     )
-    rows = tuple((text(each.node), number(each.saved_ns, html.ns)) for each in removed)
+    rows = tuple((text(removal.node), number(removal.saved_ns, html.ns)) for removal in removed)
     heads = columns("if it took no time", ("shorter by", "replay.saved_ns"))
     blocks: tuple[Block, ...] = (
         Figure(

@@ -13,8 +13,8 @@ from fastcomm.report.html import (
     Missing,
     PageTable,
     Section,
+    Sentence,
     Spec,
-    Words,
     columns,
     number,
     text,
@@ -71,7 +71,7 @@ def _why(metrics: Metrics) -> str:
     return _NO_GROUP if has_bytes else _NO_BYTES
 
 
-def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Words:
+def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
     """Return the sentence on the slowest parallelism; `by_tag` has bus bytes per second."""
     slowest = min(by_tag, key=lambda tag: by_tag[tag])
     speed = metrics.bandwidth[slowest]

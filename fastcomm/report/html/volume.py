@@ -58,7 +58,7 @@ def volume_section(metrics: Metrics) -> Section:
             ),
         )
     most = max(by_tag, key=lambda tag: by_tag[tag])
-    lead: html.Words = (
+    lead: html.Sentence = (
         most,
         " moves the most: ",
         html.fact("volume.bytes_per_step_per_gpu", by_tag[most], html.size),
@@ -148,7 +148,7 @@ def overlap_section(metrics: Metrics, why: str) -> Section:
     )
 
 
-def _least(metrics: Metrics) -> html.Words:
+def _least(metrics: Metrics) -> html.Sentence:
     """Name the tag with the least overlap, if there are several."""
     by_tag = {tag: share for tag, share in metrics.overlap.by_tag.items() if share is not None}
     if len(by_tag) == 1:

@@ -5,7 +5,7 @@
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
   const said = (name) => JSON.parse(document.getElementById("spec-" + name).textContent);
 
-  // Charts: colours are the style sheet's properties, so that a change of theme is a new drawing.
+  // Charts: colors are the style sheet's properties, so that a change of theme is a new drawing.
   const PAPER_WIDTH = 690;
   const charts = all(".chart").map((box) => ({ box, views: said(box.dataset.figure), at: 0 }));
 
