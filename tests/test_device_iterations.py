@@ -91,7 +91,9 @@ def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
 
 
 def test_the_device_clock_without_launches_is_an_error(tmp_path):
-    with pytest.raises(TraceFileError, match="clock device: no recorded launch of device work"):
+    with pytest.raises(
+        TraceFileError, match="--step-boundary device: no recorded launch of device work"
+    ):
         device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], "device")
 
 
@@ -313,7 +315,7 @@ def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
     words = (path, "--allow-truncated")
     assert "n/a: there is no iteration" in invoke("metrics", *words).stdout
     error = invoke("critical-path", *words, code=1).stderr
-    assert "truncated, and no step is known to be whole" in error
+    assert "truncated, without a complete step. Select another part with --annotation" in error
 
 
 def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):

@@ -142,7 +142,7 @@ def test_focus_and_hover_show_what_a_number_means(opened):
     page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 50)))")
     cell.hover()
     page.wait_for_selector("#tip:not([hidden])", timeout=10_000)
-    assert "How many events" in tip.text_content()
+    assert "Number of events" in tip.text_content()
 
 
 def test_another_view_is_another_picture(opened):

@@ -399,9 +399,7 @@ def test_segments_say_what_is_active_at_every_point(seed):
     spans = [(draw.randrange(-5, 30), draw.randrange(12), draw.choice("abc")) for _ in range(9)]
     labeled = [(start, start + size, label) for start, size, label in spans]
     points = [active for size, active in segments(labeled, 0, 25) for _ in range(size)]
-    assert points == [
-        {x for start, stop, x in labeled if start <= t < stop} for t in range(25)
-    ]
+    assert points == [{x for start, stop, x in labeled if start <= t < stop} for t in range(25)]
 
 
 def test_a_phase_ends_with_its_latest_end():

@@ -58,9 +58,12 @@ def test_verbose_says_what_takes_how_long_and_where_errors_are_from(traces, tmp_
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_both_options(name):
-    text = call(name, "--help").stdout
-    assert "--quiet" in text
-    assert "--verbose" in text
+    command = main.get_command(None, name)
+    inner = [(name, sub) for sub in getattr(command, "commands", ())] or [(name,)]
+    for words in inner:
+        text = call(*words, "--help-all").stdout
+        assert "--quiet" in text
+        assert "--verbose" in text
 
 
 def test_the_command_line_wins_over_the_environment_that_over_the_file(traces, settings):
