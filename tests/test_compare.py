@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses import compare as analyses_compare
 from fastcomm.analyses.compare import compare
-from fastcomm.analyses.conditions import Condition
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
+from fastcomm.cli.compare import Condition
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write

@@ -19,8 +19,8 @@ from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
+from fastcomm.cli.compare import Condition
 from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
