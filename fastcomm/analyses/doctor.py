@@ -145,6 +145,7 @@ def _memory() -> Check:
 
 
 def _read_parts(path: Path) -> list[str]:
+    """Return the words of a text file of the system; none if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -152,6 +153,7 @@ def _read_parts(path: Path) -> list[str]:
 
 
 def _cache() -> Check:
+    """Check that compiled kernels can be kept on disk."""
     folder = _jit.cache_folder()
     place = "in XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "in the default place"
     if folder is None:

@@ -138,7 +138,10 @@ def _edge_costs(replayed: Replayed) -> Floats:
 
 
 def _step_ends(pid: Ints, schedule: DeviceSchedule, pids: int) -> Floats:
-    """Return the end of the operation of each process that ran last, in ns."""
+    """Return when each process ended: the end of its last operation in the schedule, in ns.
+
+    `pid` has the number of the process of each operation.
+    """
     ends = np.zeros(pids)
     ends[pid[schedule.order]] = schedule.end[schedule.order]
     return ends

@@ -193,7 +193,10 @@ def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
 
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
-    """Write the layers of one iteration to a Parquet file, with the recipe as metadata."""
+    """Write the next iteration of `layers` to a Parquet file, with the recipe as metadata.
+
+    A layer is the source GPU and the experts of each token.
+    """
     kind = pa.from_numpy_dtype(id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},

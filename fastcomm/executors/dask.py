@@ -166,7 +166,10 @@ class Dask:
 
     @contextmanager
     def _run_folder(self, folder: Path | None) -> Iterator[None]:
-        """Make the spill directory of a run, and remove it after the block."""
+        """Make `folder`, the spill directory of a run, and remove it after the block.
+
+        Without a folder, do nothing.
+        """
         from distributed import fire_and_forget
 
         if folder is None:

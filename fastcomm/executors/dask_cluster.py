@@ -113,7 +113,11 @@ def require() -> None:
 
 
 def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
-    """Return the arguments of a client for an address; start `local:N` in `stack`."""
+    """Return the keyword arguments of `distributed.Client` for an address of --dask.
+
+    For `local:N` a cluster is started, which `stack` ends. For `file:PATH` the scheduler's file
+    may take up to `wait_s` seconds to appear.
+    """
     kind, _, suffix = address.partition(":")
     if kind == "local":
         is_number = suffix.isdecimal() and len(suffix) <= len(str(MOST_WORKERS))
@@ -290,6 +294,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def _checked_folder(folder: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a FastcommError about the spill directory."""
     try:
         yield
     except OSError as error:

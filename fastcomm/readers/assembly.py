@@ -233,7 +233,10 @@ def _notes(events: Events, collectives: Collectives, missing: Sequence[str]) -> 
 
 
 def _plausible(collectives: Collectives) -> Collectives:
-    """Return the collectives with impossible sizes replaced by unknown ones."""
+    """Return the collectives with sizes above the largest possible one as unknown.
+
+    So are all sizes if their sum is too large.
+    """
     sizes, count = byte_rules.plausible(collectives.sizes)
     if not count:
         return collectives

@@ -331,7 +331,10 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
 def _packed_ranks(
     sorting: _Sorting, files: Sequence[Path], *, keep_going: bool
 ) -> Iterator[SkippedRank]:
-    """Yield packed files that hold a rank or are named; TraceFileError unless `keep_going`."""
+    """Yield the compressed archives among `files` that hold a rank, as skipped ranks.
+
+    Raises `TraceFileError` for the first one unless `keep_going`.
+    """
     for path, remedy in sorting.packed.items():
         is_relevant = path in sorting.named or is_packed(path)
         if not is_relevant or is_unpacked_beside(path, files):

@@ -294,7 +294,7 @@ def _parquet_rows(path: Path, columns: list[str], where: pc.Expression) -> Itera
 def _csv(
     path: Path, columns: Sequence[str] | None, texts: Sequence[str]
 ) -> pa_csv.CSVStreamingReader:
-    """Open a CSV file; no columns mean all."""
+    """Open a CSV file. Without `columns` all are read; those in `texts` are read as text."""
     options = pa_csv.ConvertOptions(
         include_columns=columns, column_types=dict.fromkeys(texts, pa.string())
     )

@@ -373,7 +373,10 @@ def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:
 
 
 def _local(pid: str, graph: LocalGraph) -> Iterator[tuple[str, str]]:
-    """Yield the edges between computations of a rank, without those into the next step."""
+    """Yield the edges between computations of a rank, without those into the next step.
+
+    `graph` is the same for all ranks; names of the edges begin with `pid`.
+    """
     for a, b in graph.edges:
         is_next_step = a.startswith("UPDATE_") and b.startswith("FW.")
         if not (is_next_step or a.startswith("Comm.") or b.startswith("Comm.")):

@@ -183,7 +183,7 @@ class Session(Result):
         return document
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return tables of the operations and the dependencies of the replayed step.
+        """Return tables of the replayed step: `nodes` (operations), `edges` (dependencies).
 
         With a what-if, they are those of the changed step.
         """

@@ -176,7 +176,7 @@ def changes(hardware_changes: Sequence[HardwareChange]) -> None:
 
 
 def calibration(result: Calibration) -> None:
-    """Print the fitted lines and curves, and the errors of the measurements."""
+    """Print the fitted lines of links and curves of kernels, and the errors of the fits."""
     console = plain_console()
     if result.residuals:
         console.print(_links(result))

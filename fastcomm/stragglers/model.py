@@ -245,7 +245,10 @@ def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Flo
 
 
 def _selected(model: JobModel, key: str) -> Flags:
-    """Return which operations a selection matches, ops x data ranks x steps."""
+    """Return which operations `key` selects, of shape (operations, data ranks, steps).
+
+    A key has one or several conditions joined by "+".
+    """
     mask = np.ones(model.measured.shape, bool)
     for condition in key.split("+"):
         mask &= _matches(model, condition.strip(), key)

@@ -271,7 +271,7 @@ def write(
 def text(
     job: Job, rank: int, name: str, variant: Variant, filler_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of one file, step by step."""
+    """Yield the bytes of the trace of a rank, step by step, up to at least `filler_bytes`."""
     change = kineto.compact if variant & Variant.COMPACT else str
     lines = RankText(job, rank, variant)
     head = envelope_head(job, rank, variant) + labels(lines, EPOCH_NS)

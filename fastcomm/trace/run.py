@@ -109,7 +109,11 @@ class RunTraces:
 def expected_ranks(
     ranks: Sequence[int], world_size: int | None, skipped: Sequence[SkippedRank] = ()
 ) -> int:
-    """Return the number of ranks a run should have: the world size, else as ranks imply."""
+    """Return the number of ranks a run should have.
+
+    This is the world size if a trace states it; else the highest rank + 1 or the number of
+    ranks that are present or skipped, whichever is larger.
+    """
     numbers = {*ranks, *(item.rank for item in skipped if item.rank is not None)}
     unnumbered = sum(item.rank is None for item in skipped)
     implied = max(max(numbers, default=-1) + 1, len(numbers) + unnumbered)

@@ -162,7 +162,10 @@ def _from_metadata(metadata: Metadata, coalesced: NDArray[np.bool_]) -> tuple[In
 
 
 def overflowed(metadata: Metadata) -> NDArray[np.bool_]:
-    """Return which events have a negative count: older profilers wrote only 32 bits."""
+    """Return, per row of `metadata`, whether an element count (in or out) is negative.
+
+    Older profilers wrote counts in 32 bits, which overflow.
+    """
     counts = [metadata.columns[name] for name in ("In msg nelems", "Out msg nelems")]
     first, second = ((count < 0) & (count != NULL) for count in counts)
     result: NDArray[np.bool_] = first | second

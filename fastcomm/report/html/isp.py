@@ -141,7 +141,10 @@ def _sampled(count: int) -> str:
 
 
 def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
-    """Return a sample of the feasible strategies as points, and the Pareto front as a line."""
+    """Return the chart of memory (GiB, across) and tokens/s/GPU (up) of strategies.
+
+    A sample of the feasible ones are points, the Pareto front is a line.
+    """
     picked = np.linspace(0, result.feasible - 1, min(result.feasible, _POINTS)).astype(np.int64)
     algo, tgs, memory = (
         np.asarray(result.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
