@@ -58,8 +58,8 @@ class Parallel:
     def assumed_world(self, ranks: Iterable[int]) -> int | None:
         """Return the number of ranks to assume if no trace states it.
 
-        This is the highest rank + 1, or the product of the sizes if that is larger; None without
-        any size.
+        This is the highest rank + 1, or the product of the sizes if that is larger; None if no
+        size is set.
         """
         if not self.options_text():
             return None

@@ -331,9 +331,10 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
 def _packed_ranks(
     sorting: _Sorting, files: Sequence[Path], *, keep_going: bool
 ) -> Iterator[SkippedRank]:
-    """Yield the compressed archives among `files` that hold a rank, as skipped ranks.
+    """Yield archives that hold a rank or were named, as skipped ranks.
 
-    Raises `TraceFileError` for the first one unless `keep_going`.
+    Archives whose unpacked copy is among `files` are left out. Raises `TraceFileError` for
+    the first one unless `keep_going`.
     """
     for path, remedy in sorting.packed.items():
         is_relevant = path in sorting.named or is_packed(path)
