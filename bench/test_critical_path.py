@@ -71,7 +71,7 @@ def bound(trace):
     built = corrected.build(trace, WHOLE)
     graph = built.graph
     return graph, graphs.binding(
-        len(graph.event) - 1, graph.into[0], graph.source, graph.time, built.on_device
+        len(graph.event) - 1, graph.incoming[0], graph.source, graph.time, built.on_device
     )
 
 
