@@ -127,10 +127,11 @@ class FileOrUrl(click.Path):
 
 
 class TracePath(click.Path):
-    """A trace or a directory that exists."""
+    """A trace or a directory that exists, for `command` where another one reads its like."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: str = "") -> None:
         super().__init__(exists=True, path_type=Path)
+        self._command = command
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -144,10 +145,6 @@ class TracePath(click.Path):
 
 class RunArgument(TracePath):
     """A trace or a directory of traces; of dPRO trials, the error names `command` of dpro."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__()
-        self._command = command
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -163,10 +160,6 @@ class RunArgument(TracePath):
 
 class TrialPath(TracePath):
     """A dPRO trial or a uniform trace; of a run, the error names its command."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__()
-        self._command = command
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
