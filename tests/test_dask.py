@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 from commands import contents, invoke
 
 import fastcomm
-from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors import Task, dask, processes
 from fastcomm.readers.runs import open_run
 
@@ -232,11 +233,53 @@ def test_workers_and_a_cluster_contradict_each_other(traces):
     assert "--workers and --dask contradict" in result.stderr
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    refused = pytest.raises(ConfigError, match=r"pip install 'fastcomm\[dask\]'")
-    with refused, dask.connected("local:1"):
-        pass
+@pytest.mark.parametrize("missing", ["dask", "distributed", "cryptography"])
+def test_without_the_extra_the_error_names_it(traces, missing):
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None; "
+        "import fastcomm.__main__; fastcomm.__main__.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "metrics", traces, "--dask", "local:1"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: --dask ")
+    assert "needs the extra: pip install 'fastcomm[dask]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+_INTERRUPTED = """
+import distributed.client as module
+from fastcomm.executors import dask
+
+sync = module.sync
+
+def interrupted(*args, **kwargs):
+    module.sync = sync
+    raise KeyboardInterrupt
+
+try:
+    with dask.connected("local:1") as engine:
+        kept = [engine.client]  # in a cycle: it lives until Python ends
+        kept.append(kept)
+        module.sync = interrupted
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_python_ends_though_closing_the_client_was_interrupted():
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 def test_other_versions_are_warned_of_by_place():
@@ -290,10 +333,3 @@ def _http_port(dask_scheduler=None, dask_worker=None):
 def _scratch_paths():
     """Where Dask lets Python look for modules."""
     return [each for each in sys.path if "scratch" in each]
-
-
-def test_certificates_need_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    refused = pytest.raises(ConfigError, match=r"pip install 'fastcomm\[dask\]' \(cryptography")
-    with refused, dask.connected("local:1"):
-        pass

@@ -199,9 +199,9 @@ def _self_test() -> Check:
 
 
 def _dask(address: str, wait_s: float) -> Check:
-    from fastcomm.executors import dask
-
     try:
+        from fastcomm.executors import dask
+
         with dask.connected(address, wait_s=wait_s) as engine:
             threads = engine.client.nthreads()
             differ = len(engine.warnings)

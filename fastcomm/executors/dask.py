@@ -6,6 +6,8 @@ caller, directly from its worker.
 
 If a worker is lost, the scheduler recomputes its partial results on others. They are equal, and
 none is merged twice, since a merge names its inputs.
+
+Importing this module raises `ConfigError` if Dask is not installed.
 """
 
 import time
@@ -29,12 +31,12 @@ from fastcomm.executors import (
 from fastcomm.executors.dask_cluster import (
     FORMS,
     ClusterObject,
+    InterruptibleClient,
     Scratch,
     client_arguments,
     make,
     quiet,
     remove,
-    require,
 )
 from fastcomm.executors.processes import check_code, check_same, code, versions
 from fastcomm.process import temporary_folder
@@ -73,19 +75,18 @@ def connected(
     ClusterError
         If the cluster cannot be reached, or runs another version of fastcomm.
     ConfigError
-        If the address is invalid, or Dask is not installed.
+        If the address is invalid.
 
     """
-    require()
-    import distributed
-
     with ExitStack() as stack:
         stack.enter_context(quiet())
         if address.startswith("local:") and scratch is None:
             scratch = stack.enter_context(temporary_folder())
         arguments = client_arguments(address, wait_s, stack)
         try:
-            client = distributed.Client(**arguments, timeout=wait_s, set_as_default=False)
+            client = InterruptibleClient(  # type: ignore[no-untyped-call]
+                **arguments, timeout=wait_s, set_as_default=False
+            )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise ClusterError(
                 f"--dask {address}: no scheduler answers ({error}); expected {FORMS}"

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,16 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
-import dask
-from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
-from distributed.node import ServerNode
-
 from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.executors import WIDTH, Task
 from fastcomm.executors.processes import blocked_signals, check_code, code
 from fastcomm.process import safe_children, temporary_folder
 from fastcomm.trace.run import Spread, one_by_one
+
+try:
+    import dask
+    from distributed import Client, Nanny, Scheduler, Security, SpecCluster, Worker
+    from distributed.node import ServerNode
+except ImportError as error:
+    raise ConfigError(
+        f"--dask needs the extra: pip install 'fastcomm[dask]' ({error})"
+    ) from error
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -61,6 +67,15 @@ def _security() -> Security:
     return security
 
 
+class InterruptibleClient(Client):
+    """A client whose connecting or closing may be interrupted by a signal."""
+
+    def __del__(self) -> None:
+        """Close the client, unless Python ends: its threads are gone, and would not answer."""
+        if not sys.is_finalizing():
+            super().__del__()  # type: ignore[no-untyped-call]
+
+
 class _NoHttp(ServerNode):
     """A server without HTTP: Dask opens a port even without a dashboard."""
 
@@ -100,16 +115,6 @@ def _cluster(workers: int, security: Security, folder: str) -> SpecCluster:
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 _LOOK_S = 0.1  # between two checks for a file
-
-
-def require() -> None:
-    """Raise `ConfigError` if Dask is not installed."""
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--dask needs the extra: pip install 'fastcomm[dask]' ({error})"
-        ) from error
 
 
 def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
