@@ -1,8 +1,8 @@
-"""The drawings of docs/metrics: rows of bars over an axis of time from 0 to 100.
+"""Draw the figures of docs/metrics as SVG: rows of bars over a time axis from 0 to 100.
 
-Text stays text. A drawing has its own ground, which follows the system's light or dark mode,
-and every bar has a word or a hatch, so that it can be read without color. Run this file to
-write them anew.
+Text is kept as SVG text. The background follows the system's light or dark mode, and every bar
+has a label or a hatch, so that figures can be read without color. Run this file to write all
+figures to docs/pictures.
 """
 
 from collections.abc import Callable
@@ -41,77 +41,90 @@ _HATCH = (
 
 
 class Drawing:
-    """Marks from top to bottom; `row` begins the next line."""
+    """A figure built from top to bottom: `row` begins a row, the other methods draw in it."""
 
-    def __init__(self, title: str, says: str) -> None:
+    def __init__(self, title: str, description: str) -> None:
         self._title = title
-        self._says = says
-        self._cuts: list[str] = []
+        self._description = description
+        self._guides: list[str] = []
         self._marks: list[str] = []
         self._rows = 0
 
     def row(self, label: str) -> None:
-        """A new line, with its name on the left."""
+        """Begin a row with a label on the left."""
         self._rows += 1
         self._marks.append(_text(12, self._y + 17, label))
 
-    def bar(self, kind: str, start: float, stop: float, words: str = "") -> None:
-        """A rectangle on the current line."""
-        place = f'x="{_x(start):.1f}" y="{self._y}" width="{_x(stop) - _x(start):.1f}"'
-        self._marks.append(f'<rect class="bar {kind}" {place} height="{_BAR}" rx="2"/>')
-        self.words(start, stop, words, is_clear=kind == "wait")
+    def bar(self, kind: str, start: float, stop: float, label: str = "") -> None:
+        """Draw a labeled bar of a CSS class in the current row."""
+        box = f'x="{_x(start):.1f}" y="{self._y}" width="{_x(stop) - _x(start):.1f}"'
+        self._marks.append(f'<rect class="bar {kind}" {box} height="{_BAR}" rx="2"/>')
+        self.label(start, stop, label, is_outlined=kind == "wait")
 
-    def span(self, start: float, stop: float, words: str) -> None:
-        """A measure with its two ends, and what it is under it."""
+    def span(self, start: float, stop: float, label: str) -> None:
+        """Draw a dimension line in the current row, with its label below."""
         left, right, middle = _x(start), _x(stop), self._y + 5
         shape = f"M{left:.1f} {middle - 4}v8M{left:.1f} {middle}H{right:.1f}m0 -4v8"
         self._marks.append(f'<path class="line" d="{shape}"/>')
-        self.words(start, stop, words, lower=4)
+        self.label(start, stop, label, shift=4)
 
-    def words(
-        self, start: float, stop: float, words: str, *, lower: int = 0, is_clear: bool = False
+    def label(
+        self,
+        start: float,
+        stop: float,
+        text: str,
+        *,
+        shift: int = 0,
+        is_outlined: bool = False,
     ) -> None:
-        """Words in the middle of a stretch of the current line."""
-        middle, height = (_x(start) + _x(stop)) / 2, self._y + 17 + lower
-        kind = "clear" if is_clear else ""
-        self._marks.append(_text(middle, height, words, "middle", kind))
+        """Center text between two times in the current row, shifted down by some pixels."""
+        middle, baseline = (_x(start) + _x(stop)) / 2, self._y + 17 + shift
+        kind = "clear" if is_outlined else ""
+        self._marks.append(_text(middle, baseline, text, "middle", kind))
 
-    def cut(self, place: float, rows: int) -> None:
-        """A dashed line through the last rows."""
+    def guide(self, time: float, rows: int) -> None:
+        """Draw a dashed vertical line through the last rows."""
         top = self._y - (rows - 1) * _ROW
-        shape = f"M{_x(place):.1f} {top - 4}V{self._y + _BAR + 4}"
-        self._cuts.append(f'<path class="cut" d="{shape}"/>')
+        shape = f"M{_x(time):.1f} {top - 4}V{self._y + _BAR + 4}"
+        self._guides.append(f'<path class="cut" d="{shape}"/>')
 
     def svg(self) -> str:
-        """The whole file."""
+        """Return the SVG file."""
         height = _TOP + self._rows * _ROW + 4
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:.0f} {height}" '
             f'width="{_WIDTH:.0f}" height="{height}" role="img" aria-labelledby="title says">'
         )
-        words = f'<title id="title">{escape(self._title)}</title>'
-        words += f'<desc id="says">{escape(self._says)}</desc>'
-        ground = f'<rect class="ground" x=".5" y=".5" width="{_WIDTH - 1:.0f}" '
-        ground += f'height="{height - 1}" rx="6"/>'
-        parts = [head, words, f"<style>\n{_STYLE}</style>", f"<defs>{_HATCH}</defs>", ground]
-        return "\n".join([*parts, *self._cuts, *self._marks, "</svg>\n"])
+        texts = f'<title id="title">{escape(self._title)}</title>'
+        texts += f'<desc id="says">{escape(self._description)}</desc>'
+        background = f'<rect class="ground" x=".5" y=".5" width="{_WIDTH - 1:.0f}" '
+        background += f'height="{height - 1}" rx="6"/>'
+        parts = [
+            head,
+            texts,
+            f"<style>\n{_STYLE}</style>",
+            f"<defs>{_HATCH}</defs>",
+            background,
+        ]
+        return "\n".join([*parts, *self._guides, *self._marks, "</svg>\n"])
 
     @property
     def _y(self) -> int:
+        """Top of the current row, in pixels."""
         return _TOP + (self._rows - 1) * _ROW
 
 
-def _x(place: float) -> float:
-    return _LEFT + place * _SCALE
+def _x(time: float) -> float:
+    return _LEFT + time * _SCALE
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
-    place = f'class="{kind}" x="{x:.1f}" y="{y}" text-anchor="{anchor}"'
-    return f"<text {place}>{escape(words)}</text>"
+def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
+    attributes = f'class="{kind}" x="{x:.1f}" y="{y}" text-anchor="{anchor}"'
+    return f"<text {attributes}>{escape(text)}</text>"
 
 
 def iterations() -> Drawing:
-    """The marks of the host, and the work of the GPU behind them."""
+    """Draw steps on the host's clock and on the device's clock."""
     drawing = Drawing(
         "An iteration on two clocks",
         "The host's marks begin before the GPU's work of the same step; both last as long.",
@@ -130,7 +143,7 @@ def iterations() -> Drawing:
 
 
 def breakdown() -> Drawing:
-    """The exact partition under what it is made of."""
+    """Draw the exact partition below the events that it divides."""
     drawing = Drawing(
         "The exact partition of an iteration",
         "Compute takes the time in which it runs; of the rest communication of one tag, of "
@@ -153,13 +166,13 @@ def breakdown() -> Drawing:
     )
     for part in parts:
         drawing.bar(*part)
-    for place in (6, 32, 40, 48, 56, 74, 84):
-        drawing.cut(place, 5)
+    for time in (6, 32, 40, 48, 56, 74, 84):
+        drawing.guide(time, 5)
     return drawing
 
 
 def windows() -> Drawing:
-    """Events, phases, and two windows, one of them negative."""
+    """Draw events, phases, and a positive and a negative window."""
     drawing = Drawing(
         "Phases and windows",
         "Two TP events are one phase. From its end to the begin of PP is a window above zero; "
@@ -179,13 +192,13 @@ def windows() -> Drawing:
     drawing.row("windows")
     drawing.span(34, 50, "TP to PP > 0")
     drawing.span(58, 66, "PP to DP < 0")
-    for place in (34, 50, 58, 66):
-        drawing.cut(place, 5)
+    for time in (34, 50, 58, 66):
+        drawing.guide(time, 5)
     return drawing
 
 
 def bandwidth() -> Drawing:
-    """The duration of an event holds its waiting."""
+    """Draw an event whose duration includes waiting for another rank."""
     drawing = Drawing(
         "Why a low bandwidth is a slow link or a late rank",
         "Rank 0 starts its all-reduce early and waits for rank 1. Its duration is the wait and "
@@ -205,7 +218,7 @@ def bandwidth() -> Drawing:
 
 
 def volume() -> Drawing:
-    """Three counts of one all-gather."""
+    """Draw the message, payload and bus bytes of an all-gather."""
     drawing = Drawing(
         "msg, payload and bus bytes of an all-gather of four ranks",
         "msg is the block that a rank gives, payload all four blocks, bus the three that come "
@@ -214,8 +227,8 @@ def volume() -> Drawing:
     drawing.row("msg")
     drawing.bar("moved", 0, 18, "own")
     drawing.row("payload")
-    for number, words in enumerate(("own", "rank 1", "rank 2", "rank 3")):
-        drawing.bar("moved", number * 20, number * 20 + 18, words)
+    for number, label in enumerate(("own", "rank 1", "rank 2", "rank 3")):
+        drawing.bar("moved", number * 20, number * 20 + 18, label)
     drawing.row("bus")
     drawing.bar("idle", 0, 18, "stays")
     for number in (1, 2, 3):
@@ -224,7 +237,7 @@ def volume() -> Drawing:
 
 
 def overlap() -> Drawing:
-    """What both cover, by what communication covers."""
+    """Draw the overlap ratio of communication and compute."""
     drawing = Drawing(
         "The overlap ratio",
         "Communication covers 60 units of time, compute runs during 35 of these: 58 percent.",
@@ -239,12 +252,12 @@ def overlap() -> Drawing:
     for start, stop in ((10, 20), (30, 35), (45, 55), (70, 80)):
         drawing.bar("mixed", start, stop, str(stop - start))
     drawing.row("ratio")
-    drawing.words(0, 90, "(10 + 5 + 10 + 10) / (25 + 35) = 58 %")
+    drawing.label(0, 90, "(10 + 5 + 10 + 10) / (25 + 35) = 58 %")
     return drawing
 
 
 def ranks() -> Drawing:
-    """Three ranks in one collective."""
+    """Draw the arrivals of three ranks at a collective."""
     drawing = Drawing(
         "Arrivals at a collective",
         "Ranks arrive one after the other and wait for the last; from there on bytes move.",
@@ -259,8 +272,8 @@ def ranks() -> Drawing:
     drawing.span(8, 62, "from the first arrival to the last")
     drawing.row("wait caused")
     drawing.span(34, 62, "by rank 2, alone")
-    for place in (8, 34, 62):
-        drawing.cut(place, 5)
+    for time in (8, 34, 62):
+        drawing.guide(time, 5)
     return drawing
 
 
@@ -269,11 +282,11 @@ DRAWINGS: tuple[Callable[[], Drawing], ...] = (
 )
 
 
-def refresh() -> None:
-    """Write every drawing anew."""
+def write_all() -> None:
+    """Write every drawing to docs/pictures."""
     for draw in DRAWINGS:
         (FOLDER / f"metric-{draw.__name__}.svg").write_text(draw().svg(), "utf-8")
 
 
 if __name__ == "__main__":
-    refresh()
+    write_all()

@@ -1,11 +1,13 @@
-"""Parts of the pages that the program writes: commands, options, and output of commands.
+"""Generate the pages of commands and options, and update the outputs shown on all pages.
 
-In a page, a block of the language `console` is a session: lines that begin with "$ " are
-commands, the rest is what they print. They run in a folder of their own, where `demo/` holds
-the traces of `fastcomm demo demo`. A block of the language `sql` is a query that DuckDB runs in
-that folder, after the page's sessions; the block `text` behind it is the answer. Blocks of the
-language `pycon` are one session of Python in that folder, after both. Run this file to write
-everything anew, or with the names of pages to write those alone.
+Three kinds of code blocks have outputs. All blocks of a page run in one temporary directory,
+in which `demo/` contains the traces of `fastcomm demo demo`, in this order:
+
+- `console`: lines that begin with "$ " are commands, the other lines are their output.
+- `sql`: a query for DuckDB; the following `text` block is its result.
+- `pycon`: a Python session; all blocks of a page share their variables.
+
+Run this file to update all pages, or with paths of pages to update only these.
 """
 
 import doctest
@@ -39,10 +41,10 @@ _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTAL
 _QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"(?<=^```pycon\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _WIDTH = 90
-# What a command says once, when it compiles.
-_FIRST_RUN = "fastcomm: compiling its kernels"
-# Commands that many pages begin with: they run once in a folder, and print the same each time.
-_ONCE = re.compile(r"fastcomm metrics demo(?: --link-bandwidth 400Gbit/s)?(?= [|]|$)")
+# A message that a command prints only when it compiles the kernels.
+_COMPILING = "fastcomm: compiling its kernels"
+# Frequent commands with constant output: each runs once per directory.
+_CACHED = re.compile(r"fastcomm metrics demo(?: --link-bandwidth 400Gbit/s)?(?= [|]|$)")
 _CLI_HEAD = """\
 # Command line
 
@@ -59,7 +61,7 @@ commands](cli.md).
 
 
 def cli_page() -> str:
-    """Return the page of all commands: what each prints with `--help-all`."""
+    """Return the page of all commands, with the help of each."""
     parent = click.Context(
         main, info_name="fastcomm", terminal_width=_WIDTH, **main.context_settings
     )
@@ -68,37 +70,37 @@ def cli_page() -> str:
         if (command := main.get_command(parent, name)) is not None:
             context = command.context_class(command, info_name=name, parent=parent)
             sections += [f"## `fastcomm {name}`\n", _help(context)]
-            for inner, each in getattr(command, "commands", {}).items():
-                below = each.context_class(each, info_name=inner, parent=context)
-                sections += [f"### `fastcomm {name} {inner}`\n", _help(below)]
+            for child_name, child in getattr(command, "commands", {}).items():
+                inner = child.context_class(child, info_name=child_name, parent=context)
+                sections += [f"### `fastcomm {name} {child_name}`\n", _help(inner)]
     return "\n".join(sections)
 
 
 def commands() -> dict[str, click.Command]:
-    """Return every command and subcommand that does something, by its words."""
-    found = {}
+    """Return commands and subcommands by name, such as "isp" or "dispatch sweep"."""
+    by_name = {}
     context = click.Context(main)
     for name in main.list_commands(context):
         if (command := main.get_command(context, name)) is not None:
             inner = command.commands if isinstance(command, click.Group) else {"": command}
-            found |= {f"{name} {below}".strip(): each for below, each in inner.items()}
-    return found
+            by_name |= {f"{name} {child}".strip(): inner[child] for child in inner}
+    return by_name
 
 
 def options_page() -> str:
-    """Return the page of all options: by group, with meaning and commands."""
-    known = commands()
+    """Return the page of all options by group, with the commands that have each."""
+    all_commands = commands()
     users: dict[tuple[str, str, str], list[str]] = {}
-    for name, command in known.items():
-        for each in command.params:
-            if isinstance(each, click.Option):
-                key = group_title(each), max(each.opts, key=len), meaning(each)
+    for name, command in all_commands.items():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                key = group_title(option), max(option.opts, key=len), meaning(option)
                 users.setdefault(key, []).append(name)
     sections = [_OPTIONS_HEAD]
     for title in sorted({title for title, _, _ in users}):
         rows = [
-            f"| `{option}` | {text} | {_named(names, known)} |"
-            for (group, option, text), names in sorted(users.items())
+            f"| `{flag}` | {text} | {_list(names, all_commands)} |"
+            for (group, flag, text), names in sorted(users.items())
             if group == title
         ]
         head = "| option | meaning | commands |\n| --- | --- | --- |\n"
@@ -106,37 +108,39 @@ def options_page() -> str:
     return "\n".join(sections)
 
 
-def _named(names: Sequence[str], known: Mapping[str, click.Command]) -> str:
-    if len(names) == len(known):
+def _list(names: Sequence[str], all_commands: Mapping[str, click.Command]) -> str:
+    """Return names of commands for a cell of a table."""
+    if len(names) == len(all_commands):
         return "all"
     return ", ".join(f"`{name}`" for name in names)
 
 
 def _help(context: click.Context) -> str:
+    """Return a text block with the output of `--help-all`."""
     context.meta[HELP_ALL] = True
     return f"```text\n{context.get_help()}\n```\n"
 
 
 def has_sessions(text: str) -> bool:
-    """Whether a page shows what a command or a line of Python prints."""
+    """Return whether a page shows outputs of commands or of Python."""
     return any(kind.search(text) for kind in (_SESSION, _PYTHON))
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A folder with the traces of the demo, in which sessions run."""
+def demo_folder() -> Iterator[Path]:
+    """Create a temporary directory with the traces of the demo, to run sessions in."""
     with tempfile.TemporaryDirectory() as folder:
         _output("fastcomm demo demo", Path(folder))
         yield Path(folder)
 
 
-def current(text: str, folder: Path) -> str:
-    """The page with what it says today: commands first, then queries, then Python."""
-    return ran(answered(replayed(text, folder), folder), folder)
+def update(text: str, folder: Path) -> str:
+    """Return a page with current outputs of its commands, queries and Python sessions."""
+    return update_python(_update_queries(_update_commands(text, folder), folder), folder)
 
 
-def replayed(text: str, folder: Path) -> str:
-    """The page with what its commands print today."""
+def _update_commands(text: str, folder: Path) -> str:
+    """Return a page with current outputs of its commands."""
 
     def session(block: re.Match[str]) -> str:
         commands = [line[2:] for line in block[0].splitlines() if line.startswith("$ ")]
@@ -145,92 +149,92 @@ def replayed(text: str, folder: Path) -> str:
     return _SESSION.sub(session, text)
 
 
-def answered(text: str, folder: Path) -> str:
-    """The page with what its queries answer today."""
-
-    def answer(block: re.Match[str]) -> str:
-        return block[1] + _answer(block[2], folder)
-
-    return _QUERY.sub(answer, text)
+def _update_queries(text: str, folder: Path) -> str:
+    """Return a page with current results of its SQL queries."""
+    return _QUERY.sub(lambda block: block[1] + _query_result(block[2], folder), text)
 
 
-def ran(text: str, folder: Path) -> str:
-    """The page with what its lines of Python print today."""
-    names: dict[str, Any] = {}
+def update_python(text: str, folder: Path) -> str:
+    """Return a page with current outputs of its Python sessions."""
+    variables: dict[str, Any] = {}
     parser = doctest.DocTestParser()
 
     def session(block: re.Match[str]) -> str:
-        return "".join(_said(each, names) for each in parser.get_examples(block[0]))
+        return "".join(
+            _statement_and_output(example, variables)
+            for example in parser.get_examples(block[0])
+        )
 
     with chdir(folder):
         return _PYTHON.sub(session, text)
 
 
-def _said(example: doctest.Example, names: dict[str, Any]) -> str:
-    """One statement and what it prints; of an error that is expected, what the page has."""
+def _statement_and_output(example: doctest.Example, variables: dict[str, Any]) -> str:
+    """Run a statement and return it with its output, or with the expected traceback."""
     first, *more = example.source.splitlines()
     lines = [f">>> {first}", *(f"... {line}" for line in more)]
     with redirect_stdout(io.StringIO()) as printed:
         try:
-            exec(compile(example.source, "<page>", "single"), names)
+            exec(compile(example.source, "<page>", "single"), variables)
         except Exception as error:
             if example.exc_msg is None or str(error) not in example.exc_msg:
                 raise
             printed.write(example.want)
-    said = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
-    return "".join(f"{line}\n" for line in [*lines, *said])
+    output = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
+    return "".join(f"{line}\n" for line in [*lines, *output])
 
 
-def _answer(query: str, folder: Path) -> str:
-    """The rows that a query gives, in columns."""
-    import duckdb  # no other page needs it
+def _query_result(query: str, folder: Path) -> str:
+    """Return the result of an SQL query as aligned columns of text."""
+    import duckdb  # only for pages with queries
 
     with duckdb.connect() as connection, chdir(folder):
-        found = connection.execute(query)
-        names = [column[0] for column in found.description or ()]
-        rows = [names, *([str(value) for value in row] for row in found.fetchall())]
+        result = connection.execute(query)
+        names = [column[0] for column in result.description or ()]
+        rows = [names, *([str(value) for value in row] for row in result.fetchall())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _output(command: str, folder: Path) -> str:
-    """What a shell shows, stdout and stderr together, from the second run on."""
-    if often := _ONCE.match(command):
-        kept = folder / f".{hashlib.sha256(often[0].encode()).hexdigest()[:8]}.kept"
-        if not kept.exists():
-            kept.write_text(_run(often[0], folder), "utf-8")
-        command = f"cat {kept.name}{command[often.end() :]}"
+    """Return stdout and stderr of a shell command, without messages of a first run."""
+    if cached := _CACHED.match(command):
+        output = folder / f".{hashlib.sha256(cached[0].encode()).hexdigest()[:8]}.output"
+        if not output.exists():
+            output.write_text(_run(cached[0], folder), "utf-8")
+        command = f"cat {output.name}{command[cached.end() :]}"
     return _run(command, folder)
 
 
 def _run(command: str, folder: Path) -> str:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    """Run a shell command in a directory and return its output."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    completed = subprocess.run(
         command,
         shell=True,
         cwd=folder,
-        env={**os.environ, "PATH": programs, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+        env={**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         check=False,
     )
-    lines = (line.rstrip() for line in done.stdout.splitlines())
-    return "".join(f"{line}\n" for line in lines if not line.startswith(_FIRST_RUN))
+    lines = (line.rstrip() for line in completed.stdout.splitlines())
+    return "".join(f"{line}\n" for line in lines if not line.startswith(_COMPILING))
 
 
-def refresh(pages: Sequence[Path] = PAGES) -> None:
-    """Write pages anew."""
+def update_files(pages: Sequence[Path] = PAGES) -> None:
+    """Write the generated pages, and update the outputs on the given pages."""
     CLI_PAGE.write_text(cli_page(), "utf-8")
     OPTIONS_PAGE.write_text(options_page(), "utf-8")
-    with workplace() as folder:
+    with demo_folder() as folder:
         for page in pages:
             text = page.read_text("utf-8")
             if has_sessions(text):
-                page.write_text(current(text, folder), "utf-8")
+                page.write_text(update(text, folder), "utf-8")
 
 
 if __name__ == "__main__":
-    refresh([Path(word) for word in sys.argv[1:]] or PAGES)
+    update_files([Path(name) for name in sys.argv[1:]] or PAGES)

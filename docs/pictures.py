@@ -1,6 +1,6 @@
-"""The pictures of docs/report.md: the page of the demo run, and that of 4096 ranks.
+"""Take the screenshots of docs/report.md: the reports of the demo run and of 4096 ranks.
 
-Chromium draws them (package `chromium` of the distribution). Run this file to make them anew.
+This needs Chromium (the distribution's package `chromium`). Run this file to update both.
 """
 
 import shutil
@@ -31,8 +31,8 @@ _LINK = 50e9
 _WIDTH = 1240
 
 
-def refresh() -> None:
-    """Write the pictures anew."""
+def update_files() -> None:
+    """Write both screenshots."""
     (DOCS / "pictures").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
@@ -46,12 +46,13 @@ def refresh() -> None:
 
 
 def _pages(folder: Path) -> tuple[Path, Path]:
+    """Write the reports of the demo run and of a run of 4096 ranks."""
     write(Job.of(ranks=8), folder / "demo")
     run = open_run(folder / "demo", options=OpenOptions(whole=True))
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
-    found = answer(merge(parts), byte_kind="payload", link=_LINK)
-    demo = run_page.run_page(found, ["demo"], critical=RunPath(path=path))
+    metrics = answer(merge(parts), byte_kind="payload", link=_LINK)
+    demo = run_page.run_page(metrics, ["demo"], critical=RunPath(path=path))
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
@@ -62,18 +63,20 @@ def _pages(folder: Path) -> tuple[Path, Path]:
 
 
 def _head(browser: Browser, path: Path, height: int) -> None:
+    """Write a screenshot of the top of the page."""
     page = browser.new_page(viewport={"width": _WIDTH, "height": height})
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.screenshot(path=DOCS / "pictures" / "report-demo.png")
 
 
-def _section(browser: Browser, path: Path, where: str, name: str) -> None:
+def _section(browser: Browser, path: Path, selector: str, name: str) -> None:
+    """Write a screenshot of one section of the page."""
     page = browser.new_page(viewport={"width": _WIDTH, "height": 1400})
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn]", state="attached")
-    page.locator(where).screenshot(path=DOCS / "pictures" / f"{name}.png")
+    page.locator(selector).screenshot(path=DOCS / "pictures" / f"{name}.png")
 
 
 if __name__ == "__main__":
-    refresh()
+    update_files()

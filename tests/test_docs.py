@@ -26,7 +26,7 @@ from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS
 
 ROOT = Path(__file__).parents[1]
-REFRESH = "`make pages` writes it anew"
+REFRESH = "`make pages` updates it"
 WITH_SESSIONS = [page for page in pages.PAGES if pages.has_sessions(page.read_text("utf-8"))]
 ALL = (*pages.PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
 
@@ -46,8 +46,8 @@ def words(text):
 
 
 @pytest.fixture(scope="module")
-def workplace():
-    with pages.workplace() as folder:
+def demo_folder():
+    with pages.demo_folder() as folder:
         yield folder
 
 
@@ -64,29 +64,29 @@ def test_the_page_of_commands_is_current():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("page", WITH_SESSIONS, ids=lambda page: page.name)
-def test_a_page_shows_what_commands_print(page, workplace):
+def test_a_page_shows_the_current_output_of_its_commands(page, demo_folder):
     text = page.read_text("utf-8")
-    assert pages.current(text, workplace) == text, REFRESH
+    assert pages.update(text, demo_folder) == text, REFRESH
 
 
 def test_python_that_fails_or_prints_otherwise_is_seen(tmp_path):
     page = "```pycon\n>>> 1 + 1\n3\n>>> for each in (1, 2):\n...     print(each)\n```\n"
-    assert pages.ran(page, tmp_path) == (
+    assert pages.update_python(page, tmp_path) == (
         "```pycon\n>>> 1 + 1\n2\n>>> for each in (1, 2):\n...     print(each)\n1\n2\n```\n"
     )
     with pytest.raises(ZeroDivisionError):
-        pages.ran("```pycon\n>>> 1 / 0\n```\n", tmp_path)
+        pages.update_python("```pycon\n>>> 1 / 0\n```\n", tmp_path)
     expected = "```pycon\n>>> 1 / 0\nTraceback (most recent call last):\n    ...\n{}\n```\n"
     right = expected.format("ZeroDivisionError: division by zero")
-    assert pages.ran(right, tmp_path) == right
+    assert pages.update_python(right, tmp_path) == right
     with pytest.raises(ZeroDivisionError):
-        pages.ran(expected.format("ValueError: another"), tmp_path)
+        pages.update_python(expected.format("ValueError: another"), tmp_path)
 
 
 @pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
 def test_a_drawing_is_current_and_says_what_it_shows(draw):
     path = drawings.FOLDER / f"metric-{draw.__name__}.svg"
-    assert path.read_text("utf-8") == draw().svg(), "`python docs/drawings.py` draws it anew"
+    assert path.read_text("utf-8") == draw().svg(), "`python docs/drawings.py` updates it"
     words = [each.text for each in ElementTree.parse(path).iter() if each.text]
     assert {"title", "desc"} <= {
         each.tag.rpartition("}")[2] for each in ElementTree.parse(path).iter()

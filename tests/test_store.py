@@ -247,8 +247,8 @@ PAGE = pages.DOCS / "store.md"
 def test_the_page_shows_what_its_queries_answer():
     text = PAGE.read_text("utf-8")
     assert len(re.findall("^```sql$", text, re.MULTILINE)) == 3
-    with pages.workplace() as folder:
-        assert pages.answered(pages.replayed(text, folder), folder) == text, "make pages"
+    with pages.demo_folder() as folder:
+        assert pages.update(text, folder) == text, "make pages"
 
 
 def test_the_page_knows_every_column_and_key(run):
