@@ -236,7 +236,7 @@ def test_definitions_agree_with_the_pages_of_metrics():
     for key, each in GLOSSARY.items():
         meanings = said.get(key.rpartition(".")[2], ())
         if meanings and key.partition(".")[0] in DEFINED_THERE:
-            assert any(meaning in each.says for meaning in meanings), (key, meanings)
+            assert any(meaning in each.meaning for meaning in meanings), (key, meanings)
             compared += 1
     assert compared > 30
 

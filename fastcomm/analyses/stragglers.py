@@ -44,8 +44,8 @@ class StragglerResult(Result):
             "launch_slowdown": stragglers.launch_slowdown,
             "step_time_mean_ns": {
                 "base": float(stragglers.base.mean()),
-                "nodelay": float(stragglers.nodelay.whole.mean()),
-                "ideal": float(stragglers.ideal.whole.mean()),
+                "nodelay": stragglers.step_ns,
+                "ideal": stragglers.ideal_step_ns,
             },
             **{
                 f"slowdown_by_{kind}": None if blocking is None else dict(blocking[kind].mean)
@@ -65,7 +65,7 @@ class StragglerResult(Result):
         if self.changed is None:
             return {}
         mean = float(self.changed.whole.mean())
-        before = float(self.stragglers.nodelay.whole.mean())
+        before = self.stragglers.step_ns
         steps = map(str, self.stragglers.chosen)
         what_if = {
             "step_time_mean_ns": mean,

@@ -4,6 +4,7 @@ Times are float64 ns. The operation that can start first runs first, both direct
 have their own device, and a RECV may overlap its SEND, unless `ReplayRules` say otherwise.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -196,6 +197,15 @@ class Replayed:
         """Return the step time of each rank, in ns."""
         pairs = zip(self.replayer.pids, self.step_end.tolist(), strict=True)
         return {pid: end for pid, end in pairs if is_rank(pid)}
+
+    def by_category(self) -> dict[str, dict[str, float]]:
+        """Return the summed durations of operations by process and fine category, in ns."""
+        sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        processes = (self.replayer.pids[number] for number in self.replayer.pid.tolist())
+        rows = zip(processes, self.replayer.categories, self.duration.tolist(), strict=True)
+        for pid, category_, ns in rows:
+            sums[pid][category_] += ns
+        return {pid: dict(by_category) for pid, by_category in sums.items()}
 
 
 def _device(name: Name, options: Options) -> str:

@@ -112,7 +112,7 @@ def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str
     """Return the line on the step time with changes; nothing where `changed` is None."""
     if changed is None:
         return []
-    mean, before = float(changed.whole.mean()), float(stragglers.nodelay.whole.mean())
+    mean, before = float(changed.whole.mean()), stragglers.step_ns
     return [
         f"[bold]what if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
     ]

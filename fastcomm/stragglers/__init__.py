@@ -215,13 +215,23 @@ class Stragglers:
         return notes(self.left_out)
 
     @property
+    def step_ns(self) -> float:
+        """Mean step time with measured operations, without launch delays."""
+        return float(self.nodelay.whole.mean())
+
+    @property
+    def ideal_step_ns(self) -> float:
+        """Mean step time with ideal operations."""
+        return float(self.ideal.whole.mean())
+
+    @property
     def slowdown(self) -> float:
-        """Ratio of the step time without launch delays to that with ideal operations."""
+        """Ratio of the step time without launch delays to the ideal step time."""
         return float(self.nodelay.whole.mean() / self.ideal.optimizer.mean())
 
     @property
     def launch_slowdown(self) -> float:
-        """Ratio of the recorded step time to that without launch delays."""
+        """Ratio of the recorded step time to the step time without launch delays."""
         return float(self.base.mean() / self.nodelay.optimizer.mean())
 
 

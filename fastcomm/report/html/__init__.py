@@ -1,12 +1,12 @@
-"""The page that people look at: one HTML file that needs no network. Its parts are here.
+"""Build HTML reports: one self-contained file per page that needs no network.
 
-A page is sections of figures and tables, every number with its definition in `glossary`;
-`render` makes a file of it, and each other module answers what one question or one command
-shows. A figure is what plotly.js takes: plain data, whose colors are names of the style sheet's
-properties ("var(--c-TP)"), so that light, dark and print are one document.
+This module has the parts of a page, and `render`, which writes it. A page consists of sections
+of figures and tables; `glossary` defines every number. Each other module builds the sections of
+one topic, or the page of one command. Figures are plain data for plotly.js. Their colors are
+properties of the style sheet ("var(--c-TP)"), so that one page has light, dark and print modes.
 
-Numbers are written as `fastcomm.units` does, with a thin space before the unit. What is unknown
-is `NA`; a `Fact` carries the reason.
+Numbers are formatted by `fastcomm.units`, with a thin space before the unit. Unknown values are
+`NA`; a `Fact` gives the reason.
 """
 
 import base64

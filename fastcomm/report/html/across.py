@@ -1,6 +1,6 @@
 """Page section that compares ranks: waits, arrivals, and slow links.
 
-Without collectives matched across ranks the section says why.
+If no collectives are matched across ranks, the section gives the reason.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _ENDS = 12  # ranks shown at each end of the order
 _MOST_CLASSES = 12
 _MOST_LINKS = 200
 _TITLE = "Who waits for whom?"
-_WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
+_WHY = "no collective was matched across ranks; this needs groups and sizes of several ranks"
 
 
 def section(metrics: Metrics) -> Section:
@@ -58,7 +58,7 @@ def section(metrics: Metrics) -> Section:
         lead=_lead(ranks[0]),
         blocks=tuple(blocks),
         pitfall="Wait and transfer are separated on aligned clocks. A rank that often arrives "
-        "last need not be slow itself: it may wait for a rank in another group."
+        "last is not necessarily slow: it may wait for a rank in another group."
         + (f" {note}" if note else ""),
     )
 

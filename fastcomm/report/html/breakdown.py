@@ -1,4 +1,4 @@
-"""Page section: where the time of a step goes, of the job and by rank."""
+"""Page section: where the time of a step goes, for the job and by rank and iteration."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def label(name: str) -> str:
 
 
 def kind(name: str) -> str:
-    """Return the name of the color of a category, which is its tag: "TP" for "exposed_TP"."""
+    """Return the name of a category's color, such as "TP" for "exposed_TP"."""
     return name.removeprefix("exposed_")
 
 
@@ -45,14 +45,14 @@ _LABELLED = 0.045  # share of the bar; narrower parts have no label
 
 
 def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
-    """Return the section on the breakdown; `why` says why times are unknown."""
+    """Return the section on the breakdown; `why` explains unknown times."""
     exact = metrics.breakdown.exact
     title = "Where does the time go?"
     blocks: tuple[Block, ...]
     if exact["idle"] is None:
         lead: html.Sentence = ("The exact partition of a step is n/a: ", why, ".")
         blocks = (
-            Missing(title="Time of a step by what runs in it", why=why),
+            Missing(title="Time of a step by activity", why=why),
             _table(metrics, why),
         )
     else:
@@ -64,8 +64,9 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
         lead=lead,
         blocks=blocks,
         pitfall="Exposed time is an upper bound of what faster communication could save: a "
-        "collective that waits for a late rank is exposed, and no faster link helps it. "
-        "Time in which compute runs counts as compute, then communication, then copies.",
+        "collective that waits for a late rank is exposed, and a faster link would not help. "
+        "Time in which several categories run counts once: as compute, else as communication, "
+        "else as copies.",
     )
 
 
@@ -93,7 +94,7 @@ def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
     spoken = ", ".join(f"{label(name)} {html.percent(share)}" for name, share in exact.items())
     return Figure(
         name="breakdown",
-        title="Time of a step by what runs in it",
+        title="Time of a step by activity",
         alt=f"Stacked bar of the job: {spoken}.",
         views=(
             FigureView(label="Job", spec=_job(exact, metrics.iteration.mean_ns or 0.0)),
@@ -125,7 +126,7 @@ def _job(exact: dict[str, float], mean_ns: float) -> Spec:
 def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
     """Return a bar of mean times for each rank; `names` are the categories.
 
-    Of many ranks, only the mean and those that compute the most and the least are drawn.
+    Of many ranks, only the mean and the ranks with the most and the least compute are drawn.
     """
     order = ranks.by_compute[::-1].tolist()
     count = len(order)
@@ -147,7 +148,7 @@ def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
 
 
 def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
-    """Return a bar of mean times for each iteration, or for each range of them, if many."""
+    """Return a bar of mean times for each iteration, or for each range of iterations."""
     means = StepMeans.of(metrics.tables["iterations"], _MOST_ROWS)
     rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
     note = (
@@ -178,8 +179,8 @@ def _bar(
 ) -> Spec:
     """Return the part of each bar that shows one category.
 
-    `name` is the category, `x` the length of the part in each bar, `hover` plotly's template of
-    the text at the pointer, `text` a label inside each part (None: no labels).
+    `name` is the category, `x` the length of the part in each bar, `hover` plotly's template
+    for the tooltip, `text` a label inside each part (None: no labels).
     """
     return {
         "type": "bar",
@@ -201,7 +202,7 @@ def _bar(
 def _stacked(
     bars: list[Spec], rows: list[str], title: str, height: int, *, hide_rows: bool = False
 ) -> Spec:
-    """Return the chart of stacked bars; `title` is that of the horizontal axis.
+    """Return the chart of stacked bars; `title` labels the horizontal axis.
 
     `height` is in pixels. `hide_rows` is for one bar in percent: no label, range 0 to 100.
     """

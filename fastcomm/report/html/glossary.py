@@ -12,12 +12,12 @@ class Definition:
     """Name, meaning and formula of a number."""
 
     name: str
-    says: str
+    meaning: str
     formula: str = ""
 
 
-def _of(name: str, says: str, formula: str = "") -> Definition:
-    return Definition(name=name, says=says, formula=formula)
+def _of(name: str, meaning: str, formula: str = "") -> Definition:
+    return Definition(name=name, meaning=meaning, formula=formula)
 
 
 _TAGS = {
@@ -37,8 +37,8 @@ _RUN = {
     ),
     "link_bandwidth": _of(
         "Link",
-        "bandwidth of one GPU's link in one direction, in bytes per second; null if it was not "
-        "given",
+        "bandwidth of one GPU's link in one direction, in bytes per second; null without "
+        "--link-bandwidth",
     ),
     "iteration.mean_ns": _of(
         "Iteration time",
@@ -52,27 +52,27 @@ _RUN = {
     "iteration.rank_ns": _of(
         "Iteration time of a rank",
         "mean over the iterations of one rank. Ranks that wait for "
-        "each other take equally long, so the slowest is rarely the cause.",
+        "each other have equal iteration times, so the slowest rank is rarely the cause.",
     ),
     "iteration.above": _of(
         "Above the median", "the rank's value divided by the median of all ranks, minus 1"
     ),
 }
 
-_EXACT_SAYS = "communication of this one tag runs, and no compute kernel does"
+_EXPOSED_TAG = "communication of this tag alone runs, and no compute kernel"
 _BREAKDOWN = {
     "exact.compute": _of(
-        "Compute", "the time in which a compute kernel runs, whatever else does"
+        "Compute", "the time in which a compute kernel runs, with or without communication"
     ),
     **{
         f"exact.exposed_{tag}": _of(
-            f"Exposed {tag}", f"the time in which {_EXACT_SAYS} ({name})"
+            f"Exposed {tag}", f"the time in which {_EXPOSED_TAG} ({name})"
         )
         for tag, name in _TAGS.items()
     },
     "exact.exposed_mixed": _of(
         "Exposed, mixed",
-        "the time in which communication of two or more tags runs, and no compute kernel does",
+        "the time in which communication of two or more tags runs, and no compute kernel",
     ),
     "exact.exposed": _of(
         "Exposed communication",
@@ -84,7 +84,7 @@ _BREAKDOWN = {
     "exact.idle": _of("Idle", "the time in which nothing runs on the device"),
     "spec.compute": _of(
         "Compute, specification formula",
-        "all time without communication, including idle time",
+        "time without communication, including idle time",
         "iteration − union of all communication",
     ),
     "spec.comm": _of(
@@ -95,13 +95,13 @@ _BREAKDOWN = {
     "spec.idle": _of(
         "Idle, specification formula",
         "the rest: union minus sum of communication, negative where communication overlaps "
-        "itself. It is not the time in which the GPU idles.",
+        "itself. This is not the time in which the GPU is idle.",
         "iteration − compute − sum of all communication",
     ),
     "spec": _of(
         "Specification formula",
-        "share by the specification's formulas, which sum durations and so count time twice "
-        "in which two events run",
+        "share by the specification's formulas, which sum durations, so that time in which two "
+        "events run counts twice",
     ),
     "exact": _of(
         "Exact share",
@@ -137,13 +137,13 @@ _BANDWIDTH = {
     "bandwidth.global_avg_util": _of(
         "Utilization, overall",
         "sum of bytes / sum of durations / link bandwidth. With payload bytes it may exceed "
-        "100 %: only bus bytes are what crosses a link.",
+        "100 %: only bus bytes cross a link.",
     ),
     "bandwidth.total_bytes": _of("Bytes", "sum of the known bytes"),
     "bandwidth.avg_bus_bw": _of(
         "Bus bandwidth",
-        "mean of bus bytes / duration, whichever bytes --bytes selects. Bus bytes are what "
-        "crosses each GPU's link; the duration includes waiting for the last rank.",
+        "mean of bus bytes / duration, independent of --bytes. Bus bytes are the bytes that "
+        "cross each GPU's link; the duration includes waiting for the last rank.",
     ),
     "bandwidth.avg_bus_util": _of(
         "Bus utilization", "avg_bus_bw / link bandwidth: the physical utilization"
@@ -151,7 +151,7 @@ _BANDWIDTH = {
     "bandwidth.events": _of("Events", "number of events of the tag"),
     "bandwidth.events_without_bytes": _of(
         "Unknown size",
-        "number of events of unknown size, which are in no bandwidth and no sum of bytes",
+        "number of events of unknown size, excluded from bandwidths and sums of bytes",
     ),
     "collectives.size_from": _of(
         "Size from",
@@ -171,8 +171,8 @@ _BANDWIDTH = {
 _VOLUME = {
     "volume.comm_bytes": _of(
         "Volume",
-        "bytes of all events of all ranks. A collective counts on each of its ranks: this is "
-        "not the traffic on links.",
+        "bytes of all events of all ranks. A collective counts on each of its ranks, so this "
+        "is not the traffic on links.",
     ),
     "volume.comm_events": _of("Events", "number of events, including those of unknown size"),
     "volume.bytes_per_iteration": _of("Bytes per iteration", "bytes / iterations"),
@@ -190,13 +190,12 @@ _OVERLAP = {
     ),
     "overlap.by_tag": _of(
         "Overlap of a tag",
-        "the overlap of the communication of one tag; a tag without communication is absent, "
-        "null is unknown",
+        "overlap ratio of each tag; null if unknown; tags without communication are absent",
     ),
-    "overlap.hidden_ns": _of(
+    "overlap.overlapped_ns": _of(
         "Overlapped", "communication of the tag under compute, per step and rank"
     ),
-    "overlap.open_ns": _of(
+    "overlap.not_overlapped_ns": _of(
         "Not overlapped",
         "communication of the tag without compute, per step and rank. Communication of "
         "another tag may run at the same time.",
@@ -213,12 +212,10 @@ _GROUPS = {
 }
 
 _WAITS = "time it waits and transfers, per step"
-_RATES = (
-    "bandwidth in bytes per second, the median of the other groups, and the quotient of both"
-)
+_RATES = "bandwidth in bytes per second, median bandwidth of the other groups, and their ratio"
 _COST = (
-    "for a cause, what a step gains if it is fixed (ranks that are late together share it), "
-    "for a symptom, its time; and the share of the mean step"
+    "for a cause, the time that a fix saves per step (ranks that are late together share this "
+    "time); for a symptom, its time per step. share is the cost as a share of the mean step"
 )
 _ACROSS = {
     "waits.wait_ns": _of(
@@ -230,8 +227,8 @@ _ACROSS = {
     ),
     "waits.wait_caused_ns": _of(
         "Wait caused",
-        "how long others wait in collectives because this rank arrives last, per step: its "
-        "arrival minus the arrival before it",
+        "waiting of other ranks because this rank arrives last, per step: its arrival minus "
+        "the previous arrival, summed over collectives",
     ),
     "waits.later_ns": _of(
         "Later",
@@ -240,7 +237,7 @@ _ACROSS = {
     ),
     "waits.last_share": _of(
         "Arrives last",
-        "how often it alone arrived last, as a number and as a share of its collectives",
+        "number and share of its collectives in which this rank alone arrived last",
     ),
     "skew.count": _of("Collectives", "number of collectives matched over several ranks"),
     "skew.skew_ns": _of("Skew", "time from the first arrival at a collective to the last"),
@@ -252,7 +249,8 @@ _ACROSS = {
     "links.ratio": _of("Of its peers", f"{_RATES}; below 1 is slower than the peers"),
     "links.excess_ns": _of(
         "Lost",
-        "how much longer its transfers take than at the bandwidth of the others, per step",
+        "extra transfer time per step compared with transfers at the bandwidth of the other "
+        "groups",
     ),
     "findings.cost_ns": _of("Cost", _COST),
     "findings.share": _of("Of the step", _COST),
@@ -270,8 +268,8 @@ _ACROSS = {
 _PATH = {
     "path.length_ns": _of(
         "Critical path",
-        "the chain of work that sets the time of the step: to make the step shorter, something "
-        "on it has to become shorter",
+        "the chain of work that determines the time of the step: the step becomes shorter only "
+        "if work on this chain becomes shorter",
     ),
     "path.share": _of(
         "Share of the path", "time of the class divided by the length of the path"
@@ -289,15 +287,16 @@ _PATH = {
         "Arrived last", "number of collectives at which this rank arrived last"
     ),
     "path.held_up_ns": _of(
-        "Wait caused", "how much earlier the others could have begun had it been in time"
+        "Wait caused",
+        "its arrival minus the previous arrival, summed over the collectives where it was last",
     ),
     "path.crossings": _of("Crossings", "how often the path goes from one rank to another"),
     "whatif.span_ns": _of(
         "Step",
-        "length of the replayed window with the edit; each event begins as early as it can",
+        "length of the replayed window with the edit; each event begins as early as possible",
     ),
     "whatif.share": _of(
-        "Share of before", "the window with edits divided by the window without"
+        "Share of the original", "the window with edits divided by the window without"
     ),
     "whatif.error": _of(
         "Replay error", "largest error of a replay without edits, of any event"
@@ -332,8 +331,8 @@ _REPLAY = {
     "stragglers.step_ns": _of("Step", "mean step time with the measured operations"),
     "stragglers.ideal_ns": _of("Ideal step", "mean step time with ideal operations"),
     "stragglers.alone": _of(
-        "Slowdown by it alone",
-        "step time with these operations as measured and all others ideal, divided by the "
+        "Slowdown caused alone",
+        "step time with only these operations as measured and all others ideal, divided by the "
         "ideal step time",
     ),
     "stragglers.worker": _of(
@@ -354,7 +353,7 @@ _ISP = {
     "isp.memory": _of(
         "Memory", "memory that the strategy needs on the fullest GPU, in binary units"
     ),
-    "isp.candidates": _of("Candidates", "number of strategies that can exist"),
+    "isp.candidates": _of("Candidates", "number of valid strategies"),
     "isp.feasible": _of(
         "Feasible", "number of strategies that fit in memory and suit the batch"
     ),

@@ -52,11 +52,11 @@ def section(path: CriticalPath) -> Section:
         blocks.append(_ranks(path))
     return Section(
         name="path",
-        title="What sets the time of a step?",
+        title="What determines the time of a step?",
         lead=_lead(path),
         blocks=tuple(blocks),
         pitfall="Work that is not on the path can become faster without any effect on the "
-        "step; what is on it cannot save more than its time there. "
+        "step. Work on the path can save at most its time on the path. "
         + " ".join(_sentences(path)),
     )
 
@@ -75,7 +75,7 @@ def _lead(path: CriticalPath) -> html.Sentence:
     lead: html.Sentence = (
         f"The critical path {scope} takes ",
         html.fact("path.length_ns", path.length_ns, html.ns),
-        f"; most of it is {LABELS.get(most, most)}: ",
+        f'. Its largest part is "{LABELS.get(most, most)}" with ',
         html.fact("path.share", sums.get(most, 0) / total, html.percent),
         ".",
     )
@@ -235,7 +235,7 @@ def _classes(path: CriticalPath) -> PageTable:
             rows += [_class_row(label, ns, total) for label, ns in tags]
     return PageTable(
         name="path-classes",
-        caption="Time on the path by what it is",
+        caption="Time on the path by class",
         columns=columns("on the path", ("share", "path.share"), ("time", "path.time_ns")),
         rows=tuple(rows),
     )
@@ -261,7 +261,7 @@ def _names(path: CriticalPath) -> PageTable:
     numbers = columns("", ("edges", "path.edges"), ("time", "path.self_ns"))[1:]
     return PageTable(
         name="path-names",
-        caption=f"The {len(rows)} names with most time of their own on the path",
+        caption=f"The {len(rows)} events with the longest own time on the path",
         columns=(*columns("own time on the path"), *columns("kind"), *numbers),
         rows=rows,
     )

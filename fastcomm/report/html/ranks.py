@@ -56,8 +56,8 @@ def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
         title=title,
         lead=_lead(metrics, ranks, why),
         blocks=tuple(blocks),
-        pitfall="Ranks that wait for each other take equally long, so iteration times do not "
-        "show which one is slow. The rank that causes the waits computes more, or waits less, "
+        pitfall="Ranks that wait for each other have equal iteration times, which do not "
+        "show which rank is slow. The rank that causes the waits computes more, or waits less, "
         "than its peers; ranks of other pipeline stages or experts have other work.",
     )
 

@@ -1,6 +1,6 @@
-"""The page of `fastcomm replay`: a step of a trial beside what was measured."""
+"""Page of `fastcomm replay`: the replayed step compared with the measured step."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from fastcomm.replay import Replayed
@@ -28,7 +28,7 @@ _MOST_BARS = 16
 
 
 def page(session: Session, source: str) -> Page:
-    """Return the page of a replay; `source` names the trace or trial that was replayed."""
+    """Return the page of a replay; `source` names the trace or trial."""
     replayed, changed, removed = session.replayed, session.changed, session.removed
     facts = [
         html.fact("replay.step_ns", replayed.mean_ns, html.ns, label="replayed"),
@@ -48,7 +48,7 @@ def page(session: Session, source: str) -> Page:
             html.fact("replay.step_ns", replayed.mean_ns, html.ns),
             ", ",
             html.fact("replay.error", session.error, html.signed_percent),
-            " beside the measured.",
+            " compared with the measured step.",
         ),
         facts=tuple(facts),
         sections=tuple(sections),
@@ -75,27 +75,24 @@ def _ranks(session: Session, changed: Replayed | None) -> Section:
     )
     return Section(
         name="ranks",
-        title="What does each rank do?",
+        title="How long does each rank take?",
         lead=(f"{html.many(len(rows), 'rank')} were replayed on their devices.",),
         blocks=(_heat_map(session.replayed), table),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
-        "allow; the gaps that were measured between operations are kept.",
+        "allow; measured gaps between operations are kept.",
     )
 
 
 def _heat_map(replayed: Replayed) -> Figure:
-    """Return the heat map of time by rank and kind of operation, summed over all steps."""
-    replayer = replayed.replayer
-    sums: dict[tuple[int, str], float] = defaultdict(float)
-    rows = zip(
-        replayer.pid.tolist(), replayer.categories, replayed.duration.tolist(), strict=True
-    )
-    for pid, kind, ns in rows:
-        sums[pid, kind] += ns
-    kinds = sorted({kind for _, kind in sums}, key=lambda kind: -_of_kind(sums, kind))
-    pids = sorted({pid for pid, _ in sums})[:_MOST_RANKS]
-    grid = [[sums.get((pid, kind), 0.0) / _MS for kind in kinds] for pid in pids]
-    names = [shown(replayer.pids[pid] or "all") for pid in pids]
+    """Return the heat map of operation time by rank and category."""
+    sums = replayed.by_category()
+    totals = Counter[str]()
+    for by_category in sums.values():
+        totals.update(by_category)
+    kinds = [kind for kind, _ in totals.most_common()]
+    pids = [pid for pid in replayed.replayer.pids if pid in sums][:_MOST_RANKS]
+    grid = [[sums[pid].get(kind, 0.0) / _MS for kind in kinds] for pid in pids]
+    names = [shown(pid or "all") for pid in pids]
     drawn = heat(grid, names, "%{y}, %{x}: %{z} ms", "ms")
     drawn["x"] = [shown(kind) for kind in kinds]
     return Figure(
@@ -113,11 +110,6 @@ def _heat_map(replayed: Replayed) -> Figure:
     )
 
 
-def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
-    """Return the time of one kind of operation, summed over all ranks, in ns."""
-    return sum(ns for (_, other), ns in sums.items() if other == kind)
-
-
 def _path(session: Session) -> Section:
     """Return the section on the operations of the critical path and their times."""
     times = session.path_times()[:_MOST_ROWS]
@@ -126,7 +118,7 @@ def _path(session: Session) -> Section:
     table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
     return Section(
         name="path",
-        title="What sets the time of the step?",
+        title="Which operations determine the step time?",
         lead=(
             "The critical path of ",
             html.fact("path.length_ns", session.path.length_ns, html.ns),
@@ -137,13 +129,13 @@ def _path(session: Session) -> Section:
 
 
 def _bottlenecks(removed: Sequence[Removed]) -> Section:
-    """Return the section on what a step gains without each operation of its path."""
+    """Return the section on the time saved by removing each operation of the path."""
     top = removed[:_MOST_BARS]
     drawn = bars(
         [removal.node for removal in top],
         [removal.saved_ns / _MS for removal in top],
         [html.ns(removal.saved_ns) for removal in top],
-        "ms that a step is shorter by",
+        "ms saved per step",
         looks="TP",
     )
     rows = tuple((text(removal.node), number(removal.saved_ns, html.ns)) for removal in removed)
@@ -151,12 +143,12 @@ def _bottlenecks(removed: Sequence[Removed]) -> Section:
     blocks: tuple[Block, ...] = (
         Figure(
             name="bottlenecks-chart",
-            title="What a step gains without each operation",
-            alt=f"Bars of the {len(top)} operations whose absence saves the most.",
+            title="Time saved per step without each operation",
+            alt=f"Bars of the {len(top)} operations whose removal saves the most time.",
             views=(FigureView(label="All", spec=drawn),),
             terms=("replay.saved_ns",),
             table=PageTable(
-                name="bottlenecks", caption="All of the path", columns=heads, rows=rows
+                name="bottlenecks", caption="Operations of the path", columns=heads, rows=rows
             ),
         ),
     )

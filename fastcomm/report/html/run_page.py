@@ -1,4 +1,4 @@
-"""The page of a run: findings, sections, and the files beside it."""
+"""Page of a run: findings, sections, and the data files next to the page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -109,7 +109,7 @@ def run_page(
     critical
         The critical path, or the reason why there is none; None: the page has neither.
     data
-        Files beside the page, with a description each.
+        Data files next to the page, each with a description.
 
     """
     critical = critical or RunPath()
@@ -164,11 +164,13 @@ def _left_out(metrics: Metrics) -> list[str]:
 
 
 def _measured_evidence(metrics: Metrics) -> Section:
-    """Return the section on the process groups and where their tags come from."""
+    """Return the section on process groups and the evidence for their tags."""
     rows = tuple(
         (
             text(group_name(row["description"], row["size"])),
-            number(row["size"], html.whole, "the trace does not say who is in the group"),
+            number(
+                row["size"], html.whole, "the trace does not record the members of the group"
+            ),
             text(row["tag"]),
             text(known_by(row)),
             number(row["on_ranks"], html.whole),
@@ -178,7 +180,7 @@ def _measured_evidence(metrics: Metrics) -> Section:
     )
     table = PageTable(
         name="groups-table",
-        caption="Process groups, and where their tags come from",
+        caption="Process groups, and the evidence for their parallelism",
         columns=columns(
             *("process group", ("ranks each", "groups.size"), "tag", "by"),
             *(("on ranks", "groups.on_ranks"), ("events", "groups.events")),
@@ -188,11 +190,11 @@ def _measured_evidence(metrics: Metrics) -> Section:
     rules = ", ".join(metrics.found_by) or "no rule"
     return Section(
         name="evidence",
-        title="What do these numbers rest on?",
+        title="Where do the parallelisms come from?",
         lead=(
-            f"Iterations were found by {rules}, and are cut by the {metrics.iteration_clock}'s "
-            f"clock; bytes are {metrics.bytes} bytes. The tags of "
-            "communication come from these process groups.",
+            f"Iterations were found by {rules} and are cut on the {metrics.iteration_clock} "
+            f"clock. Bytes are {metrics.bytes} bytes. The parallelism of each communication "
+            "event is the parallelism of its process group.",
         ),
         blocks=(table,) if rows else (),
     )
@@ -232,7 +234,7 @@ def write_report(
     paths, options
         Command line arguments that name and read the run; suggested commands repeat them.
     with_data
-        Whether to write the tables as Parquet files to a directory beside the page.
+        Whether to write the tables as Parquet files to a directory next to the page.
 
     Raises
     ------

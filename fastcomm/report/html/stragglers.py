@@ -1,4 +1,4 @@
-"""The page of `fastcomm stragglers`: slowdown by worker, stage and operation."""
+"""Page of `fastcomm stragglers`: slowdown by worker, stage and operation."""
 
 import numpy as np
 
@@ -35,18 +35,18 @@ _MS = 1e6
 _MOST_ROWS = 96
 _MOST_BARS = 24
 _KINDS = (("dp_rank", "Data rank"), ("stage", "Stage"), ("optype", "Operation"))
-_LITTLE = "the slowdown is under --threshold: too little to attribute it"
+_LITTLE = "the slowdown is below --threshold, too small to attribute"
 
 
 def page(result: Stragglers, source: str) -> Page:
-    """Return the page of one analysis; `source` is the table it was made from."""
+    """Return the page of an analysis; `source` names the table of operations."""
     return Page(
         title="Stragglers",
         source=source,
         headline=(
             "A step takes ",
             html.fact("stragglers.slowdown", result.slowdown, html.times),
-            " the time of one without stragglers.",
+            " the time of a step without stragglers.",
         ),
         facts=_facts(result),
         sections=(_workers(result), _parts(result), _steps(result)),
@@ -57,12 +57,10 @@ def page(result: Stragglers, source: str) -> Page:
 def _facts(result: Stragglers) -> tuple[Fact, ...]:
     """Return the step times, and the slowdown from launches, last stage and worst ranks."""
     worst = None if result.worst is None else result.worst.rem
-    means = (float(times.mean()) for times in (result.nodelay.whole, result.ideal.whole))
-    step, ideal = means
     launch = result.launch_slowdown - 1
     return (
-        html.fact("stragglers.step_ns", step, html.ns, label="per step"),
-        html.fact("stragglers.ideal_ns", ideal, html.ns, label="an ideal step"),
+        html.fact("stragglers.step_ns", result.step_ns, html.ns, label="per step"),
+        html.fact("stragglers.ideal_ns", result.ideal_step_ns, html.ns, label="an ideal step"),
         html.fact("stragglers.launch", launch, html.percent, label="launch delays"),
         html.fact(
             "stragglers.last_stage",
@@ -116,8 +114,8 @@ def _workers(result: Stragglers) -> Section:
         title=title,
         lead=(f"The worst {worst}.",),
         blocks=(figure,),
-        pitfall="The smaller of two slowdowns, that of the data rank and that of the stage: a "
-        "worker is bright only where both are slow.",
+        pitfall="The slowdown of a worker is the smaller of the slowdowns of its data rank and "
+        "its stage: a worker is bright only if both are slow.",
     )
 
 
@@ -136,12 +134,12 @@ def _parts(result: Stragglers) -> Section:
             [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
             [value - 1 for _, value in top],
             [html.times(value) for _, value in top],
-            "slowdown that it alone causes, above 1",
+            "slowdown caused alone, minus 1",
             looks="TP",
         )
         views.append(FigureView(label=name, spec=drawn))
         rows = tuple((text(key), number(value, html.times)) for key, value in mean.items())
-        heads = columns(name.lower(), ("slowdown it alone causes", "stragglers.alone"))
+        heads = columns(name.lower(), ("slowdown caused alone", "stragglers.alone"))
         tables.append(
             PageTable(
                 name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows
@@ -150,7 +148,7 @@ def _parts(result: Stragglers) -> Section:
     first, value = next(iter(result.blocking["optype"].mean.items()))
     figure = Figure(
         name="parts-chart",
-        title="Slowdown that each alone causes",
+        title="Slowdown caused by each alone",
         alt="Bars of the slowdown by data rank, stage or operation; the tables have all.",
         views=tuple(views),
         terms=("stragglers.alone",),
@@ -160,9 +158,9 @@ def _parts(result: Stragglers) -> Section:
         name="parts",
         title=title,
         lead=(
-            f"Of all operations {first} causes the most: ",
+            f"The operation {first} causes the most: alone, it makes a step take ",
             html.fact("stragglers.alone", value, html.times),
-            " alone.",
+            " the ideal time.",
         ),
         blocks=(figure, *tables),
     )
@@ -190,7 +188,7 @@ def _steps(result: Stragglers) -> Section:
     )
     return Section(
         name="steps",
-        title="Is it every step?",
+        title="Are all steps slow?",
         lead=(f"{html.many(len(result.chosen), 'step')} were replayed.",),
         blocks=(figure,),
     )

@@ -33,25 +33,25 @@ from fastcomm.report.html.drawing import (
     spec,
 )
 
-_Lengths = NDArray[np.float64]  # of windows, ascending, in ns
+_Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
 _MB = 1e6
 _TITLE = "Bytes per step and GPU"
 
 
 def volume_section(metrics: Metrics) -> Section:
-    """Return the section on the bytes of each tag."""
+    """Return the section on communicated bytes by parallelism."""
     by_tag = {
         tag: volume.bytes_per_step_per_gpu
         for tag, volume in metrics.volume.items()
         if volume.bytes_per_step_per_gpu is not None
     }
-    title = "How much is moved?"
+    title = "How many bytes are communicated?"
     if not by_tag:
         why = "no event has a known size" if metrics.volume else "there is no communication"
         return Section(
             name="volume",
             title=title,
-            lead=("How much is moved is n/a: ", why, "."),
+            lead=("The volume is n/a: ", why, "."),
             blocks=(
                 Missing(title=_TITLE, why=why),
                 *([_table(metrics)] if metrics.volume else []),
@@ -60,7 +60,7 @@ def volume_section(metrics: Metrics) -> Section:
     most = max(by_tag, key=lambda tag: by_tag[tag])
     lead: html.Sentence = (
         most,
-        " moves the most: ",
+        " communicates the most: ",
         html.fact("volume.bytes_per_step_per_gpu", by_tag[most], html.size),
         f" of {metrics.bytes} bytes per step and GPU.",
     )
@@ -78,13 +78,14 @@ def volume_section(metrics: Metrics) -> Section:
         title=title,
         lead=lead,
         blocks=(figure, _table(metrics)),
-        pitfall="A collective counts on each rank that takes part, and a transfer between two "
-        "ranks on both: this is what ranks pass to the library, not what links carry.",
+        pitfall="A collective counts on each participating rank, and a message on both of its "
+        "ranks. So the volume is the sum of the bytes that ranks pass to the library, not the "
+        "traffic on links.",
     )
 
 
 def _spec(by_tag: dict[str, float]) -> Spec:
-    """Return bars by parallelism; `by_tag` has bytes per step and GPU."""
+    """Return bars of bytes per step and GPU, by parallelism."""
     values = [by_tag[tag] / _MB for tag in by_tag]
     labels = [html.size(count) for count in by_tag.values()]
     return bars(list(by_tag), values, labels, "MB per step and GPU", looks=list(by_tag))
@@ -126,7 +127,7 @@ _OVERLAP_TITLE = "Overlapped and not overlapped communication"
 
 
 def overlap_section(metrics: Metrics, why: str) -> Section:
-    """Return the section on overlap with compute; `why` says why it is unknown."""
+    """Return the section on overlap with compute; `why` explains unknown values."""
     ratio = metrics.overlap.average_overlap_ratio
     title = "How much communication overlaps compute?"
     if ratio is None:
@@ -143,8 +144,9 @@ def overlap_section(metrics: Metrics, why: str) -> Section:
         title=title,
         lead=lead,
         blocks=(_figure(metrics),),
-        pitfall="A mean of ratios: an iteration with little communication weighs as much as "
-        "one with a lot. Communication of one tag under that of another is not overlapped.",
+        pitfall="The average is a mean of ratios: iterations with little and with much "
+        "communication have equal weight. Communication of one tag that runs beside "
+        "communication of another is not overlapped.",
     )
 
 
@@ -155,11 +157,11 @@ def _least(metrics: Metrics) -> html.Sentence:
         return ()
     worst = min(by_tag, key=lambda tag: by_tag[tag])
     least = html.fact("overlap.by_tag", by_tag[worst], html.percent)
-    return ("; of ", worst, " only ", least)
+    return ("; ", worst, " has the least overlap, ", least)
 
 
 def _figure(metrics: Metrics) -> Figure:
-    """Return bars of overlapped and exposed communication by parallelism."""
+    """Return the chart of overlapped and not overlapped communication by parallelism."""
     tags = [tag for tag, share in metrics.overlap.by_tag.items() if share is not None]
     overlapped, not_overlapped = zip(
         *(overlap_ns(metrics.tables["iterations"], tag) for tag in tags), strict=True
@@ -178,16 +180,16 @@ def _figure(metrics: Metrics) -> Figure:
     heads = columns(
         "by parallelism",
         ("overlap", "overlap.by_tag"),
-        ("overlapped", "overlap.hidden_ns"),
-        ("not overlapped", "overlap.open_ns"),
+        ("overlapped", "overlap.overlapped_ns"),
+        ("not overlapped", "overlap.not_overlapped_ns"),
     )
     spoken = ", ".join(f"{tag} {row[1].text}" for tag, row in zip(tags, rows, strict=True))
     return Figure(
         name="overlap-chart",
         title=_OVERLAP_TITLE,
-        alt=f"Bars of communication, overlapped by compute or not. Overlapped share: {spoken}.",
+        alt=f"Bars of overlapped and exposed communication. Overlap: {spoken}.",
         views=(FigureView(label="All", spec=_overlap_spec(tags, overlapped, not_overlapped)),),
-        terms=("overlap.hidden_ns", "overlap.open_ns"),
+        terms=("overlap.overlapped_ns", "overlap.not_overlapped_ns"),
         legend=(("compute", "overlapped by compute"), ("open", "not overlapped")),
         table=PageTable(
             name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
@@ -234,17 +236,17 @@ _FLAT_NS = 1000.0  # the axis is linear up to this, then logarithmic
 
 
 def windows_section(metrics: Metrics, why: str) -> Section:
-    """Return the section on windows between phases; `why` says why they are unknown."""
-    title = "What lies between phases of communication?"
+    """Return the section on windows between phases; `why` explains unknown values."""
+    title = "How long are the gaps between phases of communication?"
     if not metrics.windows:
         why = why if metrics.windows is None else "no two phases follow each other"
         return unknown_section("windows", title, "Windows are", "Windows by pair", why)
-    widest = max(metrics.windows, key=lambda window: window.mean_ns)
+    longest = max(metrics.windows, key=lambda window: window.mean_ns)
     lead = (
-        f"The widest window is from {widest.source} to {widest.target}: ",
-        html.fact("windows.mean_ns", widest.mean_ns, html.ns),
+        f"The longest windows are from {longest.source} to {longest.target}: ",
+        html.fact("windows.mean_ns", longest.mean_ns, html.ns),
         " on average, ",
-        html.fact("windows.p95_ns", widest.p95_ns, html.ns),
+        html.fact("windows.p95_ns", longest.p95_ns, html.ns),
         " at the 95th percentile.",
     )
     return Section(
@@ -253,7 +255,7 @@ def windows_section(metrics: Metrics, why: str) -> Section:
         lead=lead,
         blocks=(_windows_figure(metrics),),
         pitfall="A positive window is time without communication, not time without work: "
-        "compute may fill it. A negative one means that the phases overlap.",
+        "compute may fill it. A negative window means that the phases overlap.",
     )
 
 
@@ -279,11 +281,11 @@ def _windows_figure(metrics: Metrics) -> Figure:
         xaxis=axis(
             "length of the window", **_ticks(ends), range=[ends[0] - 0.2, ends[1] + 0.2]
         ),
-        yaxis=axis("share that is no longer", tickformat=".0%", range=[-0.02, 1.02]),
+        yaxis=axis("share of windows up to this length", tickformat=".0%", range=[-0.02, 1.02]),
     )
     return Figure(
         name="windows-chart",
-        title="Windows by pair: how many are no longer than that",
+        title="Distribution of window lengths by pair",
         alt=f"Cumulative distributions of {len(drawn)} pairs; the table has their means.",
         views=(FigureView(label="All", spec=shown),),
         terms=("windows.window_ns",),
@@ -318,10 +320,10 @@ def _line(place: int, name: str, lengths: _Lengths) -> Spec:
         "type": "scatter",
         "mode": "lines",
         "name": name,
-        "x": [rounded(_bent(ns)) for ns in [at[0], *at]],
+        "x": [rounded(_axis_position(ns)) for ns in [at[0], *at]],
         "y": [rounded(part / count) for part in [0, *share]],
         "text": [html.ns(ns) for ns in [at[0], *at]],
-        "hovertemplate": f"{name}: %{{y:.0%}} are no longer than %{{text}}<extra></extra>",
+        "hovertemplate": f"{name}: %{{y:.0%}} are at most %{{text}}<extra></extra>",
         "line": {
             "color": series_color(place),
             "width": 2.25,
@@ -331,25 +333,25 @@ def _line(place: int, name: str, lengths: _Lengths) -> Spec:
     }
 
 
-def _bent(ns: float) -> float:
+def _axis_position(ns: float) -> float:
     """Return the position of a window on an axis that is logarithmic on both sides of 0."""
     size = abs(ns) / _FLAT_NS
     return math.copysign(size if size <= 1 else 1 + math.log10(size), ns)
 
 
 def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
-    """Return ticks between the two `ends`, which are positions as `_bent` returns them."""
+    """Return ticks between two axis positions."""
     sizes = [0.0, *(10.0**power for power in range(3, 13))]
     signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
-    inside = [ns for ns in signed if ends[0] - 0.5 <= _bent(ns) <= ends[1] + 0.5]
+    inside = [ns for ns in signed if ends[0] - 0.5 <= _axis_position(ns) <= ends[1] + 0.5]
     return {
-        "tickvals": [_bent(ns) for ns in inside],
+        "tickvals": [_axis_position(ns) for ns in inside],
         "ticktext": ["0" if ns == 0 else html.tick(html.ns(ns)) for ns in inside],
     }
 
 
 def _windows_table(metrics: Metrics) -> PageTable:
-    """Return the table of windows by pair of tags, with the longest mean first."""
+    """Return the table of windows by pair of parallelisms, longest mean first."""
     rows = tuple(
         (
             text(f"{window.source} to {window.target}"),
@@ -360,7 +362,7 @@ def _windows_table(metrics: Metrics) -> PageTable:
     )
     return PageTable(
         name="windows-table",
-        caption="Windows by pair of tags",
+        caption="Windows by pair of parallelisms",
         columns=columns(
             "windows",
             ("count", "windows.count"),
