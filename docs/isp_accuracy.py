@@ -25,24 +25,24 @@ _GIB = 2**30
 _HEAD = """\
 # Strategy search: how far off
 
-Predictions of `fastcomm isp` compared with what others measured and published. No constant
-was fitted to the throughputs below: links come from data sheets and measured NCCL
-collectives, curves from measured GEMMs and attention calls. The mean error (MAPE) is the mean
+How accurate are the predictions of `fastcomm isp`? This page compares them with published
+measurements, for readers who choose a strategy by them. No constant was fitted to the
+throughputs below: links come from data sheets and measured NCCL collectives, curves from
+measured GEMMs and attention calls. The mean error (MAPE) is the mean
 of absolute relative errors. `docs/isp_accuracy.py` writes this page.
 """
 _MIXTURES = """\
 Sources: arXiv 2412.19437, section 1, and the performance summary of NVIDIA's Megatron Bridge
 (releases 25.09 and 26.02: routing forced to be even, no token dropped). Tokens per second and
-GPU, in sequences of 4096. Predictions are for bf16, on curves of A800 that are scaled. In
-`copies` a token goes to each of its experts, in `by node` once to each node (`--dispatch
-nodes`); `hidden` also overlaps the all-to-alls with another micro-batch
-(`--overlap-experts`).
+GPU, in sequences of 4096. Predictions are for bf16, on scaled curves of A800. In `copies` a
+token is sent to each of its experts, in `by node` once to each node (`--dispatch nodes`);
+`overlapped` also overlaps the all-to-alls with another micro-batch (`--overlap-experts`).
 
 DeepSeek's own run is 13 % faster than the nearest prediction: it computes and dispatches in
-fp8, and overlaps all-to-alls. Models of many small experts are predicted far too fast, the
-more so the smaller the experts are: a grouped GEMM is priced as one GEMM of the same FLOPs,
-and kernel launches, routing and permutation are not priced beyond the bytes that they touch.
-For such models, first replace the curve by measured GEMMs (`--calibrate`, `--gemm-table`)."""
+fp8, and overlaps all-to-alls. Predictions for models with many small experts are far too
+fast, more so for smaller experts: the time of a grouped GEMM is taken as the time of one GEMM
+with equal FLOPs, and kernel launches, routing and permutation cost only the bytes that they
+touch. For such models, first replace the curve by measured GEMMs (`--calibrate`, `--gemm-table`)."""
 
 
 def published(folder: Path, table: str, metric: str) -> list[dict[str, str]]:
@@ -294,7 +294,7 @@ def _report() -> list[str]:
             "1024 GPUs, 4K",
             "53 %",
             f"{exposed:.1%} to {hidden:.1%}",
-            "zp 8, b 1, m 1; gradients exposed, hidden",
+            "zp 8, b 1, m 1; gradients exposed, overlapped",
         ],
         ["128 GPUs, 256K", "88 %", f"{long:.1%}", "ISP, sp 32, zp 16, b 1, m 4"],
     ]
@@ -312,7 +312,7 @@ def _mixtures() -> list[str]:
         shape = f"{row.world}; tp {row.tp} pp {row.pp} v {row.virtual} ep {row.ep}"
         cells = [f"{each:.0f} ({each / row.tgs - 1:+.0%})" for each in found]
         rows.append([row.what, row.source, shape, f"{row.tgs:.0f}", *cells])
-    head = ["", "source", "GPUs and degrees", "measured", "copies", "by node", "hidden"]
+    head = ["", "source", "GPUs and degrees", "measured", "copies", "by node", "overlapped"]
     return _table(head, rows)
 
 
@@ -338,7 +338,7 @@ def page(folder: Path) -> str:
         "tensor parallelism (`--p2p scatter`), and the receivers gather it.",
         f"- With 250 GiB/s in a node, from NVLink's data sheet: {_said(vtrain(folder, 250))}",
         f"- With 150 GiB/s, as NCCL reached on A800: {_said(vtrain(folder, 150))}",
-        "- With 150 GiB/s, where each rank sends all of it, the default of the search: "
+        "- With 150 GiB/s, where each rank sends the whole output, the default of the search: "
         f"{_said(vtrain(folder, 150, 'whole'))}",
         "## The MFUs of the InternLM2 report",
         "Source: arXiv 2403.17297, section 2.1; 7B, batch of 4 Mi tokens. Its configurations "
