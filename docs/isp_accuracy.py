@@ -42,7 +42,8 @@ DeepSeek's own run is 13 % faster than the nearest prediction: it computes and d
 fp8, and overlaps all-to-alls. Predictions for models with many small experts are far too
 fast, more so for smaller experts: the time of a grouped GEMM is taken as the time of one GEMM
 with equal FLOPs, and kernel launches, routing and permutation cost only the bytes that they
-touch. For such models, first replace the curve by measured GEMMs (`--calibrate`, `--gemm-table`)."""
+touch. For such models, first replace the curve by measured GEMMs (`--calibrate`,
+`--gemm-table`)."""
 
 
 def published(folder: Path, table: str, metric: str) -> list[dict[str, str]]:

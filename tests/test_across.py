@@ -133,7 +133,7 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
 
 
 @pytest.mark.parametrize(("ends", "transfer"), [((90, 40, 70), 50), ((90, 40), 20)])
-def test_a_transfer_ends_at_the_median_of_its_ends_the_lower_of_two(ends, transfer):
+def test_a_transfer_ends_at_the_lower_median_of_the_ends(ends, transfer):
     label = {3: TWO, 2: ONE}[len(ends)]
     seen = {"group": label, "seq": 0, "tag": "DP", "op": "AllReduce", "start_ns": 20}
     seen |= {"alone_ns": 0, "bytes": 8, "bus_bytes": 8, "group_size": len(ends)}
@@ -143,7 +143,7 @@ def test_a_transfer_ends_at_the_median_of_its_ends_the_lower_of_two(ends, transf
     assert [each.transfer_mean_ns for each in found.skew] == [transfer]
 
 
-def test_matching_does_not_depend_on_which_bytes_are_counted():
+def test_matching_does_not_depend_on_the_kind_of_bytes():
     seen = {"group": TWO, "tag": "DP", "op": "AllReduce", "duration_ns": 9, "group_size": 3}
     events = [
         # Ranks hand in counts that differ, as "msg" of their own side may; the payload agrees.
@@ -164,7 +164,7 @@ def ranks_of(members):
 
 @given(collectives(), st.lists(st.integers(-(10**12), 10**12), min_size=5, max_size=5))
 @settings(max_examples=40)
-def test_clocks_that_are_apart_change_nothing_once_aligned(events, ahead):
+def test_aligned_clocks_give_the_results_of_equal_clocks(events, ahead):
     ranks = list(range(5))
     moved = [{**e, "start_ns": e["start_ns"] + ahead[e["rank"]]} for e in by_rank(events)]
     plain, _ = ask(ranks, table(by_rank(events)), "aligned")
@@ -183,7 +183,7 @@ INTERVALS = st.lists(
 
 
 @given(INTERVALS, INTERVALS)
-def test_an_event_is_alone_where_nothing_else_runs_up_to_its_end(events, compute):
+def test_exposed_time_of_an_event_excludes_compute_and_other_communication(events, compute):
     columns = [
         np.array([each[k] for each in sorted(side)], np.int64)
         for side in (events, compute)
@@ -197,7 +197,7 @@ def test_an_event_is_alone_where_nothing_else_runs_up_to_its_end(events, compute
 
 
 @given(st.lists(st.integers(0, 40).map(float) | st.just(float("nan")), max_size=9))
-def test_what_stands_apart_does_so_by_the_rule(values):
+def test_outliers_follow_the_documented_rule(values):
     found = {index: middle for index, middle, _ in above_peers(np.array(values), 3.0)}
     known = [(place, value) for place, value in enumerate(values) if not isnan(value)]
     for index, (place, _) in enumerate(known):
@@ -221,7 +221,7 @@ def test_heat_has_a_row_a_rank_and_a_column_an_iteration():
     assert found.exposed_ns == ((6, None, None), (None, 8, 9))
 
 
-def test_nothing_is_said_of_ranks_that_do_not_tell():
+def test_empty_input_has_no_waits_and_unknown_clocks():
     empty = table([])
     found, tables = ask([], empty, "aligned")
     (offset,) = ask([0], empty, "aligned")[0].offsets
@@ -232,7 +232,7 @@ def test_nothing_is_said_of_ranks_that_do_not_tell():
 
 
 @pytest.mark.compiled
-def test_a_link_is_slow_beside_its_peers_alone():
+def test_a_link_is_slow_only_compared_with_its_peers():
     job = Job.of(fault="slow_link", steps=1)
     found = measured_job(job).across
     slow = [each for each in found.links if each.is_slow]
@@ -244,7 +244,7 @@ def test_a_link_is_slow_beside_its_peers_alone():
 
 
 @pytest.mark.compiled
-def test_a_clock_that_is_off_misleads_raw_times_alone():
+def test_a_wrong_clock_affects_only_raw_times():
     job = Job.of(steps=1)
     plain = measured_job(job).across
     off = {2: 5_000_000, 5: -3_000_000}
@@ -287,7 +287,7 @@ def of_group(op, arrivals, ends, **more):
         ("Gather", (20, 70, 50), (0, 0, 0), (0, 0, 0)),
     ],
 )
-def test_with_a_root_who_waits_depends_on_the_way(op, arrivals, waits, held_up):
+def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, waits, held_up):
     events = of_group(op, arrivals, (85, 100, 95), partner=1)
     found, _ = ask([0, 1, 2], table(events), "raw")
     by_rank = {each.rank: each for each in found.waits}
@@ -303,7 +303,7 @@ def test_with_a_root_who_waits_depends_on_the_way(op, arrivals, waits, held_up):
     )
 
 
-def test_without_its_root_nobody_knows_who_waits():
+def test_waits_of_rooted_operations_without_a_known_root_are_unknown():
     for partner in (None, 4):  # not said; not read
         events = of_group("Broadcast", (20, 50, 70), (85, 100, 95), partner=partner)
         found, _ = ask([0, 1, 2], table(events), "raw")
@@ -322,7 +322,7 @@ def message(sender, receiver, moment, number, size=8):
     ]
 
 
-def test_a_message_is_a_meeting_of_two_and_a_link():
+def test_a_message_counts_as_a_collective_of_two_ranks_and_as_a_link():
     sides = [
         *message(0, 1, 1_000_000, 0),
         *message(1, 0, 2_000_000, 1),

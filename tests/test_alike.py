@@ -15,7 +15,7 @@ def columns(rows):
 
 
 @given(ROWS)
-def test_kinds_of_rows_are_those_of_the_sorted_different_rows(rows):
+def test_kinds_number_the_sorted_distinct_rows(rows):
     first, kind = alike(*columns(rows))
     different = sorted(set(rows))
     assert [rows[place] for place in first] == different
@@ -24,7 +24,7 @@ def test_kinds_of_rows_are_those_of_the_sorted_different_rows(rows):
 
 
 @given(ROWS)
-def test_kinds_can_have_the_order_of_the_rows(rows):
+def test_kinds_can_be_numbered_in_the_order_of_the_rows(rows):
     first, kind = first_seen(*columns(rows))
     different = list(dict.fromkeys(rows))
     assert [rows[place] for place in first] == different
@@ -32,7 +32,7 @@ def test_kinds_can_have_the_order_of_the_rows(rows):
     assert kind.tolist() == [different.index(row) for row in rows]
 
 
-def test_there_is_room_for_as_many_kinds_as_rows():
+def test_all_rows_may_be_of_different_kinds():
     rows = [(row % 400, row // 2 % 3, NULL) for row in range(1200)]
     first, kind = alike(*columns(rows))
     different = sorted(set(rows))
@@ -40,7 +40,7 @@ def test_there_is_room_for_as_many_kinds_as_rows():
     assert [different[number] for number in kind] == rows
 
 
-def test_columns_of_several_types_are_compared_as_whole_numbers():
+def test_columns_of_several_types_are_compared_as_integers():
     first, kind = alike(
         np.array([True, False, True]), np.array([-1, 3, -1], np.int8), np.array([5, 5, 5])
     )

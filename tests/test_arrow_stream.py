@@ -45,7 +45,7 @@ def decoded(content):
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_the_lengths_before_the_buffers_are_what_arrow_takes(codec):
+def test_buffer_lengths_give_the_decompressed_size(codec):
     content = stream(codec)
     assert len(said(content)) == 5  # the schema, the words, three batches
     assert said(content) == sorted(said(content))
@@ -53,11 +53,11 @@ def test_the_lengths_before_the_buffers_are_what_arrow_takes(codec):
     assert said(content)[-1] > 5 * len(content)
 
 
-def test_a_plain_stream_becomes_nothing_more():
+def test_an_uncompressed_stream_is_not_a_bomb():
     assert said(stream()) == [0] * 5
 
 
-def test_the_stream_of_old_without_its_mark_is_understood():
+def test_a_stream_of_the_old_format_without_continuation_marker_is_read():
     content = stream("zstd", use_legacy_format=True)
     assert said(content) == said(stream("zstd"))
     assert said(content[:-4]) == said(content), "no end of stream"
@@ -69,7 +69,7 @@ def test_a_body_that_is_longer_than_the_file_is_an_error():
         said(content[: len(content) * 2 // 3])
 
 
-def test_an_offset_that_leads_nowhere_is_an_error():
+def test_an_offset_outside_the_file_is_an_error():
     content = stream("zstd")
     table = 8 + int.from_bytes(content[8:12], "little")
     for place in (8, table):

@@ -30,7 +30,7 @@ def nested(start, stop, depth):
 
 
 @given(RANGES, LAUNCHES)
-def test_the_range_of_a_launch_is_the_innermost_that_holds_it(ranges, launches):
+def test_a_launch_belongs_to_the_innermost_enclosing_range(ranges, launches):
     found = matching.enclosing(*columns(ranges), *columns(launches))
     assert found.tolist() == [oracles.enclosing(ranges, launch) for launch in launches]
 
@@ -59,7 +59,7 @@ WORK = st.tuples(st.integers(0, 99), st.integers(0, 9)).map(lambda w: (w[0], w[0
 
 
 @given(RANGES, LAUNCHES, st.data())
-def test_a_range_is_projected_on_all_that_was_launched_in_it(ranges, launches, data):
+def test_a_range_is_projected_onto_all_work_launched_in_it(ranges, launches, data):
     work = [data.draw(WORK) for _ in launches]
     starts, stops = (np.array([each[k] for each in work], np.int64) for k in (0, 1))
     found = matching.projected(
@@ -69,7 +69,7 @@ def test_a_range_is_projected_on_all_that_was_launched_in_it(ranges, launches, d
     assert list(rows) == [oracles.projected(each, launches, work) for each in ranges]
 
 
-def test_launches_behind_the_last_work_lengthen_its_queue():
+def test_launches_after_the_last_work_lengthen_its_queue():
     launches, works = np.array([0, 2, 3]), np.array([1])
     start = np.array([0, 10, 20, 30])
     stream = np.array([0, 0, 0, 0], np.int32)

@@ -56,7 +56,7 @@ def test_workers_share_few_ranks(tmp_path):
 
 
 @pytest.mark.compiled
-def test_a_worker_that_dies_in_a_batch_costs_the_rank_at_fault_alone(tmp_path):
+def test_a_worker_that_dies_in_a_batch_loses_only_the_rank_at_fault(tmp_path):
     reads = [c.fine] * MANY
     reads[10] = partial(c.deadly_once, tmp_path / "killed")
     # Both may be on their way when the pool breaks: who kills one worker may be innocent.
@@ -83,7 +83,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
-def test_what_is_put_away_is_there_for_the_answer_and_gone_after(workers):
+def test_spill_files_exist_until_the_result_is_computed(workers):
     task = replace(c.COUNT, spill=into_files, finish=put_together)
     ranks, paths, _ = Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
     assert sorted(rank for each in ranks for rank in each) == list(range(MANY))
@@ -101,7 +101,7 @@ def no_room(part, path):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
-def test_a_disk_that_is_full_says_which_and_what_to_do(workers, tmp_path, monkeypatch):
+def test_a_full_spill_disk_is_an_error_with_path_and_remedy(workers, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     task = replace(c.COUNT, spill=no_room)
     words = rf"{tmp_path}.*: No space left on device\. Set TMPDIR"

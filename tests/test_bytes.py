@@ -78,7 +78,7 @@ def test_each_row_of_the_table_for_four_ranks(op, given, got, msg, payload, bus)
         ("AllGather", 2**62, None, 4, (2**62, None, None)),
     ],
 )
-def test_what_is_unknown_stays_unknown_or_is_told_by_the_rest(op, given, got, n, wanted):
+def test_unknown_sizes_stay_unknown_or_follow_from_the_others(op, given, got, n, wanted):
     assert one(op, given, got, n) == wanted
 
 
@@ -88,7 +88,7 @@ def test_an_uneven_all_to_all_has_no_message_size():
     assert one("AllGather", 16, 64, 4, uneven=True) == (16, 64, 48)
 
 
-def test_sizes_of_no_events_are_empty():
+def test_no_events_have_no_sizes():
     empty = np.array([], np.int64)
     assert [len(column) for column in sizes(empty.astype(np.int8), empty, empty, empty)] == [
         0
@@ -228,7 +228,7 @@ def test_annotation_names(op, names):
     assert {op_of_annotation(name) for name in names.split()} == {OP[op]}
 
 
-def test_annotations_with_more_behind_the_name():
+def test_annotations_may_have_text_after_the_operation():
     assert (
         op_of_annotation("nccl:send 0->1")
         == op_of_annotation("nccl:recv 1<-0")

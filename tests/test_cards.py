@@ -79,7 +79,7 @@ def test_all_keys_may_be_missing(card, text):
         ("tp: 2", None),
     ],
 )
-def test_the_data_parallel_size_is_the_product_of_what_is_there(card, words, dp):
+def test_the_data_parallel_size_is_the_product_of_the_given_sizes(card, words, dp):
     assert read_card(card(plan(words))).config.parallel.dp == dp
 
 
@@ -110,7 +110,7 @@ def test_serving_splits_experts_over_tensor_ranks(card):
     assert (grid.etp, list(grid.groups("ep"))) == (1, [(0, 1, 2, 3)])
 
 
-def test_what_cannot_be_right_is_a_warning(card):
+def test_contradictory_sizes_of_a_card_are_a_warning(card):
     path = card(
         "workload: {hardware: {xpu_spec: {total_count: 8},"
         " network_topo: {bandwidth_gbps: 2}}}\n" + plan("tp: 2, dp_shard: 2", "torchrun")
@@ -127,7 +127,7 @@ def test_what_cannot_be_right_is_a_warning(card):
 @pytest.mark.parametrize(
     "speeds", ["[1]", "[1, 2, 3]", "[a, 2]", "[.nan, 2]", "[true, 2]", "[0, 1]"]
 )
-def test_bandwidths_that_are_no_speeds_are_not_used(card, speeds):
+def test_bandwidths_that_are_not_rates_are_ignored(card, speeds):
     found = read_card(
         card(f"workload: {{hardware: {{network_topo: {{bandwidth_gbps: {speeds}}}}}}}")
     )
@@ -176,7 +176,7 @@ MERGES = "m0: &m0 {x: 1}\n" + "".join(
         ("a: \x00", "not YAML"),
     ],
 )
-def test_a_bad_card_is_an_error_with_an_address(card, text, message):
+def test_an_invalid_card_is_an_error_with_path_and_key(card, text, message):
     path = card(text)
     with pytest.raises(ConfigError, match=message) as raised:
         read_card(path)
@@ -188,7 +188,7 @@ def test_a_few_aliases_are_fine(card):
     assert read_card(card("a: &n 2\n" + plan("tp: *n"))).config.parallel.tp == 2
 
 
-def test_the_card_of_a_directory_has_its_name_or_is_alone(tmp_path):
+def test_the_card_of_a_directory_has_its_name_or_is_the_only_one(tmp_path):
     run = tmp_path / "run-1"
     run.mkdir()
     assert find_card(run) is None

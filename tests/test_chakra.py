@@ -104,7 +104,7 @@ def ranks(run):
     return [nodes(run / f"et/trace.{rank}.et") for rank in range(JOB.ranks)]
 
 
-def test_ids_count_from_nought_and_nothing_waits_for_what_comes_later(ranks):
+def test_ids_count_from_zero_and_nodes_depend_only_on_earlier_nodes(ranks):
     for each in ranks:
         assert [one["id"] for one in each] == list(range(len(each)))
         assert all(max(one["data_deps"], default=-1) < one["id"] for one in each)
@@ -192,7 +192,7 @@ def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(run, tmp_p
         assert (tmp_path / "et" / name).read_bytes() == (run / "et" / name).read_bytes()
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch):
+def test_a_missing_extra_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     chakra.messages.cache_clear()
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[chakra\]'"):

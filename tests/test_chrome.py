@@ -240,7 +240,7 @@ def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, tex
     pa.array(scanned.texts, pa.string())
 
 
-def test_any_text_is_fit_for_arrow(tmp_path):
+def test_any_text_becomes_a_valid_arrow_string(tmp_path):
     names = [r"\ud834", r"\udd1e\ud834", r"\ud834\udd1e", r"\u0000", r"bad \x escape", "\x01"]
     event = '{{"ph": "X", "cat": "kernel", "name": "{}", "ts": 1, "dur": 1}}'
     text = '{"traceEvents": [' + ",".join(map(event.format, names)) + "]}"
@@ -251,7 +251,7 @@ def test_any_text_is_fit_for_arrow(tmp_path):
     pa.array(scanned.texts, pa.string())
 
 
-def test_a_name_that_is_no_utf8_is_read_with_replacements(tmp_path):
+def test_a_name_that_is_not_utf8_is_read_with_replacement_characters(tmp_path):
     event = b'{"ph": "X", "cat": "kernel", "name": "a\xff\x80b", "ts": 1, "dur": 1}'
     text = b'{"traceEvents": [%s]}' % event
     rows, _ = found(scan(tmp_path, text))
@@ -293,14 +293,14 @@ def test_a_head_or_a_tail_may_be_longer_than_a_block(tmp_path, monkeypatch):
             assert scanned.event_count == 2
 
 
-def test_an_event_of_no_end_is_an_error_with_its_place(tmp_path, monkeypatch):
+def test_an_endless_event_is_an_error_with_its_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(chrome, "_EVENT_LIMIT", 1 << 16)
     text = many(2)[:-3] + b',\n{"ph": "X", "name": "' + b"x" * (1 << 22)
     with pytest.raises(TraceFileError, match=f"byte {text.rindex(b'{')} is longer than"):
         scan(tmp_path, text, monkeypatch=monkeypatch, block=1 << 12)
 
 
-def test_a_long_string_is_not_read_over_and_over(tmp_path, monkeypatch):
+def test_a_long_string_is_scanned_once(tmp_path, monkeypatch):
     """What is looked at is a few times the text, however many blocks it comes in."""
     looked = []
     kernel = chrome.json_scan.scan
@@ -371,7 +371,7 @@ def test_real_files_are_read_as_the_standard_library_reads_them(kineto, tmp_path
         assert SELECTION.row_args == ("correlation", "stream")
 
 
-def test_a_number_may_be_longer_than_a_word_of_the_machine(tmp_path):
+def test_a_number_may_have_more_digits_than_a_machine_word(tmp_path):
     text = (
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "id": '
         + "9" * 100

@@ -10,7 +10,7 @@ from fastcomm.errors import TraceFileError
 @pytest.mark.parametrize("tail", [TAIL, "]}", "]"])
 @pytest.mark.parametrize("second", [None, "{}", "[]", '{"a": 1}\n', '{"traceEvents": ['])
 @pytest.mark.parametrize("pack", [bytes, zipped])
-def test_a_second_document_is_an_error_that_says_where_it_begins(tmp_path, tail, second, pack):
+def test_a_second_document_is_an_error_with_its_first_byte(tmp_path, tail, second, pack):
     head = "[" if tail == "]" else HEAD
     first = trace(*EVENTS, head=head, tail=tail)
     then = first if second is None else second.encode()
@@ -28,9 +28,7 @@ def test_a_second_document_is_an_error_that_says_where_it_begins(tmp_path, tail,
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
-def test_a_bare_list_behind_another_is_an_error_whatever_divides_them(
-    tmp_path, gap, cut, options
-):
+def test_a_second_bare_list_is_an_error_with_any_separator(tmp_path, gap, cut, options):
     bare = trace(*EVENTS, head="[", tail="]")
     text = bare[:cut] + gap
     with pytest.raises(TraceFileError, match=f"a second document begins at byte {len(text)} "):
@@ -45,7 +43,7 @@ def test_a_second_document_in_another_container_is_an_error(tmp_path):
         scan(tmp_path, plain + packed)
 
 
-def test_a_second_document_behind_a_damaged_one_is_an_error(tmp_path):
+def test_a_second_document_after_a_damaged_one_is_an_error(tmp_path):
     first = trace(*EVENTS).replace(b'"schemaVersion": 1', b'"schemaVersion": nan')
     with pytest.raises(
         TraceFileError, match=r"two lists of traceEvents, the second at byte \d"
@@ -66,7 +64,7 @@ FIRST = b'{"distributedInfo": {"rank": 5, "world_size": 64}}'
 
 @pytest.mark.parametrize("first", [FIRST, b"{}", b'{"a": 1}\n', b"\xef\xbb\xbf{} \0"])
 @pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
-def test_a_second_document_behind_one_without_events_is_an_error(tmp_path, first, options):
+def test_a_second_document_after_one_without_events_is_an_error(tmp_path, first, options):
     for text in (trace(*EVENTS), trace(*EVENTS)[:-9], trace(*EVENTS)[: -len(TAIL)]):
         with pytest.raises(
             TraceFileError, match=f"a second document begins at byte {len(first)} "
@@ -88,7 +86,7 @@ def test_a_second_list_at_the_end_of_the_outer_object_is_an_error(tmp_path, even
 
 
 @pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
-def test_a_cut_trace_before_a_whole_one_is_an_error_that_says_where(tmp_path, options):
+def test_a_truncated_trace_before_a_complete_one_is_an_error_with_its_byte(tmp_path, options):
     whole = trace(*EVENTS)
     key = whole.index(b'"traceEvents"')
     for n in range(len('{\n  "schemaVersion":'), len(whole.rstrip())):
@@ -101,7 +99,7 @@ def test_a_cut_trace_before_a_whole_one_is_an_error_that_says_where(tmp_path, op
 
 
 @pytest.mark.parametrize("garbage", [b"garbage\n", b"g", b"\0" * 9 + b"log: done" * 99])
-def test_what_is_behind_the_gzip_data_of_a_whole_trace_is_counted(tmp_path, garbage):
+def test_bytes_after_the_gzip_data_of_a_complete_trace_are_counted(tmp_path, garbage):
     data = zipped(trace(*EVENTS), members=2)
     scanned = scan(tmp_path, data + garbage)
     assert_rows(scanned, expected_of(*EVENTS))
@@ -112,7 +110,7 @@ def test_what_is_behind_the_gzip_data_of_a_whole_trace_is_counted(tmp_path, garb
     assert not scanned.is_truncated
 
 
-def test_what_is_behind_a_whole_trace_and_no_document_is_counted(tmp_path):
+def test_other_bytes_after_a_complete_trace_are_counted(tmp_path):
     text = trace(*EVENTS).rstrip()
     scanned = scan(tmp_path, text + b"\n log: done")
     assert_rows(scanned, expected_of(*EVENTS))
@@ -122,7 +120,7 @@ def test_what_is_behind_a_whole_trace_and_no_document_is_counted(tmp_path):
 
 
 @pytest.mark.parametrize("tail", ["], }", "] 5}", '], "a": 1, {}'])
-def test_only_what_is_cut_is_called_truncated(tmp_path, tail):
+def test_only_truncated_files_are_called_truncated(tmp_path, tail):
     for options in ({}, {"allow_truncated": True}):
         try:
             said = "".join(scan(tmp_path, trace(*EVENTS, tail=tail), **options).warnings)
@@ -132,7 +130,7 @@ def test_only_what_is_cut_is_called_truncated(tmp_path, tail):
         assert "truncated: " not in said
 
 
-def test_zeros_behind_a_file_are_no_damage(tmp_path):
+def test_zeros_after_a_file_are_not_damage(tmp_path):
     for data in (
         trace(*EVENTS) + bytes(900),
         zipped(trace(*EVENTS)) + bytes(900),
@@ -149,7 +147,7 @@ def whole_before(text, n):
 
 
 @pytest.mark.parametrize("tail", [TAIL, "]}", "]"])
-def test_a_file_cut_at_any_byte_is_an_error_that_says_where(tmp_path, tail):
+def test_a_file_truncated_at_any_byte_is_an_error_with_this_byte(tmp_path, tail):
     head = "[" if tail == "]" else HEAD
     text = trace(*EVENTS, head=head, tail=tail)
     begin = len(head)
@@ -189,7 +187,7 @@ def test_a_compressed_file_cut_at_any_byte_is_an_error(tmp_path):
             assert all(map(agrees, rows, wanted[: len(rows)]))
 
 
-def test_a_log_of_a_cut_file_keeps_the_base_time(tmp_path):
+def test_a_truncated_file_keeps_its_base_time(tmp_path):
     tail = TAIL.replace('"INFO": ["line [1]"],\n', "").replace('"traceName": "x.json",\n', "")
     text = trace(*EVENTS, tail=tail).rstrip()[:-1] + b', "INFO": ["a", "b'
     with pytest.raises(TraceFileError, match="behind the events, inside the envelope"):
@@ -198,7 +196,7 @@ def test_a_log_of_a_cut_file_keeps_the_base_time(tmp_path):
     assert scanned.envelope["baseTimeNanoseconds"] == 1700000000000000000
 
 
-def test_lists_in_arguments_behind_a_broken_event_are_no_second_document(tmp_path):
+def test_lists_in_arguments_after_a_broken_event_are_not_a_second_document(tmp_path):
     broken = '{"ph": "X", "cat": "kernel", "name": "kernel", "ts": 1, "dur": }'
     nested = broken.replace('"dur": ', '"pid": 0, "tid": 7, "dur": 2, "args": {"": [[], [{}]]}')
     text = trace(broken, nested, head="[", tail="]")

@@ -18,7 +18,7 @@ def test_the_undamaged_trace_is_read_without_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["", " ", "nan", "-inf", "Infinity"])
-def test_a_value_that_is_missing_or_no_json_costs_nothing(tmp_path, value):
+def test_missing_and_invalid_values_lose_no_event(tmp_path, value):
     event = EVENTS[1].replace(
         '"grid": [1, 1, 1]', f'"Process Group Description": {value}, "x": [{value or 1}]'
     )
@@ -68,7 +68,7 @@ def test_one_broken_event_is_left_out_with_its_offset(tmp_path, what, broken, un
         assert re.search(rf"1 of 5 events do not parse .* at byte {start}", scanned.warnings[0])
 
 
-def test_bytes_that_are_not_printable_cost_nothing(tmp_path):
+def test_unprintable_bytes_lose_no_event(tmp_path):
     for k in [*range(1, 10), 11, 12, *range(14, 32), 0x7F, 0x80, 0xC0, 0xF5, 0xFF]:
         text = trace(EVENTS[1]).replace(b"ncclDev", b"nccl" + bytes([k]) + b"Dev")
         rows, _ = found(scanned := scan(tmp_path, text))
@@ -94,7 +94,7 @@ def test_bytes_that_are_not_printable_cost_nothing(tmp_path):
         ("1700000000000000000\n", "9" * 6000, "distributedInfo"),
     ],
 )
-def test_a_broken_envelope_is_read_key_by_key(tmp_path, what, broken, key):
+def test_damaged_text_around_the_events_is_read_key_by_key(tmp_path, what, broken, key):
     text = trace(*EVENTS).decode().replace(what, broken).encode("latin-1", "replace")
     scanned = scan(tmp_path, text)
     assert_rows(scanned, expected_of(*EVENTS))
@@ -103,7 +103,7 @@ def test_a_broken_envelope_is_read_key_by_key(tmp_path, what, broken, key):
         assert "not valid JSON" in scanned.warnings[0]
 
 
-def test_a_huge_depth_is_no_crash(tmp_path):
+def test_deep_nesting_does_not_crash(tmp_path):
     deep = "[" * 5000 + "]" * 5000
     event = EVENTS[1].replace("[1, 1, 1]", deep)
     assert_rows(scan(tmp_path, trace(*EVENTS, event)), expected_of(*EVENTS, EVENTS[1]))
@@ -142,12 +142,12 @@ def test_a_huge_depth_is_no_crash(tmp_path):
         (zipped(trace(*EVENTS))[:60], "the compressed file is cut short"),
     ],
 )
-def test_a_file_that_is_no_trace_is_an_error(tmp_path, data, says):
+def test_a_file_that_is_not_a_trace_is_an_error(tmp_path, data, says):
     with pytest.raises(TraceFileError, match=f"trace.json: .*(?:{says})"):
         scan(tmp_path, data)
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     from chrome_files import SELECTION
 
     from fastcomm.readers.kineto.chrome import scan_file
@@ -164,7 +164,7 @@ def test_an_empty_list_is_a_trace(tmp_path):
         assert (scanned.event_count, scanned.warnings, found(scanned)) == (0, (), ([], []))
 
 
-def test_a_name_says_nothing_about_what_is_in_a_file(tmp_path):
+def test_compression_is_detected_by_content_not_by_name(tmp_path):
     for name in ("trace.json.gz", "rank0.json.tmp", "x"):
         assert_rows(scan(tmp_path, trace(*EVENTS), name=name), expected_of(*EVENTS))
         assert_rows(scan(tmp_path, zipped(trace(*EVENTS)), name=name), expected_of(*EVENTS))
@@ -181,7 +181,7 @@ def test_few_broken_events_among_thousands_are_a_warning_and_many_an_error(tmp_p
         assert f"{count} of {size} events" in scan(tmp_path, trace(*listed)).warnings[0]
 
 
-def test_events_go_on_behind_a_list_inside_of_a_broken_one(tmp_path):
+def test_events_continue_after_a_list_inside_a_broken_event(tmp_path):
     torn = '{"ph": "X" "args": {"x": [{"name": 1}], "y": [{"name": 3}], "z": 5}}'
     if not INTERPRETED:
         scanned = scan(tmp_path, trace(EVENTS[0], torn, *EVENTS[1:], filler=3000))

@@ -74,7 +74,7 @@ def mutated(rng, text):
     return at, at + 1, rng.choice([b"", b'"', b"{", b"}", b"[", b"]"])
 
 
-def test_a_mutation_costs_no_event_but_those_it_hits(kineto, tmp_path):
+def test_a_mutation_loses_only_the_events_that_it_hits(kineto, tmp_path):
     rng = random.Random(11)
     outcomes = {"read": 0, "warned": 0, "refused": 0, "valid": 0}
     for text, begin in slices(kineto):

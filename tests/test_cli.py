@@ -37,7 +37,7 @@ def invoke(*words, code=0):
     return result
 
 
-def test_metrics_begins_with_the_sentences_that_matter(run_folder):
+def test_metrics_begins_with_headline_and_findings(run_folder):
     lines = invoke("metrics", run_folder, "--link-bandwidth", "400Gbit/s").stdout.splitlines()
     assert lines[0] == (
         "3 ranks, 1 iteration (ProfilerStep#N; host clock): 100.0 us a step, 100.0 us p99"
@@ -66,7 +66,7 @@ def test_metrics_prints_one_json_object(run_folder):
     ]
 
 
-def test_metrics_writes_every_table_twice(run_folder, tmp_path):
+def test_metrics_writes_every_table_as_csv_and_parquet(run_folder, tmp_path):
     folder = tmp_path / "out"
     printed = invoke("metrics", run_folder, "--json", "--output", folder).stdout
     assert json.loads((folder / "metrics.json").read_text()) == json.loads(printed)
@@ -115,7 +115,7 @@ def test_keep_going_survives_a_file_that_cannot_even_be_opened(run_folder, conte
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_keep_going_leaves_bad_files_out_and_says_so(run_folder, workers):
+def test_keep_going_skips_and_lists_unreadable_files(run_folder, workers):
     path = run_folder / "rank1.json"
     path.write_text(path.read_text()[:-200])
     result = invoke("metrics", run_folder, "--workers", workers, code=1)
@@ -131,7 +131,7 @@ def test_keep_going_leaves_bad_files_out_and_says_so(run_folder, workers):
     assert text.splitlines()[1].startswith("skipped: rank 1:")
 
 
-def test_a_truncated_file_is_read_when_that_is_asked_for(run_folder):
+def test_a_truncated_file_is_read_with_allow_truncated(run_folder):
     path = run_folder / "rank1.json"
     path.write_text(path.read_text()[:-200])
     found = json.loads(invoke("metrics", run_folder, "--allow-truncated", "--json").stdout)
@@ -141,12 +141,12 @@ def test_a_truncated_file_is_read_when_that_is_asked_for(run_folder):
     )
 
 
-def test_no_rank_left_is_an_error(tmp_path):
+def test_skipping_all_ranks_is_an_error(tmp_path):
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     invoke("metrics", tmp_path, "--keep-going", code=1)
 
 
-def test_some_ranks_and_iterations(run_folder):
+def test_metrics_can_be_limited_to_ranks_and_iterations(run_folder):
     found = json.loads(
         invoke("metrics", run_folder, "--json", "--ranks", "0,2", "--steps", "3").stdout
     )
@@ -160,7 +160,7 @@ def test_some_ranks_and_iterations(run_folder):
         invoke("metrics", run_folder, option, value, code=1)
 
 
-def test_parallelism_comes_from_the_command_line_over_the_file(tmp_path):
+def test_parallel_options_take_precedence_over_the_configuration(tmp_path):
     events = [
         k.mark("ProfilerStep#0", 0, 100),
         k.all_reduce(10, 5, Process_Group_Ranks="[0, 1]"),
@@ -178,7 +178,7 @@ def test_parallelism_comes_from_the_command_line_over_the_file(tmp_path):
     assert found["groups"][0]["tag_source"] == "ranks"
 
 
-def test_names_from_a_trace_are_no_markup(tmp_path):
+def test_names_from_a_trace_are_not_interpreted_as_markup(tmp_path):
     event = k.all_reduce(10, 5, Process_Group_Description="[bold]x[/nope]")
     k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 100), event])
     assert "[bold]x[/nope]" in invoke("metrics", tmp_path, "--full").stdout
@@ -201,7 +201,7 @@ def test_a_pipe_gets_plain_text_and_no_progress(run_folder):
     assert done.stderr == ""
 
 
-def test_a_reader_that_goes_away_is_no_crash(run_folder):
+def test_a_closed_stdout_pipe_does_not_crash(run_folder):
     command = f"{sys.executable} -m fastcomm metrics {run_folder} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr

@@ -63,7 +63,7 @@ def test_offsets_are_exact_where_ends_coincide(job):
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32))
-def test_of_many_that_are_matched_a_few_are_enough(count, seed):
+def test_a_sample_of_many_matches_is_used(count, seed):
     numbers, ahead = np.random.default_rng(seed), {0: 0, 1: 10**9, 2: -7}
     instance, rank = np.repeat(np.arange(count), 3), np.tile(np.arange(3), count)
     stop = numbers.integers(0, 10**12, count)[instance] + offset_by_row(rank, ahead)
@@ -76,20 +76,20 @@ def test_of_many_that_are_matched_a_few_are_enough(count, seed):
     assert used <= 2 * 32
 
 
-def test_nothing_is_known_of_the_clock_of_a_rank_that_meets_nobody():
+def test_the_clock_of_a_rank_without_shared_collectives_is_unknown():
     assert offset_by_row(np.array([3, 4, 3]), {3: 5}).tolist() == [5, 0, 5]
     assert offsets_of_matches(*np.zeros((4, 0), np.int64)) == ()
 
 
 @given(jobs(jitter=1_000_000))
-def test_the_way_to_the_reference_is_that_of_the_least_spread(job):
+def test_offsets_are_chained_along_the_path_with_the_least_spread(job):
     _, rows = job
     found = {each.rank: (each.reference, each.spread_ns) for each in clock_offsets(table(rows))}
     assert found == least_spread(rows)
 
 
 @given(jobs(jitter=1_000_000))
-def test_a_pair_is_as_far_apart_as_the_median_of_its_collectives(job):
+def test_the_offset_of_a_pair_is_the_median_over_its_collectives(job):
     _, rows = job
     rows = [row for row in rows if row[1][0] == 0]
     found = {each.rank: each for each in clock_offsets(table(rows))}
@@ -101,7 +101,7 @@ def test_a_pair_is_as_far_apart_as_the_median_of_its_collectives(job):
         )
 
 
-def test_ranks_that_nothing_joins_stay_unknown():
+def test_offsets_of_unconnected_ranks_are_unknown():
     rows = [(rank, (1, 0, 0, 0), 0) for rank in (0, 1)] + [(7, (2, 0, 0, 0), 0)]
     assert [each.rank for each in clock_offsets(table(rows))] == [0, 1]
     assert clock_offsets(table([])) == ()
@@ -125,7 +125,7 @@ def test_an_offset_applies_only_far_above_its_spread(offset, spread, matches, ap
 
 
 @pytest.mark.compiled
-def test_the_ranks_of_a_made_up_job_have_one_clock(tmp_path):
+def test_ranks_of_a_synthetic_job_have_equal_clocks(tmp_path):
     traces = [
         reader.read(path, TraceOptions()) for path in write(Job.of(ranks=4, steps=2), tmp_path)
     ]
@@ -169,7 +169,7 @@ def test_collectives_are_matched_by_their_sequence_number_where_there_is_one(tmp
 
 
 @pytest.mark.compiled
-def test_broadcasts_and_groups_of_one_say_nothing_of_clocks(tmp_path):
+def test_broadcasts_and_groups_of_one_are_not_used_for_clocks(tmp_path):
     said = {"Process_Group_Ranks": "[0, 1]"}
     events = [
         k.mark("ProfilerStep#1", 0, 1000),

@@ -59,7 +59,7 @@ def test_a_slower_link_shows_as_bus_bandwidth_and_not_as_bytes(metrics):
     assert part.effect_ns > 0
 
 
-def test_an_option_without_effect_on_both_runs_is_said_once(runs):
+def test_an_option_without_effect_on_both_runs_is_warned_of_once(runs):
     result = call(runs / "before", runs / "after", "--dp", 2, "--tp", 2, "--order", "tp-dp")
     assert result.exit_code == 0, result.output
     said = [line for line in result.stderr.splitlines() if "changed nothing" in line]
@@ -85,7 +85,7 @@ def test_an_option_without_effect_names_the_run_if_the_other_is_kept(runs, metri
         )
 
 
-def test_a_run_beside_itself_changed_in_nothing(metrics):
+def test_a_run_compared_with_itself_has_no_change(metrics):
     found = compare(metrics[0], metrics[0])
     assert {each.difference for each in found.values} <= {0, None}
     assert {part.effect_ns for part in found.parts} == {0}
@@ -121,7 +121,9 @@ def comparison(before, after, name="iteration.mean_ns"):
     st.sampled_from(["<", ">", "<=", ">="]),
     st.integers(-50, 50),
 )
-def test_a_relative_condition_is_of_the_change_over_before(before, after, sign, percent):
+def test_a_relative_condition_compares_the_change_with_the_value_before(
+    before, after, sign, percent
+):
     change = (after - before) / before
     wanted = {"<": change < percent / 100, ">": change > percent / 100}
     wanted |= {"<=": change <= percent / 100, ">=": change >= percent / 100}
@@ -142,7 +144,9 @@ def test_a_relative_condition_is_of_the_change_over_before(before, after, sign, 
         ("overlap.ratio >= 4e-1", 0.9, 0.4, True),
     ],
 )
-def test_a_sign_means_the_change_and_none_the_value_after(text, before, after, holds):
+def test_a_signed_number_is_a_change_and_an_unsigned_one_the_value_after(
+    text, before, after, holds
+):
     condition = Condition.parsed(text)
     assert condition.holds(comparison(before, after, condition.name)) is holds
 
@@ -150,7 +154,7 @@ def test_a_sign_means_the_change_and_none_the_value_after(text, before, after, h
 @pytest.mark.parametrize(
     "text", ["", "step", "a = 3", "a > b", "a > +3 parsecs", "a > --3", "overlap.ratio > 3ms"]
 )
-def test_a_condition_that_is_none_is_an_error(text):
+def test_an_invalid_condition_is_an_error(text):
     with pytest.raises(ConfigError, match="condition"):
         Condition.parsed(text)
 
@@ -167,7 +171,7 @@ def test_a_condition_that_is_none_is_an_error(text):
         ("bandwidth.DP.events > 3", None),
     ],
 )
-def test_a_bare_number_of_ns_that_is_absurdly_small_is_doubted(text, doubt):
+def test_an_absurdly_small_time_without_a_unit_is_warned_of(text, doubt):
     condition = Condition.parsed(text)
     said = condition.doubt(comparison(8e7, 8.03e7, condition.name))
     assert (said is None) == (doubt is None)
@@ -182,19 +186,19 @@ def test_the_command_warns_of_a_condition_in_nanoseconds(metrics, tmp_path):
     assert "warning: --fail-if 'iteration.mean_ns > 3': 3 is 3 ns" in done.stderr
 
 
-def test_a_condition_on_what_is_unknown_does_not_pass():
+def test_a_condition_on_an_unknown_metric_is_an_error():
     with pytest.raises(ConfigError, match=r"is n/a before and 3 after"):
         Condition.parsed("a.b > +1%").holds(comparison(None, 3, "a.b"))
     with pytest.raises(ConfigError, match="cannot be judged"):
         Condition.parsed("a.b > +1%").holds(comparison(0, 3, "a.b"))
 
 
-def test_a_condition_on_no_metric_names_metrics_like_it(metrics):
+def test_an_unknown_metric_in_a_condition_suggests_similar_names(metrics):
     with pytest.raises(ConfigError, match=r"there is .*iteration\.mean_ns"):
         Condition.parsed("iteration.mean > +3%").holds(compare(*metrics))
 
 
-def test_the_command_compares_traces_with_kept_metrics_and_fails_where_asked(
+def test_compare_takes_traces_and_saved_metrics_and_fails_if_a_condition_holds(
     runs, metrics, tmp_path
 ):
     kept = tmp_path / "baseline.json"
@@ -215,7 +219,7 @@ def test_the_command_compares_traces_with_kept_metrics_and_fails_where_asked(
     assert "bus bandwidth -" in good.stdout
 
 
-def test_a_folder_of_output_is_a_baseline(runs, tmp_path):
+def test_an_output_directory_can_be_the_baseline(runs, tmp_path):
     assert (
         CliRunner()
         .invoke(main, ["metrics", str(runs / "before"), "--output", str(tmp_path / "kept")])
@@ -230,7 +234,7 @@ def test_a_folder_of_output_is_a_baseline(runs, tmp_path):
     assert json.loads(full.stdout)["step"]["difference"] == 0
 
 
-def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp_path):
+def test_only_common_ranks_are_compared_with_one_note(runs, metrics, tmp_path):
     whole, partly = runs / "before", shutil.copytree(runs / "before", tmp_path / "partly")
     next(partly.glob("*rank1*")).unlink()
     done = call(whole, partly)
@@ -255,7 +259,7 @@ def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp
     assert "that both runs have" not in larger
 
 
-def test_what_is_called_metrics_and_is_none_is_an_error_and_a_trace_is_a_trace(tmp_path):
+def test_invalid_saved_metrics_are_an_error_and_traces_are_recognized(tmp_path):
     (tmp_path / "metrics.json").write_text("[1")
     with pytest.raises(TraceFileError, match="no metrics of fastcomm"):
         analyses_compare.read(tmp_path)

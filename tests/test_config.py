@@ -88,7 +88,7 @@ def test_a_full_file_is_read(written):
     assert (config.bandwidth, config.scale_out, config.scale_up) == (50e9, None, 450e9)
 
 
-def test_an_empty_file_says_nothing(written):
+def test_an_empty_file_sets_nothing(written):
     config = read(written(""))
     assert config == Config()
     assert config.tag_rules(8).grid is None
@@ -164,7 +164,7 @@ def test_the_grid_is_made_once_the_world_is_known(written):
         (b"#" * (1 << 21), "larger than 1048576 bytes"),
     ],
 )
-def test_a_bad_file_is_an_error_with_an_address(written, text, message):
+def test_an_invalid_file_is_an_error_with_path_and_key(written, text, message):
     path = written(text)
     with pytest.raises(ConfigError, match=message) as raised:
         read(path)
@@ -172,7 +172,7 @@ def test_a_bad_file_is_an_error_with_an_address(written, text, message):
     assert len(str(raised.value)) < len(str(path)) + 400
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(ConfigError, match=str(path)):
             read(path)
@@ -209,7 +209,7 @@ PARTS = st.builds(
 
 
 @given(PARTS, PARTS, PARTS)
-def test_layers_may_be_laid_in_any_grouping(a, b, c):
+def test_merging_of_configurations_is_associative(a, b, c):
     assert a.over(b).over(c) == a.over(b.over(c))
     assert a.over(Config()) == Config().over(a) == a
 
@@ -234,11 +234,11 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text):
         ({"cp": 4, "pp": 2}, [0], 8),
     ],
 )
-def test_the_world_that_no_trace_tells_goes_by_the_ranks(sizes, ranks, world):
+def test_an_unrecorded_world_size_is_the_number_of_ranks(sizes, ranks, world):
     assert Parallel(**sizes).assumed_world(ranks) == world
 
 
-def test_the_sizes_of_a_card_are_not_the_users():
+def test_sizes_from_a_card_do_not_count_as_given_by_the_user():
     card = Config(parallel=Parallel(tp=2, dp=4))
     for own, words in ((Parallel(), ""), (Parallel(dp=8), "--dp 8")):
         whole = Config(parallel=own).with_user_sizes().over(card)

@@ -33,7 +33,7 @@ def trace(tmp_path):
     return k.write(tmp_path / "rank0.json", EVENTS)
 
 
-def test_the_path_in_words(trace):
+def test_the_report_prints_the_path_and_its_shares(trace):
     text = invoke(trace).stdout
     assert "rank 0, rules corrected: 3 events" in text
     assert "covers 100.0 % of the 80.0 us from first to last event" in text
@@ -41,7 +41,7 @@ def test_the_path_in_words(trace):
     assert "aten::mm" in text
 
 
-def test_the_path_as_json(trace):
+def test_json_has_the_path_and_its_shares(trace):
     found = json.loads(invoke(trace, "--json").stdout)
     assert found["window"] == {"start_ns": 110_000, "stop_ns": 190_000}
     assert found["edges"] == {
@@ -66,7 +66,7 @@ def test_the_path_as_json(trace):
 
 @golden.each_case()
 @pytest.mark.compiled
-def test_the_rules_of_hta_give_the_reference(case, tmp_path):
+def test_compat_hta_gives_the_reference_output(case, tmp_path):
     instance = case["instance"]
     if isinstance(instance, list):
         instance = f"{instance[0]}:{instance[1]}"
@@ -88,7 +88,7 @@ def test_the_rules_of_hta_give_the_reference(case, tmp_path):
     assert percent == pytest.approx(case["summary_percent"], abs=1e-8)
 
 
-def test_files(trace, tmp_path):
+def test_the_output_directory_has_the_path_as_files(trace, tmp_path):
     overlay, saved, folder = tmp_path / "o.json.gz", tmp_path / "graph", tmp_path / "tables"
     invoke(trace, "--overlay", overlay, "--save", saved, "--output", folder)
     document = json.loads(gzip.decompress(overlay.read_bytes()))
@@ -118,14 +118,14 @@ def test_files(trace, tmp_path):
         (["--annotation", "Step", "--instance", "2:5"], "no instance 2 of 'Step'"),
     ],
 )
-def test_what_is_not_there_is_one_line(trace, words, said):
+def test_a_missing_input_is_an_error_in_one_line(trace, words, said):
     done = invoke(trace, *words, code=1)
     assert said in done.stderr
     lines = done.stderr.splitlines()
     assert len([line for line in lines if "compiling" not in line]) == 1
 
 
-def test_ranges_of_instances(trace):
+def test_instances_can_be_a_number_or_a_range(trace):
     found = json.loads(
         invoke(trace, "--annotation", "ProfilerStep", "--instance", "0:1", "--json").stdout
     )
@@ -142,7 +142,7 @@ def test_ranges_of_instances(trace):
         (("--annotation", "op", "--instance", "3"), "no instance 3 of 'op'"),
     ],
 )
-def test_a_window_that_is_not_there_is_an_error_with_its_trace(tmp_path, rules, words, message):
+def test_a_missing_window_is_an_error_that_names_the_trace(tmp_path, rules, words, message):
     rows = [k.event("op", "cpu_op", 0, 10, pid=100, tid=1)]
     path = k.write(tmp_path / "rank0.json", rows)
     done = CliRunner().invoke(main, ["critical-path", str(path), *words, *rules])
@@ -161,7 +161,7 @@ def two_ranks(tmp_path):
     return folder
 
 
-def test_workers_change_nothing_for_one_rank_and_a_warning_says_so(trace):
+def test_workers_without_effect_on_a_single_rank_are_warned_of(trace):
     assert "warning: --workers changes nothing: one rank is read" in (
         invoke(trace, "--workers", 4).stderr
     )
@@ -180,7 +180,7 @@ def test_keep_going_goes_on_to_the_next_rank_that_can_be_read(two_ranks):
     assert "rank 1, rules corrected" in invoke(two_ranks, "--keep-going", code=3).stdout
 
 
-def test_keep_going_with_a_rank_says_that_it_changes_nothing(two_ranks):
+def test_keep_going_with_a_single_rank_is_warned_of(two_ranks):
     done = invoke(two_ranks, "--keep-going", "--rank", 1)
     assert "warning: --keep-going changes nothing: only the rank of --rank is read" in (
         done.stderr
@@ -211,7 +211,7 @@ def test_a_device_that_runs_behind_the_host_explains_gaps_on_the_path(tmp_path):
     assert "note: 52.9 % of the path" in invoke(path).stdout
 
 
-def test_an_idle_device_needs_no_explanation(trace):
+def test_a_path_with_an_idle_device_has_no_note_on_gaps(trace):
     assert not any(
         "busy" in note for note in json.loads(invoke(trace, "--json").stdout)["notes"]
     )

@@ -69,7 +69,7 @@ def test_every_operator_call_and_launched_work_has_two_nodes(folder, document):
     assert sorted(ids.tolist()) == sorted([*expected, *expected])
 
 
-def test_what_is_shorter_than_a_microsecond_stays(path_of):
+def test_events_shorter_than_a_microsecond_are_kept(path_of):
     events = [
         op("a", 0.25, 10.5),
         call("cudaLaunchKernel", 1.1, 0.3, 1),
@@ -131,7 +131,7 @@ def test_a_call_that_waits_for_a_lock_is_bound_by_its_holder(path_of):
     ]
 
 
-def test_a_launch_is_whatever_has_device_work(path_of):
+def test_any_call_with_device_work_is_a_launch(path_of):
     for name in ("hipModuleLaunchKernel", "cudaLaunchCooperativeKernel", "anything"):
         events = [call(name, 0, 5, 1), work("gemm", 12, 5, 1)]
         assert path_of(*events).summary_ns()["gpu_kernel_launch_overhead"] == 12 * US
@@ -183,7 +183,7 @@ def test_without_sync_events_a_blocking_call_waits_for_what_ends_inside_it(path_
     assert too_late.graph.counts()["inferred"] == 0
 
 
-def test_two_devices_have_streams_of_their_own(path_of):
+def test_equal_stream_numbers_of_two_devices_are_different_streams(path_of):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
         call("cudaLaunchKernel", 3, 2, 2),
@@ -248,7 +248,7 @@ def test_a_stream_and_a_device_that_are_waited_for_bind_the_call(path_of):
     assert found.summary_ns()["gpu_compute_bound"] == 30 * US
 
 
-def test_a_far_kernel_still_follows_the_one_before(path_of):
+def test_a_kernel_follows_the_previous_one_after_any_gap(path_of):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
         call("cudaLaunchKernel", 3, 2, 2),
@@ -260,7 +260,7 @@ def test_a_far_kernel_still_follows_the_one_before(path_of):
     assert found.length_ns == found.wall_ns == 4010 * US
 
 
-def test_contradictions_are_left_out_and_counted(path_of):
+def test_contradictory_constraints_are_dropped_and_counted(path_of):
     events = [
         call("cudaLaunchKernel", 10, 2, 1),
         call("cudaLaunchKernel", 13, 2, 2),
@@ -275,7 +275,7 @@ def test_contradictions_are_left_out_and_counted(path_of):
     assert found.length_ns == found.wall_ns
 
 
-def test_what_nothing_explains_is_unexplained(path_of):
+def test_waits_without_a_known_cause_are_unexplained(path_of):
     found = path_of(op("a", 0, 10), op("b", 20, 10, tid=2))
     assert steps(found) == [
         ("cpu_bound", 10, "a"),
@@ -303,7 +303,7 @@ def hand_over(**words):
         {"name": "autograd::engine"},
     ],
 )
-def test_backward_on_a_thread_of_its_own_is_handed_over(path_of, words):
+def test_a_backward_thread_waits_for_the_thread_that_started_it(path_of, words):
     events = hand_over(**words)
     if "name" in words:
         events[0]["name"] = "forward"
@@ -319,7 +319,7 @@ def test_backward_on_a_thread_of_its_own_is_handed_over(path_of, words):
     assert found.graph.counts()["unexplained"] == 0
 
 
-def test_communication_is_what_the_table_says_and_has_a_tag(path_of):
+def test_communication_events_follow_the_kernel_table_and_have_tags(path_of):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
         k.all_reduce(
@@ -334,7 +334,7 @@ def test_communication_is_what_the_table_says_and_has_a_tag(path_of):
     assert sum(found.by_tag_ns().values()) == 20 * US
 
 
-def test_loading_of_data_is_found_by_expression(path_of):
+def test_data_loading_is_found_by_regular_expression(path_of):
     found = path_of(
         op("enumerate(DataLoader)#next", 0, 10),
         wanted=replace(WHOLE, data_load_events=[r"DataLoader.*next"]),

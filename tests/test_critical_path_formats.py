@@ -62,7 +62,7 @@ def on_device(found):
     ]
 
 
-def test_all_formats_have_one_path_where_they_know_the_same(traces):
+def test_formats_with_equal_information_give_equal_paths(traces):
     paths = {
         name: on_device(
             joined(
@@ -75,7 +75,7 @@ def test_all_formats_have_one_path_where_they_know_the_same(traces):
     assert all(path == paths["kineto"] for path in paths.values())
 
 
-def test_all_formats_say_who_waited_for_whom(traces):
+def test_all_formats_give_the_waits_between_ranks(traces):
     found = {name: joined(of, Window(annotation="")) for name, of in traces.items()}
     tables = [
         each.across.collectives.drop_columns(
@@ -94,7 +94,7 @@ def test_all_formats_say_who_waited_for_whom(traces):
     assert worst == [[JOB.straggler]] * len(FORMATS)
 
 
-def test_a_message_is_not_over_before_it_was_sent(traces):
+def test_a_receive_does_not_end_before_its_send_starts(traces):
     found = joined(traces["kineto"], Window(annotation=""))
     messages = [row for row in found.across.collectives.to_pylist() if row["op"] == "SendRecv"]
     by_instance = {}
@@ -107,7 +107,7 @@ def test_a_message_is_not_over_before_it_was_sent(traces):
 
 
 @pytest.mark.parametrize("name", ["nsys", "store", "store of nsys"])
-def test_the_commands_take_every_format(runs, name):
+def test_path_commands_read_every_format(runs, name):
     def answer(*words):
         words = [words[0], str(runs[name]), *words[1:], "--rank", "3", "--json"]
         done = CliRunner().invoke(main, words, catch_exceptions=False)

@@ -169,7 +169,7 @@ def is_joined(rows):
 
 @settings(deadline=None)
 @given(jobs())
-def test_the_path_of_any_operations_is_the_one_by_definition(rows):
+def test_the_joined_path_agrees_with_the_definition(rows):
     if not is_joined(rows):
         return
     found = found_of(rows)
@@ -207,7 +207,7 @@ def chain(graph, source):
 
 @settings(deadline=None, max_examples=20)
 @given(jobs())
-def test_slack_is_what_the_longest_chain_behind_a_node_leaves(rows):
+def test_slack_is_the_step_minus_the_longest_chain_through_a_node(rows):
     if not is_joined(rows):
         return
     found = found_of(rows)
@@ -234,7 +234,7 @@ def parts_of(found, op):
     return [row for row in found.across.collectives.to_pylist() if row["op"] == op]
 
 
-def test_a_broadcast_waits_for_its_root_alone():
+def test_a_broadcast_waits_only_for_its_root():
     clock = Clock()
     for rank, length in ((0, 50), (1, 10), (2, 90)):
         clock.compute(rank, length)
@@ -252,7 +252,7 @@ def test_a_broadcast_waits_for_its_root_alone():
     assert (root["is_last"], root["held_up_ns"]) == (True, 40)
 
 
-def test_a_reduce_holds_up_its_root_alone():
+def test_in_a_reduce_only_the_root_waits():
     clock = Clock()
     for rank, length in ((0, 50), (1, 10), (2, 90)):
         clock.compute(rank, length)
@@ -264,7 +264,7 @@ def test_a_reduce_holds_up_its_root_alone():
     assert [row["rank"] for row in found.breakdown.to_pylist()][-1] == 10
 
 
-def test_a_send_that_is_gone_before_it_is_received_did_not_wait():
+def test_a_send_that_ends_before_its_receive_does_not_wait():
     clock = Clock()
     for rank, length in ((0, 10), (1, 50), (2, 20)):
         clock.compute(rank, length)
@@ -289,7 +289,7 @@ def test_a_receive_before_its_send_is_a_violation():
     )
 
 
-def test_a_message_that_the_other_side_lacks_is_not_joined_and_shifts_no_other():
+def test_an_unmatched_message_is_not_joined_and_shifts_no_other_message():
     clock = Clock()
     for rank, length in ((0, 50), (1, 10), (2, 20)):
         clock.compute(rank, length)
@@ -322,7 +322,7 @@ def test_a_broadcast_without_a_root_is_not_joined(said):
     assert any("root or peers are unknown" in note for note in found.about.notes)
 
 
-def test_two_roots_of_one_broadcast_contradict_each_other():
+def test_a_broadcast_with_two_roots_is_a_contradiction():
     clock = Clock()
     for rank in RANKS:
         clock.compute(rank, 10)

@@ -83,7 +83,9 @@ def aside(found, begin, end):
         (2, ("SendRecv", "PIPELINE", 2)),
     ],
 )
-def test_a_lost_event_costs_the_path_itself_alone(tmp_path, folder, traces, whole, rank, which):
+def test_a_lost_event_removes_only_itself_from_the_path(
+    tmp_path, folder, traces, whole, rank, which
+):
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (lost,) = filter(None, [rewrite(path, rank, which) for path in tmp_path.iterdir()])

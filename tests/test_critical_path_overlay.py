@@ -57,7 +57,7 @@ def criticals(document):
 
 @real
 @pytest.mark.compiled
-def test_the_overlay_is_that_of_the_reference(tmp_path):
+def test_the_overlay_equals_the_reference(tmp_path):
     found, success = hta.critical_path_analysis(ADD, 0, "", 0, ["data_load"])
     assert success
     written = hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False)
@@ -78,7 +78,7 @@ def test_the_overlay_is_that_of_the_reference(tmp_path):
 
 @real
 @pytest.mark.compiled
-def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
+def test_an_overlay_can_be_limited_to_one_type_of_edges(tmp_path):
     found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
     everything = loaded(
         hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True)
@@ -128,7 +128,7 @@ def read_whole(path):
     return reader.read(path, TraceOptions(whole=True))
 
 
-def test_a_cut_trace_has_no_overlay(tmp_path):
+def test_a_truncated_trace_has_no_overlay(tmp_path):
 
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     path = k.write(tmp_path / "rank0.json", events)
@@ -149,7 +149,7 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
     assert not (tmp_path / "overlay.json").exists()
 
 
-def test_bytes_behind_the_gzip_data_are_no_part_of_an_overlay(tmp_path):
+def test_bytes_after_the_gzip_data_are_not_part_of_an_overlay(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(json.dumps(k.document(events)).encode()) + b"garbage")
@@ -160,7 +160,7 @@ def test_bytes_behind_the_gzip_data_are_no_part_of_an_overlay(tmp_path):
     }
 
 
-def test_events_that_are_none_of_work_stay(tmp_path):
+def test_events_other_than_work_are_kept_in_the_overlay(tmp_path):
 
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid="x"), {"ph": "i", "name": "b", "ts": 1}]
     events[0].pop("args")
@@ -194,7 +194,7 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
 @real
 @pytest.mark.compiled
 @pytest.mark.parametrize("find", [hta.find_path, analyze])
-def test_a_saved_graph_comes_back(tmp_path, find):
+def test_a_saved_graph_is_restored_unchanged(tmp_path, find):
 
     run = open_run(ADD, options=OpenOptions(whole=True))
     found = hta.CPGraph.of(find(run.read(0), Window(annotation=FORWARD, instance=1)))
@@ -269,7 +269,7 @@ def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path)
         ("path", "edge", 1 << 20, "the path has edges that do not exist"),
     ],
 )
-def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, said):
+def test_references_outside_the_tables_are_refused(tmp_path, name, column, value, said):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     found = analyze(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
     path = Path(found.save(str(tmp_path / "graph")))
@@ -313,7 +313,7 @@ def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
         hta.restore_cpgraph(path)
 
 
-def test_a_graph_by_rules_that_are_not_known_is_refused(tmp_path):
+def test_a_saved_graph_with_unknown_rules_is_refused(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     trace = read_whole(k.write(tmp_path / "rank0.json", events))
     path = hta.find_path(trace, Window(annotation="")).save(str(tmp_path / "graph"))

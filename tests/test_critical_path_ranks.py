@@ -61,7 +61,7 @@ def steps(found):
     return [(r["rank"], r["bound_by"], r["duration_ns"] / US) for r in rows if r["duration_ns"]]
 
 
-def test_the_path_goes_through_the_last_that_arrives(tmp_path):
+def test_the_path_goes_through_the_last_rank_to_arrive(tmp_path):
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     assert steps(found) == [
         (1, "gpu_kernel_launch_overhead", 10),
@@ -107,7 +107,7 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
     assert replay.span([Edit(action="scale", target="comm", value=0)]) == 115 * US
 
 
-def test_clocks_are_aligned_first(tmp_path):
+def test_clocks_are_aligned_before_ranks_are_joined(tmp_path):
     both = []
     for compute, ahead in ((60, 0), (100, 3000)):
         rows = rank_events(compute, ahead)
@@ -152,7 +152,7 @@ def test_an_end_before_the_last_arrival_is_a_violation(tmp_path):
     assert found.length_ns == found.wall_ns
 
 
-def test_what_does_not_match_is_not_joined(tmp_path):
+def test_unmatched_collectives_are_not_joined(tmp_path):
     with pytest.raises(
         JoinError, match="no two of these ranks have communication of one group"
     ):
@@ -176,7 +176,7 @@ def behind_attention(found, rank):
 
 
 @pytest.mark.compiled
-def test_the_planted_straggler_holds_the_others_up(tmp_path):
+def test_the_planted_straggler_causes_the_waits(tmp_path):
     # Little drift, so that what is planted shows.
     job = Job.of(ranks=8, steps=2, skew_ns=4_000)
     write(job, tmp_path)
@@ -210,7 +210,7 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
     assert by_rank[job.straggler]["held_up_ns"] > 3 * max(held_up.values())
 
 
-def test_the_command(tmp_path):
+def test_the_command_prints_the_path_through_all_ranks(tmp_path):
     opened(tmp_path, rank_events(60), rank_events(100))
     words = ["critical-path", str(tmp_path), "--annotation", ""]
     text = CliRunner().invoke(main, words, catch_exceptions=False).stdout
@@ -249,9 +249,7 @@ def answer(folder, *words):
     ],
     ids=["nothing in common", "clocks", "no such window"],
 )
-def test_where_ranks_cannot_be_joined_the_path_is_that_of_the_first(
-    tmp_path, ranks, window, why
-):
+def test_if_ranks_cannot_be_joined_the_path_covers_the_first_rank(tmp_path, ranks, window, why):
     opened(tmp_path, *ranks)
     found = answer(tmp_path, "--annotation", window)
     note = found["notes"].pop(0)

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 @given(st.data())
-def test_windows(folder, data):
+def test_windows_are_selected_by_annotation_and_instance(folder, data):
     marks = data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=5))
     events = [k.mark(f"step {n}", ts, 10) for n, ts in enumerate(marks)]
     path = k.write(folder / "rank0.json", [op("a", 0, 1), *events])
@@ -38,7 +38,7 @@ def test_windows(folder, data):
     assert found.about.clipped == (start == 0)
 
 
-def test_windows_that_are_not_there(path_of, tmp_path):
+def test_missing_windows_are_errors(path_of, tmp_path):
     events = [k.mark("ProfilerStep#3", 0, 10), op("a", 0, 5), k.mark("ProfilerStep#30", 20, 10)]
     for rules in (hta.find_path, analyze):
         with pytest.raises(WindowError, match="no event's name contains 'nothing'"):
@@ -61,7 +61,7 @@ def test_windows_that_are_not_there(path_of, tmp_path):
         analyze(metrics_only)
 
 
-def test_a_trace_of_the_host_alone_has_a_path(path_of):
+def test_a_trace_without_device_work_has_a_path(path_of):
     for rules in (hta.find_path, analyze):
         found = path_of(op("a", 0, 10), op("b", 10, 5), by=rules)
         assert found.length_ns == 15 * US
@@ -74,7 +74,7 @@ def test_a_launch_without_a_correlation_has_no_work(path_of):
     assert steps(found)[-2:] == [("unexplained", 5, None), ("gpu_compute_bound", 5, "gemm")]
 
 
-def test_a_cycle_is_no_path_by_the_rules_of_hta(path_of):
+def test_a_cycle_has_no_path_with_the_rules_of_hta(path_of):
     # One call ends as the other starts, and the later one stands first in the file.
     events = [call("cudaLaunchKernel", 1, 1, 1), call("cudaLaunchKernel", 0, 1, 2)]
     found = path_of(*events, by=hta.find_path)
@@ -110,7 +110,7 @@ def test_negative_weights_are_refused_on_request(path_of):
     assert path_of(op("A", 10, 50), by=hta.find_path).critical_path(strict=True)
 
 
-def test_look_ups_by_event_and_edge(path_of):
+def test_nodes_and_edges_can_be_looked_up(path_of):
     events = [op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 6, 1)]
     found = hta.CPGraph.of(path_of(*events))
     assert found.get_nodes_for_event(0) == (0, 3)
@@ -127,7 +127,7 @@ def test_look_ups_by_event_and_edge(path_of):
     ]
 
 
-def test_the_graph_goes_to_networkx(path_of):
+def test_the_graph_converts_to_networkx(path_of):
     pytest.importorskip("networkx")
     found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 5, 1))
     graph = hta.CPGraph.of(found).to_networkx()
@@ -149,7 +149,7 @@ def test_a_stream_is_found_on_the_device_that_has_work_on_it(path_of):
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_work_far_behind_its_launch_waits_for_another_stream(path_of, says):
+def test_work_long_after_its_launch_waits_for_another_stream(path_of, says):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
         call("cudaLaunchKernel", 3, 2, 2),
@@ -165,7 +165,7 @@ def test_work_far_behind_its_launch_waits_for_another_stream(path_of, says):
     assert soon.graph.counts()["inferred"] == 0
 
 
-def test_waits_without_their_records_are_guessed(path_of):
+def test_waits_without_sync_events_are_inferred(path_of):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
         call("cudaStreamWaitEvent", 2, 1, 5),
@@ -190,7 +190,7 @@ def test_a_window_without_events_is_an_error(tmp_path, command):
     ("name", "api"),
     [("Event Sync", "cudaEventSynchronize"), ("Stream Sync", "cudaStreamSynchronize")],
 )
-def test_a_wait_for_nothing_that_is_known_binds_nothing_by_the_rules_of_hta(path_of, name, api):
+def test_a_wait_for_unknown_work_adds_no_edge_with_the_rules_of_hta(path_of, name, api):
     waits = {"wait_on_cuda_event_record_corr_id": 77, "wait_on_stream": 9}
     events = [
         op("outer", 0, 30),

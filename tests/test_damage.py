@@ -104,7 +104,7 @@ def text_of(indent=None, **words):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_file_cut_anywhere_is_an_error_with_its_byte_and_its_whole_events(tmp_path, indent):
+def test_a_file_truncated_anywhere_is_an_error_with_byte_and_complete_events(tmp_path, indent):
     text = text_of(indent)
     path = tmp_path / "rank0.json"
     begins = text.index(b'"traceEvents"')
@@ -120,7 +120,7 @@ def test_a_file_cut_anywhere_is_an_error_with_its_byte_and_its_whole_events(tmp_
             assert any("truncated" in warning for warning in found.warnings)
 
 
-def test_a_compressed_file_cut_anywhere_is_an_error(tmp_path):
+def test_a_truncated_compressed_file_is_an_error(tmp_path):
     packed = gzip.compress(text_of())
     path = tmp_path / "rank0.json.gz"
     for end in range(0, len(packed), 50 if config.DISABLE_JIT else 1):
@@ -129,7 +129,7 @@ def test_a_compressed_file_cut_anywhere_is_an_error(tmp_path):
             scanned(path)
 
 
-def test_a_compressed_file_with_a_wrong_byte_is_an_error_or_the_same(tmp_path):
+def test_a_wrong_byte_in_a_compressed_file_is_an_error_or_harmless(tmp_path):
     packed = gzip.compress(text_of())
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(packed)
@@ -259,7 +259,7 @@ def test_an_event_that_does_not_parse_is_dropped_with_its_byte_and_no_other_is(
     assert f"1 of {MANY + 2} events" in warning
 
 
-def test_what_looks_like_the_end_of_the_events_and_is_not_is_an_error(tmp_path):
+def test_a_false_end_of_the_events_is_an_error(tmp_path):
     text = lines(row("a"), row("b", args='{"a": [{"b": 1}], "fault" 1}'), row("c"))
     with pytest.raises(TraceFileError, match=r"do not parse.*at byte \d+"):
         read_text(tmp_path, text)
@@ -277,7 +277,7 @@ def test_more_than_one_in_a_thousand_is_an_error(tmp_path):
         read_text(tmp_path, text)
 
 
-def test_a_quote_in_a_log_line_or_a_rank_without_a_value_is_read_around(tmp_path):
+def test_quotes_in_log_lines_and_empty_values_are_tolerated(tmp_path):
     text = lines(row("a")).replace('"rank": 0', '"rank": , "world_size": 4')
     text = text.replace(
         '"traceName": "x"', '"INFO": ["say "x" now"],\n  "baseTimeNanoseconds": 5000'
@@ -311,7 +311,7 @@ def test_bytes_that_do_not_print_and_are_no_utf8_are_read(tmp_path):
         (b'{"traceEvents": [{"name": "' + b"x" * (1000 * MANY), "truncated"),
     ],
 )
-def test_what_is_no_trace_is_an_error_that_says_what_was_found(tmp_path, content, message):
+def test_a_file_that_is_not_a_trace_is_an_error_that_describes_it(tmp_path, content, message):
     path = tmp_path / "rank0.json"
     path.write_bytes(content)
     with pytest.raises(FastcommError, match=message) as error:

@@ -54,7 +54,7 @@ def engine(cluster):
         yield found
 
 
-def test_the_result_is_that_of_one_process(traces, engine, cluster, tmp_path):
+def test_results_equal_the_results_of_one_process(traces, engine, cluster, tmp_path):
     here = invoke("metrics", traces, "--json", "--output", tmp_path / "here").stdout
     there = invoke(
         "metrics", traces, "--json", "--output", tmp_path / "there", "--dask", cluster.address
@@ -64,13 +64,13 @@ def test_the_result_is_that_of_one_process(traces, engine, cluster, tmp_path):
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_store_is_that_of_one_process(traces, engine, cluster, tmp_path):
+def test_a_store_equals_the_store_of_one_process(traces, engine, cluster, tmp_path):
     invoke("ingest", traces, "-o", tmp_path / "here")
     invoke("ingest", traces, "-o", tmp_path / "there", "--dask", cluster.address)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_urls_are_looked_at_and_read_by_workers(traces, engine, cluster, tmp_path):
+def test_workers_list_and_read_urls(traces, engine, cluster, tmp_path):
     url = f"file://{traces}"
     here = invoke("metrics", url, "--json").stdout
     assert invoke("metrics", url, "--json", "--dask", cluster.address).stdout == here
@@ -91,13 +91,13 @@ def test_the_task_on_the_page_runs(traces, engine):
     assert skipped == []
 
 
-def test_relative_paths_are_the_callers(traces, engine, cluster, monkeypatch):
+def test_relative_paths_are_resolved_by_the_client(traces, engine, cluster, monkeypatch):
     monkeypatch.chdir(traces.parent)
     found = invoke("info", traces.name, "--all", "--json", "--dask", cluster.address).stdout
     assert found == invoke("info", traces, "--all", "--json").stdout
 
 
-def test_bad_ranks_are_left_out_alike(engine, tmp_path):
+def test_unreadable_ranks_are_skipped_on_a_cluster(engine, tmp_path):
     run = c.run_of(c.fine, c.bad, c.fine, c.too_large, c.fine)
     seen = []
     merged, lost = engine.gather(run, c.COUNT, keep_going=True, progress=seen.append)
@@ -118,7 +118,7 @@ def test_a_bug_is_raised_as_it_is_with_the_rank(engine):
     assert raised.value.__notes__ == ["rank 1: rank1.json"]
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing(engine, cluster, tmp_path):
+def test_ranks_of_a_killed_worker_are_read_again(engine, cluster, tmp_path):
     engine.client.wait_for_workers(2, timeout=30)
     reads = [c.slow] * 24
     reads[7] = partial(c.deadly_once, tmp_path / "killed")
@@ -128,7 +128,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(engine, cluster, tmp_path):
     assert lost == ()
 
 
-def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cluster):
+def test_ranks_that_kill_every_worker_are_skipped_alone(engine, cluster):
     """With a nanny, which starts a killed worker again; one rank needs too much memory."""
     cluster.kill("first")
     cluster.kill("second")
@@ -143,9 +143,7 @@ def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cl
     cluster.kill("third")
 
 
-def test_a_nanny_that_does_not_restart_its_worker_costs_other_workers_nothing(
-    cluster, tmp_path
-):
+def test_a_worker_that_is_not_restarted_does_not_affect_others(cluster, tmp_path):
     late = tmp_path / "late.py"
     late.write_text(c.LATE_NANNY)
     with dask.connected(cluster.address, wait_s=2) as engine:
@@ -167,7 +165,7 @@ def test_a_nanny_that_does_not_restart_its_worker_costs_other_workers_nothing(
     cluster.kill("other")
 
 
-def test_a_cluster_without_workers_is_an_error_in_time(cluster):
+def test_a_cluster_without_workers_is_an_error_within_a_time_limit(cluster):
     late = pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers")
     with dask.connected(cluster.address, wait_s=0.5) as engine, late:
         engine.gather(c.run_of(c.fine), c.COUNT)
@@ -198,7 +196,7 @@ def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
     cluster.kill("strange")
 
 
-def test_the_end_of_the_scheduler_is_an_error_in_time(cluster):
+def test_a_lost_scheduler_is_an_error_within_a_time_limit(cluster):
     cluster.worker("last")
     with dask.connected(cluster.address, wait_s=10) as engine:
         engine.client.wait_for_workers(1, timeout=30)
@@ -223,7 +221,7 @@ def test_the_end_of_the_scheduler_is_an_error_in_time(cluster):
         ("tcp://127.0.0.1:1", "no scheduler answers"),
     ],
 )
-def test_an_address_of_nothing_is_an_error(address, message):
+def test_an_unreachable_address_is_an_error(address, message):
     with pytest.raises(FastcommError, match=message), dask.connected(address, wait_s=0.1):
         pass
 
@@ -299,7 +297,7 @@ def test_a_cluster_of_this_machine_is_started_and_ended():
     assert merged == dict.fromkeys(range(40), 1)
 
 
-def test_nobody_else_reaches_a_cluster_of_this_machine(tmp_path, monkeypatch):
+def test_other_users_cannot_use_a_local_cluster(tmp_path, monkeypatch):
     """Nobody without the certificate of the run; and no port answers HTTP."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with dask.connected("local:1") as engine:

@@ -43,7 +43,7 @@ def scratch(tmp_path, monkeypatch):
     return tmp_path / "scratch"
 
 
-def test_the_result_is_that_of_one_process(traces, cluster, scratch, tmp_path):
+def test_results_equal_the_results_of_one_process(traces, cluster, scratch, tmp_path):
     here = invoke("metrics", traces, "--json", "--output", tmp_path / "here").stdout
     there = invoke(
         *("metrics", traces, "--json", "--output", tmp_path / "there"),
@@ -69,7 +69,7 @@ def ranks_of(whole, left_out, spread):
     return sorted(rank for found in spread(numbers, sorted(whole)) for rank in found)
 
 
-def test_each_rank_is_in_one_file_that_is_gone_after(cluster, scratch):
+def test_each_rank_has_one_scratch_file_that_is_removed(cluster, scratch):
     task = replace(c.COUNT, spill=into_files, finish=ranks_of)
     with dask.connected(cluster.address, scratch=scratch) as engine:
         assert engine.gather(c.run_of(*[c.fine] * 40), task) == list(range(40))
@@ -83,7 +83,7 @@ def ask_deadly(marker, whole, left_out, spread):
     return spread(partial(c.deadly_once, marker), [0, 1, 2])
 
 
-def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_path):
+def test_a_worker_that_dies_while_comparing_is_replaced(cluster, scratch, tmp_path):
     finish = partial(ask_deadly, tmp_path / "killed")
     task = replace(c.COUNT, spill=into_files, finish=finish)
     cluster.worker("third")
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_pa
     assert list(scratch.iterdir()) == []
 
 
-def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
+def test_a_missing_scratch_directory_is_an_error(cluster, scratch, tmp_path):
     scratch.write_text("a file")
     task = replace(c.COUNT, spill=into_files, finish=ranks_of)
     words = r"scratch/fastcomm-.*: Not a directory; expected a directory that all workers share"
@@ -106,7 +106,7 @@ def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
         engine.gather(c.run_of(*[c.fine] * 8), task)
 
 
-def test_a_rank_that_fails_leaves_nothing_in_it(cluster, scratch):
+def test_a_failed_rank_leaves_no_scratch_files(cluster, scratch):
     task = replace(c.COUNT, spill=into_files, finish=ranks_of)
     with (
         pytest.raises(FastcommError, match=r"rank39\.json: damaged"),
@@ -120,12 +120,12 @@ def test_a_rank_that_fails_leaves_nothing_in_it(cluster, scratch):
     assert list(scratch.iterdir()) == []
 
 
-def test_without_a_cluster_it_is_an_error(traces, tmp_path):
+def test_a_scratch_directory_without_a_cluster_is_an_error(traces, tmp_path):
     said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=1)
     assert "--dask-scratch: no cluster shares it; wanted --dask" in said.stderr
 
 
-def test_a_cluster_that_is_started_here_has_one_of_its_own():
+def test_a_local_cluster_has_its_own_scratch_directory():
     with dask.connected("local:1") as engine:
         own = engine.scratch
         assert own.is_dir()

@@ -118,7 +118,7 @@ def test_device_work_waits_for_the_device_work_of_its_producers(tmp_path):
     assert found.bound_ns == (0 + 50 + 50 + 200) * US
 
 
-def test_operators_around_others_are_subgraphs(tmp_path):
+def test_operators_that_call_others_are_subgraphs(tmp_path):
     path, beside = written(tmp_path)
     document = json.loads(beside.read_text())
     outer = node(20, "Linear", [], [])
@@ -133,7 +133,7 @@ def test_operators_around_others_are_subgraphs(tmp_path):
     assert shorter == 27_000
 
 
-def test_schemas_say_what_is_written():
+def test_written_tables_follow_their_schemas():
     nodes = [
         node(1, "a", [tensor(1)], [], "f(Tensor a, *, int[2] b=[0, 0], Tensor(x!) c) -> ()"),
         node(2, "b_", [tensor(1)], []),
@@ -144,14 +144,14 @@ def test_schemas_say_what_is_written():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": [{}]}', '{"nodes": 3}'])
-def test_what_is_no_execution_trace_is_an_error(tmp_path, text):
+def test_an_invalid_execution_trace_is_an_error(tmp_path, text):
     path = tmp_path / "torch_et_0.json"
     path.write_text(text)
     with pytest.raises(TraceFileError, match="not an execution trace of PyTorch"):
         execution_trace.read(path)
 
 
-def test_what_does_not_join_is_an_error(tmp_path):
+def test_an_execution_trace_of_another_run_is_an_error(tmp_path):
     path, beside = written(tmp_path)
     beside.write_text(json.dumps({"nodes": [node(77, "other", [tensor(1)], [])]}))
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_real_execution_traces_join(real, trace, beside, by, share):
     assert found.operators.num_rows > 150
 
 
-def test_the_command(tmp_path):
+def test_the_command_prints_and_writes_data_dependencies(tmp_path):
     path, beside = written(tmp_path)
     words = ["critical-path", str(path), "--annotation", "", "--deps", "data"]
     text = " ".join(CliRunner().invoke(main, words, catch_exceptions=False).stdout.split())
@@ -214,7 +214,7 @@ def test_the_command(tmp_path):
     assert done.exit_code == 0
 
 
-def test_what_runs_beside_its_thread_shortens_the_step_by_its_own_time(tmp_path):
+def test_moving_an_operator_off_its_thread_saves_its_own_time(tmp_path):
     path, beside = written(tmp_path)
     found = answer(path, beside)
     # The second product is read 20 us after it is done: all of its 20 us can be elsewhere.

@@ -97,13 +97,13 @@ def test_the_device_clock_without_launches_is_an_error(tmp_path):
         device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], "device")
 
 
-def test_without_launches_iterations_are_by_the_hosts_marks_and_it_is_said(tmp_path):
+def test_without_launches_iterations_use_the_host_clock_with_a_warning(tmp_path):
     rows, trace = device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)])
     assert rows is None
     assert trace.device_notes[0].startswith("no launch of device work is recorded: iterations")
 
 
-def test_with_few_launches_iterations_are_by_the_hosts_marks_and_it_is_said(tmp_path):
+def test_with_few_launches_iterations_use_the_host_clock_with_a_warning(tmp_path):
     kernels = [k.kernel("gemm", 12 + n, 1) for n in range(3)]
     events = [*STEPS, k.launch(1, 11), k.kernel("known", 10, 1, correlation=11), *kernels]
     rows, trace = device_iterations(tmp_path, events)
@@ -255,7 +255,7 @@ def buffered(rows):
     return MARKS + rest[len(rest) // 2 :] + rest[: len(rest) // 2]
 
 
-def test_no_step_that_a_cut_leaves_differs_from_the_whole_trace(tmp_path):
+def test_complete_steps_of_a_truncated_trace_equal_the_whole_trace(tmp_path):
     places = [n / 40 for n in range(40)]
     assert check_cuts(tmp_path, paired(), places) == 3
     assert check_cuts(tmp_path, by_activity(paired()), places) == 0
@@ -266,7 +266,7 @@ def test_no_step_that_a_cut_leaves_differs_from_the_whole_trace(tmp_path):
 
 
 @pytest.mark.compiled
-def test_no_step_of_a_real_trace_that_is_cut_differs(tmp_path, request):
+def test_complete_steps_of_a_truncated_real_trace_are_unchanged(tmp_path, request):
     path = request.getfixturevalue("kineto") / "sampled_2of128/rank-0.json.gz"
     rows = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     rows = [row for row in rows if row["ph"] == "X"]
@@ -276,7 +276,7 @@ def test_no_step_of_a_real_trace_that_is_cut_differs(tmp_path, request):
 
 
 @pytest.mark.parametrize("end", ["1.2.", "0.0."])
-def test_work_in_no_order_of_time_leaves_no_step_and_says_so(tmp_path, end):
+def test_work_not_ordered_by_time_leaves_no_step_with_a_warning(tmp_path, end):
     warnings = str(read_cut(tmp_path, by_activity(paired()), f'"{end}').meta.warnings)
     assert "iterations 0-3 are left out (4 of 4)" in warnings
     assert ("not in order of time" if end == "1.2." else "before any device work") in warnings
@@ -292,12 +292,12 @@ def test_a_cut_trace_without_marks_has_no_iteration(tmp_path, rows):
     assert "whole trace counts" not in str(trace.meta.warnings)
 
 
-def test_work_that_its_file_lacks_cuts_the_step_of_its_launch(tmp_path):
+def test_a_step_with_missing_device_work_is_incomplete(tmp_path):
     rows = [row for row in paired() if row["name"] != "1.3."]  # written later: behind the cut
     assert read_cut(tmp_path, rows, '"3.2.').iterations["number"].to_pylist() == [0]
 
 
-def test_a_cut_trace_has_the_numbers_of_its_whole_steps(tmp_path):
+def test_a_truncated_trace_has_the_metrics_of_its_complete_steps(tmp_path):
     path = cut(tmp_path, paired(), '"2.2.')
     run = open_run(path, options=OpenOptions(allow_truncated=True))
     found = compute_metrics(run).to_dict()

@@ -52,7 +52,7 @@ def times_us(found):
         ("n8g8", 8, "unique", (1933.1, None, 330.2, 612.3, 326.3)),
     ],
 )
-def test_the_references_take_as_long_as_they_should(name, nodes, demand, wanted):
+def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted):
     workload = reference(name, nodes)
     found = simulate(workload, EXACT, terms_of(workload.recipe, demand=demand))
     direct, spreadout, deepep, fast_us, optimal = wanted
@@ -145,7 +145,7 @@ def test_balance_closes_the_gap_of_skewed_senders():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("gpus", [8, 16, 32, 64])
-def test_deepeps_published_bandwidths(gpus):
+def test_deepep_reproduces_its_published_bandwidths(gpus):
     model = {8: (1, 5.296, 181.8), 16: (1.993, 6.524, 55.3), 32: (3.612, 7.268, 66.4),
              64: (3.983, 7.473, 56.3)}[gpus]  # fmt: skip
     found = deepep_published.modeled(gpus, H800)
@@ -213,7 +213,7 @@ def test_combine_is_dispatch_by_bytes_where_it_mirrors_it():
 
 
 @pytest.mark.parametrize("words", [{"num_nodes": 1}, {"seq_len": 0}, {"gpus_per_node": 1}])
-def test_one_node_one_gpu_and_no_token_have_answers(words):
+def test_one_node_one_gpu_and_no_tokens_have_results(words):
     recipe = Recipe.of(**{"num_nodes": 2, "gpus_per_node": 2, "seq_len": 9, "iter_num": 1,
                           "topk": 1, "batch_size": 1, **words})  # fmt: skip
     found = simulate(
@@ -266,7 +266,7 @@ def test_every_expert_has_a_place_and_every_gpu_as_many(load, replicas, groups):
 
 
 @given(st.lists(st.integers(0, 9), min_size=12, max_size=12), st.sampled_from([1, 3, 12]))
-def test_packing_is_the_heaviest_into_the_lightest(load, packs):
+def test_packing_puts_the_heaviest_expert_on_the_lightest_gpu(load, packs):
     pack, place = placement.packed(np.array(load, float), packs)
     wanted = oracle.packed(load, packs)
     for number, items in enumerate(wanted):
@@ -288,7 +288,9 @@ def test_packing_is_the_heaviest_into_the_lightest(load, packs):
         ("n8g8", 8, 1, 1.5, "local", 148.2),
     ],
 )
-def test_placement_shortens_deepep_as_it_should(name, nodes, groups, factor, rule, wanted):
+def test_placement_shortens_deepep_by_the_expected_factor(
+    name, nodes, groups, factor, rule, wanted
+):
     workload = reference(name, nodes)
     found = dispatch_placement.simulate_placement(
         workload,
@@ -332,7 +334,7 @@ def test_each_layer_is_placed_by_its_own_load():
         ({"strategies": ["fast-compat"]}, "unknown strategy fast-compat: expected deepep, "),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused(words, message):
+def test_an_impossible_placement_is_refused(words, message):
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=4, iter_num=1)
     told = {"strategies": ["deepep"], "terms": terms_of(recipe), "rule": "random",
             "replicas": 8, **words}  # fmt: skip
@@ -361,13 +363,13 @@ def test_a_sweep_has_a_row_for_each_point_and_strategy():
         ({"intra_efficiency": 0.0}, "expected a number from 1e-06 to 1"),
     ],
 )
-def test_links_that_cannot_be_are_refused(words, message):
+def test_invalid_links_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         GpuLinks(**words)
 
 
 @pytest.mark.parametrize("bandwidth", ["50", 50, "50.", "1e1"])
-def test_a_bandwidth_without_a_unit_is_one_of_the_original_only(bandwidth):
+def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
     options = DispatchOptions(bw_inter=bandwidth, bw_intra="50GB/s")
     with pytest.raises(
         ConfigError, match=r"bw_inter: invalid bandwidth '.*': no unit; expected a number"
@@ -379,7 +381,7 @@ def test_a_bandwidth_without_a_unit_is_one_of_the_original_only(bandwidth):
 
 
 @pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
-def test_what_is_no_bandwidth_is_refused_for_the_original_too(bandwidth):
+def test_invalid_bandwidths_are_refused_for_the_original_too(bandwidth):
     with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
         terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))
 

@@ -36,7 +36,7 @@ def made(tmp_path_factory):
     ("n4g8_default", "--num_nodes 4"),
     ("n8g8", "--num-nodes 8 --iter-num 4"),
 ])  # fmt: skip
-def test_the_original_is_printed_to_the_letter(tmp_path, name, options):
+def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
     path = SHARED / "data" / "dispatch" / f"{name}.json"
     if not path.exists():
         pytest.skip(f"no reference at {path}")
@@ -74,13 +74,13 @@ def test_the_report_names_the_bottleneck_and_shows_the_load(made):
     assert "\x1b" not in out
 
 
-def test_strategies_stand_side_by_side(made):
+def test_compare_prints_one_row_per_strategy(made):
     out = said(f"compare {made}")
     assert "multicast-balanced" in out
     assert "fast-compat" in said("compare --num-nodes 1 --seq-len 4 --iter-num 1")
 
 
-def test_a_result_goes_into_files(made, tmp_path):
+def test_results_are_written_to_files(made, tmp_path):
     said(f"compare {made} -o {tmp_path}/out")
     found = json.loads((tmp_path / "out" / "dispatch.json").read_text())
     rows = pq.read_table(tmp_path / "out" / "dispatch.parquet").to_pylist()
@@ -104,7 +104,7 @@ def test_a_sweep_is_a_table(tmp_path):
     assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
 
 
-def test_a_jobs_own_routing_is_simulated(tmp_path):
+def test_the_routing_table_of_a_job_is_simulated(tmp_path):
     random = np.random.default_rng(0)
     path = tmp_path / "job.npz"
     np.savez(
@@ -183,7 +183,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ("sweep --over color=1", "invalid --over 'color=1'"),
     ],
 )
-def test_a_users_mistake_is_one_line(made, arguments, message):
+def test_a_user_error_is_one_line(made, arguments, message):
     out = said(arguments.format(made=made), 1)
     assert message in out
     assert len(out.splitlines()) == 1

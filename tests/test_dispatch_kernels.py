@@ -46,7 +46,7 @@ def test_one_pass_counts_what_the_definition_counts(layer):
 
 
 @pytest.mark.parametrize("nodes", [9, 70])
-def test_many_nodes_are_counted_as_few_are(nodes):
+def test_counting_many_nodes_agrees_with_counting_few(nodes):
     random = np.random.default_rng(nodes)
     src = random.integers(0, 3 * nodes, 40).astype(np.int16)
     expert = random.integers(0, 3 * nodes, (40, 3)).astype(np.int16)
@@ -97,14 +97,14 @@ def test_sharing_nics_delivers_each_token_once_and_evenly(layer):
 
 
 @given(layers())
-def test_once_a_node_never_moves_more_than_every_copy(layer):
+def test_sending_once_per_node_never_moves_more_than_every_copy(layer):
     traffic = Traffic.of(layer)
     sums = traffic.copies.sum(), traffic.unique.sum(), traffic.node_unique.sum()
     assert sorted(sums, reverse=True) == list(sums)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 4), st.booleans(), st.integers(0, 3))
-def test_a_token_is_a_function_of_its_number(key, topk, uniform, first):
+def test_a_token_depends_only_on_its_number(key, topk, uniform, first):
     threshold = np.array([2**32, 2**31, 2**30, 0, 5], np.uint64)
     alias = np.array([0, 0, 1, 4, 2], np.int16)
     out = np.empty((6, topk), np.int16)
@@ -170,7 +170,7 @@ def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition
 
 
 @pytest.mark.parametrize(("start_s", "load"), [(0.0, 50), (3.0, 50), (1000.0, 100)])
-def test_a_node_evens_out_what_its_nics_send_where_that_pays(start_s, load):
+def test_a_node_balances_its_nics_if_that_is_faster(start_s, load):
     demand = np.zeros((4, 4), np.int64)
     demand[0, 2:] = 50  # one of two GPUs sends all
     intra = traffic.Cost(start_s=start_s, unit_s=0.5)

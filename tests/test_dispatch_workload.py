@@ -29,7 +29,7 @@ def small(**words):
 
 
 @pytest.mark.parametrize("law", EACH)
-def test_a_stored_workload_is_the_drawn_one(tmp_path, law):
+def test_a_stored_workload_equals_the_drawn_one(tmp_path, law):
     recipe = small(sampler=law)
     files = workload.write(recipe, tmp_path / "w")
     assert [path.name for path in files] == [f"iter_{n}_requests.parquet" for n in (0, 1)]
@@ -45,7 +45,7 @@ def test_a_stored_workload_is_the_drawn_one(tmp_path, law):
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3])
-def test_a_layer_of_few_or_no_tokens_is_stored(tmp_path, tokens):
+def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
     workload.write(small(seq_len=tokens, batch_size=1), tmp_path)
     layers = list(workload.open_workload(tmp_path).layers())
     assert [len(layer.src) for layer in layers] == [tokens] * 4
@@ -54,7 +54,7 @@ def test_a_layer_of_few_or_no_tokens_is_stored(tmp_path, tokens):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("law", ["zipf", "gate"])
-def test_any_number_of_threads_draws_the_same(law):
+def test_tokens_do_not_depend_on_the_number_of_threads(law):
     recipe = Recipe.of(iter_num=1, seq_len=40_000, sampler=law, shuffle=True)
     one, three = (next(sampler.layers(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
@@ -96,7 +96,7 @@ def test_an_alias_table_has_the_shares_of_its_law():
     assert found / 5 == pytest.approx(law)
 
 
-def test_sources_come_evenly_or_as_told():
+def test_source_gpus_are_even_or_follow_hot_ranks():
     recipe = small(seq_len=5, batch_size=2)
     assert sampler.source_gpus(recipe).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
     assert sampler.source_gpus(recipe, [7, 0, 1, 2]).tolist() == [0] * 7 + [2, 3, 3]
@@ -136,7 +136,7 @@ def test_hot_ranks_send_mostly_away():
         ({"distinct": "never"}, "invalid distinct 'never'"),
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused(words, message):
+def test_an_invalid_recipe_is_refused(words, message):
     with pytest.raises(FastcommError, match=message):
         small(**words)
 
@@ -228,7 +228,7 @@ def test_a_table_of_a_job_is_read_from_numpy_and_parquet(tmp_path):
     assert [layer.expert[0].tolist() for layer in opened.layers()] == [[0, 7], [2, 3]]
 
 
-def test_experts_alone_lie_evenly_on_the_gpus(tmp_path):
+def test_tokens_without_sources_are_distributed_evenly(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[0], [7], [3], [1]]))
     (layer,) = workload.open_workload(tmp_path / "a.npy", SHAPE).layers()
     assert layer.src.tolist() == [0, 1, 2, 3]

@@ -69,7 +69,7 @@ def test_a_page_shows_the_current_output_of_its_commands(page, demo_folder):
     assert pages.update(text, demo_folder) == text, REFRESH
 
 
-def test_python_that_fails_or_prints_otherwise_is_seen(tmp_path):
+def test_failing_python_and_changed_outputs_are_detected(tmp_path):
     page = "```pycon\n>>> 1 + 1\n3\n>>> for each in (1, 2):\n...     print(each)\n```\n"
     assert pages.update_python(page, tmp_path) == (
         "```pycon\n>>> 1 + 1\n2\n>>> for each in (1, 2):\n...     print(each)\n1\n2\n```\n"
@@ -84,7 +84,7 @@ def test_python_that_fails_or_prints_otherwise_is_seen(tmp_path):
 
 
 @pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
-def test_a_drawing_is_current_and_says_what_it_shows(draw):
+def test_a_drawing_is_current_and_has_a_description(draw):
     path = drawings.FOLDER / f"metric-{draw.__name__}.svg"
     assert path.read_text("utf-8") == draw().svg(), "`python docs/drawings.py` updates it"
     words = [each.text for each in ElementTree.parse(path).iter() if each.text]
@@ -94,7 +94,7 @@ def test_a_drawing_is_current_and_says_what_it_shows(draw):
     assert len(words) > 5
 
 
-def test_every_example_of_a_configuration_is_one(tmp_path):
+def test_every_example_configuration_is_valid(tmp_path):
     examples = [each for page in ALL for each in blocks(page.read_text("utf-8"), "toml")]
     for example in examples:
         path = tmp_path / "fastcomm.toml"
@@ -104,7 +104,7 @@ def test_every_example_of_a_configuration_is_one(tmp_path):
     assert tables == {"parallel", "tags", "kernels", "iterations", "link", "ranks", "table"}
 
 
-def test_the_configuration_page_knows_every_key():
+def test_the_configuration_page_lists_every_key():
     keys = {
         *config.Parallel.__slots__,
         *RULE_FIELDS,
@@ -113,7 +113,7 @@ def test_the_configuration_page_knows_every_key():
     assert keys | {*OPS, *TAGS, *ORDERS} <= words(text_of("docs/configuration.md"))
 
 
-def test_the_python_page_knows_every_table_and_column(tmp_path):
+def test_the_python_page_lists_every_table_and_column(tmp_path):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
     found = compute_metrics(open_run(tmp_path))
     rows = dict(
@@ -123,7 +123,7 @@ def test_the_python_page_knows_every_table_and_column(tmp_path):
         assert set(table.column_names) <= words(rows[name]), name
 
 
-def test_the_python_page_knows_every_option_and_name():
+def test_the_python_page_lists_every_option():
     known = words(text_of("docs/python.md"))
     for kind in (ReadOptions, MetricsOptions, PathOptions, StragglerOptions):
         assert {each.name for each in fields(kind)} - {
@@ -154,7 +154,7 @@ def pages_of_metrics():
     )
 
 
-def test_the_pages_of_metrics_know_every_key():
+def test_the_metrics_pages_list_every_key():
     def keys(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", ())
@@ -165,7 +165,7 @@ def test_the_pages_of_metrics_know_every_key():
     assert set(keys(schema)) - words(pages_of_metrics()) == set()
 
 
-def test_the_pages_of_tags_and_traces_know_every_order_and_name():
+def test_the_pages_of_tags_and_traces_list_every_order_and_name():
     known = words(text_of("docs/tags.md"))
     assert {*ORDERS, *ORDERS.values()} <= known
     assert {name.replace("N", "3") for name in NAME_PATTERNS} <= words(
@@ -232,7 +232,7 @@ def written(folder, format_):
 @pytest.mark.parametrize(
     ("column", "format_"), tuple(enumerate(("kineto", "nsys", "inspector", "optable")))
 )
-def test_the_table_of_formats_says_what_readers_give(column, format_, tmp_path):
+def test_the_table_of_formats_agrees_with_the_readers(column, format_, tmp_path):
     rows = re.findall(r"^\| ([^|`]+) \| (.*) \|$", text_of("docs/traces.md"), re.MULTILINE)
     said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
     assert said["format"] == format_
@@ -249,7 +249,7 @@ def test_python_on_a_page_compiles(page):
         compile(block, str(page), "exec")
 
 
-def test_the_page_of_design_knows_every_kernel_and_their_benchmarks():
+def test_the_design_page_lists_every_kernel_and_benchmark():
     page = text_of("docs/design.md")
     rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (`[^|]+`) \|$", page, re.MULTILINE)
     modules = {path.stem for path in (ROOT / "kernels" / "fastcomm_kernels").glob("[a-z]*.py")}
@@ -258,7 +258,7 @@ def test_the_page_of_design_knows_every_kernel_and_their_benchmarks():
     assert {name for row in rows for name in words(row[1])} <= set(bars)
 
 
-def test_the_page_of_performance_knows_every_bar_and_is_above_it():
+def test_the_performance_page_lists_every_bar_and_exceeds_it():
     page = text_of("docs/benchmarks.md")
     bars = tomllib.loads(text_of("bench/bars.toml"))
     rows = re.findall(
@@ -280,7 +280,7 @@ def test_every_fault_of_the_table_has_a_test_that_exists():
         assert f"\ndef {name}(" in text_of(f"tests/{file}"), name
 
 
-def test_the_limits_of_the_page_are_those_of_the_program():
+def test_the_page_lists_the_limits_of_the_program():
     page = text_of("docs/reliability.md")
     rows = dict(re.findall(r"^\| `(FASTCOMM_\w+)` \| (\d+) \|", page, re.M))
     assert {name: int(value) for name, value in rows.items()} == files.USUAL

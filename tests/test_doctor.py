@@ -33,7 +33,7 @@ def found(*words, code=0):
     return json.loads(invoke(*words, "--json", code=code))["checks"]
 
 
-def test_it_tells_versions_machine_cache_and_that_measuring_works():
+def test_doctor_prints_versions_machine_cache_and_a_self_test():
     said = found()
     assert said["fastcomm"]["found"] == f"{__version__} ({processes.code()})"
     assert {"python", "numba", "numpy", "pyarrow", "distributed", "cores", "memory"} <= {*said}
@@ -48,7 +48,7 @@ def test_it_tells_versions_machine_cache_and_that_measuring_works():
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_it_tells_nothing_of_who_and_where(words, monkeypatch, tmp_path):
+def test_doctor_prints_no_names_of_users_hosts_or_paths(words, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "who"))
     monkeypatch.setenv("FASTCOMM_TEST_TOKEN", "a-secret-of-the-environment")
     text = invoke(*words, "--dask", "tcp://127.0.0.1:1", "--dask-wait", "0.1", code=1)
@@ -58,7 +58,7 @@ def test_it_tells_nothing_of_who_and_where(words, monkeypatch, tmp_path):
     assert [word for word in hidden if word in text] == []
 
 
-def test_what_is_broken_is_marked_and_ends_with_1(monkeypatch):
+def test_failed_checks_are_marked_and_exit_with_1(monkeypatch):
     monkeypatch.setattr(_jit, "cache_folder", lambda: None)
     monkeypatch.setattr(_jit, "has_jit", lambda: False)
     monkeypatch.setitem(doctor._EXPECTED, "time_ns", 1)
@@ -69,7 +69,7 @@ def test_what_is_broken_is_marked_and_ends_with_1(monkeypatch):
     assert "time_ns is 9000, expected 1" in bad["self-test"]
 
 
-def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
+def test_a_crash_of_the_self_test_is_reported_by_its_type_only(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
@@ -78,7 +78,7 @@ def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 
 
-def test_an_optional_package_that_is_missing_is_no_fault(monkeypatch):
+def test_a_missing_optional_package_is_not_a_fault(monkeypatch):
     theirs = doctor.installed
     monkeypatch.setattr(
         doctor, "installed", lambda name: None if name == "networkx" else theirs(name)
@@ -103,7 +103,7 @@ def flip(path, place):
     ],
     ids=["page", "footer", "size", "missing"],
 )
-def test_a_store_is_compared_with_what_was_written(tmp_path, damage, words):
+def test_files_of_a_store_are_compared_with_their_checksums(tmp_path, damage, words):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "traces")
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     said = found(tmp_path / "store")["store"]
@@ -118,7 +118,7 @@ def test_a_store_is_compared_with_what_was_written(tmp_path, damage, words):
 
 
 @pytest.mark.parametrize("name", ["ranks", "groups", "iterations"])
-def test_tables_of_a_store_are_compared_with_what_was_written(tmp_path, name):
+def test_tables_of_a_store_are_compared_with_their_checksums(tmp_path, name):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "traces")
     store = tmp_path / "store"
     ingest(plan([tmp_path / "traces"], store))
@@ -130,7 +130,7 @@ def test_tables_of_a_store_are_compared_with_what_was_written(tmp_path, name):
         }
 
 
-def test_a_store_without_checksums_of_tables_is_told_so(tmp_path):
+def test_a_store_without_table_checksums_is_reported(tmp_path):
     write(Job.of(ranks=1, steps=1, layers=1), tmp_path / "traces")
     store = tmp_path / "store"
     ingest(plan([tmp_path / "traces"], store))
@@ -146,7 +146,7 @@ def test_a_store_without_checksums_of_tables_is_told_so(tmp_path):
     assert told["found"].endswith("no checksums of tables, which are not checked")
 
 
-def test_a_store_that_cannot_be_opened_or_is_not_whole_is_told_without_its_path(tmp_path):
+def test_an_unreadable_or_incomplete_store_is_reported_without_its_path(tmp_path):
     said = found(tmp_path / "none", code=1)["store"]
     assert said == {"found": "cannot be opened: `fastcomm info` says why", "state": "bad"}
     manifest = Manifest(version="1", complete=False)
@@ -154,7 +154,7 @@ def test_a_store_that_cannot_be_opened_or_is_not_whole_is_told_without_its_path(
     assert found(tmp_path, code=1)["store"]["found"].startswith("not whole")
 
 
-def test_it_looks_at_a_cluster(tmp_path):
+def test_doctor_checks_a_cluster(tmp_path):
     cluster = c.Cluster(tmp_path)
     try:
         cluster.worker("only")
@@ -174,13 +174,13 @@ def test_it_looks_at_a_cluster(tmp_path):
     ("address", "words"),
     [("local:none", "no such address, or no extra dask"), ("tcp://127.0.0.1:1", "failed: ")],
 )
-def test_a_cluster_that_cannot_be_reached_is_told_without_its_address(address, words):
+def test_an_unreachable_cluster_is_reported_without_its_address(address, words):
     said = found("--dask", address, "--dask-wait", "0.1", code=1)["dask"]
     assert said["state"] == "bad"
     assert said["found"].startswith(words)
 
 
-def test_another_fastcomm_on_the_cluster_is_told(monkeypatch):
+def test_another_fastcomm_version_on_the_cluster_is_reported(monkeypatch):
     def other(*_, **__):
         raise ClusterError("tcp://somebody:1: fastcomm 9")
 

@@ -44,7 +44,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_was_stored_measures_as_its_source(tmp_path, name):
+def test_a_store_measures_like_its_source_in_every_format(tmp_path, name):
     folder = tmp_path / "source"
     folder.mkdir()
     made = MAKERS[name](folder)

@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(("command", "name"), READERS)
-def test_a_pipe_is_refused_and_not_waited_for(folder, command, name):
+def test_a_pipe_is_refused_at_once(folder, command, name):
     os.mkfifo(folder / name)
     assert "a pipe: expected a regular file" in ends(command, name, folder)
 
@@ -73,7 +73,7 @@ def test_a_directory_without_permission_is_an_error_with_its_path(folder):
     locked.chmod(0o755)
 
 
-def test_a_directory_of_thousands_of_levels_is_one_line(folder):
+def test_a_directory_of_thousands_of_levels_is_an_error_in_one_line(folder):
     here = os.open(folder / "none", os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=here)
@@ -118,7 +118,7 @@ def test_a_link_to_itself_is_an_error_that_names_it(folder):
     assert "skipped: rank 5: " in said
 
 
-def test_a_link_to_the_directory_above_is_followed_no_further(folder):
+def test_a_link_to_a_parent_directory_is_not_followed_again(folder):
     (folder / "good.json").rename(folder / "none" / "rank0.json")
     (folder / "none" / "up").symlink_to("..")
     code, said = run("metrics", folder, "--json")
@@ -170,7 +170,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(folder, name, monk
     assert f"{name}: changed while it was read; wait" in refused("metrics", path)
 
 
-def test_a_file_that_is_cut_after_it_was_read_does_no_harm(tmp_path):
+def test_truncating_a_file_after_reading_has_no_effect(tmp_path):
     (path,) = write_nsys(SMALL, tmp_path, ranks=[0], kind="arrowdir")
     rows = Export(path).rows("CUPTI_ACTIVITY_KIND_KERNEL", ("start", "end"))
     file = path / "CUPTI_ACTIVITY_KIND_KERNEL.arrow"

@@ -42,7 +42,7 @@ def with_text(folder, old, new, text=BASE):
         ('"traceEvents": [', '"x": ' + DEEP + ', "traceEvents": ['),
     ],
 )
-def test_json_nested_a_million_deep_is_read_around_or_refused(folder, old, new):
+def test_json_nested_a_million_deep_is_skipped_or_refused(folder, old, new):
     path = with_text(folder, old, new)
     for command in ("metrics", "info", "critical-path"):
         code, said = run(command, path)
@@ -73,7 +73,7 @@ LONG = "9" * 1000
         ('"baseTimeNanoseconds": 0', f'"baseTimeNanoseconds": -{1 << 63}', "absolute time"),
     ],
 )
-def test_numbers_of_a_thousand_digits_cost_their_event_or_are_unknown(folder, old, new, warned):
+def test_numbers_of_a_thousand_digits_drop_their_event_or_are_unknown(folder, old, new, warned):
     code, said = run("info", with_text(folder, old, new))
     assert code == 0, said
     assert warned in " ".join(said.split())
@@ -86,7 +86,7 @@ def test_numbers_of_a_thousand_digits_cost_their_event_or_are_unknown(folder, ol
         ('"world_size": 1', f'"world_size": {10**15}', "a world size of more than 4194304"),
     ],
 )
-def test_ranks_that_no_job_has_are_refused(folder, old, new, message):
+def test_implausible_ranks_are_refused(folder, old, new, message):
     assert message in refused("metrics", with_text(folder, old, new))
 
 
@@ -97,7 +97,7 @@ def test_a_name_of_megabytes_is_read_up_to_a_limit(folder, monkeypatch):
     assert "is longer than 1 MiB" in refused("metrics", path)
 
 
-def test_a_name_that_is_no_utf8_is_read(folder):
+def test_a_name_that_is_not_utf8_is_read(folder):
     path = folder / "rank0.json"
     path.write_bytes(BASE.replace("gemm", "g\udcff\udcfem").encode(errors="surrogateescape"))
     assert run("metrics", path)[0] == 0
@@ -105,13 +105,13 @@ def test_a_name_that_is_no_utf8_is_read(folder):
     assert run("critical-path", path)[0] == 0
 
 
-def test_a_negative_duration_costs_its_event_and_is_said(folder):
+def test_an_event_with_a_negative_duration_is_dropped_with_a_warning(folder):
     code, said = run("info", with_text(folder, '"dur": 30', '"dur": -30'))
     assert code == 0
     assert "1 of 4 events do not parse" in " ".join(said.split())
 
 
-def test_a_clock_that_jumps_is_read_as_it_stands(folder):
+def test_times_of_a_clock_that_jumps_are_read_unchanged(folder):
     events = [*STEP, k.kernel("early", -5e12, 3), k.kernel("late", 9e15, 3)]
     path = folder / "rank0.json"
     path.write_text(json.dumps(k.document(events)))
@@ -151,7 +151,7 @@ def test_as_many_streams_as_events_take_no_longer_than_one(folder):
     assert took[100_000, 100_000] < 6 * took[100_000, 1]
 
 
-def test_ids_beyond_what_a_float_holds_are_told_apart(folder):
+def test_ids_above_2_to_the_53_are_distinguished(folder):
     near = [(1 << 53) + 1, (1 << 53) + 2, (1 << 62) + 1, (1 << 62) + 2]
     events = [STEP[0], *(k.launch(n + 1, each) for n, each in enumerate(near))]
     events += [
@@ -166,7 +166,7 @@ def test_ids_beyond_what_a_float_holds_are_told_apart(folder):
     assert {row["thread"] for row in stored if row["name"] == "g"} == set(map(str, near))
 
 
-def test_a_key_that_stands_twice_has_its_last_value(folder):
+def test_a_duplicate_key_has_its_last_value(folder):
     code, said = run("info", with_text(folder, '"dur": 30', '"dur": 7, "dur": 30'))
     assert code == 0, said
     assert "two lists of traceEvents, the second at byte 151;" in refused(

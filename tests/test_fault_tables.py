@@ -61,7 +61,7 @@ def columns_of(path, table):
         return [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
 
 
-def test_a_view_in_place_of_a_table_is_never_run(export):
+def test_a_view_in_place_of_a_table_is_never_evaluated(export):
     names = ", ".join(f'x AS "{name}"' for name in columns_of(export, KERNEL))
     change(
         export,
@@ -71,12 +71,12 @@ def test_a_view_in_place_of_a_table_is_never_run(export):
     assert f"{KERNEL} is a view, a virtual table or has computed" in refused("metrics", export)
 
 
-def test_a_virtual_table_is_never_asked(export):
+def test_a_virtual_table_is_never_queried(export):
     change(export, f"DROP TABLE {NVTX}", f"CREATE VIRTUAL TABLE {NVTX} USING fts5(start, end)")
     assert f"{NVTX} is a view, a virtual table or has computed" in refused("metrics", export)
 
 
-def test_triggers_and_other_views_do_nothing(export):
+def test_triggers_and_other_views_have_no_effect(export):
     before = run("metrics", export, "--json")
     change(
         export,
@@ -87,14 +87,14 @@ def test_triggers_and_other_views_do_nothing(export):
     assert run("metrics", export, "--json") == before
 
 
-def test_a_column_that_is_computed_is_never_asked(export):
+def test_a_computed_column_is_never_evaluated(export):
     change(export, f"ALTER TABLE {NVTX} RENAME COLUMN text TO old",
            f"ALTER TABLE {NVTX} ADD COLUMN text AS (hex(zeroblob(400000000)))")  # fmt: skip
     assert f"{NVTX} is a view, a virtual table or has computed" in refused("info", export)
 
 
 @pytest.mark.usefixtures("small_bombs")
-def test_a_default_that_multiplies_is_a_bomb(export):
+def test_a_default_value_that_expands_is_a_bomb(export):
     change(export, f"ALTER TABLE {NVTX} RENAME COLUMN text TO old",
            f"ALTER TABLE {NVTX} ADD COLUMN text TEXT DEFAULT '{'x' * 500_000}'")  # fmt: skip
     assert "possibly a decompression bomb" in refused("metrics", export)
@@ -111,7 +111,7 @@ def rows_of_many(export):
 
 
 @pytest.mark.parametrize("leads_to", [-1, 0, 1 << 20, 3])
-def test_pages_that_lead_to_each_other_are_refused(export, leads_to):
+def test_pages_that_refer_to_each_other_are_refused(export, leads_to):
     at, size = rows_of_many(export)
     assert run("info", export)[0] == 0
     whole = bytearray(export.read_bytes())
@@ -158,7 +158,7 @@ def test_a_table_with_wrong_bytes_is_an_error_or_read(exports, tmp_path, kind):
         path.write_bytes(whole)
 
 
-def test_a_file_that_says_it_has_more_rows_than_memory_is_refused(folder):
+def test_a_file_that_declares_more_rows_than_memory_is_refused(folder):
     pq.write_table(pa.table({"src": pa.array(np.arange(3000))}), folder / "w.parquet")
     whole = (folder / "w.parquet").read_bytes()
     footer = whole.rindex(b"\xf0.") if b"\xf0." in whole else None
@@ -182,7 +182,7 @@ def test_a_manifest_that_names_another_file_is_refused(folder, name):
         assert f"in file {name!r}" in refused(command, folder / "store")
 
 
-def test_a_link_out_of_a_store_is_refused(folder):
+def test_a_link_to_a_file_outside_the_store_is_refused(folder):
     run("ingest", folder / "good.json", "-o", folder / "store")
     file = folder / "store" / "rank-00000.parquet"
     file.rename(folder / "rank-00000.parquet")

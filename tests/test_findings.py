@@ -63,7 +63,7 @@ def test_a_planted_fault_is_found_with_its_cost_and_nothing_else(layout, fault):
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, None])
-def test_the_first_finding_of_512_ranks_is_the_planted_cause_and_there_is_none_without(fault):
+def test_the_first_finding_of_512_ranks_is_the_planted_cause(fault):
     changes = {"fault": fault} if fault else {"straggler": None}
     job = Job.of(512, steps=1, layers=2, **changes)
     found, wanted = measured_job(job, with_tables=False), planted(job)
@@ -107,7 +107,7 @@ def test_no_cause_is_found_in_a_clean_run(job):
 
 
 @pytest.mark.parametrize("fault", ["slow_gpu", "slow_link"])
-def test_a_slower_fault_costs_more_and_a_small_one_is_none(fault):
+def test_a_larger_fault_costs_more_and_a_small_one_is_not_found(fault):
     costs = []
     for slowdown in (0, 40, 80):
         found = measured_job(Job.of(fault=fault, slowdown=slowdown, steps=1)).findings
@@ -135,7 +135,7 @@ def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
 
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("ranks", [3, 7, 9])
-def test_a_late_host_of_a_data_parallel_job_costs_up_to_15_percent_less_than_said(ranks, steps):
+def test_the_cost_of_a_late_data_parallel_host_is_at_most_15_percent_too_high(ranks, steps):
     job = Job.of(ranks, fault="jittery_host", steps=steps)
     (found,) = measured_job(job).findings
     assert found.kind == "jittery_host"
@@ -226,7 +226,7 @@ def told(findings):
     return [(each.ranks, each.cost_ns / MS) for each in findings]
 
 
-def test_a_straggler_costs_no_more_than_others_wait_for_it_alone():
+def test_the_cost_of_a_straggler_is_limited_by_waits_for_it_alone():
     (found,) = own_work(known_of({3: 4}, caused={3: 1.5 * MS, 5: 1 * MS}))
     assert told([found]) == [((3,), pytest.approx(1.5))]
     assert "+4.00 ms compute per step; others delay the same steps, its share is 1.50" in (
@@ -237,7 +237,7 @@ def test_a_straggler_costs_no_more_than_others_wait_for_it_alone():
         assert told([found]) == [((3,), 4)]
 
 
-def test_ranks_that_tie_are_one_finding_that_costs_the_delay_once():
+def test_ranks_with_equal_delays_are_one_finding_that_costs_the_delay_once():
     (found,) = own_work(known_of({3: 4, 5: 4}))
     assert told([found]) == [((3, 5), 4)]
     text = (
@@ -301,7 +301,7 @@ def test_the_share_of_two_ranks_counts_the_collectives_that_they_are_late_at(pai
     assert sorted(told(found)) == [(ranks, pytest.approx(part)) for ranks, part in wanted]
 
 
-def test_ranks_that_tie_and_are_late_at_different_collectives_cost_the_sum():
+def test_equally_late_ranks_at_different_collectives_cost_the_sum():
     (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 4 * MS, 5: 4 * MS}))
     assert told([found]) == [((3, 5), 8)]
     assert "+4.00 ms compute per step each, in turns: together 8.00 ms (8.0 % of" in found.text

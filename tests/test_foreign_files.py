@@ -49,7 +49,7 @@ def test_a_log_of_json_lines_that_is_named_after_a_rank_is_foreign(folder):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", "{", "[", '{"schemaVersion"'])
-def test_a_file_named_after_a_rank_that_holds_nothing_is_damaged(tmp_path, text):
+def test_an_empty_file_named_after_a_rank_is_damaged(tmp_path, text):
     k.write(tmp_path / "rank0.json", STEP, rank=0, world=2)
     (tmp_path / "rank1.json").write_text(text)
     with pytest.raises(TraceFileError, match=r"rank1\.json: "):
@@ -59,7 +59,7 @@ def test_a_file_named_after_a_rank_that_holds_nothing_is_damaged(tmp_path, text)
     assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
 
 
-def test_a_long_envelope_before_the_events_is_read(tmp_path):
+def test_long_metadata_before_the_events_is_read(tmp_path):
     path = k.write(tmp_path / "host_1.2.pt.trace.json", STEP)
     whole = {"metadata": {"notes": "x" * (3 << 20)}, **json.loads(path.read_text())}
     path.write_text(json.dumps(whole))
@@ -67,7 +67,7 @@ def test_a_long_envelope_before_the_events_is_read(tmp_path):
 
 
 @pytest.mark.skipif(not TRIAL.exists(), reason="the shared trial is not here")
-def test_a_trial_and_a_uniform_trace_say_which_commands_read_them(tmp_path):
+def test_trials_and_uniform_traces_are_errors_that_name_their_commands(tmp_path):
     for command in ("stats", "replay", "convert"):
         more = (tmp_path / "x.json",) if command == "convert" else ()
         error = invoke(command, TRIAL, *more, code=1).stderr
@@ -96,7 +96,7 @@ def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
     assert f"no traces, not read in {tmp_path}: rank0.json" in run.warnings
 
 
-def test_a_profiler_trace_named_like_a_trial_is_no_trial(tmp_path):
+def test_a_profiler_trace_named_like_a_trial_is_not_a_trial(tmp_path):
     k.write(tmp_path / "trace.json.gz", STEP)
     assert "1 rank, " in invoke("stats", tmp_path).stdout
     assert "1 rank," in invoke("metrics", tmp_path).stdout
@@ -132,7 +132,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize(("name", "words"), PACKED.items())
-def test_what_is_packed_says_how_to_unpack_it(tmp_path, name, words):
+def test_packed_files_are_errors_that_explain_unpacking(tmp_path, name, words):
     (tmp_path / name).write_bytes(b"\x1f\x8b" + bytes(100))
     for path in (tmp_path / name, tmp_path):
         error = invoke("metrics", path, code=1).stderr
@@ -151,7 +151,9 @@ def test_what_is_packed_says_how_to_unpack_it(tmp_path, name, words):
         (b"hello", "text that begins with 'hello'"),
     ],
 )
-def test_what_is_no_json_is_told_by_its_bytes_and_never_printed(tmp_path, data, words):
+def test_files_that_are_not_json_are_identified_by_first_bytes_and_never_printed(
+    tmp_path, data, words
+):
     path = tmp_path / "rank0.json"
     path.write_bytes(data)
     error = invoke("metrics", path, code=1).stderr
@@ -179,7 +181,7 @@ def test_compare_takes_urls():
         memory.rm("/compared", recursive=True)
 
 
-def test_a_url_of_compare_is_no_local_path(monkeypatch):
+def test_compare_does_not_treat_a_url_as_a_local_path(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     error = invoke("compare", "s3://bucket/a", "s3://bucket/b", code=1).stderr
     assert "BEFORE (s3://bucket/a): s3://bucket/a: " in error
@@ -214,14 +216,16 @@ def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_pa
     )
 
 
-def test_the_second_run_of_stats_is_no_standard_input(tmp_path):
+def test_stats_against_standard_input_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", STEP)
     error = invoke("stats", path, "--against", "-", code=1).stderr
     assert error.startswith("Error: -: standard input cannot be read")
 
 
 @pytest.mark.parametrize(("name", "words"), PACKED.items())
-def test_a_table_of_operations_that_is_packed_says_how_to_unpack_it(tmp_path, name, words):
+def test_a_packed_table_of_operations_is_an_error_that_explains_unpacking(
+    tmp_path, name, words
+):
     path = tmp_path / name
     path.write_bytes(b"\x1f\x8b" + bytes(100))
     error = invoke("stragglers", path, code=1).stderr

@@ -108,7 +108,7 @@ def is_half(name):
         ),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(inputs, tmp_path, command, left):
+def test_a_full_disk_is_one_line_and_keeps_existing_files(inputs, tmp_path, command, left):
     def words(out):
         out.mkdir(exist_ok=True)
         return command.format(inputs=inputs, out=out, trial=TRIAL).split()
@@ -134,7 +134,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(inputs, tmp_path, com
     assert all(len(each) <= left for each in content(empty).values())
 
 
-def test_results_without_room_for_every_table_have_no_json(inputs, tmp_path):
+def test_metrics_json_is_written_only_after_every_table(inputs, tmp_path):
     words = ("metrics", inputs / "rank0.json", "--output")
     assert run(*words, tmp_path / "whole")[0] == 0
     left = (tmp_path / "whole" / "metrics.json").stat().st_size
@@ -145,7 +145,7 @@ def test_results_without_room_for_every_table_have_no_json(inputs, tmp_path):
     assert not (tmp_path / "half" / "metrics.json").exists()
 
 
-def test_an_ingest_that_was_stopped_by_a_full_disk_goes_on(inputs, tmp_path):
+def test_an_ingest_stopped_by_a_full_disk_can_be_resumed(inputs, tmp_path):
     words = ("ingest", inputs / "rank0.json", "-o", tmp_path / "store")
     with full(900):
         refused(*words)
@@ -154,7 +154,7 @@ def test_an_ingest_that_was_stopped_by_a_full_disk_goes_on(inputs, tmp_path):
     assert run("metrics", tmp_path / "store")[0] == 0
 
 
-def test_a_result_that_nobody_can_take_is_an_error(inputs):
+def test_a_result_that_cannot_be_written_to_stdout_is_an_error(inputs):
     with Path("/dev/full").open("wb") as stdout:
         done = subprocess.run(
             [sys.executable, "-m", "fastcomm", "metrics", inputs / "rank0.json", "--json"],
@@ -192,7 +192,7 @@ print("held")
 """
 
 
-def test_a_file_system_that_is_full_is_one_line_and_leaves_what_was_there(inputs, tmp_path):
+def test_a_full_file_system_is_one_line_and_keeps_existing_files(inputs, tmp_path):
     """A real one, of 3 MiB, where a user may mount such."""
     mount = f'mount -t tmpfs -o size=3m none "{tmp_path}" && exec "$0" "$@"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]

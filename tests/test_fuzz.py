@@ -50,7 +50,7 @@ def test_a_changed_file_is_read_or_refused(cases, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rank0.json", "w.npz", "nsys_0.sqlite", "config.toml"])
-def test_a_case_follows_from_its_number(cases, tmp_path, name):
+def test_a_case_is_determined_by_its_number(cases, tmp_path, name):
     found = []
     for again in range(2):
         for number in (3, 4):

@@ -50,14 +50,14 @@ def in_networkx(edges):
 
 
 @given(FORWARD)
-def test_the_longest_path_is_that_of_networkx(edges):
+def test_the_longest_path_equals_networkx(edges):
     networkx, expected = in_networkx(edges)
     path = longest_path(made(edges))
     assert path.nodes.tolist() == networkx.dag_longest_path(expected)
 
 
 @given(ANY)
-def test_the_topological_order_is_that_of_networkx(edges):
+def test_the_topological_order_equals_networkx(edges):
     networkx, expected = in_networkx(edges)
     found = made(edges)
     order = graph.topological(found.source, found.target, found.outgoing, NODES)
@@ -70,7 +70,7 @@ def test_the_topological_order_is_that_of_networkx(edges):
 
 
 @given(ANY)
-def test_a_pair_that_comes_again_replaces_the_first_at_its_place(edges):
+def test_a_repeated_pair_replaces_the_first_in_place(edges):
     expected = {}
     for source, target, weight in edges:
         owner = weight if weight % 2 else expected.get((source, target), (0, 0, NONE))[2]
@@ -95,7 +95,7 @@ def test_an_index_has_the_rows_of_each_key_in_order(keys):
 
 @example([(1, k * 7 % 5) for k in range(40)])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=60))
-def test_equal_keys_are_settled_by_the_tie_and_then_stay(pairs):
+def test_equal_keys_are_ordered_by_tie_and_then_by_position(pairs):
     key, tie = (column((pair[k] for pair in pairs), np.int64) for k in (0, 1))
     order = np.argsort(key, kind="stable")
     graph.settle(order, key, tie)
@@ -103,7 +103,7 @@ def test_equal_keys_are_settled_by_the_tie_and_then_stay(pairs):
 
 
 @given(FORWARD)
-def test_a_replay_reaches_each_node_behind_the_last_of_its_predecessors(edges):
+def test_a_replay_starts_each_node_after_its_last_predecessor(edges):
     edges = sorted(edges, key=lambda edge: edge[1])
     source, target, weight = (column((e[k] for e in edges), np.int64) for k in range(3))
     first, _ = graph.index(target.astype(np.int32), NODES)
@@ -125,7 +125,7 @@ def test_of_paths_that_are_equal_but_for_rounding_the_first_edge_wins():
     assert graph.path_to(3, through, source).tolist() == [0, 2]
 
 
-def test_an_order_has_nodes_without_edges_and_no_cycle():
+def test_a_topological_order_includes_isolated_nodes_and_rejects_cycles():
     order = acyclic_order(column([2, 1], np.int64), column([1, 0], np.int64), "abcd")
     assert order.tolist() == [2, 1, 0, 3]
     with pytest.raises(FastcommError, match="b waits for itself"):

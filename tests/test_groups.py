@@ -11,7 +11,7 @@ ROWS = st.lists(st.tuples(st.integers(-2, 3), st.integers(-(2**40), 2**40), st.b
 
 
 @given(ROWS, st.sampled_from([0, 50, 95, 99, 100]))
-def test_every_statistic_of_a_key_is_that_of_its_rows_alone(rows, percent):
+def test_statistics_of_a_key_use_only_its_rows(rows, percent):
     key, value, chosen = np.array(rows, np.int64).reshape(-1, 3).T
     chosen = chosen.astype(bool)
     groups = Groups.of(key).only(chosen)
@@ -30,6 +30,6 @@ def test_every_statistic_of_a_key_is_that_of_its_rows_alone(rows, percent):
             assert np.isnan(found)
 
 
-def test_a_single_row_is_its_own_sum_and_every_percentile_of_it():
+def test_a_single_row_is_its_sum_and_all_percentiles():
     groups = Groups.of(np.array([7]))
     assert groups.totals(np.array([3.0])) == groups.percentiles(np.array([3.0]), 95) == [3.0]

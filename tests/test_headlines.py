@@ -72,7 +72,7 @@ def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name
         assert found["headline"].endswith("; no communication was recorded.")
 
 
-def test_mi300_is_limited_by_exposed_communication(kineto):
+def test_the_mi300_trace_is_limited_by_exposed_communication(kineto):
     found, _ = measured(kineto / "mi300_resnet", "--step-boundary", "device")
     assert found["headline"].startswith(
         "Exposed communication is the largest part of the step: 62.4 % (11.8 ms of 18.8 ms)"
@@ -83,7 +83,7 @@ def test_mi300_is_limited_by_exposed_communication(kineto):
     assert finding["confidence"] == "low"  # one rank
 
 
-def test_b200_is_idle(kineto):
+def test_the_b200_trace_is_mostly_idle(kineto):
     found, _ = measured(kineto / "b200_vllm", "--step-boundary", "host")
     assert found["headline"] == (
         "Idle time is the largest part of the step: 86.7 % (75.8 ms of 87.4 ms)."
@@ -93,7 +93,7 @@ def test_b200_is_idle(kineto):
     assert finding["cost_ns"] == pytest.approx(75.82e6, rel=1e-3)
 
 
-def test_dlrm_is_idle_and_then_communicates_and_no_rank_is_slow_by_its_step_time(kineto):
+def test_the_dlrm_run_is_idle_and_step_times_show_no_slow_rank(kineto):
     found, shown = measured(kineto / "dlrm_8rank", "--step-boundary", "host")
     assert found["headline"].startswith(
         "Idle time is the largest part of the step: 56.3 % (9.02 ms of 16.0 ms)"
@@ -184,7 +184,7 @@ def test_a_run_of_copies_is_limited_by_copies(tmp_path):
     assert "hides all" not in shown
 
 
-def test_a_part_below_compute_is_a_symptom_from_30_percent_of_the_step_on(tmp_path):
+def test_a_part_shorter_than_compute_is_a_symptom_from_30_percent_on(tmp_path):
     for copying, kinds in ((400, ["copies"]), (310, ["copies"]), (290, [])):
         path = device_work(
             tmp_path / f"rank0-{copying}.json",

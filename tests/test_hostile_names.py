@@ -56,7 +56,7 @@ def hostile(folder, name):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", NAMES)
-def test_reports_show_names_as_letters(tmp_path, name):
+def test_reports_show_names_as_plain_text(tmp_path, name):
     path = hostile(tmp_path, name)
     for words in (("metrics",), ("info",), ("critical-path",), ("what-if", "--remove", "gaps")):
         code, said = run(*words, path)
@@ -69,7 +69,7 @@ def test_reports_show_names_as_letters(tmp_path, name):
 
 
 @pytest.mark.compiled
-def test_tables_for_spreadsheets_hold_no_formula(tmp_path):
+def test_tables_for_spreadsheets_contain_no_formula(tmp_path):
     path = hostile(tmp_path, "=cmd|'/c calc'!A0")
     for words in (("metrics",), ("critical-path",), ("what-if", "--remove", "gaps")):
         out = tmp_path / words[0]
@@ -83,7 +83,7 @@ def test_tables_for_spreadsheets_hold_no_formula(tmp_path):
 
 
 @pytest.mark.compiled
-def test_statistics_show_names_as_letters(tmp_path):
+def test_statistics_show_names_as_plain_text(tmp_path):
     rows = [
         {
             "name": f"FW.{name}",
@@ -104,7 +104,7 @@ def test_statistics_show_names_as_letters(tmp_path):
 
 
 @pytest.mark.compiled
-def test_messages_show_names_and_paths_as_letters(tmp_path):
+def test_messages_show_names_and_paths_as_plain_text(tmp_path):
     folder = tmp_path / "a\x1b[31m\nError: b"
     folder.mkdir()
     (folder / "rank0.json").write_text("\x1b[31m")
@@ -118,7 +118,7 @@ def test_a_message_of_several_lines_is_indented():
 
 
 @given(st.text(), st.booleans())
-def test_any_text_is_inert_on_a_console(text, terminal):
+def test_any_text_has_no_effect_on_a_terminal(text, terminal):
     made = Console(file=io.StringIO(), force_terminal=terminal, width=500, color_system=None)
     console = plain_console(made if not terminal else None)
     console.file = io.StringIO()
@@ -129,7 +129,7 @@ def test_any_text_is_inert_on_a_console(text, terminal):
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1))
-def test_csv_gives_every_text_back_but_for_formulas(texts):
+def test_csv_preserves_every_text_except_formulas(texts):
     path = Path("/dev/shm") / "fastcomm-test.csv"
     table = pa.table({"name": pa.array(texts), "n": pa.array(range(len(texts)))})
     report_csv.write_csv(table, path)
@@ -157,7 +157,7 @@ def test_csv_gives_every_text_back_but_for_formulas(texts):
      ("a;=1", "a;'=1"), ('a; "@b;-c', "a;' \"@b;'-c"), ("a;b=c", "a;b=c"),
      ("", ""), (None, None)],
 )  # fmt: skip
-def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
+def test_texts_like_formulas_get_a_leading_quote(tmp_path, text, wanted):
     table = pa.table({"name": pa.array([text, "x"], pa.string())})
     report_csv.write_csv(table, tmp_path / "a.csv")
     rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text(), newline="")))
@@ -168,7 +168,7 @@ def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
 
-def test_quoting_xml_keeps_what_xml_cannot_hold_out():
+def test_quoting_for_xml_removes_invalid_characters():
     text = f"<a>{inert('x' + chr(27) + chr(0xD800))}</a>"
     assert ElementTree.fromstring(text).text == r"x\x1b\ud800"
 
@@ -259,7 +259,7 @@ def test_suggested_commands_quote_names(tmp_path, monkeypatch):
         ("x\ud800", None),
     ],
 )
-def test_a_word_of_a_suggested_command_names_the_file(tmp_path, name, word):
+def test_a_suggested_command_names_the_file_unambiguously(tmp_path, name, word):
     said = shell_quoted(name)
     assert word in (None, said)
     assert inert(said) == said

@@ -47,7 +47,7 @@ def test_help_imports_nothing_heavy(command):
     assert loaded(code) == []
 
 
-def test_what_is_imported_late_is_where_the_package_says():
+def test_lazily_imported_names_exist():
     names = python("import fastcomm; print(*(getattr(fastcomm, n) for n in fastcomm.__all__))")
     assert "open" in names
     assert "search_strategies" in names

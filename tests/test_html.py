@@ -107,7 +107,7 @@ def test_the_same_run_gives_the_same_bytes(parts):
 
 
 @pytest.mark.compiled
-def test_landmarks_definitions_and_charts_are_sound(tree):
+def test_landmarks_definitions_and_charts_are_valid(tree):
     assert_sound(tree)
     assert next(tree.all("a")).attrs == {"class": "skip", "href": "#main"}
     assert len(list(tree.all(class_="num"))) > 100
@@ -119,7 +119,7 @@ def test_landmarks_definitions_and_charts_are_sound(tree):
 
 
 @pytest.mark.compiled
-def test_nothing_comes_from_elsewhere(page, tree):
+def test_a_page_loads_no_external_resource(page, tree):
     policy = next(tree.all("meta", http_equiv="Content-Security-Policy")).attrs["content"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert not list(tree.all(src=...))
@@ -144,7 +144,7 @@ def test_the_heat_map_has_each_rank_and_iteration(found, tree):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("word", ["times", "compute"])
-def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
+def test_missing_data_is_na_with_the_reason(parts, word):
     page = run_page.run_page(of_lacking(parts, word), ["x"])
     why = f"the input has no {word if word == 'times' else 'compute kernels'}"
     assert why in pages.plain(page.headline)
@@ -157,7 +157,7 @@ def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
 
 
 @pytest.mark.compiled
-def test_without_a_link_utilisation_is_na_and_says_how_to_get_it(parts):
+def test_utilization_without_a_link_bandwidth_is_na_with_the_remedy(parts):
     page = run_page.run_page(compute(merge(parts), byte_kind="bus", link=None), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert "--link-bandwidth" in {
@@ -166,7 +166,7 @@ def test_without_a_link_utilisation_is_na_and_says_how_to_get_it(parts):
 
 
 @pytest.mark.compiled
-def test_hostile_names_are_only_text(parts):
+def test_hostile_names_are_plain_text(parts):
     odd = [
         replace(part, groups=_renamed(part.groups), notes=_warned(part.notes)) for part in parts
     ]
@@ -191,7 +191,7 @@ def _warned(notes):
     return tuple(replace(note, warnings=(HOSTILE,)) for note in notes)
 
 
-def test_json_cannot_end_its_script_nor_a_line():
+def test_embedded_json_cannot_end_its_script():
     text = str(json_text({"name": HOSTILE}))
     assert text.isascii()
     assert not set("<>&'") & set(text)
@@ -203,7 +203,7 @@ def test_text_for_a_chart_has_no_tags():
 
 
 @pytest.mark.compiled
-def test_thousands_of_ranks_stay_a_small_page(parts):
+def test_the_page_of_thousands_of_ranks_is_small(parts):
     found = compute(many_ranks(parts, 512), byte_kind="payload", link=LINK)
     page = run_page.run_page(found, ["big"])
     text = without_scripts(html(page))
@@ -267,7 +267,7 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
 
 
 @pytest.mark.compiled
-def test_numbers_read_as_a_person_writes_them():
+def test_numbers_are_formatted_for_readers():
     thin = "\u202f"
     assert pages.ns(9_551_234) == f"9.55{thin}ms"
     assert pages.ns(-676_400) == f"\u2212676{thin}µs"
@@ -320,7 +320,7 @@ def page_of(words, path):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_writes_a_sound_page(name, folder, tmp_path):
+def test_every_command_writes_a_valid_page(name, folder, tmp_path):
     words_ = [str(folder) if word == "RUN" else word for word in COMMANDS[name]]
     tree = page_of(words_, tmp_path / "page.html")
     assert_sound(tree)
@@ -330,7 +330,7 @@ def test_a_command_writes_a_sound_page(name, folder, tmp_path):
 @pytest.mark.compiled
 @replay_data.needed
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_command_on_recorded_data_writes_a_sound_page(name, tmp_path):
+def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     tree = page_of(RECORDED[name], tmp_path / "page.html")
     assert_sound(tree)
     assert CHARTS[name] in specs(tree)
@@ -345,7 +345,7 @@ def test_a_placement_has_a_page(tmp_path):
     assert "placing-table" in {each.attrs["id"] for each in tree.all(id=...)}
 
 
-def test_a_folder_is_no_page(tmp_path):
+def test_a_directory_as_page_is_an_error(tmp_path):
     said = CliRunner().invoke(main, ["metrics", "x", "--html", str(tmp_path)])
     assert said.exit_code == 2
     with pytest.raises(FastcommError, match="is a directory"):
@@ -353,7 +353,7 @@ def test_a_folder_is_no_page(tmp_path):
 
 
 @pytest.mark.compiled
-def test_ranks_beside_each_other_have_a_section_of_their_own(found):
+def test_the_comparison_of_ranks_has_a_section(found):
     """What matched collectives tell is n/a without them."""
     section = across.section(replace(found, across=replace(found.across, waits=())))
     assert pages.plain(section.lead).startswith("Who waits for whom is n/a: no collective")
@@ -414,7 +414,7 @@ LINKS = (LINK_OF_TWELVE, replace(LINK_OF_TWELVE, group="DATA", ranks=(), **NOTHI
 
 
 @pytest.mark.compiled
-def test_a_command_in_a_warning_stands_by_itself(found):
+def test_a_command_in_a_warning_has_its_own_line(found):
     said = replace(
         found, warnings=("no sizes: export again\n    nsys export <x>\nand read it",)
     )

@@ -91,7 +91,7 @@ def crowd(browser, big):
     return Opened(browser, big)
 
 
-def test_it_opens_without_a_word_and_asks_for_nothing(opened, small):
+def test_the_page_opens_without_messages_or_requests(opened, small):
     assert opened.said == []
     assert [url for url in opened.asked if not url.startswith("data:")] == [small.as_uri()]
     assert opened.seconds < 15  # of a loaded machine: alone it is a second
@@ -107,13 +107,13 @@ def test_every_chart_is_drawn(opened):
     assert page.evaluate("document.documentElement.dataset.drawn") == str(charts.count())
 
 
-def test_hostile_names_do_nothing(opened):
+def test_hostile_names_have_no_effect(opened):
     assert opened.page.evaluate("window.hit") is None
     assert opened.page.locator("img").count() == 0
     assert inert(HOSTILE) in opened.page.locator("#groups-table tbody th").all_text_contents()
 
 
-def test_a_click_on_a_head_sorts(opened):
+def test_a_click_on_a_column_head_sorts(opened):
     table = opened.page.locator("#ranks-table")
     head = table.locator("thead button", has_text="compute").first
     head.click()
@@ -145,20 +145,20 @@ def test_focus_and_hover_show_what_a_number_means(opened):
     assert "Number of events" in tip.text_content()
 
 
-def test_another_view_is_another_picture(opened):
+def test_choosing_a_view_redraws_the_chart(opened):
     page = opened.page
     page.locator("#breakdown .views label", has_text="Ranks").click()
     page.wait_for_selector("#breakdown .ytick >> text=rank 5")
     assert page.locator("#breakdown .ytick").count() == 8
 
 
-def test_dark_is_dark_and_so_are_the_charts(opened):
+def test_dark_mode_applies_to_page_and_charts(opened):
     opened.page.emulate_media(color_scheme="dark")
     assert opened.style("body", "backgroundColor") == "rgb(17, 22, 28)"
     opened.page.wait_for_selector(".chart .xtick text[style*='rgb(163, 175, 187)']")
 
 
-def test_it_prints_light_and_open_even_if_it_is_dark(opened):
+def test_the_page_prints_in_light_mode_with_open_tables(opened):
     page = opened.page
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print", color_scheme="dark")
@@ -171,19 +171,19 @@ def test_it_prints_light_and_open_even_if_it_is_dark(opened):
     page.evaluate("dispatchEvent(new Event('afterprint'))")
 
 
-def test_a_narrow_screen_needs_no_scrolling_sideways(opened):
+def test_a_narrow_screen_needs_no_horizontal_scrolling(opened):
     opened.page.set_viewport_size({"width": 360, "height": 800})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
     assert opened.said == []
 
 
-def test_thousands_of_ranks_open_as_fast(crowd, big):
+def test_the_page_of_thousands_of_ranks_opens_fast(crowd, big):
     assert crowd.said == []
     assert big.stat().st_size < 8_000_000
     assert crowd.seconds < 15
 
 
-def test_the_slider_goes_through_the_ranks(crowd):
+def test_the_slider_selects_ranks(crowd):
     slider = crowd.page.locator("#quantiles input")
     output = crowd.page.locator("#quantiles output")
     slider.fill("100")

@@ -52,7 +52,7 @@ def told(*words, code=0):
     return json.loads(invoke(*words, "--json", code=code))
 
 
-def test_traces_are_told_by_their_first_rank(traces):
+def test_traces_are_described_by_their_first_rank(traces):
     lines = invoke(traces).splitlines()
     size = sum(path.stat().st_size for path in traces.iterdir())
     assert lines[0].split(maxsplit=1) == ["format", f"kineto: 2 files, {size / 1000:.2f} kB"]
@@ -69,7 +69,7 @@ def test_traces_are_told_by_their_first_rank(traces):
     assert lines[-3:] == ["next:", *commands]
 
 
-def test_all_ranks_are_read_when_that_is_asked_for(traces):
+def test_all_ranks_are_read_with_all(traces):
     assert [each["rank"] for each in told(traces)["details"]] == [0]
     for workers in (1, 2):
         found = told(traces, "--all", "--workers", workers)
@@ -78,7 +78,7 @@ def test_all_ranks_are_read_when_that_is_asked_for(traces):
         assert found["groups"][0]["groups"] == 1
 
 
-def test_of_a_store_all_is_known_and_nothing_read(traces, store):
+def test_info_of_a_store_reads_no_events(traces, store):
     for path in store.glob("rank-*"):
         path.write_bytes(b"")
     agree(store)
@@ -93,12 +93,12 @@ def test_of_a_store_all_is_known_and_nothing_read(traces, store):
     assert lines[-2:] == ["next:", f"    fastcomm metrics {store}"]
 
 
-def test_what_is_said_of_a_store_is_applied(store):
+def test_options_apply_to_a_store(store):
     found = told(store, "--iteration-regex", "Prof.*", "--all")
     assert {each["found_by"] for each in found["details"]} == {"regex Prof.*"}
 
 
-def test_some_ranks_of_a_store(store):
+def test_info_of_a_store_can_be_limited_to_ranks(store):
     found = told(store, "--ranks", "1")
     assert [each["rank"] for each in found["details"]] == found["ranks"] == [1]
     assert {row["rank"] for row in found["iterations"]} == {1}
@@ -112,7 +112,7 @@ def test_ranks_without_a_common_collective_have_unknown_clocks(tmp_path):
     )
 
 
-def test_clocks_that_disagree_are_told_with_their_evidence(tmp_path):
+def test_clock_differences_are_printed_with_their_evidence(tmp_path):
     (tmp_path / "traces").mkdir()
     for rank, ahead in enumerate((0, 7_000_000)):
         events = [{**event, "ts": event["ts"] + ahead} for event in (*STEP, *STEP[2:])]
@@ -147,7 +147,7 @@ def test_clocks_that_disagree_are_told_with_their_evidence(tmp_path):
         (STEP, {"baseTimeNanoseconds": None}, "no absolute time"),
     ],
 )
-def test_what_a_run_lacks_comes_with_the_remedy(tmp_path, events, envelope, lacks):
+def test_missing_data_is_listed_with_the_remedy(tmp_path, events, envelope, lacks):
     k.write(tmp_path / "rank0.json", events, **envelope)
     assert any(each.startswith(lacks) for each in told(tmp_path)["lacks"])
     assert f"lacks: {lacks}" in " ".join(invoke(tmp_path).split())
@@ -170,7 +170,7 @@ def test_an_option_without_effect_is_a_warning(traces):
     assert not told(traces)["warnings"]
 
 
-def test_warnings_are_said_once_with_their_ranks(tmp_path):
+def test_warnings_are_printed_once_with_their_ranks(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"rank{rank}.json", STEP[1:], rank=rank, world=3)
     found = told(tmp_path, "--all")["warnings"]
@@ -178,7 +178,7 @@ def test_warnings_are_said_once_with_their_ranks(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_rank_is_an_error_or_left_out(traces, workers):
+def test_an_unreadable_rank_is_an_error_or_skipped(traces, workers):
     (traces / "rank1.json").write_text('{"traceEvents": [')
     invoke(traces)
     invoke(traces, "--all", code=1)
@@ -196,14 +196,14 @@ def test_a_store_without_its_tables_is_an_error(store):
     assert "groups.parquet" in CliRunner().invoke(main, ["info", str(store)]).stderr
 
 
-def test_info_from_python(store):
+def test_info_is_available_in_python(store):
     run = open_run(store, options=OpenOptions())
     found = info(run)
     assert found.stored
     assert found.details[0].stop - found.details[0].start == 100 * NANOSECONDS
 
 
-def test_the_columns_of_a_table_name_no_kernels_and_say_the_parallelism(tmp_path):
+def test_a_table_of_operations_shows_parallelism_but_no_kernels(tmp_path):
     write_table(TableJob(), tmp_path)
     assert not any("by their name" in text for text in told(tmp_path, "--all")["warnings"])
     found = compute_metrics(open_run(tmp_path)).to_dict()
@@ -212,7 +212,7 @@ def test_the_columns_of_a_table_name_no_kernels_and_say_the_parallelism(tmp_path
     }
 
 
-def test_the_clock_of_the_iterations_is_said(traces, store):
+def test_the_clock_of_iterations_is_printed(traces, store):
     for path in (traces, store):
         assert told(path)["iteration_clock"] == "host"
         assert "100 us mean (host clock)" in invoke(path)

@@ -49,7 +49,7 @@ def change(path):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
 
 
-def test_a_run_becomes_a_directory_that_opens_like_it(traces, tmp_path):
+def test_a_store_opens_like_its_run(traces, tmp_path):
     result = invoke("ingest", traces, "-o", tmp_path / "store")
     assert "store: 3 ranks, 15 events" in result.stderr
     assert result.stdout == ""
@@ -65,7 +65,7 @@ def test_a_run_becomes_a_directory_that_opens_like_it(traces, tmp_path):
     assert printed[0] == printed[1]
 
 
-def test_the_manifest_says_where_everything_comes_from(traces, tmp_path):
+def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     said = json.loads((tmp_path / "store" / "fastcomm.json").read_text())
     assert said["layout"] == 2
@@ -96,7 +96,7 @@ def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(tmp_path):
     assert contents(folders[0]) == contents(folders[1])
 
 
-def test_ranks_that_have_not_changed_are_kept(traces, tmp_path):
+def test_unchanged_ranks_are_not_read_again(traces, tmp_path):
     store = tmp_path / "store"
     assert ingest(plan([traces], store)).written == (0, 1, 2)
     before = contents(store)
@@ -111,7 +111,7 @@ def test_ranks_that_have_not_changed_are_kept(traces, tmp_path):
     )
 
 
-def test_ranks_are_known_again_under_another_path(traces, tmp_path):
+def test_unchanged_ranks_are_recognized_under_another_path(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     shutil.copytree(traces, tmp_path / "moved")  # with the times of the files
     assert ingest(plan([tmp_path / "moved"], tmp_path / "store")).kept == (0, 1, 2)
@@ -139,7 +139,7 @@ def test_several_ranks_of_one_report_are_stored_apart(tmp_path):
     ],
     ids=["parallel", "iterations", "guess", "truncated"],
 )
-def test_ranks_are_read_again_when_something_else_is_said(traces, tmp_path, options):
+def test_ranks_are_read_again_after_options_change(traces, tmp_path, options):
     store = tmp_path / "store"
     ingest(plan([traces], store))
     assert ingest(plan([traces], store, options=options)).written == (0, 1, 2)
@@ -162,7 +162,7 @@ def test_a_damaged_rank_of_the_store_is_written_again(traces, tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monkeypatch):
+def test_an_interrupted_store_is_refused_until_it_is_resumed(traces, tmp_path, monkeypatch):
     store = tmp_path / "store"
     ingest(plan([traces], tmp_path / "whole"))
     written = writer.write
@@ -186,7 +186,7 @@ def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monk
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_ingest_is_finished_by_the_next(tmp_path, workers):
+def test_a_killed_ingest_is_resumed_by_the_next(tmp_path, workers):
     write(Job.of(ranks=8), tmp_path / "traces", filler_bytes=5_000_000)
     words = ["ingest", tmp_path / "traces", "-o", tmp_path / "store", "--workers", workers]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
@@ -205,7 +205,7 @@ def test_a_killed_ingest_is_finished_by_the_next(tmp_path, workers):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_rank_is_an_error_or_left_out(traces, tmp_path, workers):
+def test_an_unreadable_rank_is_an_error_or_skipped(traces, tmp_path, workers):
     store = tmp_path / "store"
     path = traces / "rank1.json"
     path.write_text(path.read_text()[:-200])
@@ -221,7 +221,7 @@ def test_a_bad_rank_is_an_error_or_left_out(traces, tmp_path, workers):
     assert open_run(store).ranks == (0, 1, 2)
 
 
-def test_a_rank_that_has_become_bad_leaves_no_old_file(traces, tmp_path):
+def test_a_rank_that_became_unreadable_leaves_no_old_file(traces, tmp_path):
     store = tmp_path / "store"
     ingest(plan([traces], store))
     (traces / "rank1.json").write_text('{"traceEvents": [')
@@ -230,13 +230,13 @@ def test_a_rank_that_has_become_bad_leaves_no_old_file(traces, tmp_path):
     assert not (store / "rank-00001.parquet").exists()
 
 
-def test_no_rank_left_is_an_error(tmp_path):
+def test_skipping_all_ranks_is_an_error(tmp_path):
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     with pytest.raises(FastcommError, match="no rank could be read"):
         ingest(plan([tmp_path / "rank0.json"], tmp_path / "store"), keep_going=True)
 
 
-def test_some_ranks_of_a_run(traces, tmp_path):
+def test_ingest_can_be_limited_to_ranks(traces, tmp_path):
     store = tmp_path / "store"
     invoke("ingest", traces, "-o", store, "--ranks", "0,2")
     assert open_run(store).ranks == (0, 2)
@@ -246,7 +246,7 @@ def test_some_ranks_of_a_run(traces, tmp_path):
     assert open_run(store).ranks == (0, 1, 2)
 
 
-def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
+def test_the_rank_of_a_single_file_may_follow_its_events(tmp_path):
     path = tmp_path / "on_demand.json"
     events = ", ".join(json.dumps(event) for event in STEP)
     info = '"distributedInfo": {"rank": 3, "world_size": 8}'
@@ -257,7 +257,7 @@ def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
     assert open_run(tmp_path / "store").read(3).meta.world_size == 8
 
 
-def test_a_directory_of_something_else_is_refused(traces, tmp_path):
+def test_a_directory_with_other_files_is_refused(traces, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     plan([traces], other)  # empty
@@ -269,7 +269,7 @@ def test_a_directory_of_something_else_is_refused(traces, tmp_path):
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
 
 
-def test_an_output_that_holds_the_input_or_lies_in_it_is_refused(traces, tmp_path):
+def test_an_output_that_overlaps_the_input_is_refused(traces, tmp_path):
     with pytest.raises(ConfigError, match="is the input"):
         plan([traces], traces)
     with pytest.raises(ConfigError, match=r"store: lies in .*traces, which is read"):
@@ -302,14 +302,14 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
         ),
     ],
 )
-def test_a_manifest_that_is_none_is_an_error_with_its_path(tmp_path, text, message):
+def test_an_invalid_manifest_is_an_error_with_its_path(tmp_path, text, message):
     (tmp_path / "fastcomm.json").write_text(text)
     with pytest.raises(TraceFileError, match=message) as raised:
         open_run(tmp_path)
     assert str(tmp_path) in str(raised.value)
 
 
-def test_a_manifest_does_not_lead_out_of_its_store(traces, tmp_path):
+def test_a_manifest_cannot_name_files_outside_its_store(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     path = tmp_path / "store" / "fastcomm.json"
     path.write_text(path.read_text().replace("rank-00001", "../rank-00001"))
@@ -347,7 +347,7 @@ def test_the_clocks_of_reports_that_disagree_are_found(tmp_path):
         assert note.matches > 20
 
 
-def test_nothing_of_the_environment_is_written(traces, tmp_path, monkeypatch):
+def test_a_store_contains_no_environment(traces, tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2hunter2")
     path = traces / "rank0.json"
     said = json.loads(path.read_text())

@@ -105,7 +105,7 @@ OPERATION = st.tuples(
 
 
 @given(st.lists(OPERATION, min_size=1, max_size=12))
-def test_a_log_says_what_the_definitions_say(operations):
+def test_metrics_of_a_log_agree_with_the_definitions(operations):
     lines = [
         record(coll, sn, size, us, n=n, comm=f"0x{n:x}", dumped=NOW + later)
         for sn, (coll, size, us, n, later) in enumerate(operations)
@@ -151,7 +151,7 @@ def test_a_group_whose_members_have_no_log_here_has_a_size_and_no_ranks(tmp_path
     assert groups[1]["size"] == 2
 
 
-def test_without_a_communicator_of_all_the_order_of_the_files_ranks_them(tmp_path):
+def test_without_a_global_communicator_files_are_ranked_by_order(tmp_path):
     for pid in (7, 8):
         write(tmp_path / f"h-pid{pid}.log", record(comm=f"0x{pid}", n=8, rank=5))
     every = found(tmp_path)
@@ -183,7 +183,7 @@ def test_a_verbose_log_has_real_times(tmp_path):
     assert trace.meta.clock == "unix"
 
 
-def test_a_log_without_times_says_so_and_keeps_its_durations(tmp_path):
+def test_a_log_without_times_keeps_its_durations_with_a_warning(tmp_path):
     path = write(tmp_path / "a.log", record(sn=0, us=50), record(sn=1, us=0))
     trace = only_trace(path)
     assert trace.meta.lacks == ("compute", "times")
@@ -191,7 +191,7 @@ def test_a_log_without_times_says_so_and_keeps_its_durations(tmp_path):
     assert trace.iterations.num_rows == 1
 
 
-def test_what_a_log_cannot_tell_is_null_and_the_rest_is_right(tmp_path):
+def test_data_missing_from_a_log_is_null_and_the_rest_is_correct(tmp_path):
     answer = metrics(job(tmp_path))
     said = answer.to_dict()
     assert said["iterations"] is None
@@ -221,7 +221,7 @@ def test_a_verbose_job_has_iterations_and_no_compute(tmp_path):
     assert said["volume"]["OTHER"]["bytes_per_step_per_gpu"] == 3 * (1 << 20)
 
 
-def test_means_are_over_the_ranks_that_know(tmp_path):
+def test_means_cover_ranks_with_data(tmp_path):
     write(tmp_path / "a.log", record(rank=0, n=2, begun=NOW))
     write(tmp_path / "b.log", record(rank=1, n=2))
     said = metrics(tmp_path).to_dict()
@@ -232,7 +232,7 @@ def test_means_are_over_the_ranks_that_know(tmp_path):
     assert any(warning.startswith("1 of 2 ranks (1)") for warning in said["warnings"])
 
 
-def test_the_report_says_why_a_number_is_missing(tmp_path, capsys):
+def test_the_report_explains_missing_numbers(tmp_path, capsys):
     from fastcomm.report.terminal import show
 
     show(metrics(job(tmp_path)))
@@ -247,7 +247,7 @@ def warnings(tmp_path, *records):
     return only_trace(write(tmp_path / "a.log", *records)).meta.warnings
 
 
-def test_what_newer_versions_leave_out_makes_volume_a_lower_bound(tmp_path):
+def test_operations_omitted_by_newer_versions_make_volume_a_lower_bound(tmp_path):
     (note,) = [w for w in warnings(tmp_path, record(name="DP Group 0")) if "8192" in w]
     assert "lower bound" in note
     assert any("8192" in w for w in warnings(tmp_path, record("Send")))
@@ -298,7 +298,7 @@ def test_a_last_line_that_is_cut_short_is_left_out_with_a_warning(tmp_path):
         ('{"header": 1}\n' * 3, r"a\.log:1: 3 of 3 lines"),
     ],
 )
-def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
+def test_a_file_that_is_not_a_log_is_refused(tmp_path, text, message):
     path = tmp_path / "a.log"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):

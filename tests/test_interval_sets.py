@@ -36,7 +36,7 @@ def test_union_covers_the_points_of_any_set(a, b, c):
 
 @given(SETS, SETS)
 @settings(max_examples=150, deadline=None)
-def test_intersection_and_difference_part_a_set(a, b):
+def test_intersection_and_difference_partition_a_set(a, b):
     own, other = oracles.points(a), oracles.points(b)
     assert covered(intervals.intersection(columns(a), columns(b))) == own & other
     assert covered(intervals.difference(columns(a), columns(b))) == own - other
@@ -61,6 +61,6 @@ def test_the_module_is_an_attribute_of_the_package_and_takes_no_sets():
         (([1.5], [2.5]), "float64"),
     ],
 )
-def test_what_is_no_set_is_refused(pair, message):
+def test_invalid_sets_are_refused(pair, message):
     with pytest.raises(FastcommError, match=message):
         intervals.length(pair)

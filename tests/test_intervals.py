@@ -58,7 +58,7 @@ def test_overlap_length_counts_the_points_of_both(a, b, origin):
 
 
 @given(SETS, st.integers(-25, 65), st.integers(-25, 65))
-def test_steps_say_when_a_class_is_active(pairs, since, held):
+def test_boundaries_mark_when_a_class_is_active(pairs, since, held):
     time, mask = intervals.steps(*columns(pairs), 4, since, held)
     active = {t for t in oracles.points([*pairs, (since, held)]) if t >= since}
     stops = [stop for start, stop in pairs if start < stop]
@@ -69,7 +69,7 @@ def test_steps_say_when_a_class_is_active(pairs, since, held):
 
 
 @given(CLASSES)
-def test_join_says_which_classes_are_active(classes):
+def test_join_marks_the_active_classes(classes):
     time, mask = step_function(classes)
     assert np.all(np.diff(time) >= 0)
     found = [mask[np.searchsorted(time, t, "right") - 1] for t in range(-30, 75)]
@@ -90,7 +90,7 @@ def test_coverage_finds_nothing_active_before_the_first_step():
 
 
 @given(CLASSES, SEGMENTS, ORIGINS, st.integers(1, 6))
-def test_coverage_by_class_is_the_same_in_any_number_of_blocks(
+def test_coverage_by_class_does_not_depend_on_the_number_of_blocks(
     classes, segments, origin, block
 ):
     with pytest.MonkeyPatch.context() as patch:

@@ -136,14 +136,16 @@ def same(found, wanted, names):
 
 
 @given(cases())
-def test_a_strategy_costs_what_the_definition_says(made):
+def test_the_cost_of_a_strategy_agrees_with_the_definition(made):
     model, case, flash = made
     found = evaluate(block_of(case), question(ours(model), case[2], flash=flash), A800)
     same(found, oracle.step(oracle.A800, model, *case, flash=flash), CHECKED)
 
 
 @given(cases(sparse=True), st.sampled_from([1.0, 1.3]), st.booleans(), st.booleans())
-def test_a_strategy_of_experts_costs_what_the_definition_says(made, imbalance, nodes, hide):
+def test_the_cost_of_an_expert_strategy_agrees_with_the_definition(
+    made, imbalance, nodes, hide
+):
     model, case, flash = made
     options = {"flash": flash, "imbalance": imbalance}
     dispatch = "nodes" if nodes else "copies"
@@ -168,7 +170,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize(("world", "name"), [(4, "dense"), (12, "dense"), (6, "experts")])
-def test_the_search_finds_every_strategy_that_fits_in_the_order_of_its_rate(world, name):
+def test_the_search_finds_every_feasible_strategy_ordered_by_throughput(world, name):
     model = SMALL[name]
     tokens = 24 * 2048
     found = search(
@@ -302,7 +304,7 @@ def test_cost_is_continuous_across_the_knots_of_a_curve(knot):
     assert np.ptp(around) < 1e-6 * around[1]
 
 
-def test_a_record_says_who_cannot_be_found():
+def test_invalid_values_are_errors_that_suggest_valid_ones():
     with pytest.raises(ConfigError, match="nearest smaller degree is 32"):
         question(sp=(48,)).check()
     with pytest.raises(ConfigError, match="try 4096 or 8192"):

@@ -60,7 +60,7 @@ def flash(slower):
     return rows
 
 
-def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
+def test_fitted_curves_reproduce_slowed_kernels(tmp_path):
     path = text.write(tmp_path / "rank0.json", [*products_of(1.4), *flash(1.25)])
     found = calibrated(path, A800)
     work = np.array([2.0 * m * k * n for m, k, n in SIZES])
@@ -79,7 +79,7 @@ def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
     assert any("no collective" in words for words in found.skipped)
 
 
-def test_a_slow_call_among_many_weighs_nothing():
+def test_a_single_slow_call_does_not_affect_the_fit():
     work = [TimedGemm(1e12, 5e-3)] * 9 + [TimedGemm(1e12, 1.0)]
     cluster, (line,) = fit_gemm(A800, work)
     assert float(cluster.gemm.seconds(1e12)) == pytest.approx(5e-3)
@@ -151,7 +151,7 @@ SHAPE = (1, 64, 2, 8)
         ),
     ],
 )
-def test_calls_that_tell_nothing_are_left_out_and_say_why(call, why):
+def test_unusable_calls_are_excluded_with_the_reason(call, why):
     assert (gemm if call.name == "aten::mm" else attention)(call) == why
     assert classify([call]).left_out == {why: 1}
 
@@ -183,7 +183,7 @@ def test_the_command_prints_curves_and_a_note_falls_where_both_are_measured(tmp_
     assert any("no collective" in note for note in found["notes"])
 
 
-def test_links_alone_keep_the_curves_and_say_so(tmp_path):
+def test_fitting_only_links_keeps_the_curves_with_a_note(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text("op,ngpu,bytes,lat_s\nall_gather,8,1e6,1e-4\nall_gather,8,1e9,1e-2\n")
     found = calibrated(path, A800)
@@ -202,14 +202,14 @@ def test_links_alone_keep_the_curves_and_say_so(tmp_path):
     assert any("record_shapes" in words for words in found.skipped)
 
 
-def test_products_beyond_the_peak_of_the_gpu_are_left_out(tmp_path):
+def test_gemms_faster_than_the_peak_are_excluded(tmp_path):
     rows = [*products_of(1.0), *operator("aten::mm", 9e6, [[4096, 4096], [4096, 4096]], 1e-6)]
     found = calibrated(text.write(tmp_path / "rank0.json", rows), A800)
     assert "1 calls left out: GEMM faster than the peak of A800-80GB" in found.skipped
     assert max(line.efficiency for line in found.compute) < 1.2
 
 
-def test_products_alone_are_fitted_and_attention_keeps_its_curve(tmp_path):
+def test_fitting_only_gemms_keeps_the_attention_curve(tmp_path):
     path = text.write(
         tmp_path / "rank0.json",
         [*products_of(1.1), *operator("aten::mm", 9e6, [[4, 2], [2, 8]], 1e-6, "float")],

@@ -106,7 +106,7 @@ def test_json_has_the_keys_of_a_record(tmp_path):
     assert (tmp_path / "strategies.csv").read_text().startswith('"algo_type"')
 
 
-def test_compat_answers_with_the_original_s_record(isp_data):
+def test_compat_prints_the_record_of_the_original(isp_data):
     found = json.loads(
         call(
             *("--model", "7B", "--world-size", "64", "--seq-len", "4096"),
@@ -119,7 +119,7 @@ def test_compat_answers_with_the_original_s_record(isp_data):
     assert found["candidates"] == found["feasible"] + sum(found["rejected"].values())
 
 
-def test_a_configuration_of_the_original_is_a_question(tmp_path):
+def test_a_configuration_of_the_original_can_be_searched(tmp_path):
     path = tmp_path / "config.json"
     said = {
         "world_size_max": 16,
@@ -140,7 +140,7 @@ def test_a_configuration_of_the_original_is_a_question(tmp_path):
     assert "unknown key 'sequence'" in call("--compat-config", str(path), code=1)
 
 
-def test_a_fixed_pair_and_a_range_of_batches_are_questions():
+def test_fixed_micro_batches_and_batch_ranges_can_be_searched():
     fixed = of_config(
         {
             "world_size_max": 8,
@@ -191,7 +191,7 @@ def test_one_strategy_is_explained_term_by_term(algo):
         (("--no-flash", "--micro-bsz", "1"), "--micro-batch-size 1"),
     ],
 )
-def test_the_winner_is_a_trainer_s_arguments(options, wanted):
+def test_the_best_strategy_is_printed_as_trainer_arguments(options, wanted):
     assert wanted in call(*ASKED, *options, "--trainer-args", "megatron")
     assert "parallel = dict(" in call(*ASKED, *options, "--trainer-args", "internevo")
 
@@ -218,17 +218,17 @@ def test_the_winner_is_a_trainer_s_arguments(options, wanted):
         (("--pp", "64"), "has only 32 layers"),
     ],
 )
-def test_what_cannot_be_answered_says_what_can(options, message):
+def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
     assert message in " ".join(call(*ASKED, *options, code=1).split())
 
 
-def test_a_word_that_is_missing_is_named():
+def test_a_missing_option_is_named():
     assert "missing option --world-size" in call("--model", "7B", code=1)
     with pytest.raises(ConfigError, match="give its tokens"):
         search.search_strategies(model="7B", world_size=8, seq_len=4096)
 
 
-def test_options_change_what_they_say():
+def test_options_change_the_documented_quantities():
     plain = search.search_strategies(
         model="7B",
         world_size=64,
@@ -263,7 +263,7 @@ def test_options_change_what_they_say():
     assert len({found.best(1)[0]["tgs"] for found in other.values()} | {best}) > 3
 
 
-def test_calibration_shows_how_far_its_lines_are(tmp_path):
+def test_calibration_prints_the_deviation_of_its_fits(tmp_path):
     rows = [
         f"{op},{ranks},{volume},{35e-6 + volume / 1e11}"
         for op in ("all_gather", "all_reduce", "all2all", "broadcast", "reduce_scatter")
@@ -302,7 +302,7 @@ def test_measured_tables_replace_the_curves(isp_data):
     assert folder["best"][0]["tokens_per_s_per_gpu"] != plain["best"][0]["tokens_per_s_per_gpu"]
 
 
-def test_measured_tables_count_in_sweeps_and_in_what_ifs(isp_data):
+def test_measured_tables_apply_to_sweeps_and_what_ifs(isp_data):
     table = ("--attention-table", str(isp_data / "fa_a800.csv"))
     asked = (*ASKED[:4], "--seq-len", "4Ki,8Ki", *ASKED[6:])
     cells = [json.loads(call(*asked, *more, "--json"))["cells"] for more in ((), table)]
@@ -325,7 +325,7 @@ def test_a_strategy_of_the_original_is_explained_and_launched():
     assert "mtp: the original" in call(*asked, "--algorithms", "mtp", code=1)
 
 
-def test_shards_of_the_winner_are_those_of_its_arguments():
+def test_trainer_arguments_contain_the_shards_of_the_best_strategy():
     asked = (*ASKED, "--algorithms", "msp")
     best = json.loads(call(*asked, "--json"))["best"][0]
     text = call(*asked, "--trainer-args", "internevo")
@@ -333,7 +333,7 @@ def test_shards_of_the_winner_are_those_of_its_arguments():
     assert f"micro_num={best['micro_num']}," in text
 
 
-def test_a_search_that_would_not_end_is_refused(monkeypatch):
+def test_a_search_of_excessive_size_is_refused(monkeypatch):
     monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
     assert "more than 1000 candidates" in call(*ASKED, code=1)
 

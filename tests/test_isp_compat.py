@@ -32,7 +32,7 @@ def isp_tables(isp_data):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_strategies_and_numbers_are_the_original_s(isp_data, isp_tables, name):
+def test_strategies_and_numbers_equal_the_original(isp_data, isp_tables, name):
     found = search(*asked(name), A800, isp_tables)
     rows = golden_rows(isp_data, name)
     ranked = {each: place for place, each in enumerate(keys(found))}
@@ -70,7 +70,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_reference_runs_come_out_as_they_are_ranked(isp_tables, run):
+def test_reference_runs_are_reproduced_in_order(isp_tables, run):
     tgs, strategy, candidates, feasible, msp, fsp = RUNS[run]
     found = search(ask(run[0], run[1], run[2] * 1024), S25, A800, isp_tables)
     best = found.best_by_algo()
@@ -106,7 +106,7 @@ def test_several_worlds_are_ranked_together(isp_tables):
     assert rates == {64: 5184.2, 128: 5124.9}
 
 
-def test_without_tables_closed_forms_answer_and_say_so():
+def test_without_tables_formulas_are_used_with_a_note():
     found = search(ask(7, 64, 4096), OriginalRules(variant="isp-2024"), A800)
     assert found.feasible > 3802
     assert "by formulas" in found.notes[0]
@@ -119,7 +119,7 @@ def test_without_tables_closed_forms_answer_and_say_so():
         (ask(7, 8, 4096, 3 << 20), OriginalRules(), None),
     ],
 )
-def test_what_the_original_cannot_search_is_said(question, rules, words):
+def test_searches_that_the_original_lacks_are_errors(question, rules, words):
     if words is None:
         assert search(question, rules, A800).candidates > 0
         return
@@ -150,7 +150,7 @@ def test_a_table_with_a_hole_is_an_error_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("seq_len", [4096, 65536])
-def test_every_strategy_of_the_original_on_powers_of_two_is_one_of_ours(seq_len):
+def test_every_power_of_two_strategy_of_the_original_is_a_candidate(seq_len):
     asked = replace(ask(7, 16, seq_len, 1 << 20), memory=1e15)
     theirs, ours = search(asked, S25, A800), default_search(asked, A800)
     names = ("pp", "sp", "micro_bsz", "micro_num", "activation_ckpt")
@@ -171,7 +171,7 @@ def test_every_strategy_of_the_original_on_powers_of_two_is_one_of_ours(seq_len)
     assert fits <= mine
 
 
-def test_the_front_is_what_nothing_beats(isp_tables):
+def test_the_pareto_front_has_exactly_the_undominated_strategies(isp_tables):
     found = search(ask(7, 64, 65536), S25, A800, isp_tables)
     rate, memory = found.columns["tgs"], found.columns["total_mm_cost"]
     front = {(row["tgs"], row["total_mm_cost"]) for row in found.pareto()}
@@ -186,7 +186,7 @@ def test_the_front_is_what_nothing_beats(isp_tables):
     assert wanted == front
 
 
-def test_python_asks_as_the_command_line_does():
+def test_python_and_command_line_give_equal_searches():
     words = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
     found = search_strategies(**words, compat="isp-2024")
     assert found.mode == "isp-2024"

@@ -94,7 +94,7 @@ def call(*arguments, code=0):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_models_have_the_parameters_that_their_makers_say(name):
+def test_models_have_the_published_number_of_parameters(name):
     whole, active = SAID[name]
     assert PRESETS[name].parameters / 1e9 == pytest.approx(whole, rel=0.01)
     assert PRESETS[name].active / 1e9 == pytest.approx(active, rel=0.02)
@@ -142,7 +142,7 @@ def test_a_group_alone_limits_no_nodes_and_one_expert_is_none(tmp_path):
         ({"num_experts": "many"}, "expected a whole number"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_an_error(tmp_path, more, message):
+def test_an_invalid_mixture_is_an_error(tmp_path, more, message):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | more))
     with pytest.raises(ConfigError, match=message):
@@ -188,7 +188,7 @@ def test_uneven_loads_are_never_faster_nor_smaller(made, imbalance):
 
 @settings(max_examples=40)
 @given(cases(sparse=True))
-def test_hidden_all_to_alls_are_never_slower(made):
+def test_overlapped_all_to_alls_are_never_slower(made):
     shown, hidden = costs(made), costs(made, overlap_experts=True)
     assert hidden["total_latency"] <= shown["total_latency"] * (1 + 1e-12)
 
@@ -314,7 +314,7 @@ def test_one_strategy_of_experts_is_explained():
         (("--world-size", "32", "--pp", "8", "--micro-num", "4"), "or --any-schedule"),
     ],
 )
-def test_degrees_that_divide_nothing_say_the_nearest(options, message):
+def test_invalid_degrees_are_errors_with_the_nearest_valid_ones(options, message):
     asked = ("--model", "7B", "--seq-len", "4Ki", "--global-batch", "1Mi", *options)
     assert message in " ".join(call(*asked, code=1).split())
 

@@ -47,13 +47,13 @@ def test_the_design_note_s_formulas_give_its_numbers():
         ("isp", (2, 3), 19.7),
     ],
 )
-def test_two_gpus_send_and_keep_what_the_example_says(algo, sent, kept):
+def test_two_gpus_agree_with_the_worked_example(algo, sent, kept):
     found = formulas.two_gpus(algo)
     assert (found["sent"], found["sent_with_checkpoints"]) == sent
     assert round(found["kept"], 1) == kept
 
 
-def test_models_have_the_parameters_that_are_known():
+def test_models_have_the_known_number_of_parameters():
     assert internlm(7).parameters == 7_321_423_872
     assert internlm(13).parameters == 13_744_624_640
     assert load_model("llama3-8b").parameters == pytest.approx(8.03e9, rel=0.01)
@@ -97,7 +97,7 @@ def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_a_shipped_cluster_is_whole_and_says_where_its_constants_are_from(name):
+def test_built_in_clusters_are_complete_and_name_their_sources(name):
     cluster = load(name)
     assert cluster.bw_intra > cluster.bw_node / cluster.gpus_per_node
     text = (load.__globals__["resources"].files("fastcomm.hardware") / "data").joinpath(
@@ -247,7 +247,7 @@ def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
 
 
 @pytest.mark.compiled
-def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
+def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
     from fastcomm.report.files import write_metrics as write_tables
     from fastcomm.synthetic import Job, write
 

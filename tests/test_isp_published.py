@@ -22,7 +22,7 @@ def throughput(folder, table):
 
 
 @pytest.mark.parametrize("table", ["A", "B"])
-def test_throughput_is_within_5_percent_of_what_was_published(isp_data, table):
+def test_throughput_is_within_5_percent_of_published_values(isp_data, table):
     rows, found = throughput(isp_data, table)
     pairs = [(float(row["value"]), mine["tgs"]) for row, mine in zip(rows, found, strict=True)]
     mean, low, high = accuracy.errors(pairs)
@@ -33,7 +33,7 @@ def test_throughput_is_within_5_percent_of_what_was_published(isp_data, table):
 
 
 @pytest.mark.parametrize("name", PREDICTED)
-def test_throughput_is_what_the_definition_predicts(isp_data, name):
+def test_throughput_agrees_with_the_definition(isp_data, name):
     rows, found = throughput(isp_data, name[0])
     mine = [
         each["tgs"]
@@ -43,7 +43,7 @@ def test_throughput_is_what_the_definition_predicts(isp_data, name):
     assert mine == pytest.approx(PREDICTED[name], rel=0.01)
 
 
-def test_memory_is_within_8_percent_of_what_was_published(isp_data):
+def test_memory_is_within_8_percent_of_published_values(isp_data):
     rows = accuracy.published(isp_data, "M", "memory")
     mean, low, high = accuracy.errors(
         [
@@ -66,7 +66,7 @@ def test_iterations_of_vtrain_are_within_12_percent(isp_data, intra):
     assert whole == pytest.approx({150: 0.1204, 250: 0.0913}[intra], abs=5e-5)
 
 
-def test_deepseek_v3_is_between_exposed_and_hidden_exchanges_but_for_its_fp8():
+def test_deepseek_v3_is_between_predictions_with_exposed_and_overlapped_all_to_alls():
     report, bridge = accuracy.MIXTURES[:2]
     assert accuracy.mixture(report, hidden=True) == pytest.approx(report.tgs, rel=0.15)
     assert accuracy.mixture(bridge) < bridge.tgs < accuracy.mixture(bridge, hidden=True)
@@ -83,5 +83,5 @@ def test_the_mfu_of_the_internlm2_report_is_within_12_percent():
     assert exposed <= 0.53 <= hidden
 
 
-def test_the_page_of_comparisons_is_what_the_search_predicts(isp_data):
+def test_the_accuracy_page_is_current(isp_data):
     assert accuracy.PAGE.read_text("utf-8") == accuracy.page(isp_data)

@@ -36,12 +36,12 @@ def test_common_names_mark_iterations_in_any_case(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["steps 3", "my step 3", "iteration"])
-def test_names_that_only_look_like_marks_are_none(tmp_path, name):
+def test_names_similar_to_marks_are_not_marks(tmp_path, name):
     _, meta = iterations(tmp_path, [*WORK, k.mark(name, 10, 20)])
     assert meta.found_by == "whole trace"
 
 
-def test_the_projection_of_a_mark_on_a_stream_is_no_mark(tmp_path):
+def test_the_projection_of_a_mark_onto_a_stream_is_not_a_mark(tmp_path):
     projected = k.event("ProfilerStep#1", "gpu_user_annotation", 0, 9)
     _, meta = iterations(tmp_path, [*WORK, projected])
     assert meta.found_by == "whole trace"
@@ -58,24 +58,24 @@ def test_optimizer_steps_end_iterations_and_the_first_name_counts(tmp_path):
     assert meta.found_by == "ends of Optimizer.step#Adam.step"
 
 
-def test_a_regex_comes_first_and_its_group_is_the_number(tmp_path):
+def test_a_regex_takes_precedence_and_its_group_is_the_number(tmp_path):
     marks = [k.mark("ProfilerStep#7", 1, 4), k.mark("train batch=12 x", 20, 5)]
     rows, _ = iterations(tmp_path, WORK + marks, regex=r"batch=(\d+)")
     assert rows == [(12, 20_000, 25_000)]
 
 
-def test_a_regex_without_a_group_counts(tmp_path):
+def test_iterations_of_a_regex_without_a_group_are_numbered(tmp_path):
     marks = [k.mark("train", 20, 5), k.mark("train", 40, 5)]
     rows, _ = iterations(tmp_path, WORK + marks, regex="^train$")
     assert rows == [(0, 20_000, 25_000), (1, 40_000, 45_000)]
 
 
-def test_a_regex_that_matches_nothing_names_what_there_is(tmp_path):
+def test_a_regex_without_a_match_is_an_error_that_lists_annotations(tmp_path):
     with pytest.raises(TraceFileError, match=r"no annotation matches 'nope'.*ProfilerStep#7"):
         iterations(tmp_path, [*WORK, k.mark("ProfilerStep#7", 1, 4)], regex="nope")
 
 
-def test_a_broken_regex_is_said_to_be_one(tmp_path):
+def test_an_invalid_regex_is_an_error(tmp_path):
     with pytest.raises(TraceFileError, match="not a regular expression"):
         iterations(tmp_path, [*WORK, k.mark("a", 1, 4)], regex="(")
 
@@ -86,7 +86,7 @@ def test_marks_of_one_number_on_two_threads_are_one_iteration(tmp_path):
     assert rows == [(1, 1000, 7000)]
 
 
-def test_overlapping_marks_end_where_the_next_begins_and_say_so(tmp_path):
+def test_overlapping_marks_end_where_the_next_begins_with_a_warning(tmp_path):
     marks = [k.mark("step 1", 0, 10), k.mark("step 2", 8, 10)]
     rows, meta = iterations(tmp_path, WORK + marks)
     assert rows == [(1, 0, 8000), (2, 8000, 18_000)]
@@ -102,7 +102,7 @@ def test_the_period_of_the_collectives_is_the_last_guess(tmp_path):
     assert "repeat every 2 events" in meta.warnings[0]
 
 
-def test_one_collective_over_and_over_is_no_period(tmp_path):
+def test_a_single_repeated_collective_is_not_a_period(tmp_path):
     _, meta = iterations(tmp_path, [k.all_reduce(10 * step, 1) for step in range(6)])
     assert meta.found_by == "whole trace"
 
@@ -113,14 +113,14 @@ def test_the_whole_trace_is_one_iteration_with_a_warning(tmp_path):
     assert "whole trace" in meta.warnings[0]
 
 
-def test_given_ranges_come_before_everything(tmp_path):
+def test_given_ranges_take_precedence(tmp_path):
     marks = [k.mark("ProfilerStep#7", 1, 4)]
     rows, meta = iterations(tmp_path, WORK + marks, ranges=((2, 50, 60), (1, 10, 20)))
     assert rows == [(1, 10, 20), (2, 50, 60)]
     assert meta.found_by == "ranges"
 
 
-def test_ranges_of_the_user_are_taken_as_they_are(tmp_path):
+def test_ranges_of_the_user_are_used_unchanged(tmp_path):
     events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(ranges=((0, 0, 40_000),))

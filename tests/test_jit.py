@@ -84,7 +84,7 @@ def test_damaged_code_is_compiled_again_with_one_warning(tmp_path, damage):
     assert run(tmp_path) == (HIT, [])
 
 
-def test_damaged_code_is_replaced_by_that_of_the_temporary_folder(folders, tmp_path, caplog):
+def test_damaged_code_is_replaced_from_the_temporary_directory(folders, tmp_path, caplog):
     folders.write("a.nbc", b"code")
     (path,) = tmp_path.rglob("a.nbc")
     whole = path.read_bytes()
@@ -99,7 +99,9 @@ def test_damaged_code_is_replaced_by_that_of_the_temporary_folder(folders, tmp_p
     assert "damaged compiled code" in record.message
 
 
-def test_a_link_in_the_place_of_a_folder_is_not_followed_and_said(folders, tmp_path, caplog):
+def test_a_link_in_place_of_the_cache_directory_is_refused_with_a_warning(
+    folders, tmp_path, caplog
+):
     folders.write("a.nbc", b"code")
     (path,) = tmp_path.rglob("a.nbc")
     path.parent.rename(tmp_path / "elsewhere")
@@ -128,7 +130,7 @@ def test_complete_code_that_cannot_be_written_to_is_used(tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("blocked", ["file", "home"])
-def test_code_that_the_home_does_not_take_goes_to_a_temporary_folder(tmp_path, blocked):
+def test_code_goes_to_a_temporary_directory_if_the_home_is_not_writable(tmp_path, blocked):
     (tmp_path / "cache").write_text("a file in the place of the folder")
     words = {} if blocked == "file" else {"code": NOBODY + ONE, "XDG_CACHE_HOME": ""}
     answer, (warning,) = run(tmp_path, **words)
@@ -140,7 +142,7 @@ def test_code_that_the_home_does_not_take_goes_to_a_temporary_folder(tmp_path, b
 
 
 @pytest.mark.compiled
-def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path):
+def test_a_temporary_directory_of_another_user_is_not_used(tmp_path):
     (tmp_path / "cache").write_text("a file in the place of the folder")
     run(tmp_path)
     (tmp_path / f"fastcomm-{os.geteuid()}").chmod(0o777)
@@ -204,7 +206,7 @@ def test_code_that_root_installed_is_read_by_others(folders, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_what_is_no_file_in_the_place_of_code_is_replaced(folders, tmp_path, kind):
+def test_anything_but_a_file_in_place_of_code_is_replaced(folders, tmp_path, kind):
     folders.write("a.nbc", b"code")
     (path,) = tmp_path.rglob("a.nbc")
     other = path.rename(tmp_path / "elsewhere")
@@ -215,7 +217,7 @@ def test_what_is_no_file_in_the_place_of_code_is_replaced(folders, tmp_path, kin
     assert folders.read("a.nbc") == b"mine"
 
 
-def test_code_is_read_again_whatever_the_umask(folders):
+def test_code_is_reused_with_any_umask(folders):
     before = os.umask(0)
     try:
         folders.write("a.nbc", b"code")
@@ -233,7 +235,7 @@ def test_processes_that_compile_at_once_leave_code_that_all_can_use(tmp_path):
 
 
 @pytest.mark.compiled
-def test_a_small_disk_and_a_read_only_one(tmp_path):
+def test_code_works_on_a_small_disk_and_on_a_read_only_one(tmp_path):
     """Real ones, where a user may mount such."""
     mount = f'mount -t tmpfs -o size=$SIZE none "{tmp_path}/cache" && exec "$0" "$@"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
@@ -271,7 +273,7 @@ def folders(tmp_path, monkeypatch):
     return _jit.Folders(tmp_path / "home", "text")
 
 
-def test_what_is_written_is_read_and_what_is_damaged_is_not(folders, tmp_path, caplog):
+def test_written_code_is_read_and_damaged_code_is_not(folders, tmp_path, caplog):
     assert folders.read("a.nbc") is None
     folders.write("a.nbc", b"code")
     assert folders.read("a.nbc") == b"code"
@@ -281,7 +283,7 @@ def test_what_is_written_is_read_and_what_is_damaged_is_not(folders, tmp_path, c
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
 
 
-def test_what_the_first_folder_does_not_take_goes_to_the_second(folders, tmp_path, caplog):
+def test_code_goes_to_the_second_directory_if_the_first_fails(folders, tmp_path, caplog):
     (tmp_path / "home").write_text("")
     folders.write("a.nbc", b"code")
     folders.write("b.nbc", b"more")
@@ -293,7 +295,7 @@ def test_what_the_first_folder_does_not_take_goes_to_the_second(folders, tmp_pat
     assert folders.writable is None
 
 
-def test_without_any_folder_code_stays_in_memory(tmp_path, monkeypatch, caplog):
+def test_without_a_writable_directory_code_stays_in_memory(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(_jit.tempfile, "tempdir", str(tmp_path / "none"))
     folders = _jit.Folders(None, "text")
     folders.write("a.nbc", b"code")
@@ -358,7 +360,7 @@ def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypat
     assert _jit.is_compiled()
 
 
-def test_a_cache_lies_in_the_home_unless_there_is_none(monkeypatch):
+def test_the_cache_is_in_the_home_directory_if_there_is_one(monkeypatch):
     monkeypatch.setenv("HOME", "/somebody")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert _jit._home() == Path("/somebody/.cache/fastcomm")
@@ -374,7 +376,7 @@ def test_a_cache_lies_in_the_home_unless_there_is_none(monkeypatch):
     assert _jit._home() is None
 
 
-def test_who_asks_hears_where_the_code_is_kept_and_whether_there_is_any(folders, monkeypatch):
+def test_the_location_and_state_of_the_code_can_be_queried(folders, monkeypatch):
     monkeypatch.setattr(_jit, "_FOLDERS", folders)
     assert _jit.cache_folder() == folders.writable
     for is_off in (0, 1):

@@ -21,7 +21,7 @@ def run(request, tmp_path_factory):
     return open_run(folder, options=OpenOptions(whole=True))
 
 
-def test_a_rank_without_what_nobody_asks_for_says_the_same(run):
+def test_omitting_unneeded_events_does_not_change_the_path(run):
     trace = run.read(1)
     found = analyze(trace)
     small, path = trimmed(trace, found)
@@ -34,7 +34,7 @@ def test_a_rank_without_what_nobody_asks_for_says_the_same(run):
     assert events["start"].take(rows).equals(small.comm["start"])
 
 
-def test_the_path_is_that_of_whole_traces(run):
+def test_the_path_equals_the_path_of_whole_traces(run):
     whole = joined({rank: run.read(rank) for rank in run.ranks})
     found = critical_path(run)
     assert found.failed == ()
@@ -45,7 +45,7 @@ def test_the_path_is_that_of_whole_traces(run):
 
 
 @pytest.mark.parametrize("words", [["--workers", "2"], ["--dask", "local:1"]])
-def test_the_result_is_that_of_one_process(tmp_path, words):
+def test_results_equal_the_results_of_one_process(tmp_path, words):
     write(Job.of(ranks=4), tmp_path / "run")
     command = ["critical-path", tmp_path / "run", "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout
@@ -53,7 +53,7 @@ def test_the_result_is_that_of_one_process(tmp_path, words):
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
+def test_an_unreadable_rank_is_an_error_or_skipped(tmp_path):
     (_, bad, *_) = sorted(write(Job.of(ranks=4), tmp_path))
     bad.write_bytes(bad.read_bytes()[:-100])
     words = ("critical-path", tmp_path, "--json")
@@ -78,7 +78,7 @@ def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(tmp_path):
     assert "read one rank on this machine; leave --dask out" in error
 
 
-def test_a_replayed_step_is_that_of_one_process(tmp_path):
+def test_a_replay_equals_the_replay_of_one_process(tmp_path):
     write(Job.of(ranks=4), tmp_path / "run")
     command = ["replay", tmp_path / "run", "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout

@@ -22,11 +22,11 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), values, max_size=5))
-def test_what_is_read_back_is_what_was_said(found):
+def test_json_round_trips(found):
     assert json.loads(result.text(found)) == found
 
 
-def test_a_row_is_a_line():
+def test_rows_of_tables_are_one_line_each():
     rows = [{"rank": rank, "heat": [1, [2, 3]]} for rank in range(3)]
     text = result.text({"rows": rows, "about": {"ranks": [0, 1, 2], "none": {}}, "a": 1})
     assert text.splitlines() == [
@@ -46,6 +46,6 @@ def test_a_row_is_a_line():
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, [{"a": float("nan")}]])
-def test_what_is_no_number_is_refused(value):
+def test_numbers_that_are_not_finite_are_refused(value):
     with pytest.raises(ValueError, match="not JSON compliant"):
         result.text({"value": value})

@@ -50,7 +50,7 @@ def test_an_event_becomes_a_row():
     assert state[json_scan.EVENTS] == 1
 
 
-def test_what_an_event_lacks_is_null():
+def test_missing_keys_of_an_event_are_null():
     why, _, rows, _ = scan(b'{"cat": "kernel", "ph": "X", "ts": 1, "dur": 0}]}')
     assert why == json_scan.DONE
     assert rows[0, : json_scan.ARGS + 1].tolist() == [
@@ -67,7 +67,7 @@ def test_what_an_event_lacks_is_null():
     ]
 
 
-def test_a_kind_is_kept_by_name_whatever_comes_first():
+def test_events_are_selected_by_name_in_any_order_of_keys():
     parts = [b'"ph": "X"', b'"cat": "cpu_op"', b'"name": "%s"', b'"ts": 1, "dur": 1']
     for order in (parts, parts[::-1], parts[2:] + parts[:2]):
         event = b"{" + b", ".join(order) + b"}"
@@ -77,7 +77,7 @@ def test_a_kind_is_kept_by_name_whatever_comes_first():
         assert state[json_scan.EVENTS] == len(names)
 
 
-def test_a_block_that_ends_anywhere_asks_for_more():
+def test_a_block_may_end_anywhere():
     text = EVENT + b",\n" + EVENT + b"\n], "
     ends = [text.index(b"\n") - 1, len(text)]
     for n in range(len(text)):
@@ -89,7 +89,7 @@ def test_a_block_that_ends_anywhere_asks_for_more():
         assert len(rows) == state[json_scan.EVENTS]
 
 
-def test_a_block_that_ends_anywhere_behind_a_broken_event_asks_for_more():
+def test_a_block_may_end_anywhere_after_a_broken_event():
     text = EVENT + b",\n" + EVENT + b",\n{7}\n]     } "
     for n in range(text.rindex(b"7") + 1, len(text)):
         why, state, rows, _ = scan(text[:n], last=False)
@@ -99,7 +99,7 @@ def test_a_block_that_ends_anywhere_behind_a_broken_event_asks_for_more():
     assert len(rows) == 2
 
 
-def test_full_rows_and_full_strings_are_told():
+def test_full_buffers_are_reported():
     why, state, rows, _ = scan((EVENT + b",") * 3 + b"]}", rows=2)
     assert (why, len(rows)) == (json_scan.ROWS_FULL, 2)
     assert state[json_scan.AT] == 2 * len(EVENT) + 2
@@ -143,7 +143,7 @@ def test_full_rows_and_full_strings_are_told():
         b"]",
     ],
 )
-def test_a_broken_event_costs_no_other(broken):
+def test_a_broken_event_loses_no_other_event(broken):
     good = EVENT.replace(b"gemm", b"good%d")
     text = b",\n".join([good % 1, broken, good % 2, good % 3]) + b'\n], "x": 1}'
     why, state, rows, texts = scan(text)
@@ -159,7 +159,7 @@ def test_a_broken_event_costs_no_other(broken):
     ]
 
 
-def test_a_comma_too_many_or_too_few_costs_nothing():
+def test_missing_or_extra_commas_lose_no_event():
     why, state, rows, _ = scan(b",," + EVENT + EVENT + b" , ,\n" + EVENT + b",]}")
     assert (why, len(rows), state[json_scan.DROPPED]) == (json_scan.DONE, 3, 0)
 
@@ -187,12 +187,12 @@ def test_a_list_inside_of_a_broken_event_does_not_end_the_events():
         (b"]\n[", True),
     ],
 )
-def test_what_follows_a_bracket_tells_whether_the_events_end(behind, ends):
+def test_the_text_after_a_bracket_determines_whether_the_events_end(behind, ends):
     why, _, rows, _ = scan(EVENT + behind)
     assert (why == json_scan.DONE, len(rows)) == (ends, 1)
 
 
-def test_numbers_of_threads_are_not_taken_for_words():
+def test_numeric_thread_ids_are_not_strings():
     huge = EVENT.replace(b'"tid": 7', b'"tid": -4611686018427387905')
     word = EVENT.replace(b'"tid": 7', b'"tid": "Spans"')
     null = EVENT.replace(b'"tid": 7', b'"tid": null')
@@ -230,7 +230,7 @@ def test_the_last_of_two_phases_counts(first, last, is_kept, filler):
     assert (len(rows), state[json_scan.EVENTS], state[json_scan.DROPPED]) == (1 + is_kept, 2, 0)
 
 
-def test_what_only_looks_like_a_second_phase_changes_nothing():
+def test_text_that_resembles_a_second_phase_is_ignored():
     event = EVENT.replace(b'"X"', b'"i"')[:-1] + b', "x": "ph", "args": {"ph": "X"}}'
     _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
     assert (len(rows), state[json_scan.EVENTS], state[json_scan.DROPPED]) == (1, 2, 0)
@@ -273,7 +273,7 @@ def test_a_prefix_of_more_than_eight_bytes_is_refused():
         b"t\\u0073",
     ],
 )
-def test_a_letter_spelled_as_an_escape_in_a_key_is_not_guessed(key):
+def test_events_with_escaped_letters_in_keys_are_dropped(key):
     for event in (EVENT[:-1] + b', "args": {"%s": 1}}' % key, EVENT[:-1] + b', "%s": 1}' % key):
         _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
         assert (len(rows), state[json_scan.DROPPED]) == (1, 1)
@@ -282,7 +282,7 @@ def test_a_letter_spelled_as_an_escape_in_a_key_is_not_guessed(key):
 @pytest.mark.parametrize(
     "key", [b"\\u4e2d", b"\\u00e9", b"a\\nb", b"a\\\\u0041", b"\\u003c", b"\\u007f", b"\\"]
 )
-def test_other_escapes_in_a_key_are_no_matter(key):
+def test_other_escapes_in_keys_are_harmless(key):
     key = b'k\\"' if key == b"\\" else key
     for event in (EVENT[:-1] + b', "args": {"%s": 1}}' % key, EVENT[:-1] + b', "%s": 1}' % key):
         _, state, rows, _ = scan(event + b", " + EVENT + b"]}")

@@ -131,7 +131,7 @@ def test_an_exponent_may_be_of_any_size():
 
 
 @pytest.mark.parametrize("text", ["", "-", "x", ".5", "nan", "true"])
-def test_what_is_no_number_is_null(text):
+def test_values_that_are_not_numbers_are_null(text):
     to = np.array([7], np.int64)
     end = decimal_of(padded(text.encode() + b","), 0, np.int64(3), to)
     assert (end, to[0]) == (int(text.startswith("-")), NULL)
@@ -145,7 +145,7 @@ def read_integer(text):
 
 
 @given(st.integers(-(1 << 66), 1 << 66), st.sampled_from(["{}", '"{}"', "{}.0", "{}.25"]))
-def test_a_whole_number_may_be_in_quotes(number, form):
+def test_an_integer_may_be_in_quotes(number, form):
     expected = number if abs(number) < 1 << 63 else NULL
     assert read_integer(form.format(number).encode()) == expected
 
@@ -154,7 +154,7 @@ def test_a_whole_number_may_be_in_quotes(number, form):
     "text",
     [b"null", b"true", b'"12 "', b'""', b'"x"', b"[1, 2]", b'{"a": 1}', b"", b"-", b"nan"],
 )
-def test_any_other_value_is_no_whole_number(text):
+def test_other_values_are_not_integers(text):
     assert read_integer(text) == NULL
 
 
@@ -218,7 +218,7 @@ def test_any_value_is_skipped_at_any_place(value, style, at, behind):
 
 
 @given(VALUES, STYLES, st.integers(0, 70))
-def test_a_value_that_is_not_all_there_ends_nowhere(value, style, at):
+def test_an_incomplete_value_has_no_end(value, style, at):
     text = json.dumps(value, **style).encode(errors="surrogatepass")
     assume(text[:1] in (b"{", b"[", b'"'))
     for size in range(1, len(text)):
@@ -245,7 +245,7 @@ def test_a_value_that_is_not_all_there_ends_nowhere(value, style, at):
         b"[" * 61 + b"]" * 61,
     ],
 )
-def test_care_finds_what_stands_where_it_does_not_belong(text):
+def test_the_careful_scan_finds_misplaced_text(text):
     assert 0 <= ~end_with_care(padded(text + b"   "), 0) < len(text)
 
 
@@ -261,7 +261,7 @@ def test_care_finds_what_stands_where_it_does_not_belong(text):
         b"[" * 60 + b"]" * 60,
     ],
 )
-def test_care_lets_pass_what_profilers_write(text):
+def test_the_careful_scan_accepts_what_profilers_write(text):
     assert end_with_care(padded(text), 0) == len(text)
 
 
@@ -271,7 +271,7 @@ def test_a_bare_quote_is_found_where_many_bytes_are_looked_at_at_once():
         assert 0 <= ~end_of_value(padded(text), 0) < len(text)
 
 
-def test_a_long_value_is_skipped_with_care():
+def test_an_unclosed_object_does_not_swallow_the_following_text():
     rows = b", ".join([b'{"a": [1, "x,]}"]}'] * 2000)
     whole = b"[" + rows + b"]"
     assert end_of_value(padded(whole), 0) == len(whole)

@@ -57,7 +57,7 @@ def comm(trace):
         "gloo_2x2/kineto_trace_2.json.gz",
     ],
 )
-def test_every_collective_of_a_real_trace_is_that_of_the_oracle(real, name):
+def test_collectives_of_a_real_trace_agree_with_the_oracle(real, name):
     from fastcomm.readers.kineto import reader
 
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
@@ -71,7 +71,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(real, name):
 
 
 @pytest.mark.compiled
-def test_the_reference_numbers_of_the_nccl_trace(kineto):
+def test_the_nccl_trace_has_its_reference_metrics(kineto):
     from fastcomm.readers.kineto import reader
 
     trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", TraceOptions())
@@ -85,7 +85,7 @@ def test_the_reference_numbers_of_the_nccl_trace(kineto):
     assert trace.groups.to_pylist()[0]["ranks"] == [0, 1]
 
 
-def test_a_kernel_says_what_it_is(tmp_path):
+def test_metadata_of_a_kernel_gives_operation_size_and_group(tmp_path):
     event = k.all_reduce(
         10,
         5,
@@ -109,7 +109,7 @@ def test_lists_of_ranks_may_be_json_or_text(tmp_path):
     assert [row["ranks"] for row in comm(read(tmp_path, events))] == [[0, 1], [0, 1]]
 
 
-def test_the_host_says_what_a_silent_kernel_is(tmp_path):
+def test_host_calls_describe_kernels_without_metadata(tmp_path):
     events = [
         k.event(
             *("record_param_comms", "cpu_op", 10, 20, 100, 1),
@@ -140,7 +140,7 @@ def test_an_external_id_leads_to_a_call_on_another_thread(tmp_path):
     assert (row["op"], row["payload_bytes"]) == ("AllReduce", 40)
 
 
-def test_an_external_id_of_a_call_elsewhere_in_time_is_a_stranger(tmp_path):
+def test_an_external_id_of_a_call_at_another_time_is_ignored(tmp_path):
     call = {
         "External id": 55,
         "Collective name": "allreduce",
@@ -156,7 +156,7 @@ def test_an_external_id_of_a_call_elsewhere_in_time_is_a_stranger(tmp_path):
     assert (row["op"], row["payload_bytes"]) == ("OTHER", None)
 
 
-def test_what_nobody_says_is_null(tmp_path):
+def test_unrecorded_metadata_is_null(tmp_path):
     (row,) = comm(read(tmp_path, [k.kernel("ncclDevKernel_AllGather_RING_LL(x)", 40, 5)]))
     assert row["op"] == "AllGather"
     assert row["group"] is row["payload_bytes"] is row["msg_bytes"] is row["bus_bytes"] is None
@@ -164,7 +164,7 @@ def test_what_nobody_says_is_null(tmp_path):
 
 
 @pytest.mark.parametrize("nelems", [-5, "x", None])
-def test_a_count_that_overflowed_or_is_none_gives_no_bytes(tmp_path, nelems):
+def test_overflowed_and_missing_counts_give_no_bytes(tmp_path, nelems):
     event = k.all_reduce(10, 5, nelems=nelems)
     (row,) = comm(read(tmp_path, [event]))
     assert row["payload_bytes"] is None
@@ -194,20 +194,20 @@ def test_uneven_splits_leave_the_message_size_unknown(tmp_path):
         ("void nvshmemi_transfer(x)", "OTHER", "OTHER"),
     ],
 )
-def test_kernels_of_all_libraries_are_communication(tmp_path, name, op, tag):
+def test_kernels_of_all_communication_libraries_are_recognized(tmp_path, name, op, tag):
     (row,) = comm(read(tmp_path, [k.kernel(name, 10, 5)]))
     assert (row["op"], row["tag"]) == (op, tag)
     assert row["tag_source"] == ("none" if tag == "OTHER" else "heuristic")
 
 
-def test_the_layout_of_a_dispatch_is_compute(tmp_path):
+def test_kernels_that_compute_a_dispatch_layout_are_compute(tmp_path):
     trace = read(
         tmp_path, [k.kernel("void deep_ep::layout::get_dispatch_layout<256>(x)", 10, 5)]
     )
     assert trace.comm.num_rows == 0
 
 
-def test_a_users_pattern_comes_first(tmp_path):
+def test_patterns_of_the_user_take_precedence(tmp_path):
     options = TraceOptions(
         patterns=(Pattern(regex="^my_", library="me", op="Broadcast", tag="CP"),)
     )
@@ -215,7 +215,7 @@ def test_a_users_pattern_comes_first(tmp_path):
     assert (row["op"], row["tag"], row["tag_source"]) == ("Broadcast", "CP", "heuristic")
 
 
-def test_a_users_tag_comes_first(tmp_path):
+def test_tags_of_the_user_take_precedence(tmp_path):
     rule = TagRule(field="ranks", value=(0, 1, 2, 3), tag="CP")
     event = k.all_reduce(10, 5, Process_Group_Name="1")
     options = TraceOptions(tags=TagRules(explicit=(rule,)))
@@ -237,7 +237,7 @@ def test_copies_between_devices_are_communication_and_others_are_not(tmp_path):
     )
 
 
-def test_lanes_keep_devices_and_hosts_of_one_number_apart(tmp_path):
+def test_lanes_distinguish_devices_and_hosts_with_equal_numbers(tmp_path):
     events = [
         k.kernel("gemm", 10, 5, device=0),
         k.event("cudaLaunchKernel", "cuda_runtime", 1, 1, pid=0, tid=7, correlation=1),
@@ -262,7 +262,7 @@ def test_lanes_keep_devices_and_hosts_of_one_number_apart(tmp_path):
         ),
     ],
 )
-def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
+def test_times_are_relative_to_the_base_absolute_or_unknown(
     tmp_path, envelope, ts, clock, start
 ):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", ts, 1)], **envelope)
@@ -283,7 +283,7 @@ def test_a_negative_rank_is_an_error(tmp_path):
         kineto_reader.read(path, TraceOptions(), rank=1)
 
 
-def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_path):
+def test_a_nested_list_of_events_is_not_the_trace(tmp_path):
     document = k.document([k.kernel("gemm", 1, 1)], rank=3, world=4)
     inner = {"traceEvents": [k.kernel("other", 5, 1)], "note": 'say "{" and \\'}
     path = tmp_path / "a.json"
@@ -304,7 +304,7 @@ def test_fused_kernels_are_counted(tmp_path):
     assert any("1 communication kernels are fused" in note for note in trace.meta.warnings)
 
 
-def test_a_whole_reading_keeps_every_event_and_what_few_questions_need(tmp_path):
+def test_reading_everything_keeps_every_event_and_column(tmp_path):
     wait = k.event("Stream Wait Event", "cuda_sync", 21, 1, tid=7, device=0, stream=7)
     wait["args"] |= {"wait_on_stream": 13, "wait_on_cuda_event_record_corr_id": 99}
     events = [
@@ -340,7 +340,7 @@ def test_a_whole_reading_keeps_every_event_and_what_few_questions_need(tmp_path)
     assert read(tmp_path, events).args is None
 
 
-def test_a_whole_reading_knows_the_place_of_every_event(tmp_path):
+def test_reading_everything_records_the_position_of_every_event(tmp_path):
     rows = [
         {"ph": "M", "name": "process_name", "ts": 0, "pid": 1, "tid": 0, "args": {}},
         k.kernel("late", 20, 5, correlation=1),

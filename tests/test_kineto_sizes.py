@@ -69,7 +69,7 @@ def arguments(count, tensors):
     kind=st.sampled_from(sorted(TYPES)),
     size=st.integers(2, 9),
 )
-def test_an_operator_shows_what_its_kernel_moves(tmp_path_factory, name, shape, kind, size):
+def test_operator_shapes_give_the_size_of_a_kernel(tmp_path_factory, name, shape, kind, size):
     """By the definition of nccl-tests: S is the whole buffer; n ranks; the factor of busbw."""
     rule, path = OPERATORS[name], tmp_path_factory.mktemp("trace")
     one = prod(shape) * TYPES[kind]
@@ -107,7 +107,7 @@ def test_the_scanner_keeps_every_operator():
     assert max(map(len, PREFIXES)) <= 8
 
 
-def test_the_innermost_operator_counts(tmp_path):
+def test_the_innermost_operator_gives_the_size(tmp_path):
     host = [
         operator("vllm::all_reduce", [[9], []], ["float", ""], 5, 40),
         operator("symm_mem::multimem_all_reduce_", [[6], [], []], ["c10::BFloat16", "", ""]),
@@ -116,13 +116,13 @@ def test_the_innermost_operator_counts(tmp_path):
     assert sizes_of(row_of(tmp_path, *host, kernel=kernel)) == (12, 12, None)
 
 
-def test_an_operator_that_does_something_else_shows_nothing(tmp_path):
+def test_shapes_of_unrelated_operators_are_ignored(tmp_path):
     host = operator("vllm::all_reduce", [[9], []], ["float", ""])
     row = row_of(tmp_path, host, kernel="ncclDevKernel_AllGather_RING_LL(x)")
     assert (row["op"], sizes_of(row)) == ("AllGather", (None, None, None))
 
 
-def test_the_kernels_own_counts_come_first(tmp_path):
+def test_counts_on_the_kernel_take_precedence(tmp_path):
     host = operator("vllm::all_reduce", [[9], []], ["float", ""])
     events = [STEP, host, k.launch(15, 7), k.all_reduce(50, 10, nelems=100, correlation=7)]
     (row,) = read(k.write(tmp_path / "rank0.json", events), TraceOptions()).comm.to_pylist()
@@ -138,13 +138,13 @@ def test_an_all_to_all_that_shows_its_input_has_that_payload(tmp_path):
 
 
 @pytest.mark.parametrize("mark", ["xccl:all_reduce", "hccl:all_reduce", "nccl:all_reduce"])
-def test_ranges_of_every_library_show_the_input(tmp_path, mark):
+def test_ranges_of_every_library_give_the_input_size(tmp_path, mark):
     host = operator(mark, [[10]], ["float"], cat="user_annotation")
     row = row_of(tmp_path, host)
     assert (row["op"], row["payload_bytes"]) == ("AllReduce", 40)
 
 
-def test_the_hosts_call_shows_the_input_where_no_range_does(tmp_path):
+def test_the_host_call_gives_the_input_size_without_a_range(tmp_path):
     dims, types = [[10], [], []], ["float", "Scalar", ""]
     row = row_of(
         tmp_path,
@@ -233,7 +233,7 @@ COALESCED = k.event(
         ([], IN_2022, "record with PyTorch 2.4 or newer, with", "setting"),
     ],
 )
-def test_the_remedy_is_true_for_the_trace(tmp_path, host, written, why, why_not):
+def test_the_remedy_fits_the_trace(tmp_path, host, written, why, why_not):
     note = note_of(traced(tmp_path, host, baseTimeNanoseconds=written))
     assert note.startswith("1 of 1 communication events have no known size, and bandwidth")
     assert why in note
@@ -247,13 +247,13 @@ def test_kernels_of_a_graph_have_no_size_by_any_setting(tmp_path):
     assert "a CUDA graph replays them" in note
 
 
-def test_an_overflowed_count_is_said_to_be_one(tmp_path):
+def test_an_overflowed_count_is_warned_of(tmp_path):
     assert "overflowed 32 bits" in note_of(
         k.write(tmp_path / "rank0.json", [STEP, k.all_reduce(10, 5, nelems=-5)])
     )
 
 
-def test_kernels_without_any_launch_call_for_the_host(tmp_path):
+def test_kernels_without_launches_are_warned_of(tmp_path):
     path = k.write(tmp_path / "rank0.json", [STEP, k.kernel(SENDRECV, 50, 10)])
     assert "record with ProfilerActivity.CPU, too" in note_of(path)
 
@@ -285,7 +285,7 @@ def test_several_reasons_are_counted_the_most_frequent_first(tmp_path):
         (1 << 45, 8, 1 << 50),
     ],
 )
-def test_sizes_that_cannot_be_are_unknown_and_counted(tmp_path, elements, events, total):
+def test_impossible_sizes_are_unknown_and_counted(tmp_path, elements, events, total):
     rows = [
         k.all_reduce(10 + 20 * n, 10, nelems=elements, Process_Group_Ranks="[0, 1]")
         for n in range(events)

@@ -67,7 +67,7 @@ def _kernel(name, start, dur, stream, **args):
         ({1: (500, 0, 500, 0), 2: (500, 0, 500, 0)}, {(1, 2): 1000}),
     ],
 )
-def test_costs_add_up_to_what_the_step_gains(tmp_path, late, wanted):
+def test_costs_add_up_to_the_time_saved_by_all_fixes(tmp_path, late, wanted):
     def more(rank, layer):
         return late[rank][layer] if rank in late else 0
 

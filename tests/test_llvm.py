@@ -109,7 +109,7 @@ def moved(text, column, i, value):
 @example(bytes(range(STEP)), 0)
 @example(bytes(range(192, 256)), 0)
 @example(bytes(range(64, 128)), 0)
-def test_a_mask_tells_the_members_of_its_set(text, i):
+def test_a_mask_marks_the_bytes_of_a_set(text, i):
     block = padded(text)
     for mask, (members, width) in zip(masks(block, i), SETS, strict=True):
         expected = sum((int(c) in members) << k for k, c in enumerate(block[i : i + width]))
@@ -130,7 +130,7 @@ def test_every_byte_is_tested_for_every_set():
 @given(WORDS, WORDS)
 @example(-1, 1)
 @example(0, 0)
-def test_functions_of_words_answer_as_their_twins(a, b):
+def test_word_instructions_agree_with_their_python_equivalents(a, b):
     twins = (
         _llvm.up_twin(a, b & 1),
         _llvm.top_twin(a),
@@ -180,7 +180,7 @@ def test_memory_is_written_and_read(i, value, text):
 
 @settings(max_examples=20)
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, 1))
-def test_insides_are_from_an_opening_quote_to_before_its_closing_one(marks, carry):
+def test_string_masks_cover_opening_to_closing_quotes(marks, carry):
     inside, expected = bool(carry), 0
     for k in range(STEP):
         inside ^= bool(marks >> k & 1)

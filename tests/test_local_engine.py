@@ -27,7 +27,7 @@ def preload_nothing(monkeypatch):
     monkeypatch.setattr("fastcomm.executors.processes._PRELOAD", [])
 
 
-def test_a_worker_that_is_killed_costs_its_rank_alone(tmp_path):
+def test_a_killed_worker_loses_only_its_rank(tmp_path):
     reads = [c.fine] * 12
     reads[3] = c.deadly
     reads[8] = partial(c.deadly_once, tmp_path / "killed")
@@ -115,7 +115,7 @@ def many(tmp_path_factory):
         ("ingest", "group", ("--dask", "local:2")),
     ],
 )
-def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom, how):
+def test_ctrl_c_leaves_no_incomplete_file_and_no_process(many, tmp_path, command, whom, how):
     """Of the terminal, which sends it to all processes, and of a script, to the first alone."""
     output = tmp_path / "out"
     words = [command, many, *how, "--output", output]
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom,
         assert not output.exists()
 
 
-def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path):
+def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
     """By SIGTERM, while events of a first batch of ranks lie in the folder for such."""
     words = ["metrics", many, "--workers", "2"]
     started = subprocess.Popen(
@@ -163,7 +163,9 @@ def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path)
 @pytest.mark.parametrize("how", [("--workers", "2"), ("--dask", "local:2")])
 @pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
 @pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 2.5])
-def test_signals_at_any_moment_leave_nothing(many, tmp_path, how, numbers, seconds):
+def test_signals_at_any_moment_leave_no_files_or_processes(
+    many, tmp_path, how, numbers, seconds
+):
     """To the group of processes, while they start and work."""
     temporary, output = tmp_path / "tmp", tmp_path / "out"
     temporary.mkdir()
@@ -205,14 +207,14 @@ with interruptible():
 """
 
 
-def test_a_signal_inside_of_a_destructor_is_not_lost():
+def test_a_signal_inside_a_destructor_is_not_lost():
     done = subprocess.run(
         [sys.executable, "-c", _IN_A_DESTRUCTOR], check=True, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
-def test_workers_start_where_the_path_of_temporary_files_is_long(many, tmp_path):
+def test_workers_start_with_a_long_temporary_path(many, tmp_path):
     temporary = tmp_path / ("long" * 30)
     temporary.mkdir()
     done = subprocess.run(

@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(folder):
     assert [each.path for each in run.skipped] == [str(locked)]
 
 
-def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_path):
+def test_a_damaged_file_named_like_the_traces_is_not_ignored(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"host{rank}-trace.json", STEP, rank=rank, world=3)
     (tmp_path / "host1-trace.json").write_text("")
@@ -176,7 +176,7 @@ def test_info_and_ingest_list_a_rank_that_cannot_be_read(folder, tmp_path):
     assert stored["world_size"] == 8
 
 
-def test_convert_keeps_going(folder, tmp_path):
+def test_convert_skips_unreadable_ranks_with_keep_going(folder, tmp_path):
     spoil(folder / NAMES[2], "empty")
     out = tmp_path / "all.json"
     assert NAMES[2] in invoke("convert", folder, out, code=1).stderr
@@ -213,7 +213,7 @@ def test_a_table_that_is_damaged_is_an_error_or_skipped(tmp_path):
     assert [each.path for each in run.skipped] == [str(bad)]
 
 
-def test_the_rank_is_found_behind_many_groups(tmp_path):
+def test_the_rank_after_a_long_list_of_groups_is_found(tmp_path):
     groups = [{"pg_name": str(each), "ranks": list(range(8))} for each in range(2000)]
     for rank in range(2):
         path = tmp_path / f"host_{rank}.1.pt.trace.json"
@@ -226,7 +226,7 @@ def test_the_rank_is_found_behind_many_groups(tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not H100.exists(), reason="the shared traces are not here")
-def test_a_trace_whose_metadata_comes_first_is_one_for_every_command(tmp_path):
+def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     path = shutil.copyfile(H100, tmp_path / H100.name)
     assert invoke("metrics", path).stdout.startswith("1 rank,")
     assert "1 rank, 1 step: " in invoke("stats", path).stdout
@@ -238,7 +238,7 @@ def test_a_trace_whose_metadata_comes_first_is_one_for_every_command(tmp_path):
     assert f"fastcomm metrics {path}" in error
 
 
-def test_a_file_that_may_be_read_again_is(folder):
+def test_a_file_that_becomes_readable_is_read(folder):
     bad = folder / NAMES[0]
     bad.chmod(0)
     for above in (folder, *folder.parents[:4]):
@@ -250,7 +250,7 @@ def test_a_file_that_may_be_read_again_is(folder):
         assert len(open_run(folder).ranks) == 8
 
 
-def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
+def test_a_packed_trace_among_others_is_an_error_or_skipped(folder):
     path = (folder / NAMES[4]).rename(folder / "rank4.json.xz")
     assert "rank4.json.xz" in invoke("metrics", folder, code=1).stderr
     found = json.loads(invoke("metrics", folder, "--keep-going", "--json", code=3).stdout)

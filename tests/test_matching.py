@@ -53,7 +53,7 @@ def lossy(draw):
 
 
 @given(lossy())
-def test_a_rank_that_lost_events_is_matched_in_all_that_it_has(seen):
+def test_remaining_events_of_a_rank_with_losses_are_matched(seen):
     rows = [row for row, _ in seen]
     found = match(calls(rows))
     true = {}
@@ -65,7 +65,7 @@ def test_a_rank_that_lost_events_is_matched_in_all_that_it_has(seen):
 
 
 @given(lossy(), st.randoms())
-def test_numbers_tell_where_every_event_has_one(seen, random):
+def test_events_are_matched_by_number_if_all_have_one(seen, random):
     rows = [
         (rank, group, op, 0, number, stop) for (rank, group, op, _, _, stop), number in seen
     ]
@@ -83,7 +83,7 @@ def test_a_number_of_another_operation_or_group_is_another_collective():
     assert partners(rows, match(calls(rows)).instance) == [[rows[0], rows[3]]]
 
 
-def test_a_number_that_one_rank_has_twice_tells_nothing_of_the_group():
+def test_duplicate_sequence_numbers_disable_matching_by_number():
     rows = [(0, 7, 0, 1, 5, 10), (0, 7, 0, 2, 5, 20), (1, 7, 0, 1, 1, 10), (1, 7, 0, 2, 2, 20)]
     assert partners(rows, match(calls(rows)).instance) == [
         [rows[0], rows[2]],
@@ -91,7 +91,7 @@ def test_a_number_that_one_rank_has_twice_tells_nothing_of_the_group():
     ]
 
 
-def test_a_rank_that_cannot_be_brought_in_line_is_dropped_whole():
+def test_a_rank_that_cannot_be_aligned_is_dropped():
     rows = [(0, 7, 0, 1, NULL, 10 * k**3) for k in range(1, 400)]
     rows += [(1, 7, 0, 1, NULL, 10 * k**3) for k in range(1, 200)]
     rows += [(2, 7, 1, 1, NULL, 10 * k**3) for k in range(1, 400)]
@@ -190,7 +190,7 @@ def test_operations_with_a_root_are_matched_by_number_wherever_they_end(events, 
 
 
 @given(mixed(whole=True), st.integers(0, 2**32))
-def test_a_root_may_be_done_long_before_the_others(events, seed):
+def test_a_root_may_finish_long_before_the_others(events, seed):
     late, last = np.random.default_rng(seed), {}
     for event in sorted(events, key=lambda event: event.stop):
         if event.op in ROOTED and event.rank != event.root:
@@ -200,7 +200,7 @@ def test_a_root_may_be_done_long_before_the_others(events, seed):
     check(oracle.in_place(events))
 
 
-def test_ends_that_never_agree_leave_it_to_the_order():
+def test_without_agreeing_ends_events_are_matched_by_order():
     numbers = np.random.default_rng(0)
     ends = np.cumsum(numbers.integers(10_000_000, 20_000_000, (3, 50)), axis=1)
     rows = [
@@ -212,14 +212,14 @@ def test_ends_that_never_agree_leave_it_to_the_order():
 
 
 @given(mixed(numbered=True), st.sampled_from(oracle.WORDS), st.randoms())
-def test_members_that_disagree_are_no_collective(events, name, random):
+def test_contradictory_members_are_not_matched(events, name, random):
     for event in random.sample(events, min(3, len(events))):
         if event.op in ROOTED or name == "size":
             setattr(event, name, 5)
     check(events)
 
 
-def test_the_rows_of_a_collective_that_is_refused_are_told():
+def test_rows_of_refused_collectives_are_reported():
     rows = [
         SimpleNamespace(rank=r, group=7, op="Broadcast", seq=n, size=None, stop=n, root=root)
         for r, n, root in ((0, 1, 0), (1, 1, 1), (0, 2, 0), (1, 2, 0))
@@ -229,7 +229,7 @@ def test_the_rows_of_a_collective_that_is_refused_are_told():
     assert found.instance.tolist() == [NONE, NONE, 0, 0]
 
 
-def test_a_message_without_a_number_leaves_those_of_collectives_alone():
+def test_messages_without_numbers_do_not_affect_collectives():
     rows = [
         SimpleNamespace(rank=r, group=7, op=op, seq=seq, size=None, stop=stop, root=None)
         for r, op, seq, stop in (
@@ -240,7 +240,7 @@ def test_a_message_without_a_number_leaves_those_of_collectives_alone():
     assert match(calls_of(rows)).instance.tolist() == [NONE, 0, 1, 0, 1]
 
 
-def test_sizes_that_one_rank_does_not_know_tell_nothing():
+def test_sizes_unknown_to_one_rank_are_ignored():
     sizes = [64, 32, 64, None, None, None]
     rows = [
         SimpleNamespace(
@@ -263,7 +263,7 @@ FEW = st.sampled_from([0, 1, NULL])
         max_size=40,
     )
 )
-def test_whatever_ranks_say_a_collective_has_one_event_of_each(said):
+def test_a_collective_never_has_two_events_of_one_rank(said):
     names = ("rank", "group", "op", "seq", "size", "root", "stop")
     events = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in said]
     found = match(calls_of(events))
@@ -279,7 +279,7 @@ def test_whatever_ranks_say_a_collective_has_one_event_of_each(said):
     )
 
 
-def test_nothing_is_matched_in_nothing():
+def test_empty_input_has_no_matches():
     found = match(calls([]))
     assert (found.count, found.dropped, len(found.instance)) == (0, 0, 0)
 
@@ -307,7 +307,7 @@ ITEMS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=6)
 
 
 @given(ITEMS, ITEMS, st.integers(0, 20))
-def test_alignment_is_the_best_there_is(a, b, apart):
+def test_alignment_is_optimal(a, b, apart):
     columns = [
         np.array([item[k] for item in side], np.int64) for side in (a, b) for k in (0, 1)
     ]
@@ -319,7 +319,7 @@ def test_alignment_is_the_best_there_is(a, b, apart):
 
 
 @pytest.mark.parametrize("lost", [3, 5])
-def test_alignment_goes_no_farther_than_it_is_told(lost):
+def test_alignment_respects_its_maximum_shift(lost):
     a = np.arange(10, dtype=np.int64)
     b = np.delete(a, range(2, 2 + lost))
     b = np.append(b, np.arange(90, 90 + lost))  # as many that a has not

@@ -85,9 +85,7 @@ def test_a_lost_message_shifts_no_other(seqs):
 
 
 @given(sides(lossy=False), st.randoms(), st.integers(0, 2**32), st.booleans())
-def test_what_is_complete_goes_by_place_however_late_it_is_received(
-    found, order, seed, by_size
-):
+def test_complete_sequences_are_matched_by_position(found, order, seed, by_size):
     late, last = np.random.default_rng(seed), {}
     for side in sorted(found, key=lambda side: side.stop):
         if not side.is_send:
@@ -99,7 +97,7 @@ def test_what_is_complete_goes_by_place_however_late_it_is_received(
 
 
 @given(sides(seqs="message"), st.sets(st.integers(0, 39), max_size=4), st.randoms())
-def test_numbers_tell_where_both_sides_lack_some(found, lost, order):
+def test_numbers_match_messages_if_both_sides_lack_some(found, lost, order):
     first = found[0]
     route = {first.rank, first.peer}
     left = [
@@ -122,7 +120,7 @@ def routes(found):
         yield min(both, key=len), oracle.messages([*both[0], *both[1]])
 
 
-def test_messages_of_one_moment_are_in_their_own_order():
+def test_simultaneous_messages_keep_their_order():
     found = [
         SimpleNamespace(rank=r, peer=1 - r, group=7, is_send=not r, seq=None, size=None, stop=9)
         for r in (0, 0, 1, 1)
@@ -130,7 +128,7 @@ def test_messages_of_one_moment_are_in_their_own_order():
     assert match_messages(messages_of(found)).instance.tolist() == [0, 1, 0, 1]
 
 
-def test_clocks_that_do_not_agree_are_compared_by_the_messages():
+def test_unaligned_clocks_are_compared_by_messages():
     ends = np.cumsum(np.random.default_rng(0).integers(10**7, 4 * 10**7, 60)).tolist()
     sent = [(0, 1, True, end) for end in ends]
     received = [(1, 0, False, end + 5 * 10**9) for end in [*ends[:20], *ends[21:]]]
@@ -166,22 +164,22 @@ ENDS = list(
 )
 
 
-def test_as_many_on_both_sides_are_not_the_same_if_nearly_all_ends_say_otherwise():
+def test_equal_counts_with_disagreeing_ends_are_not_matched_by_order():
     check(route(ENDS[1:], ENDS[:-1]), random.Random(0))
 
 
-def test_a_late_message_goes_between_its_neighbours():
+def test_a_late_message_is_matched_between_its_neighbors():
     late = [(true, stop + 9 * 10**6 * (true == 20)) for true, stop in ENDS]
     check(route(ENDS, late[:3] + late[4:]), random.Random(0))
 
 
-def test_a_side_that_lacks_most_is_left_alone():
+def test_a_side_that_lacks_most_messages_is_not_matched():
     many = [(k, 10**6 * k) for k in range(200)]
     found = route(many, many[:9])
     assert match_messages(messages_of(found)).count == 0
 
 
-def test_numbers_that_count_other_messages_too_tell_nothing():
+def test_numbers_shared_with_other_messages_are_ignored():
     found = route(ENDS, [(true, stop + 2 * 10**6) for true, stop in ENDS])
     for side in found:
         # The receiver has a message from somebody else after each three of these.
@@ -201,7 +199,7 @@ FEW = st.sampled_from([0, 1, None])
         max_size=40,
     )
 )
-def test_whatever_ranks_say_a_message_has_two_sides_of_one_route(said):
+def test_a_message_always_has_two_sides_of_one_route(said):
     names = ("rank", "peer", "is_send", "group", "seq", "size", "stop")
     found = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in said]
     columns = messages_of(found)
@@ -216,7 +214,7 @@ def test_whatever_ranks_say_a_message_has_two_sides_of_one_route(said):
         assert sent.group == received.group
 
 
-def test_nothing_is_matched_in_nothing():
+def test_empty_input_has_no_matches():
     found = match_messages(messages_of([]))
     assert (found.count, len(found.instance)) == (0, 0)
 

@@ -101,7 +101,7 @@ CLOCKS = st.sampled_from(["auto", "host"])
 
 
 @given(RUNS, st.sampled_from([None, 25e9]), CLOCKS)
-def test_a_run_measures_what_the_definitions_say(ranks, link, clock):
+def test_metrics_agree_with_the_definitions(ranks, link, clock):
     with TemporaryDirectory() as folder:
         paths = [
             k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
@@ -143,7 +143,7 @@ def test_the_exact_breakdown_sums_to_the_iteration_to_the_nanosecond(tmp_path):
     assert sum(parts) == row["time_ns"] == 100_000
 
 
-def test_communication_that_overlaps_itself_makes_the_formulas_idle_negative(tmp_path):
+def test_overlapping_communication_makes_specification_idle_negative(tmp_path):
     events = [k.all_reduce(20, 20), k.all_reduce(30, 20, stream=21)]
     spec = measure(tmp_path, events).breakdown.spec
     assert spec["idle"] == pytest.approx(-0.1)
@@ -151,13 +151,13 @@ def test_communication_that_overlaps_itself_makes_the_formulas_idle_negative(tmp
 
 
 @pytest.mark.parametrize(("kind", "total"), [("payload", 4000), ("msg", 4000), ("bus", 6000)])
-def test_bytes_are_of_the_kind_that_is_asked_for(tmp_path, kind, total):
+def test_bytes_are_of_the_selected_kind(tmp_path, kind, total):
     found = measure(tmp_path, [k.all_reduce(10, 5)], bytes=kind)
     assert found.volume["OTHER"].comm_bytes == total
     assert found.to_dict()["bytes"] == kind
 
 
-def test_events_of_no_duration_or_no_bytes_are_counted_and_left_out(tmp_path):
+def test_events_without_duration_or_bytes_are_excluded_and_counted(tmp_path):
     events = [k.all_reduce(10, 5), k.all_reduce(20, 0), k.all_reduce(30, 5, dtype="none")]
     speed = measure(tmp_path, events, link_bandwidth="8Gbit/s").bandwidth["OTHER"]
     assert (speed.events, speed.events_without_bytes, speed.events_without_duration) == (
@@ -183,7 +183,7 @@ def test_the_table_of_collectives_is_by_powers_of_two(tmp_path):
     assert rows[0]["p50_bus_bw"] == pytest.approx(255 * 4 * 1.5 / 5e-6)
 
 
-def test_only_the_iterations_that_are_asked_for_count(tmp_path):
+def test_only_selected_iterations_count(tmp_path):
     events = [k.mark("ProfilerStep#1", 100, 100), k.all_reduce(110, 5), k.all_reduce(10, 5)]
     found = measure(tmp_path, events, steps=[1])
     assert (found.iterations, found.volume["OTHER"].comm_events) == (1, 1)

@@ -20,7 +20,7 @@ def folder(tmp_path):
     return write_ranks(tmp_path / "traces")
 
 
-def test_a_rank_without_a_file_is_said_in_the_first_line(folder, tmp_path):
+def test_missing_ranks_are_in_the_first_line(folder, tmp_path):
     (folder / NAMES[5]).unlink()
     assert invoke("metrics", folder).stdout.startswith("7 of 8 ranks")
     assert "7 of 8 ranks: 0-4, 6-7; missing: 5" in invoke("info", folder).stdout
@@ -76,7 +76,7 @@ def info_behind(path, **info):
     path.write_text(json.dumps(whole))
 
 
-def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_path):
+def test_a_world_size_after_the_events_counts_missing_ranks(tmp_path):
     folder, store = tmp_path / "traces", tmp_path / "store"
     folder.mkdir()
     for rank in (0, 2):
@@ -95,7 +95,7 @@ def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_pat
     assert "5 of 6 ranks have no trace here: 0-1, 3-5" in alone.warnings
 
 
-def test_no_number_of_ranks_is_made_up_where_no_trace_says_it(tmp_path):
+def test_an_unrecorded_world_size_is_not_guessed(tmp_path):
     for rank in (0, 2):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
     found = compute_metrics(open_run(tmp_path))
@@ -113,7 +113,7 @@ def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes
 
 
 @pytest.mark.parametrize("name", ["rank7.JSON", "rank7.Json.Gz", "rank7.PT.TRACE.JSON"])
-def test_endings_are_matched_without_regard_to_case(tmp_path, name):
+def test_file_endings_are_case_insensitive(tmp_path, name):
     for rank in range(7):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
     text = json.dumps(k.document(STEP, distributedInfo={})).encode()
@@ -136,7 +136,7 @@ def test_a_file_named_after_a_rank_with_another_ending_is_named_in_a_warning(tmp
     assert run.warnings == (f"no traces, not read in {tmp_path}: {name.rstrip('/')}",)
 
 
-def test_many_files_are_named_in_one_line_and_those_of_ranks_that_are_read_are_not(tmp_path):
+def test_ignored_files_are_named_in_one_line(tmp_path):
     k.write(tmp_path / "rank0.json", STEP, distributedInfo={})
     for rank in range(100):
         (tmp_path / f"rank{rank}.txt").write_text("x")
@@ -168,7 +168,7 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("part", [0.5, 0.95])
-def test_a_rank_of_which_no_step_is_whole_is_not_among_the_measured_ones(tmp_path, part):
+def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
     write(Job.of(ranks=4, tp=2, dp=2, steps=2, straggler=None), tmp_path)
     path = sorted(tmp_path.glob("*"))[1]
     text = gzip.decompress(path.read_bytes())
@@ -185,7 +185,7 @@ def test_a_rank_of_which_no_step_is_whole_is_not_among_the_measured_ones(tmp_pat
 
 
 @pytest.mark.compiled
-def test_waiting_for_a_rank_that_is_missing_is_not_called_transfer(tmp_path):
+def test_waiting_for_a_missing_rank_is_not_transfer(tmp_path):
     write(Job.of(ranks=4, tp=1, dp=4, steps=3, hidden=8192, link_speed=4 * 10**9), tmp_path)
     whole = exposed(tmp_path)
     assert "of it is waiting for the last rank;" in whole.text

@@ -109,7 +109,7 @@ def test_a_job_measures_through_nsys_what_it_was_built_to_show(tmp_path, ranks):
     same(found, {key: wanted[key] for key in keys})
 
 
-def test_launches_of_another_thread_are_matched_by_order_and_it_is_said(tmp_path, kineto_run):
+def test_launches_of_another_thread_are_matched_by_order_with_a_warning(tmp_path, kineto_run):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(other_thread=True))
     found = measured(tmp_path)
     assert numbers(found) == numbers(measured(kineto_run))
@@ -117,9 +117,7 @@ def test_launches_of_another_thread_are_matched_by_order_and_it_is_said(tmp_path
     assert found.warnings
 
 
-def test_without_payloads_times_and_counts_stand_and_one_warning_has_the_command(
-    tmp_path, kineto_run
-):
+def test_without_payloads_only_times_and_counts_are_known(tmp_path, kineto_run):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(payload="none"))
     found, whole = measured(tmp_path), measured(kineto_run)
     assert found.iteration == whole.iteration
@@ -156,7 +154,7 @@ def test_before_2_25_no_payload_has_a_communicator_and_streams_can_be_tagged(tmp
     assert sizes["bus_bytes"].null_count == len(sizes)
 
 
-def test_graphs_recorded_as_a_whole_are_warned_of(tmp_path):
+def test_graphs_recorded_as_one_row_are_warned_of(tmp_path):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(graph="graph"))
     found = measured(tmp_path)
     assert found.warnings
@@ -166,7 +164,7 @@ def test_graphs_recorded_as_a_whole_are_warned_of(tmp_path):
         assert "nsys profile --cuda-graph-trace=node" in warning
 
 
-def test_a_late_capture_does_not_guess_who_is_in_a_communicator(tmp_path):
+def test_a_late_capture_does_not_guess_members_of_communicators(tmp_path):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(init=False))
     run = open_run(tmp_path)
     assert any("communicators were created before the capture began" in w for w in run.warnings)
@@ -178,7 +176,7 @@ def test_a_late_capture_does_not_guess_who_is_in_a_communicator(tmp_path):
     assert by_op["SendRecv"] is not None  # crosses a link once, however many there are
 
 
-def test_ids_from_two_to_the_63_on_are_kept_to_the_bit(tmp_path):
+def test_ids_above_2_to_the_63_are_exact(tmp_path):
     write_nsys(SMALL, tmp_path)
     names = [
         name
@@ -205,7 +203,7 @@ def test_a_split_communicator_has_its_ranks_from_all_reports(tmp_path):
     assert wanted <= ranks
 
 
-def test_a_part_of_the_reports_leaves_the_members_open_but_not_the_size(tmp_path):
+def test_with_some_reports_members_are_unknown_but_sizes_are_known(tmp_path):
     write_nsys(SMALL, tmp_path, ranks=[2, 3])
     run = open_run(tmp_path)
     assert run.ranks == (2, 3)
@@ -217,7 +215,7 @@ def test_a_part_of_the_reports_leaves_the_members_open_but_not_the_size(tmp_path
     assert groups[()] == 2
 
 
-def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
+def test_ranks_from_the_configuration_take_precedence(tmp_path):
     write_nsys(SMALL, tmp_path, per_report=4, variant=NsysVariant(init=False))
     guessed = open_run(tmp_path)
     assert guessed.ranks == tuple(range(8))
@@ -240,12 +238,12 @@ def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
     assert run.read(0).comm["start"].equals(guessed.read(3).comm["start"])
 
 
-def test_a_name_tells_the_rank_of_a_report_with_one_process(tmp_path):
+def test_a_report_with_one_process_has_the_rank_in_its_name(tmp_path):
     write_nsys(SMALL, tmp_path, ranks=[6], variant=NsysVariant(init=False))
     assert open_run(tmp_path).ranks == (6,)
 
 
-def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
+def test_the_reader_returns_no_environment_data(tmp_path, capsys):
     from click.testing import CliRunner
 
     write_nsys(SMALL, tmp_path / "run", per_report=8, variant=NsysVariant(payload="none"))
@@ -264,7 +262,7 @@ def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
     assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
 
 
-def test_everything_includes_operators_and_waits(tmp_path):
+def test_reading_everything_includes_operators_and_waits(tmp_path):
     write_nsys(SMALL, tmp_path)
     options = OpenOptions(whole=True)
     whole = open_run(tmp_path, options=options).read(0)
@@ -280,7 +278,7 @@ def test_everything_includes_operators_and_waits(tmp_path):
     assert whole.args["bytes"].null_count < whole.events.num_rows
 
 
-def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
+def test_a_wait_refers_to_its_event_record(tmp_path):
     (path,) = write_nsys(SMALL, tmp_path, ranks=[0])
     with closing(sqlite3.connect(path)) as database:
         wanted = {
@@ -304,7 +302,7 @@ def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
     assert wanted
 
 
-def test_a_smaller_communicator_that_all_have_in_common_is_not_the_world():
+def test_a_communicator_smaller_than_the_job_is_not_the_world():
     from fastcomm.readers.nsys.communicators import (
         CommunicatorRecords,
         Membership,
@@ -329,7 +327,7 @@ def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
     assert any("nsys_3.sqlite is rank 5 of the largest communicator" in w for w in run.warnings)
 
 
-def test_the_command_that_brings_the_sizes_is_printed_on_one_line(tmp_path):
+def test_the_export_command_for_sizes_is_printed_on_one_line(tmp_path):
     from click.testing import CliRunner
 
     folder = tmp_path / ("a folder with a long name " * 5).strip()

@@ -69,7 +69,7 @@ def test_a_file_that_is_no_database_is_refused_with_its_first_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
-def test_a_database_cut_short_says_how_long_it_should_be(export, share):
+def test_a_truncated_database_is_an_error_with_the_expected_size(export, share):
     whole = export.read_bytes()
     export.write_bytes(whole[: int(len(whole) * share)])
     refused(export, f"truncated: .* bytes, its header states {len(whole)}")
@@ -82,7 +82,7 @@ def test_a_database_of_zeros_is_refused(export):
     refused(export, "malformed|cannot be read as an SQLite file")
 
 
-def test_a_database_that_somebody_writes_is_refused(export):
+def test_a_database_that_is_being_written_is_refused(export):
     with closing(sqlite3.connect(export, isolation_level=None)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         refused(export, "locked: another program is writing")
@@ -96,7 +96,7 @@ def test_an_unfinished_export_is_refused(export, suffix):
     refused(export, f"{export.name}{suffix} lies beside it")
 
 
-def test_an_unfinished_export_is_refused_behind_a_link(export, tmp_path):
+def test_an_unfinished_export_behind_a_link_is_refused(export, tmp_path):
     export.with_name(f"{export.name}-wal").write_bytes(b"unfinished")
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "nsys_0.sqlite"
@@ -129,7 +129,7 @@ def test_reading_leaves_the_file_and_its_folder_as_they_are(export):
     assert export.read_bytes() == before
 
 
-def test_a_database_of_something_else_is_refused_with_what_it_has(tmp_path):
+def test_another_database_is_refused_with_its_tables(tmp_path):
     path = tmp_path / "other.sqlite"
     change(path, "CREATE TABLE customers (id INTEGER)")
     refused(path, "without any table of an Nsight Systems export .* its tables are customers")
@@ -154,12 +154,12 @@ def test_an_absent_table_has_no_rows(export, table):
     assert found.breakdown.exact["compute"] > 0
 
 
-def test_a_table_without_a_column_that_matters_names_it(export):
+def test_a_missing_required_column_is_named(export):
     change(export, f"ALTER TABLE {KERNEL} RENAME COLUMN streamId TO queueId")
     refused(export, f"table {KERNEL} has no column streamId: this version of the export")
 
 
-def test_a_table_without_a_column_that_can_be_done_without_is_read(export):
+def test_a_table_without_an_optional_column_is_read(export):
     change(export, f"ALTER TABLE {KERNEL} RENAME COLUMN graphNodeId TO g", "SELECT 1")
     assert measured(export).ranks == (0, 1)
 
@@ -169,17 +169,17 @@ def test_values_of_another_type_are_an_error_with_the_column(export):
     refused(export, rf"{KERNEL}(\.start)?.*(STRING|string)")
 
 
-def test_times_that_cannot_be_are_an_error(export):
+def test_impossible_times_are_an_error(export):
     change(export, f"UPDATE {KERNEL} SET end = start - 1 WHERE rowid % 50 = 7")
     refused(export, f"{KERNEL}: [0-9]+ rows with impossible times; the first has start = ")
 
 
-def test_names_that_are_no_text_are_read_as_far_as_they_are(export):
+def test_names_with_invalid_text_are_read_as_far_as_possible(export):
     change(export, "UPDATE StringIds SET value = CAST(x'ff' || value AS TEXT)")
     assert measured(export).ranks == (0, 1)
 
 
-def test_nulls_where_a_number_must_be_are_an_error(export):
+def test_nulls_in_required_columns_are_an_error(export):
     change(
         export,
         f"CREATE TABLE k AS SELECT * FROM {KERNEL}",
@@ -190,7 +190,7 @@ def test_nulls_where_a_number_must_be_are_an_error(export):
     refused(export, f"{KERNEL}.end: 1 rows without a value")
 
 
-def test_a_major_version_of_tomorrow_is_warned_of(export):
+def test_a_newer_major_version_is_warned_of(export):
     change(
         export,
         "UPDATE META_DATA_EXPORT SET value = '4.1.0' WHERE name = 'EXPORT_SCHEMA_VERSION'",
@@ -220,19 +220,19 @@ def test_a_blob_without_a_whole_header_is_an_error(export):
     refused(export, "2 bytes, expected 32 or more")
 
 
-def test_json_that_is_none_leaves_the_sizes_unknown(tmp_path):
+def test_invalid_json_payloads_leave_sizes_unknown(tmp_path):
     (path,) = write_nsys(SMALL, tmp_path, ranks=[0], variant=NsysVariant(payload="json"))
     change(path, f"UPDATE {NVTX} SET jsonText = '{{\"Message size' WHERE jsonText IS NOT NULL")
     found = measured(path)
     assert any("no payload on any of them" in text for text in found.warnings)
 
 
-def test_ranges_that_never_end_are_passed_over(export):
+def test_ranges_without_an_end_are_ignored(export):
     change(export, f"UPDATE {NVTX} SET end = NULL WHERE text LIKE 'aten::%'")
     assert measured(export).breakdown.exact["compute"] > 0
 
 
-def test_a_group_that_never_ends_leaves_its_messages_without_kernels(export):
+def test_messages_of_an_unfinished_group_have_no_kernels(export):
     ends = "textId IN (SELECT id FROM StringIds WHERE value = 'ncclGroupEnd')"
     change(export, f"DELETE FROM {NVTX} WHERE {ends}")
     found = measured(export)
@@ -251,7 +251,7 @@ def test_ranges_of_nccl_that_are_not_known_are_warned_of(export):
     )
 
 
-def test_without_any_range_of_nccl_the_capture_is_to_blame(export):
+def test_without_nccl_ranges_the_warning_explains_the_capture(export):
     change(
         export,
         f"DELETE FROM {NVTX} WHERE eventType = 75 OR "
@@ -283,7 +283,7 @@ def test_a_directory_of_two_exports_is_refused(made, tmp_path):
     refused(path, r"files of two exports, \.arrow and \.parquet")
 
 
-def test_a_report_that_was_not_exported_gets_the_command(tmp_path):
+def test_a_report_without_an_export_is_an_error_with_the_command(tmp_path):
     path = tmp_path / "job.nsys-rep"
     path.write_bytes(b"binary")
     with pytest.raises(FastcommError) as error:
@@ -295,13 +295,13 @@ def test_a_report_that_was_not_exported_gets_the_command(tmp_path):
     assert CliRunner().invoke(main, ["metrics", str(tmp_path)]).exit_code == 1
 
 
-def test_a_report_beside_its_export_is_passed_over(export):
+def test_a_report_next_to_its_export_is_ignored(export):
     export.with_suffix(".nsys-rep").write_bytes(b"binary")
     assert open_run(export.parent).ranks == (0, 1)
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".arrows", "arrowdir"), (".h5", "parquetdir")])
-def test_an_export_of_a_kind_that_is_not_read_names_one_that_is(tmp_path, suffix, kind):
+def test_an_unsupported_export_is_an_error_that_names_a_supported_one(tmp_path, suffix, kind):
     path = tmp_path / f"job{suffix}"
     path.write_bytes(b"")
     with pytest.raises(FastcommError, match=f"nsys export --type={kind}"):
@@ -321,7 +321,7 @@ def test_traces_of_two_formats_are_an_error_that_names_one_of_each(export):
         open_run(export.parent)
 
 
-def test_one_bad_report_costs_its_ranks_only_with_keep_going(tmp_path):
+def test_a_bad_report_is_an_error_or_skipped_with_keep_going(tmp_path):
     write_nsys(SMALL, tmp_path)
     change(tmp_path / "nsys_3.sqlite", f"UPDATE {KERNEL} SET start = 'x' WHERE rowid = 9")
     result = CliRunner().invoke(main, ["metrics", str(tmp_path), "--keep-going", "--json"])
@@ -359,7 +359,7 @@ def test_an_export_without_any_string_is_refused(export, statement):
     refused(export, r"kernels, 100.0% of the kernels' time, have no name.*StringIds lacks it")
 
 
-def test_kernels_without_a_name_are_no_compute(export):
+def test_kernels_without_a_name_are_not_compute(export):
     before = measured(export).to_dict()
     with closing(sqlite3.connect(export)) as database:
         (nccl,) = database.execute(
@@ -378,7 +378,7 @@ def test_few_kernels_without_a_name_are_counted(export):
     assert any(re.search(r"1 kernels, 0\.\d% .* count as neither", each) for each in said)
 
 
-def test_a_database_with_a_log_gets_no_file_beside_it(export):
+def test_reading_a_database_with_a_log_creates_no_files(export):
     before = measured(export).to_dict()
     with closing(sqlite3.connect(export)) as database:
         assert database.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)

@@ -129,14 +129,14 @@ def test_parts_and_kernels_are_paired_by_kind_then_by_order():
     assert matched(made, [COLLECTIVE, COLLECTIVE, ANY], 5).part.tolist() == [1, 2, 0]
 
 
-def test_fused_parts_are_all_of_one_kernel():
+def test_fused_operations_belong_to_one_kernel():
     made = nccl((START,), ("ncclAllReduce", 5, 4), ("ncclAllReduce", 6, 4), (END,))
     found = matched(made, [COLLECTIVE], 3)
     assert found.fused == {0: (0, 1)}
     assert not found.extra.any()
 
 
-def test_more_kernels_than_parts_give_the_bytes_to_the_first():
+def test_surplus_kernels_have_no_bytes():
     made = nccl(
         (START,), ("ncclSend", 5, 4, 1), ("ncclRecv", 5, 4, 1), ("ncclSend", 5, 4, 2), (END,)
     )
@@ -145,14 +145,14 @@ def test_more_kernels_than_parts_give_the_bytes_to_the_first():
     assert found.extra.tolist() == [False, True]
 
 
-def test_as_many_kernels_as_operations_of_one_part_are_one_each():
+def test_equally_many_kernels_and_operations_are_paired():
     made = nccl((START,), ("ncclAllGather", 5, 4), ("ncclAllGather", 5, 8), (END,))
     found = matched(made, [COLLECTIVE, COLLECTIVE], 3)
     assert found.operation.tolist() == [0, 1]
     assert not found.extra.any()
 
 
-def test_another_thread_is_matched_by_order_only_where_all_are_there():
+def test_launches_of_another_thread_are_matched_only_if_complete():
     made = nccl(("ncclAllReduce", 5, 4), ("ncclAllReduce", 6, 4))
     found = matched(made, [COLLECTIVE, COLLECTIVE], -1, launch=[20, 10])
     assert found.part.tolist() == [1, 0]
@@ -175,7 +175,7 @@ def parts_of(made, communicators=None, marked=None):
     ]
 
 
-def test_each_size_is_what_the_api_means_by_it():
+def test_sizes_follow_the_definition_of_each_nccl_call():
     assert parts_of(nccl(("ncclAllReduce", 5, 100))) == [("AllReduce", 100, 100, 150)]
     assert parts_of(nccl(("ncclAllGather", 5, 100))) == [("AllGather", 100, 400, 300)]
     assert parts_of(nccl(("ncclSend", 5, 100, 0))) == [("SendRecv", 100, 100, 100)]
@@ -198,12 +198,12 @@ def test_messages_that_include_the_own_rank_or_three_others_are_an_all_to_all():
     assert parts_of(group(*even), marked="SendRecv") == [("SendRecv", 10, 40, 40)]
 
 
-def test_a_message_of_unknown_size_leaves_the_whole_unknown():
+def test_a_message_of_unknown_size_makes_the_total_unknown():
     rows = [("ncclSend", 5, None, 0), ("ncclRecv", 5, 10, 0), ("ncclSend", 5, 10, 2)]
     assert parts_of(group(*rows)) == [("SendRecv", None, None, None)]
 
 
-def test_messages_that_a_range_calls_a_gather_are_one():
+def test_messages_inside_a_gather_range_are_one_gather():
     rows = [("ncclRecv", 5, 10, peer) for peer in range(4)]
     assert parts_of(group(*rows), marked="Gather") == [("Gather", 10, 40, 30)]
 
@@ -258,11 +258,11 @@ def test_json_is_read_in_every_spelling(id_, size):
 
 
 @pytest.mark.parametrize("text", ["", "nothing", "[]", '{"Bytes": "many"}', '{"Bytes": 1e3}'])
-def test_json_that_says_nothing_leaves_nothing(text):
+def test_empty_json_payloads_give_nothing(text):
     assert decoded("ncclAllReduce", text=text) == {}
 
 
-def test_a_blob_goes_before_json():
+def test_binary_payloads_take_precedence_over_json():
     text = '{"NCCL communicator ID": 7, "Message size [bytes]": 8}'
     assert decoded("ncclAllReduce", BLOB, text)["size"] == 26_214_400
 
@@ -303,7 +303,7 @@ def everybody():
     return said
 
 
-def test_the_largest_communicator_of_all_tells_the_ranks():
+def test_ranks_come_from_the_largest_communicator_with_all_processes():
     assert global_ranks(everybody()) == {0: 2, 1: 0, 2: 1}
     assert world_size(everybody().values()) == 3
     assert global_ranks({0: CommunicatorRecords(), 1: CommunicatorRecords()}) is None
@@ -317,13 +317,13 @@ def test_members_are_the_global_ranks_in_the_order_of_the_communicator():
 
 
 @given(st.integers(1, 2))
-def test_a_missing_member_leaves_the_list_open(absent):
+def test_a_missing_member_makes_the_member_list_unknown(absent):
     said = {key: each for key, each in everybody().items() if key != absent}
     joined = join(said, {0: 2, 1: 0, 2: 1}, 3)
     assert joined[3 - absent][7] == Communicator(size=2, rank=2 - absent, ranks=None)
 
 
-def test_users_are_members_only_where_the_whole_world_is_here():
+def test_users_of_a_communicator_are_its_members_only_if_all_ranks_are_present():
     said = {process: CommunicatorRecords(used=frozenset({9})) for process in range(2)}
     ranks = {0: 4, 1: 5}
     assert join(said, ranks, 2)[0][9] == Communicator(size=2, rank=None, ranks=(4, 5))

@@ -52,7 +52,7 @@ def test_the_sample_profile_has_two_ranks_and_their_communication(nsys):
     assert "mfu_h1002_nsys.nsys-rep" in " ".join(run.warnings)
 
 
-def test_correlations_are_unique_in_a_process_alone(nsys):
+def test_correlations_are_unique_only_within_a_process(nsys):
     run = open_run(nsys / "mfu_2gpu.sqlite")
     correlations = []
     without = 0
@@ -68,7 +68,7 @@ def test_correlations_are_unique_in_a_process_alone(nsys):
     assert without == 24
 
 
-def test_ranges_are_projected_on_the_device_as_nsys_stats_does(nsys):
+def test_ranges_are_projected_onto_the_device_like_nsys_stats(nsys):
     packed = SHARED / "data" / "nsys" / "mfu_2gpu_oracle" / "nvtx_gpu_proj_trace.csv.gz"
     text = io.StringIO(gzip.decompress(packed.read_bytes()).decode())
     wanted = collections.Counter(
@@ -102,7 +102,7 @@ def test_ranges_are_projected_on_the_device_as_nsys_stats_does(nsys):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
-def test_three_kinds_of_one_export_are_one_run(nsys, kind):
+def test_three_export_types_give_equal_runs(nsys, kind):
     run = open_run(nsys / f"nccl_nvtx_4rank.{kind}")
     assert run.ranks == (0, 1, 2, 3)
     reference = open_run(nsys / "nccl_nvtx_4rank.sqlite")
@@ -118,7 +118,7 @@ def test_three_kinds_of_one_export_are_one_run(nsys, kind):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
-def test_a_run_without_gpu_rows_is_measured_as_far_as_that_goes(nsys, kind):
+def test_a_run_without_gpu_rows_is_measured_as_far_as_possible(nsys, kind):
     found = compute_metrics(open_run(nsys / f"nccl_nvtx_4rank.{kind}"))
     assert found.iterations == 3
     assert found.volume == {}
@@ -133,7 +133,7 @@ def test_the_whole_of_a_real_export_keeps_what_the_critical_path_needs(nsys):
     assert names["ncclGroupEnd"] > 0
 
 
-def test_a_wait_knows_the_record_that_it_waits_for(nsys):
+def test_a_wait_refers_to_its_event_record(nsys):
     run = open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
     trace = run.read(0)
     assert trace.args is not None
@@ -142,7 +142,7 @@ def test_a_wait_knows_the_record_that_it_waits_for(nsys):
     assert trace.args.filter(waits)["wait_stream"].null_count == pc.sum(waits).as_py() > 0
 
 
-def test_all_events_measure_what_those_that_metrics_need_do(nsys):
+def test_reading_all_events_gives_the_metrics_of_the_needed_events(nsys):
     path = nsys / "mfu_2gpu.sqlite"
     lean, whole = (
         compute_metrics(open_run(path, options=OpenOptions(whole=wanted)))

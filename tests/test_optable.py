@@ -96,7 +96,7 @@ def metrics(every):
         (0.0, [0, 1, 2], "all durations of a rank \\(its rows 0 to 2\\) are 0"),
     ],
 )
-def test_durations_that_cannot_be_are_refused_with_their_rows(tmp_path, value, rows, message):
+def test_invalid_durations_are_refused_with_their_rows(tmp_path, value, rows, message):
     durations = [1.0, 1.0, 1.0]
     for row in rows:
         durations[row] = value
@@ -156,7 +156,7 @@ def test_a_duration_in_place_of_an_end_is_added_in_its_own_type(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_a_time_is_of_the_unit_that_is_said(tmp_path, unit):
+def test_times_are_in_the_configured_unit(tmp_path, unit):
     every = found(write(tmp_path / "t.parquet", table()), unit=unit)
     scale = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[unit]
     assert every.sources[1].read().events["start"].to_pylist() == [5 * scale, 30 * scale]
@@ -171,7 +171,7 @@ def test_columns_of_timestamps_need_no_unit(tmp_path):
     assert trace.events["start"].to_pylist() == [5_000, 30_000]
 
 
-def test_times_that_restart_are_laid_one_behind_another(tmp_path):
+def test_restarting_times_are_placed_one_after_another(tmp_path):
     rows = [
         {
             "gpu": gpu,
@@ -193,7 +193,7 @@ def test_times_that_restart_are_laid_one_behind_another(tmp_path):
     assert any("one after another" in w for w in every.sources[0].read().meta.warnings)
 
 
-def test_a_table_without_compute_has_no_compute_and_not_none(tmp_path):
+def test_a_table_without_compute_kinds_has_unknown_compute(tmp_path):
     every = found(write(tmp_path / "t.parquet", table()), kinds={"gather": "AllGather"})
     trace = every.sources[1].read()
     assert trace.meta.lacks == ("compute",)
@@ -204,7 +204,7 @@ def test_a_table_without_compute_has_no_compute_and_not_none(tmp_path):
     assert said["iteration"]["mean_ns"] is not None
 
 
-def test_no_size_is_null_and_not_zero(tmp_path):
+def test_missing_sizes_are_null_not_zero(tmp_path):
     every = found(write(tmp_path / "t.parquet", table()), bytes=None)
     assert every.sources[0].read().meta.lacks == ("bytes",)
     said = metrics(every).to_dict()
@@ -213,7 +213,7 @@ def test_no_size_is_null_and_not_zero(tmp_path):
     assert any("no sizes" in warning for warning in said["warnings"])
 
 
-def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
+def test_a_missing_column_is_named_with_the_present_ones(tmp_path):
     path = write(tmp_path / "t.parquet", table())
     with pytest.raises(
         ConfigError,
@@ -225,7 +225,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
         found(path, kinds=kinds)
 
 
-def test_a_table_that_nobody_explains_asks_for_it(tmp_path):
+def test_a_table_without_a_mapping_is_an_error_that_asks_for_one(tmp_path):
     path = write(tmp_path / "t.csv", table())
     assert not operation_table.claims(path)
     with pytest.raises(
@@ -284,7 +284,7 @@ def test_a_column_of_wrong_values_is_refused(tmp_path, name, values, message):
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.csv.gz"])
 @pytest.mark.parametrize("content", [b"", b"PAR1 nothing", b"\x1f\x8b\x08 cut"])
-def test_a_file_that_is_no_table_is_refused(tmp_path, name, content):
+def test_a_file_that_is_not_a_table_is_refused(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     assert not operation_table.claims(path)
@@ -323,7 +323,7 @@ def test_the_published_table_is_known_by_its_columns(straggler):
     assert [source.rank for source in every.sources] == list(range(8))
 
 
-def test_the_published_step_times_come_out(straggler):
+def test_published_step_times_are_reproduced(straggler):
     every = operation_table.find([straggler], OpenOptions())
     published = json.loads((FOLDER / "result-ST.json").read_text())["step_t_base"]
     spans = {}

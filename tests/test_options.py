@@ -41,7 +41,7 @@ def peak(*, forget=False):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_extreme_values_are_refused_in_a_few_lines_or_cost_nothing(inputs, name):
+def test_extreme_values_are_refused_briefly_or_harmless(inputs, name):
     begun = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     for case in options.cases(name, COMMANDS[name], inputs):
         before = peak(forget=True)
@@ -77,7 +77,7 @@ def test_every_numeric_option_has_a_least_and_a_most(name):
         ("1,nan", "found 'nan'"),
     ],
 )
-def test_lists_of_numbers_are_short(text, words):
+def test_lists_of_numbers_have_a_maximum_length(text, words):
     with pytest.raises(ConfigError, match="--ranks: ") as error:
         numbers("--ranks", text)
     assert words in str(error.value)
@@ -118,7 +118,7 @@ def test_lists_of_numbers_are_read():
         ("dispatch generate --hot-ranks 0:nan -o x", "--hot-ranks: found '0:nan'"),
     ],
 )
-def test_extreme_values_are_named_with_what_is_wanted(inputs, line, words):
+def test_extreme_values_are_errors_with_the_valid_range(inputs, line, words):
     isp = ["--model", "7B", "--seq-len", "4Ki", "--global-batch", "1Mi"]
     line = line.format(**inputs).split()
     said = refused(*line[:1], *(isp if line[0] == "isp" else ()), *line[1:])
@@ -156,13 +156,13 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize(("name", "option"), OUTPUTS)
-def test_an_empty_output_name_is_refused_and_not_this_directory(inputs, name, option):
+def test_an_empty_output_name_is_refused(inputs, name, option):
     kind, said = options.run((*options.base(name, inputs), option, ""))
     assert kind == "refused"
     assert f"invalid {option} '': expected a file or a directory" in said
 
 
-def test_an_empty_path_is_not_this_directory(tmp_path, monkeypatch, inputs):
+def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(inputs["run"])
     for name in ("metrics", "info", "stats", "replay", "ingest"):
         words = ["-o", tmp_path / "store"] if name == "ingest" else []

@@ -73,7 +73,7 @@ def gloo(kineto):
     return [read_once(path) for path in sorted((kineto / "gloo_4rank").glob("*.json.gz"))]
 
 
-def test_the_envelope_of_nccl_2rank(nccl):
+def test_nccl_2rank_has_its_known_metadata(nccl):
     kinds = Counter(e["cat"] for e in nccl["events"])
     assert nccl["count"] == 40_573
     assert (kinds["kernel"], kinds["gpu_memcpy"], kinds["gpu_memset"]) == (2_700, 960, 114)
@@ -83,7 +83,7 @@ def test_the_envelope_of_nccl_2rank(nccl):
     assert max(e["stop"] for e in kernels) == 1_716_423_323_083_431_186
 
 
-def test_the_communication_of_nccl_2rank(nccl):
+def test_nccl_2rank_has_its_known_communication(nccl):
     events = comm_events(nccl)
     assert Counter(e["op"] for e in events) == {"AllReduce": 15, "Broadcast": 6}
     payload = Counter()
@@ -96,7 +96,7 @@ def test_the_communication_of_nccl_2rank(nccl):
     assert payload == {"AllReduce": 306_684_384, "Broadcast": 638_712}
 
 
-def test_the_steps_of_nccl_2rank(nccl):
+def test_nccl_2rank_has_its_known_steps(nccl):
     steps = iterations(nccl)
     assert [step["number"] for step in steps] == [4, 5, 6]
     assert {step["source"] for step in steps} == {"ProfilerStep"}
@@ -116,7 +116,7 @@ def test_the_steps_of_nccl_2rank(nccl):
     ]
 
 
-def test_the_metrics_of_nccl_2rank(nccl):
+def test_nccl_2rank_has_its_known_metrics(nccl):
     found = metrics([nccl], everything_is_dp, 50e9, "host")
     whole = 222_442_191 + 219_726_905 + 224_936_243
     comm = 11_989_021 + 12_300_029 + 22_587_443
@@ -164,7 +164,7 @@ def test_the_bytes_of_dlrm_come_from_the_host(dlrm):
     assert sum(e["sent_bytes"] for e in uneven) == sum(received) == 108_544
 
 
-def test_the_communication_time_of_dlrm(dlrm):
+def test_dlrm_has_its_known_communication_time(dlrm):
     unions = [covered(pairs(comm_events(trace))) for trace in dlrm]
     assert unions == [
         5_798_000,
@@ -259,7 +259,7 @@ def trace_of(folder, *rows, **info):
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_a_small_run_by_hand(tmp_path):
+def test_the_oracle_agrees_with_a_small_run_computed_by_hand(tmp_path):
     trace = trace_of(
         tmp_path,
         host("ProfilerStep#1", 0, 100),
@@ -335,7 +335,7 @@ def test_a_cut_rank_list_is_completed_from_the_groups(tmp_path):
     assert event["description"] == "mesh_dp"
 
 
-def test_iterations_fall_from_rule_to_rule(tmp_path):
+def test_iterations_are_found_by_the_first_rule_that_applies(tmp_path):
     steps = [host("Optimizer.step#SGD.step", 10, 20), host("Optimizer.step#SGD.step", 50, 70)]
     others = [host("Optimizer.step#EMA.step", 21, 22), gpu("gemm", 5, 90)]
     trace = trace_of(tmp_path, *others, *steps)
@@ -366,12 +366,12 @@ def test_iterations_fall_from_rule_to_rule(tmp_path):
         ("Barrier", None, None, None, (0, 0, 0)),
     ],
 )
-def test_bytes_by_the_table(op, sent, received, n, expected):
+def test_bytes_follow_the_specification_table(op, sent, received, n, expected):
     msg, payload = message_and_payload(op, sent, received, n, True)
     assert (msg, payload, bus_bytes(op, payload, n)) == expected
 
 
-def test_names_types_and_times():
+def test_names_types_and_times_are_parsed():
     assert table_row("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)") == ("SendRecv", None)
     assert table_row("ncclDevKernel_Generic(x)") == ("OTHER", None)
     assert table_row("ncclSymkDevKernel_AllGather_LL(x)") == ("AllGather", None)
@@ -387,14 +387,14 @@ def test_names_types_and_times():
     assert nanoseconds(Decimal("1694128201426674.1235")) == 1_694_128_201_426_674_124
 
 
-def test_percentiles_are_those_of_numpy():
+def test_percentiles_equal_numpy():
     assert percentile([1, 2, 3, 4], 50) == 2.5
     assert percentile([40, 10, 20, 30], 95) == pytest.approx(38.5)
     assert (percentile([7], 99), percentile([], 99)) == (7, None)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_segments_say_what_is_active_at_every_point(seed):
+def test_segments_mark_what_is_active_at_every_point(seed):
     draw = random.Random(seed)
     spans = [(draw.randrange(-5, 30), draw.randrange(12), draw.choice("abc")) for _ in range(9)]
     labeled = [(start, start + size, label) for start, size, label in spans]

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.compiled
 
 
 @golden.each_case()
-def test_the_oracle_gives_what_the_reference_gives(case):
+def test_the_oracle_agrees_with_the_reference(case):
     graph, path, classes = oracle.analyze(
         golden.document(golden.path_of(case)),
         case["annotation"],

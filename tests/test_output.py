@@ -45,7 +45,7 @@ def limited():
 
 @pytest.mark.parametrize("buffers", BUFFERS, ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_output_that_is_not_written_whole_is_an_error(folder, tmp_path, words, buffers):
+def test_incompletely_written_output_is_an_error(folder, tmp_path, words, buffers):
     with (tmp_path / "out").open("w") as stdout:
         ended = command(folder, words, environment=buffers, stdout=stdout, preexec_fn=limited)
     assert ended == (1, "Error: output: File too large\n")
@@ -54,7 +54,7 @@ def test_output_that_is_not_written_whole_is_an_error(folder, tmp_path, words, b
 
 @pytest.mark.parametrize("buffers", BUFFERS, ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_a_reader_that_has_gone_ends_a_command_silently(folder, words, buffers):
+def test_a_closed_stdout_ends_a_command_silently(folder, words, buffers):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout:
@@ -62,7 +62,7 @@ def test_a_reader_that_has_gone_ends_a_command_silently(folder, words, buffers):
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_a_full_device_is_one_line(folder, words):
+def test_a_full_output_device_is_an_error_in_one_line(folder, words):
     with Path("/dev/full").open("w") as stdout:
         ended = command(folder, words, stdout=stdout)
     assert ended == (1, "Error: output: No space left on device\n")

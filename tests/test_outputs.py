@@ -36,7 +36,7 @@ def words_of(command, inputs, out):  # noqa: F811
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_replaces_what_is_no_regular_file(inputs, tmp_path, command):  # noqa: F811
+def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, command):  # noqa: F811
     out = tmp_path / "out"
     out.mkdir()
     run(*words_of(command, inputs, out))
@@ -61,7 +61,7 @@ def test_no_command_replaces_what_is_no_regular_file(inputs, tmp_path, command):
 @pytest.mark.parametrize(
     "command", [each for each in COMMANDS if "{" in each.split("{out}")[0]]
 )
-def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa: F811
+def test_no_command_overwrites_its_input(inputs, tmp_path, command):  # noqa: F811
     if "demo" in command or "generate" in command or "isp" in command:
         pytest.skip("reads no file")
     out, mine, trial = tmp_path / "out", tmp_path / "inputs", tmp_path / "trial"
@@ -103,7 +103,7 @@ def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa
         "compare {run} {metrics} --output {out} -q",
     ],
 )
-def test_a_trace_in_a_directory_that_is_read_stays(inputs, tmp_path, command):  # noqa: F811
+def test_a_trace_in_an_input_directory_is_never_overwritten(inputs, tmp_path, command):  # noqa: F811
     trace = tmp_path / "run" / "rank0.json"
     trace.parent.mkdir()
     shutil.copy(inputs / "rank0.json", trace)
@@ -136,7 +136,7 @@ def test_a_store_is_written_again_though_its_ranks_are_read(inputs, tmp_path):  
         assert code == 0, said
 
 
-def test_nothing_is_written_into_a_directory_that_is_one_input(tmp_path):
+def test_output_into_an_input_directory_is_refused(tmp_path):
     folder = tmp_path / "rank0"
     folder.mkdir()
     with guarded():
@@ -162,7 +162,7 @@ def device(tmp_path):
 
 
 @pytest.mark.parametrize("minor", [3, 7])
-def test_a_device_stays(inputs, device, minor):  # noqa: F811
+def test_a_device_is_never_replaced(inputs, device, minor):  # noqa: F811
     path = device(minor)
     before = path.lstat()
     for words in ("dpro convert {i}/trace.json", "metrics {i}/rank0.json --html"):
@@ -171,7 +171,7 @@ def test_a_device_stays(inputs, device, minor):  # noqa: F811
     assert path.lstat() == before
 
 
-def test_what_takes_the_name_meanwhile_stays(tmp_path):
+def test_a_file_created_meanwhile_is_not_overwritten(tmp_path):
     path = tmp_path / "page.html"
 
     def write():

@@ -44,7 +44,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
     assert {name for name in wheel[0] if ".dist-info/" not in name} == ours
 
 
-def test_the_wheel_has_the_files_that_are_no_code(wheel):
+def test_the_wheel_has_the_data_files(wheel):
     suffixes = {Path(name).suffix for name in wheel[0]}
     assert {".typed", ".toml", ".j2", ".css", ".js"} <= suffixes
     clusters = {path.name for path in (ROOT / "fastcomm/hardware/data").glob("*.toml")}
@@ -55,7 +55,7 @@ def test_the_wheel_has_the_files_that_are_no_code(wheel):
     assert {"fastcomm/py.typed", "fastcomm_kernels/py.typed"} <= set(wheel[0])
 
 
-def test_a_page_finds_its_script_in_what_is_installed():
+def test_a_page_finds_its_script_in_the_installed_package():
     from fastcomm.report import html
 
     assert len(html._plotly()) > 1_000_000
@@ -73,13 +73,13 @@ def test_the_metadata_says_what_pip_needs(wheel):
     assert {"numba", "numpy", "pyarrow", "scipy", "click"} <= needed
 
 
-def test_all_is_every_other_extra():
+def test_the_extra_all_contains_every_other_extra():
     extras = dict(PROJECT["optional-dependencies"])
     (words,) = extras.pop("all")
     assert words == f"fastcomm[{','.join(sorted(extras))}]"
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_defined_in_one_place():
     assert "version" not in PROJECT
     assert PROJECT["dynamic"] == ["version"]
     number = re.escape(version.__version__)
@@ -93,7 +93,7 @@ def test_the_version_stands_in_one_place():
     assert holds == ["fastcomm/version.py"]
 
 
-def test_the_pythons_that_are_promised_are_those_that_are_tried():
+def test_the_declared_python_versions_are_tested():
     promised = [
         each.rpartition(" ")[2]
         for each in PROJECT["classifiers"]
@@ -129,7 +129,7 @@ def test_every_public_function_is_typed(name):
     assert all(each.annotation is not each.empty for each in shown.parameters.values())
 
 
-def test_a_name_that_is_none_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fastcomm.nothing  # noqa: B018 - the access is the test
 
@@ -153,7 +153,7 @@ def processor_seconds(code):
     )
 
 
-def test_the_package_is_imported_in_an_instant():
+def test_the_package_is_imported_quickly():
     # Measured against a module that everyone has; ours alone takes a few milliseconds.
     yardstick = processor_seconds("import email.message, json, logging, tempfile, decimal")
     assert processor_seconds("import fastcomm") < yardstick

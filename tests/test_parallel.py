@@ -32,7 +32,7 @@ def groups(grid, dimensions):
 # -- the examples that were checked with Megatron's own function, world 16
 
 
-def test_default_order_of_megatron():
+def test_ranks_follow_the_default_order_of_megatron():
     grid = Grid.of(16, tp=2, pp=2)
     assert grid.dp == 4
     assert groups(grid, "tp")[0] == [0, 1]
@@ -41,13 +41,13 @@ def test_default_order_of_megatron():
     assert groups(grid, "pp")[0] == [0, 8]
 
 
-def test_other_order_of_megatron():
+def test_ranks_follow_the_other_order_of_megatron():
     grid = Grid.of(16, tp=2, pp=2, order=SWAPPED)
     assert groups(grid, "dp")[0] == [0, 4, 8, 12]
     assert groups(grid, "pp")[0] == [0, 2]
 
 
-def test_context_parallel_of_megatron():
+def test_context_parallel_groups_follow_megatron():
     grid = Grid.of(16, tp=2, cp=2, dp=2, pp=2)
     assert groups(grid, "cp")[0] == [0, 2]
     assert groups(grid, "dp")[0] == [0, 4]
@@ -55,7 +55,7 @@ def test_context_parallel_of_megatron():
     assert groups(grid, "pp")[0] == [0, 8]
 
 
-def test_expert_grid_of_megatron():
+def test_expert_groups_follow_megatron():
     grid = Grid.of(16, tp=2, pp=2, etp=1, ep=4)
     assert groups(grid, "ep")[0] == [0, 1, 2, 3]
     assert groups(grid, "edp")[0] == [0, 4]
@@ -95,7 +95,7 @@ def test_torchtitan_shards_inside_of_replicas():
 # -- candidates
 
 
-def test_candidates_of_the_dense_dimensions():
+def test_dense_dimensions_can_be_ambiguous():
     grid = Grid.of(16, tp=2, cp=2, pp=2)
     assert grid.candidates([1, 0]) == ("TP",)
     assert grid.candidates((0, 2)) == ("CP",)
@@ -105,7 +105,7 @@ def test_candidates_of_the_dense_dimensions():
 
 
 @pytest.mark.parametrize("ranks", [(), (3,), (0, 3), (0, 1, 2), (-1, 0), (14, 16), range(16)])
-def test_other_sets_are_nobodys(ranks):
+def test_other_sets_of_ranks_have_no_tag(ranks):
     assert Grid.of(16, tp=2, cp=2, pp=2).candidates(ranks) == ()
 
 
@@ -128,7 +128,7 @@ def test_the_world_is_dp_only_where_gradients_cross_all_of_it():
         ({"tp": 8, "etp": 1}, None),
     ],
 )
-def test_a_grid_knows_whether_one_dimension_is_all_there_is(words, only):
+def test_a_grid_of_a_single_dimension_is_recognized(words, only):
     assert Grid.of(8, **words).only == only
     assert Grid.of(1).only is None
 
@@ -146,7 +146,7 @@ def test_tokens_cross_expert_tensor_and_expert_ranks():
     assert grid.candidates((0, 2, 4, 6)) == ("DP", "EP")
 
 
-def test_neighbouring_stages_and_the_ends_of_a_pipeline_are_pp():
+def test_neighboring_stages_and_the_ends_of_a_pipeline_are_pp():
     grid = Grid.of(16, tp=2, pp=4)
     assert grid.candidates((0, 4)) == grid.candidates((4, 8)) == ("PP",)
     assert grid.candidates((1, 13)) == ("PP",)  # embeddings, and the wrap of virtual stages
@@ -155,14 +155,14 @@ def test_neighbouring_stages_and_the_ends_of_a_pipeline_are_pp():
     assert grid.candidates((2, 6)) == ("PP",)
 
 
-def test_neighbours_on_a_ring_of_context_ranks_are_cp():
+def test_neighbors_on_a_ring_of_context_ranks_are_cp():
     grid = Grid.of(8, tp=2, cp=4)
     assert grid.candidates((0, 2)) == grid.candidates((0, 6)) == ("CP",)
     assert grid.candidates((0, 4)) == ()
     assert grid.candidates((6, 8)) == ()
 
 
-def test_one_group_of_a_large_world_is_answered_at_once():
+def test_a_group_of_a_large_world_is_classified_quickly():
     grid = Grid.of(16384, tp=8, pp=16, ep=8, etp=1)
     queries = [tuple(range(8)), tuple(range(0, 1024, 8)), (0, 1024), tuple(range(5, 900))]
     assert [grid.candidates(query) for query in queries] == [("TP", "EP"), ("DP",), ("PP",), ()]
@@ -224,13 +224,13 @@ def test_a_contradiction_names_the_sizes(words, message):
         Grid.of(**words)
 
 
-def test_expert_tensor_size_is_one_where_that_of_the_dense_layers_does_not_fit():
+def test_expert_tensor_size_is_one_if_the_dense_size_does_not_fit():
     grid = Grid.of(4, tp=4, ep=4)
     assert (grid.etp, grid.edp) == (1, 1)
     assert groups(grid, "ep") == [[0, 1, 2, 3]]
 
 
-def test_sizes_make_the_world_where_it_is_not_told():
+def test_sizes_determine_an_unrecorded_world_size():
     assert Grid.of(tp=2, dp=3, pp=2).world == 12
 
 
@@ -241,7 +241,7 @@ def test_without_experts_their_dimensions_are_the_dense_ones():
     assert groups(grid, "edp") == groups(grid, "dp+cp")
 
 
-def test_a_world_of_nonsense_costs_nothing():
+def test_an_implausible_world_size_takes_no_time():
     assert Grid.of(10**15, tp=10**6).candidates((0, 1)) == ()
 
 

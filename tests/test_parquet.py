@@ -51,7 +51,7 @@ def test_a_table_is_read_as_it_was_written_with_codes_as_texts(how):
 
 @pytest.mark.parametrize("how", [{}, {"row_group_size": 7}, {"compression": "none"}])
 @pytest.mark.parametrize("rows", [1, 40, 7_000])
-def test_the_values_of_lists_are_those_that_arrow_says(how, rows):
+def test_values_of_lists_equal_arrow(how, rows):
     lists = pa.array([[1, 2], [], None, [3], [4, 5, 6]] * (rows // 5 or 1))
     deep = pa.array([[[1], [2, 3]]] * len(lists))
     found = metadata(pa.table({"list": lists, "few": range(len(lists)), "deep": deep}), **how)
@@ -64,14 +64,14 @@ def test_the_values_of_lists_are_those_that_arrow_says(how, rows):
         assert got == wanted or found.num_row_groups > len(groups)
 
 
-def test_a_list_of_which_nobody_says_how_long_it_is_is_refused():
+def test_a_list_of_unknown_length_is_refused():
     for name in ("a.b", "x" * 200):
         found = metadata(pa.table({name: [[1], [2]]}))
         with pytest.raises(TraceFileError, match="unknown number of values"):
             arrow_files.check(found, 1000, PATH)
 
 
-def test_texts_that_are_no_utf8_are_an_error_unless_they_may():
+def test_texts_that_are_not_utf8_are_an_error_unless_allowed():
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     file = written(pa.table({"text": bad}))
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):
@@ -80,7 +80,7 @@ def test_texts_that_are_no_utf8_are_an_error_unless_they_may():
     assert arrow_files.as_bytes(chunk).to_pylist() == [b"\xff"]
 
 
-def test_a_column_that_is_not_there_is_named():
+def test_a_missing_column_is_named():
     with pytest.raises(
         TraceFileError, match=r"t\.parquet: no column x \(columns present: \['text'"
     ):
@@ -95,7 +95,7 @@ def test_a_column_that_is_not_there_is_named():
         ("number", pa.array(np.zeros(1 << 22, np.int8))),
     ],
 )
-def test_numbers_that_become_large_are_a_bomb_where_they_are_wanted(monkeypatch, name, value):
+def test_numbers_that_expand_are_a_bomb_only_if_read(monkeypatch, name, value):
     monkeypatch.setattr(arrow_files.files, "SMALL", 1 << 20)
     found = metadata(pa.table({name: value, "few": pa.nulls(len(value), pa.bool_())}))
     for columns in (None, [name], [name, "few"]):

@@ -62,7 +62,7 @@ def test_without_a_global_rank_the_place_in_the_group_is_looked_up(tmp_path):
     assert partners(tmp_path, rows) == [(None, [9], []), (None, None, None)]
 
 
-def test_the_root_is_a_place_in_the_group_on_the_hosts_call(tmp_path):
+def test_the_root_of_a_host_call_is_a_position_in_the_group(tmp_path):
     def broadcast(ts, correlation):
         words = {**GROUP, "Collective_name": "broadcast", "device": 0}
         return k.all_reduce(ts, 5, correlation=correlation, **words)
@@ -78,7 +78,7 @@ def test_the_root_is_a_place_in_the_group_on_the_hosts_call(tmp_path):
     assert partners(tmp_path, rows) == [(6, None, None), (None, None, None)]
 
 
-def test_messages_launched_together_are_those_called_since_the_launch_before(tmp_path):
+def test_messages_since_the_previous_launch_belong_to_one_launch(tmp_path):
     rows = [
         call("send", 0, 5, Dst_Rank=6),
         k.launch(1, 1),
@@ -96,7 +96,7 @@ def test_messages_launched_together_are_those_called_since_the_launch_before(tmp
     assert partners(tmp_path, rows)[2] == (None, None, None)
 
 
-def test_messages_that_say_nothing_have_no_peers(tmp_path):
+def test_messages_without_metadata_have_no_peers(tmp_path):
     rows = [k.launch(1, 1), message(10, 1, **GROUP)]
     assert partners(tmp_path, rows) == [(None, None, None)]
 
@@ -139,7 +139,7 @@ MADE = {
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", MADE)
-def test_every_format_knows_the_partners_of_the_made_up_job(tmp_path, name):
+def test_every_format_has_the_partners_of_the_synthetic_job(tmp_path, name):
     MADE[name](tmp_path)
     run = open_run(tmp_path, options=WHOLE)
     for rank in (0, run.ranks[-1]):
@@ -168,7 +168,7 @@ def without(path, names):
 
 
 @pytest.mark.compiled
-def test_a_store_keeps_them_and_one_from_before_opens_without(store):
+def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
     source, stored = store
     wanted = open_run(source, options=WHOLE).read(0).comm
     assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)

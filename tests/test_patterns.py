@@ -116,18 +116,18 @@ COMPUTE = [
 
 
 @pytest.mark.parametrize(("kernel", "library", "op", "tag"), COMMUNICATION)
-def test_a_kernel_that_communicates_is_known(kernel, library, op, tag):
+def test_communication_kernels_are_recognized(kernel, library, op, tag):
     found = match_name(kernel, PATTERNS)
     assert found is not None
     assert (found.library, found.op, found.tag) == (library, op, tag)
 
 
 @pytest.mark.parametrize("kernel", COMPUTE)
-def test_a_kernel_that_only_sounds_like_communication_is_compute(kernel):
+def test_kernels_with_similar_names_are_compute(kernel):
     assert match_name(kernel, PATTERNS) is None
 
 
-def test_a_fused_kernel_is_said_to_do_more_than_communicate():
+def test_fused_kernels_are_marked():
     fused = "void x::oneshotAllreduceFusionKernel<8>(y)"
     alone = "void x::twoshotAllreduceKernel<8>(y)"
     assert [match_name(each, PATTERNS).fused for each in (fused, alone)] == [True, False]

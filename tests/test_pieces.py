@@ -88,7 +88,7 @@ def key_of_last(row):
 
 
 @given(table=events(), later=st.sets(st.integers(0, 3)))
-def test_collectives_of_no_known_group_are_by_rank_stream_and_end(table, later):
+def test_collectives_without_a_group_are_sorted_by_rank_stream_and_end(table, later):
     for piece in by_ranks(table, later):
         found = pieces.read_ungrouped(piece, table.column_names).to_pylist()
         rows = piece.where.select(table.column_names).to_pylist()
@@ -127,7 +127,7 @@ def partials():
 
 
 @pytest.mark.compiled
-def test_the_answer_is_the_same_however_ranks_are_spilled(partials, tmp_path, monkeypatch):
+def test_results_do_not_depend_on_how_ranks_are_spilled(partials, tmp_path, monkeypatch):
     here = told(merge(partials))
     monkeypatch.setattr(pieces, "_ROWS", 100)
     for number, batches in enumerate(
@@ -154,7 +154,7 @@ def told(partial):
 
 
 @pytest.mark.compiled
-def test_rates_of_pieces_are_those_of_all_events(partials):
+def test_rates_of_pieces_equal_rates_of_all_events(partials):
     whole = merge(partials)
     table = whole.events
     cut = [pieces.cut(part.events) for part in partials]

@@ -35,7 +35,7 @@ from fastcomm.readers import NAME_PATTERNS, rank_from_name
         ("step5.r3.json.gz", 3),
     ],
 )
-def test_a_rank_is_found(name, rank):
+def test_ranks_are_found_in_file_names(name, rank):
     assert rank_from_name(name) == rank
 
 
@@ -65,7 +65,7 @@ def test_a_rank_is_found(name, rank):
         "rank\u0663.json",
     ],
 )
-def test_no_rank_is_made_up(name):
+def test_names_without_a_rank_give_none(name):
     assert rank_from_name(name) is None
 
 
@@ -75,11 +75,11 @@ def test_the_patterns_of_messages_are_found(pattern):
 
 
 @given(st.integers(0, 10**7 - 1), st.sampled_from(["rank{}", "rank-{}.pt", "nsys_{}", "a_r{}"]))
-def test_every_rank_comes_back(rank, form):
+def test_every_rank_in_a_known_pattern_is_found(rank, form):
     assert rank_from_name(form.format(rank) + ".json") == rank
 
 
 @given(st.text())
-def test_any_name_is_answered(name):
+def test_any_file_name_gives_a_rank_or_none(name):
     rank = rank_from_name(name)
     assert rank is None or rank >= 0

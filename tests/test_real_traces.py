@@ -39,7 +39,7 @@ def traces_of(real, names):
 @pytest.mark.compiled
 @pytest.mark.parametrize("clock", ["auto", "host"])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_real_run_measures_what_the_oracle_does(real, name, clock):
+def test_metrics_of_a_real_run_agree_with_the_oracle(real, name, clock):
     paths = traces_of(real, RUNS[name])
     options = OpenOptions(iterations=IterationRule(clock=clock))
     run = open_run(*paths, options=options)

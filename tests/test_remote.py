@@ -72,7 +72,7 @@ def traces(tmp_path):
     return folder
 
 
-def test_json_in_folders_with_a_card_is_measured_as_here(traces, memory):
+def test_remote_json_with_a_card_measures_like_local_files(traces, memory):
     url = upload(memory, traces, "/jobs/run")
     assert measured(url) == measured(traces)
     assert measured(f"{url}/") == measured(traces)
@@ -83,13 +83,13 @@ def test_json_in_folders_with_a_card_is_measured_as_here(traces, memory):
     assert one["ranks"] == [1]
 
 
-def test_gzipped_json_is_measured_as_here(tmp_path, memory):
+def test_remote_gzipped_json_measures_like_local_files(tmp_path, memory):
     write(Job.of(ranks=2), tmp_path / "run")
     assert measured(upload(memory, tmp_path / "run", "/gz")) == measured(tmp_path / "run")
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_store_is_measured_as_here(traces, tmp_path, memory, whole):
+def test_a_remote_store_measures_like_a_local_one(traces, tmp_path, memory, whole):
     invoke("ingest", traces, "-o", tmp_path / "store")
     url = upload(memory, tmp_path / "store", "/store")
     if not whole:
@@ -113,7 +113,7 @@ def staged():
 
 
 @pytest.mark.parametrize("form", ["sqlite", "parquetdir", "arrowdir"])
-def test_an_export_of_nsys_is_measured_as_here(tmp_path, memory, form, monkeypatch):
+def test_a_remote_nsys_export_measures_like_a_local_one(tmp_path, memory, form, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     write_nsys(Job.of(ranks=2), tmp_path / "run", kind=form)
@@ -122,7 +122,7 @@ def test_an_export_of_nsys_is_measured_as_here(tmp_path, memory, form, monkeypat
     assert staged() == []
 
 
-def test_a_copy_for_sqlite_goes_with_its_reader(tmp_path, memory, monkeypatch):
+def test_the_temporary_copy_of_a_sqlite_file_is_removed(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     write_nsys(Job.of(ranks=2), tmp_path / "run")
     url = upload(memory, tmp_path / "run", "/nsys")
@@ -135,7 +135,7 @@ def test_a_copy_for_sqlite_goes_with_its_reader(tmp_path, memory, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_tables_of_operations_are_measured_as_here(tmp_path, memory, suffix):
+def test_remote_tables_of_operations_measure_like_local_ones(tmp_path, memory, suffix):
     config = tmp_path / "table.toml"
     config.write_text(
         '[table]\nrank = "rank"\nkind = "op"\nstart = "t0"\nstop = "t1"\nunit = "us"\n'
@@ -154,14 +154,14 @@ def test_tables_of_operations_are_measured_as_here(tmp_path, memory, suffix):
     assert measured(url, "--config", "memory:///table.toml") == here
 
 
-def test_a_rank_is_stored_from_elsewhere_and_kept(traces, tmp_path, memory):
+def test_a_rank_is_ingested_from_a_url_once(traces, tmp_path, memory):
     url = upload(memory, traces, "/run")
     invoke("ingest", url, "-o", tmp_path / "store")
     assert "kept" in invoke("ingest", url, "-o", tmp_path / "store").stderr
     assert open_run(tmp_path / "store").ranks == (0, 1)
 
 
-def test_what_is_damaged_there_has_its_url(traces, memory):
+def test_a_damaged_remote_file_is_an_error_with_its_url(traces, memory):
     url = upload(memory, traces, "/run")
     memory.pipe("/run/node0/rank0.json", b'{"traceEvents": [')
     error = invoke("metrics", url, code=1).stderr
@@ -175,7 +175,7 @@ def test_what_is_damaged_there_has_its_url(traces, memory):
         run.read(1)
 
 
-def test_what_a_package_raises_is_an_error_with_the_url(traces, memory, monkeypatch):
+def test_errors_of_a_package_are_reported_with_the_url(traces, memory, monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("of a package")
 
@@ -193,7 +193,7 @@ def test_what_a_package_raises_is_an_error_with_the_url(traces, memory, monkeypa
         ("nonsense://bucket/run", "nonsense"),
     ],
 )
-def test_a_kind_of_url_without_its_package_is_an_error(url, words):
+def test_a_url_without_its_package_is_an_error(url, words):
     pytest.importorskip("fsspec")
     error = invoke("metrics", url, code=1).stderr
     assert f"{url}: " in error

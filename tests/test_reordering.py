@@ -169,7 +169,7 @@ def steps(draw):
 
 @settings(deadline=None)
 @given(steps(), st.data())
-def test_operators_that_move_wait_for_their_data_alone(step, data):
+def test_reordered_operators_wait_only_for_their_data(step, data):
     lane = np.array([name == "d" for name, _ in step.row], np.int32)
     reordering = Reordering(step.found(), lane, step.pieces())
     assert reordering.before_ns == step.span(frozenset()) == step.graph.time.max()
@@ -179,7 +179,7 @@ def test_operators_that_move_wait_for_their_data_alone(step, data):
     assert reordering.shorter_by([]) == 0
 
 
-def test_work_that_the_window_lacks_is_none():
+def test_work_outside_the_window_is_ignored():
     step = Step([(0, 5, None, ())])
     (piece,) = pieces_of(step.graph, [(0, [7], ())])
     assert piece == StepOperator(start=0, stop=1, works=(), producers=())

@@ -48,7 +48,7 @@ def in_ms(ends):
 
 
 @needed
-def test_the_graph_is_that_of_dpro(read):
+def test_the_graph_equals_dpro(read):
     graph = dependency.dependencies(read, OPT_STEP)
     assert sorted(map(list, graph.edges)) == sorted(
         document("trial/expected/dag_edges.json.gz")
@@ -58,7 +58,7 @@ def test_the_graph_is_that_of_dpro(read):
 
 
 @needed
-def test_durations_and_gaps_of_nodes_are_those_of_dpro(compat):
+def test_durations_and_gaps_equal_dpro(compat):
     made = compat.replayed.replayer
     known = made.measured
     for i, node in enumerate(made.graph.nodes):
@@ -77,14 +77,14 @@ def document_nodes(known={}):  # noqa: B006
 
 
 @needed
-def test_the_replay_ends_as_that_of_dpro(compat, summary):
+def test_the_replay_ends_as_in_dpro(compat, summary):
     wanted = summary["replay"]
     assert_same(in_ms(compat.replayed.by_pid()), wanted["step_end"], 1e-6)
     assert sorted(compat.replayed.replayer.devices) == sorted(wanted["devices"])
 
 
 @needed
-def test_every_event_of_the_replay_is_that_of_dpro(compat):
+def test_every_replayed_event_equals_dpro(compat):
     replayed = compat.replayed
     nodes = replayed.replayer.graph.nodes
     found = {
@@ -102,7 +102,7 @@ def test_every_event_of_the_replay_is_that_of_dpro(compat):
 
 
 @needed
-def test_the_critical_path_is_as_long_as_that_of_dpro(compat, summary):
+def test_the_critical_path_is_as_long_as_in_dpro(compat, summary):
     wanted = summary["replay"]
     assert compat.path.length_ns / 1e6 == pytest.approx(
         wanted["critical_path_length"], abs=1e-6
@@ -134,14 +134,14 @@ def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
         ),
     ],
 )
-def test_what_ifs_end_as_those_of_dpro(compat, summary, row, key, change):
+def test_what_ifs_end_as_in_dpro(compat, summary, row, key, change):
     made = compat.replayed.replayer
     found = made.run(predictions.durations(made, {key: change}))
     assert_same(in_ms(found.by_pid()), summary["what_if"]["step_end"][row], 1e-6)
 
 
 @needed
-def test_unlimited_updates_end_as_those_of_dpro(read, summary):
+def test_unlimited_updates_end_as_in_dpro(read, summary):
     found = session(read, Options(rules=dpro.RULES, unlimited_updates=True)).replayed
     wanted = summary["what_if"]["step_end"]["updates infinitely parallel"]
     assert_same(in_ms(found.by_pid()), wanted, 1e-6)
@@ -159,7 +159,7 @@ def test_the_default_replay_is_within_a_percent_of_what_was_measured(read):
 
 
 @needed
-def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
+def test_a_slow_rank_delays_all_and_a_fast_link_helps(read):
     found = session(read).replayed
     made = found.replayer
 
@@ -212,7 +212,7 @@ def test_tensors_alone_take_less_than_all(read):
 @needed
 @pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 3])
-def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
+def test_bottlenecks_are_sorted_by_saved_time(read, workers):
     found = session(read)
     removed = predictions.bottlenecks(found.replayed, found.path, workers=workers)
     saved = [each.saved_ns for each in removed]
@@ -230,14 +230,14 @@ def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
         ('{"DELAY_ALL": {"ratio": -1}}', "invalid ratio -1: expected a number from 0"),
     ],
 )
-def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
+def test_invalid_what_ifs_are_explained(tmp_path, text, message):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         edits.read_changes(path)
 
 
-def test_a_what_if_of_nothing_is_an_error():
+def test_a_what_if_that_matches_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
     with pytest.raises(ConfigError, match=r"'p->FW\.c' matches no operation"):
         predictions.durations(made, {"p->FW.c": DurationChange()})
@@ -294,14 +294,14 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
 
 
 @needed
-def test_a_neighbour_without_files_is_an_error(read):
+def test_a_neighbor_without_files_is_an_error(read):
     lonely = {rank: pid for rank, pid in read.topology.pid_of.items() if rank != 3}
     topology = job.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
     with pytest.raises(FastcommError, match="with rank 3 of NCCL, which has no files"):
         dependency.dependencies(replace(read, topology=topology), OPT_STEP)
 
 
-def test_a_graph_without_communication_is_that_of_its_ranks(tmp_path):
+def test_a_graph_without_communication_has_independent_ranks(tmp_path):
     path = tmp_path / "dag.gml"
     path.write_text(
         'graph [ node [ id 0 label "a" ] node [ id 1 label "gradients/b" ] '
@@ -311,7 +311,7 @@ def test_a_graph_without_communication_is_that_of_its_ranks(tmp_path):
 
 
 @given(st.data())
-def test_any_graph_plays_as_the_definition_says(data):
+def test_any_replay_agrees_with_the_definition(data):
     size = data.draw(st.integers(1, 9))
     devices = data.draw(st.integers(1, 3))
     kinds = np.array(data.draw(st.lists(st.integers(0, 2), min_size=devices, max_size=devices)))
@@ -367,7 +367,7 @@ def conserved(edges, work, kinds, start, end):
 
 @needed
 @pytest.mark.compiled
-def test_the_command_prints_and_writes_what_it_says(tmp_path):
+def test_the_command_prints_and_writes_its_results(tmp_path):
     def run(*words):
         done = CliRunner().invoke(main, list(map(str, words)))
         assert done.exit_code == 0, done.output
@@ -417,7 +417,7 @@ def chain_graph(size, edges):
 
 
 @pytest.mark.parametrize("run", [kernels.by_time, kernels.by_device])
-def test_groups_wait_in_line_for_an_exclusive_device(run):
+def test_groups_wait_for_an_exclusive_device_in_order(run):
     # Groups of two, all ready at once: 0 and 1, 2 and 3, 4 and 5; the second releases.
     graph = chain_graph(6, [(0, 1), (2, 3), (4, 5)])
     ones, zeros = np.ones(6), np.zeros(6, np.int64)

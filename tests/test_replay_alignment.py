@@ -41,7 +41,7 @@ BOUNDS = st.dictionaries(
 
 
 @given(BOUNDS, st.sampled_from(sorted(LEAST)))
-def test_shifts_are_the_least_of_all_that_causality_lets(bounds, mode):
+def test_causality_chooses_the_smallest_shifts(bounds, mode):
     shift, violated = alignment.solve(pairs_of(bounds), 3, mode)
     shift = (shift / 1000).tolist()
     assert shift[0] == 0
@@ -57,14 +57,14 @@ def test_shifts_are_the_least_of_all_that_causality_lets(bounds, mode):
         assert LEAST[mode](shift) <= min(map(LEAST[mode], grid)) + 1e-6
 
 
-def test_what_causality_lacks_is_the_least_that_it_has_to_give():
+def test_unsatisfiable_causality_is_violated_minimally():
     # Round trips of 0 us that take -6 us in all: each of the two bounds gives 3.
     shift, violated = alignment.solve(pairs_of({(0, 1): -4, (1, 0): -2}), 2, "causality")
     assert violated == pytest.approx(3000)
     assert shift.tolist() == pytest.approx([0, 1000])
 
 
-def test_variance_lets_long_receives_be_alike():
+def test_variance_equalizes_long_receives():
     # The RECVs of 20 and 30 us wait for SENDs that begin 20 us and 10 us before they end: with
     # any shift of host 1 against host 0 they differ by 10, until the shorter is whole.
     found = Pairs(
@@ -96,7 +96,7 @@ def test_the_last_sync_aligns_the_reference_to_the_nanosecond():
 
 @needed
 @pytest.mark.parametrize("mode", ["causality", "variance", "drift"])
-def test_by_causality_no_receive_of_the_reference_ends_before_its_send(mode):
+def test_with_causality_no_receive_ends_before_its_send(mode):
     read = trial.read(TRIAL, align=mode)
     hosts = {pid: pid.partition(".")[0] for pid in read.trace.pids}
     found = alignment.pairs_of(read.trace, read.topology, hosts)
@@ -107,7 +107,7 @@ def test_by_causality_no_receive_of_the_reference_ends_before_its_send(mode):
     assert read.shifts["host1.rank0"] == pytest.approx(-5_000_000, abs=500_000)
 
 
-def test_without_sync_send_and_receive_align_and_a_warning_says_so(tmp_path):
+def test_without_sync_messages_align_clocks_with_a_warning(tmp_path):
     made.mxnet(tmp_path, ahead=3000)
     for host in range(2):
         path = tmp_path / f"host{host}" / "0" / "comm.json"
@@ -123,7 +123,7 @@ def test_without_sync_send_and_receive_align_and_a_warning_says_so(tmp_path):
     assert trial.read(tmp_path, align="none").warnings == ()
 
 
-def test_clocks_that_nothing_tells_are_left_and_a_warning_says_so(tmp_path):
+def test_clocks_without_evidence_stay_unchanged_with_a_warning(tmp_path):
     made.tensorflow1(tmp_path, network="none")
     found = trial.read(tmp_path, align="causality")
     assert found.shifts == {}

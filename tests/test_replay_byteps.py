@@ -55,7 +55,7 @@ def test_tensors_are_pushed_summed_in_the_order_of_arrival_and_pulled_by_all(tmp
     assert list(found.by_pid()) == ["traces_0.rank0", "traces_1.rank0"]
 
 
-def test_the_replay_takes_what_was_measured_of_each_link_and_thread(tmp_path):
+def test_the_replay_uses_measured_times_of_each_link_and_thread(tmp_path):
     made.byteps(tmp_path)
     read = trial.read(tmp_path)
     found = session(read)
@@ -96,7 +96,7 @@ def test_steps_count_from_the_tenth_pull_and_the_push_behind_it(tmp_path):
     assert found["Comm.0.PUSH_REQ"] == [(11 + i, i) for i in range(10)]
 
 
-def test_a_short_trace_counts_from_its_begin(tmp_path):
+def test_a_short_trace_counts_from_its_beginning(tmp_path):
     found = window(tmp_path, {("0", "PUSH"): 4, ("0", "PULL"): 3})
     assert found["Comm.0.PULL_REQ"] == [(0, 0), (1, 1), (2, 2)]
     assert found["Comm.0.PUSH_REQ"] == [(1, 0), (2, 1), (3, 2)]
@@ -111,7 +111,7 @@ def test_links_that_are_far_from_most_do_not_count(tmp_path):
     assert "Comm.3.PUSH_REQ" not in window(tmp_path, counts)
 
 
-def test_what_is_no_gradient_and_an_end_without_a_begin_do_not_count(tmp_path):
+def test_non_gradients_and_unmatched_ends_are_ignored(tmp_path):
     assert window(tmp_path, {("broadcast", "PULL"): 3}) == {}
     made.write(tmp_path / communication.COMM, [made._e(3, 0), {"ph": "C"}])
     assert communication.byteps_events(tmp_path, {}) == []
@@ -126,7 +126,7 @@ def test_what_is_no_gradient_and_an_end_without_a_begin_do_not_count(tmp_path):
         ("worker_0 -> server_0", "PUSH"),
     ],
 )
-def test_what_is_neither_of_a_link_nor_of_a_server_is_an_error(tmp_path, process, name):
+def test_events_of_neither_a_link_nor_a_server_are_an_error(tmp_path, process, name):
     rows = [made._process(process, 0), made._b(name, 1, 0), made._e(2, 0)]
     made.write(tmp_path / communication.COMM, rows)
     with pytest.raises(
@@ -135,7 +135,7 @@ def test_what_is_neither_of_a_link_nor_of_a_server_is_an_error(tmp_path, process
         communication.byteps_events(tmp_path, {})
 
 
-def test_a_damaged_timeline_is_an_error_of_its_file(tmp_path):
+def test_a_damaged_timeline_is_an_error_with_its_path(tmp_path):
     made.byteps(tmp_path)
     (tmp_path / communication.COMM).write_text(json.dumps([{"ph": "B", "pid": 1}]))
     with pytest.raises(TraceFileError, match=r"comm_timeline\.json: invalid event"):

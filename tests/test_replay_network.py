@@ -57,7 +57,7 @@ def parents(draw):
 
 
 @given(parents())
-def test_what_a_tree_gives_has_passed_through_every_rank_and_no_hop_is_spare(drawn):
+def test_a_tree_passes_data_through_every_rank_without_spare_hops(drawn):
     topology = topology_of(drawn)
     graph = graph_of(topology, COUNTS)
     edges = list(graph.edges)
@@ -99,7 +99,7 @@ def test_a_slice_takes_twice_the_depth_of_its_tree(drawn):
 
 
 @given(st.integers(2, 6))
-def test_what_a_ring_gives_has_passed_through_every_rank(size):
+def test_a_ring_passes_data_through_every_rank(size):
     graph = graph_of(ring_of(size))
     before = oracle.reached(list(graph.edges))
     passed = before["host0.rank0->Comm.0.MEMCPY_OUT_FUSION_BUFFER"]
@@ -112,7 +112,7 @@ def test_what_a_ring_gives_has_passed_through_every_rank(size):
     assert len(graph.source) == size * (1 + size + 1 + 1 + 4 * turns - 1)
 
 
-def test_a_rank_alone_gives_what_it_took():
+def test_a_single_rank_replays_its_measured_time():
     alone = job.Topology(ring={}, tree={}, pid_of={})
     assert dependency.peers("host0.rank0", alone) == ()
     for topology in (topology_of([]), ring_of(1)):
@@ -131,7 +131,7 @@ def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
     assert len(session(read, Options(rules=dpro.RULES)).replayed.by_pid()) == 5
 
 
-def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path):
+def test_slices_of_a_tree_take_the_traced_time_of_their_chunk(tmp_path):
     made.mxnet(tmp_path, shape=(3, 1))
     for rank in range(3):
         path = tmp_path / f"host{rank}" / "0" / "nccl_rank_graph.json"
@@ -145,7 +145,7 @@ def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path)
             assert avg == 1000
 
 
-def test_an_algorithm_that_the_files_do_not_tell_is_an_error(tmp_path):
+def test_an_algorithm_missing_from_the_files_is_an_error(tmp_path):
     made.mxnet(tmp_path)
     with pytest.raises(ConfigError, match=r"no rank has a tree.*Use --nccl-algorithm ring"):
         trial.read(tmp_path, algorithm="tree")
@@ -174,14 +174,14 @@ def test_without_nccl_each_tensor_is_one_node_that_begins_when_all_are_ready(tmp
     assert not any("QUEUE" in node or "SEND" in node for node in graph.nodes)
 
 
-def test_files_of_nccl_are_left_aside_on_request(tmp_path):
+def test_nccl_files_are_ignored_on_request(tmp_path):
     made.mxnet(tmp_path)
     graph = session(trial.read(tmp_path, algorithm="none")).replayed.replayer.graph
     assert "host1.rank0->Comm.2.ALLREDUCE" in graph.nodes
     assert not any("SEND" in node for node in graph.nodes)
 
 
-def test_as_dpro_has_it_ranks_do_not_meet_and_what_is_not_logged_is_left_out(tmp_path):
+def test_with_compat_dpro_ranks_do_not_wait_for_each_other(tmp_path):
     made.tensorflow1(tmp_path, network="none")
     path = tmp_path / "host1" / "0" / "comm.json"
     rows = [row for row in json.loads(path.read_text()) if row["pid"] == 0]
@@ -210,7 +210,7 @@ def test_one_rank_without_any_communication_goes_from_backward_to_updates(tmp_pa
     assert (f"host0.rank0->{backward}", f"host0.rank0->{update}") in edges
 
 
-def test_communication_of_what_is_no_gradient_is_left_out(tmp_path):
+def test_communication_of_non_gradients_is_ignored(tmp_path):
     made.tensorflow1(tmp_path)
     path = tmp_path / "host0" / "0" / "comm.json"
     path.write_text(

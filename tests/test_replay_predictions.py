@@ -28,7 +28,7 @@ def written(folder, **how):
 
 @needed
 @pytest.mark.parametrize("compat", [True, False])
-def test_the_baseline_is_that_of_the_reference(compat):
+def test_the_baseline_equals_the_reference(compat):
     read = trial.read(TRIAL)
     made_of = session(read, Options(rules=dpro.RULES if compat else RULES)).replayed.replayer
     found = daydream(made_of, read.parameters.bytes_of)
@@ -45,7 +45,7 @@ def test_the_baseline_sends_each_tensor_at_its_bytes_over_the_bandwidth(tmp_path
         daydream(replayed.replayer, {0: 3, 2: 3})
 
 
-def test_as_many_hosts_as_the_trial_has_take_what_it_takes(tmp_path):
+def test_predicting_the_same_number_of_hosts_gives_the_measured_time(tmp_path):
     read, replayed = written(tmp_path, shape=(3, 1))
     assert on_hosts(read, replayed.replayer, 3).mean_ns == pytest.approx(replayed.mean_ns)
 
@@ -71,7 +71,7 @@ def test_other_hosts_need_a_ring_of_two_or_more(tmp_path):
 
 
 @given(st.floats(0, 5), st.floats(0, 1e6), st.lists(st.integers(1, 10**9), min_size=2))
-def test_a_line_is_found_from_points_on_it(slope, offset, sizes):
+def test_a_line_is_recovered_from_its_points(slope, offset, sizes):
     found = replay_fusion.fitted([(size, slope * size + offset) for size in sizes])
     for size in sizes:
         assert found.time(size) == pytest.approx(slope * size + offset, rel=1e-6, abs=1e-3)
@@ -89,7 +89,7 @@ def test_no_line_of_small_whole_numbers_is_closer_than_the_one_found(points):
     assert squares(found.slope, found.offset) <= best + 1e-6
 
 
-def test_a_tenth_is_predicted_and_not_fitted(tmp_path):
+def test_a_tenth_of_the_groups_is_held_out_of_the_fit(tmp_path):
     _, replayed = written(tmp_path)
     few = replay_fusion.cost_model(replayed.replayer, {(0,): 48, (1,): 8, (2,): 32})
     assert few.error is None
@@ -100,13 +100,13 @@ def test_a_tenth_is_predicted_and_not_fitted(tmp_path):
     assert replay_fusion.cost_model(replayed.replayer, more).error == pytest.approx(0)
 
 
-def test_parts_of_a_tensor():
+def test_tensors_can_be_split_into_parts():
     assert replay_fusion.partitions(10_000, 2.0, 50.0) == 20
     assert replay_fusion.partitions(1, 1.0, 50.0) == 1
     assert replay_fusion.partitions(7, 1.0, 0.0) == 7
 
 
-def test_fusing_pays_while_the_first_is_still_sent():
+def test_fusing_pays_while_the_first_tensor_is_still_sent():
     assert replay_fusion.worth_fusing(end_comm=100, end_comp=50, fused=70, alone=40)
     assert not replay_fusion.worth_fusing(end_comm=70, end_comp=50, fused=70, alone=40)
 
@@ -128,7 +128,7 @@ def test_the_search_finds_the_best_of_all_groups(tmp_path):
     assert again.replayed.mean_ns == found.replayed.mean_ns
 
 
-def test_the_search_stays_where_nothing_can_be_joined_or_nothing_is_known(tmp_path):
+def test_the_search_changes_nothing_without_candidates_or_sizes(tmp_path):
     made.tensorflow1(tmp_path / "one")
     one = trial.read(tmp_path / "one")
     found = fusion.fusion(one, session(one).replayed.replayer, 5)
@@ -143,7 +143,7 @@ def test_the_search_stays_where_nothing_can_be_joined_or_nothing_is_known(tmp_pa
         fusion.fusion(none, session(none).replayed.replayer, 5)
 
 
-def test_the_command_predicts_what_it_is_asked_for(tmp_path):
+def test_the_command_prints_the_requested_predictions(tmp_path):
     made.mxnet(tmp_path / "trial", shape=(3, 1), slice_us=12)
 
     def run(*words):

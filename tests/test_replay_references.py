@@ -235,14 +235,14 @@ SLOWDOWNS = {
     },
 }
 HELD = {
-    "names and categories": "test_parts_of_a_name",
-    "all step vectors": "test_steps_by_every_rule_are_those_of_the_reference",
+    "names and categories": "test_names_are_split_into_parts",
+    "all step vectors": "test_steps_by_every_rule_equal_the_reference",
     "name2sta and cat2sta to 1e-9": "test_statistics_equal_those_of_dpro",
     "step times by rank": "test_step_times_equal_those_of_dpro",
     "alignment to the nanosecond": "test_the_last_sync_aligns_the_reference_to_the_nanosecond",
-    "node and edge sets": "test_the_graph_is_that_of_dpro",
-    "averages and gaps of all nodes": "test_durations_and_gaps_of_nodes_are_those_of_dpro",
-    "every event of the replay": "test_every_event_of_the_replay_is_that_of_dpro",
+    "node and edge sets": "test_the_graph_equals_dpro",
+    "averages and gaps of all nodes": "test_durations_and_gaps_equal_dpro",
+    "every event of the replay": "test_every_replayed_event_equals_dpro",
     "the 66 nodes of the critical path": "test_the_critical_path_of_dpro_is_one_of_ours",
     "the default within 1 %": (
         "test_the_default_replay_is_within_a_percent_of_what_was_measured"
@@ -250,13 +250,13 @@ HELD = {
     "op tables, all fields": "test_the_published_result_is_reproduced",
     "M_S and M_W": "test_the_effects_of_last_stage_and_worst_ranks_are_reproduced",
     "what-ifs 1.00125 and 1.03930": "test_the_what_ifs_of_the_notebook_are_reproduced",
-    "106 ops, 165 edges, 34 groups": "test_the_graph_is_that_of_the_worked_example",
-    "MXNet": "test_any_trace_of_mxnet_reads_as_the_rules_say",
+    "106 ops, 165 edges, 34 groups": "test_the_graph_equals_the_worked_example",
+    "MXNet": "test_any_mxnet_trace_follows_the_documented_rules",
     "fused tensors": (
         "test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take"
     ),
-    "size of a ring's graph": "test_what_a_ring_gives_has_passed_through_every_rank",
-    "updates of three tensors": "test_updates_of_the_specification",
+    "size of a ring's graph": "test_a_ring_passes_data_through_every_rank",
+    "updates of three tensors": "test_updates_follow_the_specification",
     "speed of a replay": "test_replay",
     "speed of statistics": "test_statistics",
     "speed of the op tables": "test_simulate",
@@ -269,12 +269,12 @@ HELD = {
     [(found, wanted) for _, found, wanted in TRIAL_NUMBERS],
     ids=[name for name, _, _ in TRIAL_NUMBERS],
 )
-def test_numbers_of_the_trial(found, wanted):
+def test_the_trial_has_its_reference_numbers(found, wanted):
     assert found() == pytest.approx(wanted, abs=6e-7, rel=5e-5 if wanted == 6.667 else 0)
 
 
 @needed
-def test_numbers_of_the_table_of_operations():
+def test_the_table_of_operations_has_its_reference_numbers():
     found = blame()
     assert model().table.start.size == 6784
     assert len(model().table.steps) == 32
@@ -293,7 +293,7 @@ def test_numbers_of_the_table_of_operations():
         assert found.blocking[key].mean == pytest.approx(wanted, abs=6e-7)
 
 
-def test_every_test_that_holds_a_number_is_there():
+def test_every_reference_number_has_a_test():
     folder = Path(__file__).parent
     files = [
         *folder.glob("test_replay*.py"),

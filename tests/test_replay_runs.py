@@ -69,7 +69,7 @@ def opened(folder, *ranks):
     return open_run(folder, options=OpenOptions(whole=True))
 
 
-def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_path):
+def test_operations_are_named_after_launcher_and_pass(tmp_path):
     found = inputs.converted(opened(tmp_path, rank_events(60), rank_events(100)))
     engine = "autograd::engine::evaluate_function: MmBackward0"
     names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
@@ -86,7 +86,7 @@ def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_pa
     assert about["host0.rank0->UPDATE_.aten::add_"] == ("operator.UPDATE", 7 * US)
 
 
-def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
+def test_autograd_threads_belong_to_the_backward_pass(tmp_path):
     events = [
         op("autograd::engine::evaluate_function: A", 1, 2, tid=2),
         op("aten::mm", 5, 4, tid=2),
@@ -102,7 +102,7 @@ def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
-def test_without_work_of_a_device_outermost_operators_count(tmp_path):
+def test_without_device_work_outermost_operators_are_operations(tmp_path):
     events = [
         k.mark("ProfilerStep#1", 0, 50),
         op("outer", 1, 10),
@@ -114,7 +114,7 @@ def test_without_work_of_a_device_outermost_operators_count(tmp_path):
     assert trace.dur.tolist() == [10 * US, 3 * US]
 
 
-def test_what_is_written_has_the_same_statistics_when_it_is_read(tmp_path):
+def test_a_converted_run_has_equal_statistics(tmp_path):
     (tmp_path / "run").mkdir()
     opened(tmp_path / "run", rank_events(60), rank_events(100))
     out = tmp_path / "all.json.gz"
@@ -155,7 +155,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     assert slower.mean_ns > found.replayed.mean_ns
 
 
-def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
+def test_changes_can_select_links_ranks_devices_and_categories(tmp_path):
     found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
     made = found.replayed.replayer
     assert "host0.rank0->stream 7 of 0" in made.devices
@@ -188,7 +188,7 @@ def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
     assert list(again.edges(data=True)) == list(graph.edges(data=True))
 
 
-def test_ranks_that_share_nothing_are_an_error_that_says_what_helps(tmp_path):
+def test_ranks_without_a_shared_group_are_an_error_with_a_remedy(tmp_path):
     alone = [row for row in rank_events(60) if "nccl" not in row["name"]]
     run = opened(tmp_path, alone, alone)
     with pytest.raises(FastcommError, match="--ranks with one number replays that alone"):
@@ -278,7 +278,7 @@ def _event(step, asked, i):
 
 
 @pytest.mark.compiled
-def test_the_planted_straggler_s_cost_comes_out(tmp_path):
+def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
     run = open_run(tmp_path, options=OpenOptions(whole=True))

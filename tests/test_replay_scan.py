@@ -51,7 +51,7 @@ def assert_same(found, wanted):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(rows(), min_size=1, max_size=8), st.booleans())
-def test_the_scanner_and_the_library_read_the_same(tmp_path_factory, events, bare):
+def test_the_scanner_and_the_json_library_agree(tmp_path_factory, events, bare):
     path = tmp_path_factory.mktemp("uniform") / "all.json"
     path.write_text(json.dumps(events if bare else {"traceEvents": events, "all_prefix": []}))
     assert_same(json_files.scan(path), json_files.read(path))
@@ -60,7 +60,7 @@ def test_the_scanner_and_the_library_read_the_same(tmp_path_factory, events, bar
 @pytest.mark.parametrize(
     "odd", [{"ph": "i"}, {"ph": "M"}, {"dur": None}, {"ph": None}], ids=str
 )
-def test_what_is_no_complete_event_is_read_slowly_and_the_same(tmp_path, odd):
+def test_other_event_types_are_read_by_the_slow_reader_equally(tmp_path, odd):
     event = {"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": {}}
     other = {key: value for key, value in (event | odd).items() if value is not None}
     path = tmp_path / "all.json"
@@ -78,7 +78,7 @@ def test_an_event_without_a_process_is_an_error_with_its_number(tmp_path):
         inputs.read(path, whole=False)
 
 
-def test_statistics_are_the_same_however_it_was_read(tmp_path):
+def test_statistics_do_not_depend_on_the_reader(tmp_path):
     event = {"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": {}}
     path = tmp_path / "all.json"
     path.write_text(json.dumps([at(event, k) for k in range(50)]))

@@ -47,16 +47,16 @@ def event(name, start, dur=10, pid="host0.rank0", **more):
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_a_name_is_joined_as_it_was_split(text):
+def test_names_survive_splitting_and_joining(text):
     assert str(Name.of(text)) == text
 
 
 @given(st.text(alphabet="FWBCom._->~+1UPDATE/O ", max_size=30))
-def test_any_text_is_joined_as_it_was_split(text):
+def test_any_text_survives_splitting_and_joining(text):
     assert str(Name.of(text)) == text
 
 
-def test_parts_of_a_name():
+def test_names_are_split_into_parts():
     name = Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
     assert (name.pid, name.op_cat, name.sub_op, name.suffix, name.tensors) == (
         "host0.rank0",
@@ -95,12 +95,12 @@ def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
         ("what", "other", "other"),
     ],
 )
-def test_categories_by_token_and_by_substring(name, found, by_substring):
+def test_categories_are_found_by_token_or_by_substring(name, found, by_substring):
     assert (category(name), dpro.category(name)) == (found, by_substring)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
-def test_durations_by_key_are_those_of_the_definition(pairs):
+def test_durations_by_key_agree_with_the_definition(pairs):
     key, value = np.array(pairs, np.int64).T.copy()
     first, values = grouping.grouped(key.astype(np.int32), value, np.int64(6))
     total, least, most, median, variance = grouping.described(first, values)
@@ -116,7 +116,7 @@ def test_durations_by_key_are_those_of_the_definition(pairs):
     document("steps/vectors.json")["vectors"] if FOLDER.is_dir() else [],
     ids=lambda v: v["name"],
 )
-def test_steps_by_every_rule_are_those_of_the_reference(vector):
+def test_steps_by_every_rule_equal_the_reference(vector):
     cats = [category(name) for name in vector["events"]]
     start, dur = [1000 * ts for ts in vector["ts_us"]], [1000 * vector["dur_us"]] * len(cats)
     for letter, rule in {
@@ -169,7 +169,7 @@ def test_step_times_equal_those_of_dpro(read, compat):
 
 @needed
 @pytest.mark.parametrize("rule", ["seed", "operator", "update"])
-def test_steps_are_found_where_the_trial_does_not_say_them(read, rule):
+def test_steps_are_found_in_a_trial_without_steps(read, rule):
     from dataclasses import replace
 
     bare = replace(read.trace, step=np.full(len(read.trace), NULL))
@@ -180,7 +180,7 @@ def test_steps_are_found_where_the_trial_does_not_say_them(read, rule):
 
 
 @needed
-def test_the_default_clips_every_step_and_counts_what_is_left(read):
+def test_by_default_every_step_is_clipped_and_counted(read):
     plain = statistics(read.trace)
     found = statistics(read.trace, read.topology)
     assert found.total.sum() <= plain.total.sum()
@@ -211,7 +211,7 @@ def test_a_step_with_a_barrier_begins_at_the_next_forward_op():
     assert step_time(of_events(made)).time_ns == 10_000
 
 
-def test_comparison_by_name():
+def test_operations_are_compared_by_name():
     before = statistics(of_events([event("FW.a", 0, 10), event("FW.b", 20, 0)]))
     after = statistics(
         of_events([event("FW.a", 0, 15), event("FW.c", 20), event("FW.b", 40, 1)])
@@ -222,7 +222,7 @@ def test_comparison_by_name():
 
 
 @needed
-def test_the_commands_print_and_write_what_they_say(tmp_path):
+def test_the_commands_print_and_write_their_results(tmp_path):
     def run(*words):
         return CliRunner().invoke(main, list(map(str, words)))
 

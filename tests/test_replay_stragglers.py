@@ -77,7 +77,7 @@ def test_a_type_may_end_in_zeros(tmp_path):
 
 
 @needed
-def test_the_graph_is_that_of_the_worked_example(model):
+def test_the_graph_equals_the_worked_example(model):
     ops, made = model.table.ops, model.graph
     assert (len(ops), len(made.edges), len(made.groups)) == (106, 165, 34)
     before = {}
@@ -93,7 +93,7 @@ def test_the_graph_is_that_of_the_worked_example(model):
 
 
 @needed
-def test_some_steps_alone_and_steps_that_are_not_there(model):
+def test_steps_can_be_selected_and_missing_steps_are_errors(model):
     few = stragglers.stragglers(model, steps=[25, 23])
     assert few.chosen == (23, 25)
     assert few.slowdown > 1
@@ -101,7 +101,7 @@ def test_some_steps_alone_and_steps_that_are_not_there(model):
         stragglers.stragglers(model, steps=[24])
 
 
-def test_under_the_threshold_nobody_is_blamed():
+def test_below_the_threshold_no_rank_is_reported():
     found = stragglers.stragglers(JobModel.of(operations.of_table(job())), threshold=99)
     assert (found.blocking, found.worst, found.workers) == (None, None, None)
     result = StragglerResult(stragglers=found)
@@ -109,7 +109,7 @@ def test_under_the_threshold_nobody_is_blamed():
     report.show(result)
 
 
-def test_launch_delays_are_attributed_where_they_matter():
+def test_large_launch_delays_are_attributed():
     found = stragglers.stragglers(JobModel.of(operations.of_table(job(lag=0.02))), threshold=0)
     assert found.launch_slowdown > 1.03
     assert found.launch is None or "first-op" in found.launch["optype"].mean
@@ -155,7 +155,7 @@ def test_the_ends_of_the_pipeline_send_to_nobody_and_virtual_stages_do():
 
 
 @given(st.data())
-def test_any_graph_replays_as_the_definition_says(data):
+def test_any_replay_agrees_with_the_definition(data):
     size = data.draw(st.integers(1, 7))
     ranks, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     pairs = [(a, b) for b in range(size) for a in range(b)]
@@ -296,7 +296,7 @@ def test_steps_that_lack_an_operation_are_left_out_and_named(tmp_path):
         ),
     ],
 )
-def test_a_damaged_table_says_what_is_wrong(tmp_path, change, message):
+def test_a_damaged_table_is_explained(tmp_path, change, message):
     path = tmp_path / "t.parquet"
     pq.write_table(change(job()), path)
     with pytest.raises(FastcommError, match=message):
@@ -319,7 +319,7 @@ def without(table, gone):
     return pa.Table.from_pylist([row for row in table.to_pylist() if not gone(row)])
 
 
-def test_a_table_that_is_none_and_bad_metas_are_errors(tmp_path):
+def test_invalid_tables_and_metadata_are_errors(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_text("no table")
     with pytest.raises(TraceFileError, match=r"t\.parquet"):
@@ -351,7 +351,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
 
 
 @needed
-def test_the_command_prints_and_writes_what_it_says(tmp_path):
+def test_the_command_prints_and_writes_its_results(tmp_path):
     def run(*words):
         return CliRunner().invoke(main, list(map(str, words)))
 

@@ -35,7 +35,7 @@ def operators(read, pid):
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_operations_of_mxnet_are_those_that_were_made(tmp_path, pairs):
+def test_mxnet_operations_equal_the_generated_ones(tmp_path, pairs):
     wanted = made.mxnet(tmp_path, pairs=pairs)
     found = trial.read(tmp_path)
     for pid, rank in wanted.items():
@@ -86,7 +86,7 @@ RAW = st.sampled_from([*NAMES.values(), "x", "dot", "add_n", "sgd_update", "SGD_
 
 
 @given(st.lists(st.tuples(RAW, st.integers(1, 4), st.integers(0, 3)), max_size=40))
-def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
+def test_any_mxnet_trace_follows_the_documented_rules(tmp_path_factory, drawn):
     rows, ops, at = [], [], 0
     begin = [("a_fwd", 1, 0), ("b_fwd", 1, 0), ("b_fwd_backward", 1, 0), ("a_fwd", 1, 0)]
     for raw, dur, gap in [*begin, *drawn]:
@@ -113,7 +113,7 @@ def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
         ("plain", "FW.plain"),
     ],
 )
-def test_names_of_mxnet(raw, name):
+def test_mxnet_names_become_standard_names(raw, name):
     assert frameworks.mxnet_name(raw) == name
 
 
@@ -133,7 +133,7 @@ def test_tensors_are_updated_together_where_the_optimizer_says_so(tmp_path):
     assert "UPDATE_2" not in read.graph.nodes
 
 
-def test_updates_of_the_specification():
+def test_updates_follow_the_specification():
     def updates(aggregate):
         return frameworks.mxnet_parameters(parse_parameters("a;b;c"), aggregate).update_of
 
@@ -141,7 +141,7 @@ def test_updates_of_the_specification():
     assert updates(2) == {2: ("UPDATE_0",), 1: ("UPDATE_0",), 0: ("UPDATE_1",)}
 
 
-def test_lists_of_gradients_in_all_their_forms():
+def test_gradient_lists_are_read_in_all_forms():
     assert [each.name for each in parse_parameters("a;b")] == ["a", "b"]
     one = Parameter.of(0, ["w", "shape=(2, 3)", "dtype=float64"])
     assert (one.shape, one.size) == ((2, 3), 48)
@@ -191,7 +191,7 @@ def test_a_replay_of_mxnet_ends_with_its_updates_and_is_close(tmp_path):
         ({"symbol_debug_str.txt": b"\xff\xfe"}, r"symbol_debug_str\.txt: "),
     ],
 )
-def test_a_damaged_trial_of_mxnet_says_what_is_wrong(tmp_path, change, message):
+def test_a_damaged_mxnet_trial_is_explained(tmp_path, change, message):
     made.mxnet(tmp_path)
     for name, content in change.items():
         path = tmp_path / "host0" / "0" / name
@@ -216,7 +216,7 @@ def test_pieces_of_tensorflow_1_are_one_operation_and_the_host_side_does_not_cou
     assert replayed.replayer.graph.groups == ((0,),)
 
 
-def test_without_streams_the_processes_of_the_device_count(tmp_path):
+def test_without_streams_device_processes_are_used(tmp_path):
     made.tensorflow1(tmp_path)
     path = tmp_path / "host0" / "0" / "temp.json"
     path.write_text(path.read_text().replace("/stream:all", "/memcpy"))
@@ -228,7 +228,7 @@ def event(name, start, dur, step=0):
     return Event(name=name, pid="p", start=start, dur=dur, lane="l", cat="operator", step=step)
 
 
-def test_pieces_join_within_a_step_alone():
+def test_pieces_are_joined_only_within_a_step():
     found = job.merged(
         [event("FW.a", 0, 9), event("FW.a", 2, 3), event("FW.b", 9, 1), event("FW.b", 11, 1, 1)]
     )
@@ -239,7 +239,7 @@ def test_pieces_join_within_a_step_alone():
     ]
 
 
-def test_updates_sequential_updates_begin_when_the_one_before_has_ended():
+def test_sequential_updates_begin_after_the_previous_update():
     found = job.sequential_updates(
         [event("UPDATE_.a", 0, 9), event("FW.x", 1, 2), event("UPDATE_.b", 2, 3)]
     )
@@ -250,7 +250,7 @@ def test_updates_sequential_updates_begin_when_the_one_before_has_ended():
     ]
 
 
-def test_a_barrier_puts_all_updates_behind_all_communication(tmp_path):
+def test_a_barrier_puts_all_updates_after_all_communication(tmp_path):
     made.tensorflow1(tmp_path)
     graph = trial.read(tmp_path).graph.with_barrier()
     assert ("Comm.0", "UPDATE_CAL") in graph.edges
@@ -280,7 +280,7 @@ def test_a_graph_in_a_cycle_is_an_error_that_names_an_operation(tmp_path):
         session(trial.read(tmp_path))
 
 
-def test_tensors_without_communication_hold_nothing_up(tmp_path):
+def test_tensors_without_communication_delay_nothing(tmp_path):
     made.mxnet(tmp_path)
     for host in range(2):
         for name in ("comm.json", "comm_detail.json"):
@@ -312,7 +312,7 @@ def test_unknown_sub_operations_are_left_out_of_a_trial_and_have_a_category_of_t
 @pytest.mark.parametrize(
     "victim", ["io.json", "comm.json", "comm_detail.json", "nccl_rank_graph.json"]
 )
-def test_what_one_rank_lacks_is_left_out_or_an_error_that_names_it(tmp_path, victim):
+def test_operations_missing_on_one_rank_are_excluded_or_an_error(tmp_path, victim):
     made.mxnet(tmp_path)
     (tmp_path / "host1" / "0" / victim).unlink()
     read = trial.read(tmp_path)
@@ -356,9 +356,7 @@ FILES = {
 @pytest.mark.parametrize(
     ("kind", "name"), [(k, n) for k, names in FILES.items() for n in names]
 )
-def test_bytes_changed_at_random_give_numbers_or_an_error_in_our_own_words(
-    tmp_path, kind, name
-):
+def test_random_damage_gives_numbers_or_a_fastcomm_error(tmp_path, kind, name):
     getattr(made, kind)(tmp_path)
     host = "traces_0" if kind == "byteps" else "host0"
     path = (tmp_path / host / "0" / name).resolve()

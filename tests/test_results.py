@@ -115,7 +115,7 @@ def test_every_command_with_json_has_a_schema():
 
 
 @pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
-def test_a_schema_lets_no_other_key_pass(path):
+def test_schemas_reject_unknown_keys(path):
     found = json.loads(path.read_text("utf-8"))
     Draft202012Validator.check_schema(found)
     for each in objects(found):
@@ -198,7 +198,7 @@ class Named(Result):
         return {"name": self.name}
 
 
-def test_names_do_nothing_where_a_result_is_printed_or_shown():
+def test_names_have_no_effect_where_a_result_is_shown():
     found = Named("<script>\n\x1b[31m")
     assert repr(found) == r"<Named: name <script>\n\x1b[31m>"
     shown = r"<tr><th>name</th><td>&lt;script&gt;\n\x1b[31m</td></tr>"

@@ -24,20 +24,20 @@ def test_a_run_is_a_directory_files_or_a_glob(tmp_path):
     assert ranks(paths[1]) == (1,)
 
 
-def test_the_rank_is_what_the_file_says_and_else_its_name(tmp_path):
+def test_the_rank_comes_from_the_file_or_else_from_its_name(tmp_path):
     k.write(tmp_path / "rank7.json", STEP, rank=2, world=4)
     k.write(tmp_path / "kineto_trace_3.json.gz", STEP, rank="?", world=4)
     assert ranks(tmp_path) == (2, 3)
 
 
-def test_the_rank_is_found_behind_a_list_of_groups(tmp_path):
+def test_the_rank_after_a_list_of_groups_is_found(tmp_path):
     info = {"pg_config": [{"pg_name": "0", "ranks": [0, 1]}], "rank": 1, "world_size": 2}
     k.write(tmp_path / "a.json", STEP, distributedInfo=info)
     k.write(tmp_path / "b.json", STEP, distributedInfo={**info, "rank": 0})
     assert ranks(tmp_path) == (0, 1)
 
 
-def test_a_rank_that_cannot_be_told_lists_what_was_tried(tmp_path):
+def test_an_unknown_rank_is_an_error_that_lists_the_rules(tmp_path):
     for name in ("a.json", "b.json"):
         k.write(tmp_path / name, STEP, distributedInfo={})
     with pytest.raises(
@@ -46,7 +46,7 @@ def test_a_rank_that_cannot_be_told_lists_what_was_tried(tmp_path):
         open_run(tmp_path)
 
 
-def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
+def test_the_rank_of_a_single_file_may_follow_its_events(tmp_path):
     path = tmp_path / "on_demand.json"
     events = ", ".join(json.dumps(event) for event in STEP)
     info = '"distributedInfo": {"rank": 3, "world_size": 8, "ranks": "[0, 1]"}'
@@ -136,7 +136,7 @@ def test_a_workload_card_lays_out_the_ranks(tmp_path):
     assert set(without.volume) == {"OTHER"}
 
 
-def test_only_some_ranks_of_a_run(tmp_path):
+def test_a_run_can_be_limited_to_ranks(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"{rank}.json", STEP, rank=rank, world=3)
     run = open_run(tmp_path)

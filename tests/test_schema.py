@@ -74,7 +74,7 @@ def objects(schema):
             yield from objects(inner)
 
 
-def test_it_is_a_schema_and_lets_nothing_else_pass():
+def test_the_schema_is_valid_and_rejects_unknown_keys():
     Draft202012Validator.check_schema(SCHEMA)
     for each in objects(SCHEMA):
         if "properties" in each:
@@ -92,21 +92,21 @@ def test_a_real_run_is_valid(real, name):
 
 
 @pytest.mark.compiled
-def test_a_made_up_run_is_valid(tmp_path):
+def test_the_json_of_a_synthetic_run_is_valid(tmp_path):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
     VALID.validate(measured(tmp_path, link_bandwidth="50GB/s"))
 
 
 @pytest.mark.parametrize("kind", ["payload", "bus", "msg"])
 @pytest.mark.parametrize("link", [None, "1GB/s", "8Gbit/s"])
-def test_a_small_run_is_valid_whatever_is_asked_for(tiny, kind, link):
+def test_the_json_of_a_small_run_is_valid_with_any_options(tiny, kind, link):
     found = measured(tiny, bytes=kind, link_bandwidth=link)
     VALID.validate(found)
     assert found["bytes"] == kind
     assert found["link_bandwidth"] == (None if link is None else 1e9)
 
 
-def test_what_is_unknown_is_null(tiny):
+def test_unknown_values_are_null(tiny):
     found = measured(tiny)
     known, unknown = found["bandwidth"]["TP"], found["bandwidth"]["OTHER"]
     assert known["avg_bw"] == pytest.approx(4096 / 5e-6)
@@ -117,7 +117,7 @@ def test_what_is_unknown_is_null(tiny):
     assert [each["group_size"] for each in found["collectives"]] == [2]
 
 
-def test_a_rank_that_was_left_out_is_listed(tiny):
+def test_a_skipped_rank_is_listed(tiny):
     cut = tiny.with_name("rank1.json")
     cut.write_text(text(rank=1)[:-4])
     found = measured(tiny.parent, keep_going=True)
@@ -134,13 +134,13 @@ def test_a_run_without_communication_or_time_is_valid(tmp_path):
     assert found["overlap"] == {"average_overlap_ratio": None, "by_tag": {}}
 
 
-def test_the_command_prints_it(tiny):
+def test_the_command_prints_valid_json(tiny):
     done = CliRunner().invoke(main, ["metrics", str(tiny), "--json"])
     assert done.exit_code == 0
     VALID.validate(json.loads(done.stdout))
 
 
-def test_a_key_more_or_less_is_invalid(tiny):
+def test_missing_and_extra_keys_are_invalid(tiny):
     found = measured(tiny)
     for change in (
         lambda d: d.pop("overlap"),

@@ -35,7 +35,7 @@ def column(values, dtype=np.int64):
 
 
 @given(st.lists(st.integers(-5, 55)).map(sorted), SEGMENTS)
-def test_an_event_is_in_the_segment_that_holds_its_start(start, pairs):
+def test_an_event_belongs_to_the_segment_of_its_start(start, pairs):
     seg_start, seg_stop = column(p[0] for p in pairs), column(p[1] for p in pairs)
     found = intervals.segment_of(column(start), seg_start, seg_stop)
     assert found.dtype == np.int32

@@ -51,7 +51,7 @@ def test_ranks_of_a_job_are_measured_together_as_each_alone():
     same(ranks, only=frozenset())
 
 
-def test_who_is_in_a_group_is_kept_once():
+def test_members_of_a_group_are_stored_once():
     job = Job.of(8)
     ranks = [trace(job, rank) for rank in range(8)]
     found = merge([Partial.of(*ranks[:3]), Partial.of(*ranks[3:5]), Partial.of(*ranks[5:])])
@@ -66,7 +66,7 @@ def test_who_is_in_a_group_is_kept_once():
     assert labels == sorted(set(found.groups["group"].drop_null().to_pylist()))
 
 
-def test_ranks_that_differ_in_what_they_lack_are_measured_apart():
+def test_ranks_with_different_missing_data_are_measured_separately():
     job = Job.of(2)
     ranks = [trace(job, rank) for rank in range(2)]
     ranks[1] = replace(ranks[1], meta=replace(ranks[1].meta, lacks=("compute",)))
@@ -111,7 +111,7 @@ def measured_together(*ranks):
     return {each.meta.rank: 1 for each in ranks}
 
 
-def test_small_ranks_are_measured_together_up_to_so_many_events(monkeypatch):
+def test_small_ranks_are_measured_together_up_to_a_limit(monkeypatch):
     """Each once; one that is large is measured by itself, at once."""
     job = Job.of(8, steps=1)
     sizes = [trace(job, rank).events.num_rows for rank in range(8)]

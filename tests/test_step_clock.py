@@ -72,7 +72,7 @@ def test_work_belongs_to_the_step_that_launched_it(ahead):
     assert found.found_by == ("ProfilerStep#N",)
 
 
-def test_what_no_step_has_is_counted_and_warned_of(ahead):
+def test_work_outside_all_steps_is_counted_and_warned_of(ahead):
     found = measured(ahead)
     outside = {"device_ns": 3000, "share": 3 / 34, "comm_events": 0}
     assert found.to_dict()["outside"] == outside
@@ -91,11 +91,11 @@ def test_by_the_hosts_marks_an_event_over_an_edge_is_outside_with_the_part_beyon
     )
 
 
-def test_iterations_that_are_not_asked_for_are_not_outside(ahead):
+def test_iterations_excluded_by_the_user_are_not_outside(ahead):
     assert measured(ahead, steps=[2]).outside == measured(ahead).outside
 
 
-def test_little_outside_is_no_warning(tmp_path):
+def test_little_work_outside_steps_is_not_warned_of(tmp_path):
     events = [event for event in AHEAD if event is not NEVER_LAUNCHED]
     folder = run_of(tmp_path / "run", events)
     found = measured(folder)
@@ -104,14 +104,14 @@ def test_little_outside_is_no_warning(tmp_path):
     assert "Outside every step: 0.0 % of the device time, 0 commun" in said("metrics", folder)
 
 
-def test_without_device_work_nothing_is_known_to_be_outside(tmp_path):
+def test_without_device_work_the_outside_share_is_unknown(tmp_path):
     folder = run_of(tmp_path / "run", [k.mark("ProfilerStep#1", 0, 20)])
     found = measured(folder).to_dict()
     assert found["outside"] == {"device_ns": None, "share": None, "comm_events": None}
     assert found["iteration_clock"] == "host"
 
 
-def test_one_rank_without_launches_puts_all_on_the_hosts_clock_and_it_is_said(tmp_path):
+def test_one_rank_without_launches_puts_all_ranks_on_the_host_clock(tmp_path):
     found = measured(run_of(tmp_path / "run", AHEAD, UNLAUNCHED))
     assert found.iteration_clock == "host"
     assert found.breakdown == measured(tmp_path / "run", "host").breakdown
@@ -124,19 +124,19 @@ def test_a_rank_without_device_work_does_not_matter_to_the_clock(tmp_path):
     assert measured(folder).iteration_clock == "device"
 
 
-def test_workers_and_order_change_nothing(tmp_path):
+def test_results_do_not_depend_on_workers_and_order(tmp_path):
     for ranks in ([AHEAD, AHEAD, UNLAUNCHED], [AHEAD, AHEAD, AHEAD]):
         folder = run_of(tmp_path / "run", *ranks)
         assert measured(folder, workers=2).to_dict() == measured(folder).to_dict()
 
 
-def test_the_first_line_says_the_clock(ahead):
+def test_the_first_line_names_the_clock(ahead):
     assert "(ProfilerStep#N; device clock)" in said("metrics", ahead).splitlines()[0]
     by_host = said("metrics", ahead, "--step-boundary", "host")
     assert "(ProfilerStep#N; host clock)" in by_host.splitlines()[0]
 
 
-def test_a_comparison_says_that_clocks_differ(ahead):
+def test_a_comparison_of_different_clocks_has_a_note(ahead):
     notes = compare(measured(ahead, "host"), measured(ahead)).notes
     assert any("by the host's clock before and by the device's after" in note for note in notes)
 
@@ -161,13 +161,13 @@ def numbers(found):
 
 
 @pytest.mark.parametrize("clock", ["auto", "device", "host"])
-def test_a_store_answers_by_either_clock(ahead, store, clock):
+def test_a_store_supports_both_clocks(ahead, store, clock):
     found, wanted = measured(store, clock), measured(ahead, clock)
     assert numbers(found) == numbers(wanted)
     assert found.warnings == wanted.warnings
 
 
-def test_a_store_without_launches_is_by_the_hosts_marks_and_it_is_said(tmp_path):
+def test_a_store_without_launches_uses_the_host_clock_with_a_warning(tmp_path):
     folder = run_of(tmp_path / "run", UNLAUNCHED)
     ingest(plan([folder], tmp_path / "store", options=OpenOptions()))
     found, wanted = measured(tmp_path / "store"), measured(folder)
@@ -177,7 +177,7 @@ def test_a_store_without_launches_is_by_the_hosts_marks_and_it_is_said(tmp_path)
         measured(tmp_path / "store", "device")
 
 
-def test_a_store_by_the_hosts_clock_stays_so_until_another_is_asked_for(ahead, tmp_path):
+def test_a_store_ingested_on_the_host_clock_keeps_it_by_default(ahead, tmp_path):
     by_host = OpenOptions(iterations=IterationRule(clock="host"))
     ingest(plan([ahead], tmp_path / "store", options=by_host))
     assert measured(tmp_path / "store").iteration_clock == "host"
@@ -206,7 +206,7 @@ def make_old(store, clock):
     return store
 
 
-def test_a_store_of_before_is_by_the_hosts_marks_and_says_so(ahead, store):
+def test_an_old_store_uses_the_host_clock_with_a_warning(ahead, store):
     make_old(store, "host")
     found = measured(store)
     assert numbers(found) == numbers(measured(ahead, "host"))
@@ -215,7 +215,7 @@ def test_a_store_of_before_is_by_the_hosts_marks_and_says_so(ahead, store):
 
 
 @pytest.mark.parametrize("clock", ["auto", "device", "host"])
-def test_a_store_of_before_on_the_devices_clock_answers_by_either(ahead, store, clock):
+def test_an_old_store_with_device_steps_supports_both_clocks(ahead, store, clock):
     make_old(store, "device")
     assert numbers(measured(store, clock)) == numbers(measured(ahead, clock))
     assert opened(store, whole=True).read(0).iterations["start"].to_pylist() == [0, 20_000]
@@ -231,7 +231,7 @@ def test_a_damaged_clock_in_a_store_is_an_error_with_its_path(store):
 
 
 @pytest.mark.compiled
-def test_a_gpu_that_runs_far_behind_its_host(kineto):
+def test_steps_of_a_gpu_far_behind_its_host_are_complete(kineto):
     found = measured(kineto / "mi300_resnet")
     assert found.iteration_clock == "device"
     assert round(found.iteration.mean_ns / 1e6, 2) == 18.84
@@ -244,7 +244,7 @@ def test_a_gpu_that_runs_far_behind_its_host(kineto):
 
 
 @pytest.mark.compiled
-def test_by_the_hosts_marks_half_of_it_would_be_lost(kineto):
+def test_the_host_clock_would_lose_half_of_the_work(kineto):
     found = measured(kineto / "mi300_resnet", "host")
     assert int(100 * found.outside.share) == 45
     assert found.outside.comm_events == 8

@@ -51,7 +51,7 @@ def same_tables(found, wanted):
 
 
 @given(trace=traces())
-def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
+def test_a_stored_trace_is_restored_unchanged(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
     found = store_reader.read(path, replace(WHOLE, whole=trace.args is not None))
     if trace.args is not None:
@@ -74,7 +74,7 @@ def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_pa
 
 
 @given(trace=traces())
-def test_the_file_says_in_words_what_the_trace_says_in_numbers(trace, tmp_path_factory):
+def test_codes_of_the_trace_are_strings_in_the_file(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
     rows = pq.read_table(path).sort_by("event")
     assert rows.column_names[: len(COLUMNS)] == COLUMNS.names
@@ -106,7 +106,7 @@ def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatc
     assert store_reader.read(path, TraceOptions()).events.num_rows == 5
 
 
-def test_two_communications_of_one_event_are_refused(tmp_path):
+def test_two_communication_rows_of_one_event_are_refused(tmp_path):
     trace = reader.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
     twice = pa.concat_tables([trace.comm, trace.comm])
     with pytest.raises(SchemaError, match="two rows of one event"):
@@ -132,7 +132,7 @@ def test_two_communications_of_one_event_are_refused(tmp_path):
     ],
     ids=str,
 )
-def test_what_is_said_of_a_store_is_applied_as_to_the_traces(run, options):
+def test_options_apply_to_a_store_as_to_its_traces(run, options):
     assert measured(run / "store", **options) == measured(run / "traces", **options)
 
 
@@ -159,7 +159,7 @@ def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
 
 
-def test_what_was_said_when_storing_still_holds(run):
+def test_options_of_the_ingest_apply_to_the_store(run):
     said = OpenOptions(
         config=Config(parallel=Parallel(tp=2)), iterations=IterationRule(regex="epoch .*")
     )
@@ -172,7 +172,7 @@ def test_what_was_said_when_storing_still_holds(run):
     assert later["iteration"] == found["iteration"]
 
 
-def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
+def test_outdated_warnings_are_removed(tmp_path):
     (tmp_path / "traces").mkdir()
     events = [k.mark("round one", 0, 50), k.mark("round two", 50, 50), k.all_reduce(20, 10)]
     k.write(tmp_path / "traces" / "rank0.json", events)
@@ -185,7 +185,7 @@ def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
     assert trace.iterations.num_rows == 2
 
 
-def test_patterns_of_kernels_only_count_when_storing(run):
+def test_kernel_patterns_apply_only_at_ingest(run):
     patterns = (Pattern(regex="gemm", library="user", op="AllReduce"),)
     options = OpenOptions(config=Config(kernels=patterns))
     opened = open_run(run / "store", options=options)
@@ -200,7 +200,7 @@ def test_patterns_of_kernels_only_count_when_storing(run):
     Pattern(regex="x", library="y"),), iterations=IterationRule(ranges=((1, 2, 3),)),
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
-def test_what_was_said_comes_back_from_json(options):
+def test_options_are_restored_from_json(options):
     text = json.dumps(files.as_json(options))
     assert files.restored(json.loads(text)) == options
     assert files.over(options, options) == options
@@ -208,7 +208,7 @@ def test_what_was_said_comes_back_from_json(options):
 
 
 @pytest.mark.compiled
-def test_metrics_of_a_made_up_job_are_the_same_from_its_store(tmp_path):
+def test_metrics_of_a_synthetic_job_equal_those_of_its_store(tmp_path):
     write(Job.of(ranks=4, steps=2), tmp_path / "traces")
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "traces")
@@ -229,7 +229,7 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 @pytest.mark.parametrize(
     "name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_2x2"]
 )
-def test_real_traces_come_back_as_they_were(real, tmp_path, name):
+def test_real_traces_are_restored_unchanged(real, tmp_path, name):
     ingest(plan([real(name)], tmp_path / "store"))
     traces = open_run(real(name), options=OpenOptions(whole=True))
     kept = open_run(tmp_path / "store", options=OpenOptions(whole=True))
@@ -244,14 +244,14 @@ PAGE = pages.DOCS / "store.md"
 
 
 @pytest.mark.compiled
-def test_the_page_shows_what_its_queries_answer():
+def test_the_page_shows_the_results_of_its_queries():
     text = PAGE.read_text("utf-8")
     assert len(re.findall("^```sql$", text, re.MULTILINE)) == 3
     with pages.demo_folder() as folder:
         assert pages.update(text, folder) == text, "make pages"
 
 
-def test_the_page_knows_every_column_and_key(run):
+def test_the_page_lists_every_column_and_key(run):
     text = PAGE.read_text("utf-8")
     known = set(re.findall(r"`([^`\n]+)`", text))
     for path in (run / "store").glob("*.parquet"):

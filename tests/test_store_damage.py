@@ -57,7 +57,7 @@ def with_column(name, values):
     return lambda table: table.set_column(table.column_names.index(name), name, values(table))
 
 
-def test_a_word_that_nobody_knows_is_damage(run):
+def test_an_unknown_code_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
     with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
@@ -98,7 +98,7 @@ def test_a_file_of_a_store_is_a_run_of_one_rank(run):
     assert any("3 of 4 ranks have no trace here" in note for note in found["warnings"])
 
 
-def test_a_missing_rank_is_an_error_or_left_out(run):
+def test_a_missing_rank_is_an_error_or_skipped(run):
     (run / "store" / "rank-00001.parquet").unlink()
     opened = open_run(run / "store")
     assert opened.ranks == (0, 1)
@@ -165,7 +165,7 @@ def test_a_damaged_rank_is_an_error_with_its_path(run, damage, message):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
+def test_a_flipped_byte_is_detected_or_harmless(run, whole):
     path = run / "store" / "rank-00001.parquet"
     text = path.read_bytes()
     options = replace(WHOLE, whole=whole)
@@ -183,7 +183,7 @@ def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
         path.write_bytes(text)
 
 
-def test_the_rest_of_a_rank_that_was_stored_without_it_is_an_error(tmp_path):
+def test_reading_all_events_of_a_reduced_store_is_an_error(tmp_path):
     trace = reader.read(k.write(tmp_path / "rank0.json", STEP), TraceOptions())
     path = stored(trace, tmp_path / "rank-00000.parquet")
     assert store_reader.read(path, TraceOptions()).comm.num_rows == 1

@@ -21,7 +21,7 @@ TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 
 
 @pytest.mark.parametrize("ranks", [8, 6, 1])
-def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
+def test_the_slow_rank_of_the_synthetic_table_is_found(tmp_path, ranks):
     job = TableJob.of(ranks)
     table, meta = write_table(job, tmp_path)
     made = JobModel.of(operations.read(table), shards=operations.meta(meta)["dsp_size"])
@@ -70,7 +70,7 @@ def run(*words):
 
 
 @needed
-def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
+def test_the_what_ifs_of_the_study_can_be_written_as_changes(tmp_path):
     path = tmp_path / "changes.json"
     for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
         known = [name for name in names.split(", ") if name != "separate-grads-all-reduce"]
@@ -82,7 +82,7 @@ def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
 
 
 @needed
-def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
+def test_an_ideal_last_stage_gives_the_m_s_of_the_study(tmp_path):
     path = tmp_path / "changes.json"
     path.write_text('{"stage:3": {"ideal": true}}')
     said = json.loads(run("--changes", path, "--json"))
@@ -104,7 +104,7 @@ def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
         ("step:STEP", 106 * 2),
     ],
 )
-def test_a_key_means_the_operations_that_it_names(model, key, count):
+def test_a_key_selects_the_operations_that_it_names(model, key, count):
     key = key.replace("STEP", str(model.table.steps[3]))
     found = job_model.changed_times(model, {key: DurationChange(delay_ns=1e9)})
     changed = int((found != model.measured).sum())
@@ -134,7 +134,7 @@ def test_a_step_waits_for_both_ends_of_a_message(model):
 
 
 @needed
-def test_changes_follow_each_other(model):
+def test_changes_apply_in_order(model):
     changes = {
         "all": DurationChange(is_ideal=True),
         "gc": DurationChange(ratio=0.0),
@@ -161,7 +161,7 @@ def test_changes_follow_each_other(model):
         ('{"op:": {}}', "op:NAME"),
     ],
 )
-def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
+def test_an_invalid_change_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):

@@ -82,7 +82,7 @@ def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
 
 
 @pytest.mark.compiled
-def test_what_is_wrong_with_a_table_is_said_as_here(job, engine, cluster, tmp_path):
+def test_errors_of_a_table_are_equal_on_a_cluster(job, engine, cluster, tmp_path):
     there = ("--dask", cluster.address)
     absent = tmp_path / "absent.parquet"
     for words in ((), there):
@@ -108,7 +108,7 @@ def fatal_question(_made):
 
 
 @pytest.mark.compiled
-def test_a_killed_worker_costs_no_answer_and_what_kills_all_is_an_error(engine, tmp_path):
+def test_scenarios_of_a_killed_worker_are_repeated_once(engine, tmp_path):
     held = engine.hold(partial(made_once, tmp_path / "made"))
     assert held.apply([partial(times, n) for n in range(9)]) == list(range(9))
     assert (tmp_path / "made").exists()
@@ -117,7 +117,7 @@ def test_a_killed_worker_costs_no_answer_and_what_kills_all_is_an_error(engine, 
     held.close()
 
 
-def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
+def test_replaying_all_ranks_at_once_equals_replaying_each_alone(model, monkeypatch):
     wanted = [SubsetScenario(way="alone", kind="dp_rank", keys=(d,))(model) for d in range(5)]
     assert [each.stop for each in rank_scenarios(5)] == [2, 4, 5]
     assert len(rank_scenarios(1000)) == 16
@@ -128,7 +128,7 @@ def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
             assert np.array_equal(rows, [getattr(each, name) for each in wanted])
 
 
-def test_the_only_rank_has_nobody_to_be_ideal(tmp_path):
+def test_a_job_of_one_data_rank_is_replayed(tmp_path):
     table, _ = write_table(TableJob(dp=1, pp=2, micro_batches=2, slow_dp=0), tmp_path)
     alone = JobModel.of(operations.read(table))
     assert (rank_scenarios(1)[0](alone).whole[0] == alone.replay(alone.measured).whole).all()
@@ -136,7 +136,7 @@ def test_the_only_rank_has_nobody_to_be_ideal(tmp_path):
 
 @pytest.mark.parametrize("width", [1, 10**9])
 @pytest.mark.parametrize("way", ["alone", "without", "launched"])
-def test_steps_a_few_at_a_time_are_all_of_them(model, monkeypatch, width, way):
+def test_replaying_steps_in_parts_equals_replaying_all(model, monkeypatch, width, way):
     scenario = SubsetScenario(way=way, kind="stage", keys=(1,))
     usual = scenario(model)
     monkeypatch.setattr(model_, "_BATCH", width)

@@ -23,13 +23,13 @@ def load(path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 7, 8, 16, 64, 96, 512, 1024, 4096])
-def test_any_number_of_ranks_makes_a_job(ranks):
+def test_any_number_of_ranks_is_a_valid_job(ranks):
     job = Job.of(ranks)
     assert job.tp * job.pp * job.dp == ranks
     assert job.dp % job.ep == 0
 
 
-def test_a_job_without_ranks_is_none():
+def test_a_job_without_ranks_is_an_error():
     with pytest.raises(ConfigError, match="0 ranks"):
         Job.of(0)
 
@@ -50,13 +50,13 @@ def test_eight_ranks_have_every_kind_of_parallelism():
         ({"layer_ns": 10}, "invalid layer_ns 10: expected"),
     ],
 )
-def test_a_job_that_cannot_be_says_why(changes, message):
+def test_an_impossible_job_is_an_error_with_the_reason(changes, message):
     with pytest.raises(ConfigError, match=message):
         Job.of(8, **changes)
 
 
 @given(shapes)
-def test_groups_are_seen_alike_by_all_members(job):
+def test_all_members_of_a_group_agree_on_it(job):
     found = [groups(job, rank) for rank in range(job.ranks)]
     names = {}
     for rank, mine in enumerate(found):
@@ -157,7 +157,7 @@ def test_the_truth_of_a_single_rank_is_plain_arithmetic():
     assert said["overlap"] == {"average_overlap_ratio": None, "by_tag": {}}
 
 
-def test_volume_is_what_the_sizes_say():
+def test_volume_follows_from_the_sizes_of_the_job():
     job = Job.of(8)
     volume = truth(job)["volume"]
     stages, slots = job.pp - 1, 2 * job.micro_batches
@@ -170,7 +170,7 @@ def test_volume_is_what_the_sizes_say():
 
 @given(shapes)
 @settings(max_examples=20)
-def test_the_truth_adds_up(job):
+def test_the_known_answers_add_up(job):
     said = truth(job, LINK)
     assert sum(said["breakdown"]["exact"].values()) == pytest.approx(1)
     assert sum(said["breakdown"]["spec"].values()) == pytest.approx(1)
@@ -181,7 +181,7 @@ def test_the_truth_adds_up(job):
         assert said["volume"][tag]["comm_bytes"] == said["bandwidth"][tag]["total_bytes"]
 
 
-def test_the_demo_has_everything_to_see():
+def test_the_demo_has_every_part_of_a_step():
     said = truth(Job.of(), LINK)
     exact, hidden = said["breakdown"]["exact"], said["overlap"]["by_tag"]
     exposed = {name: share for name, share in exact.items() if name.startswith("exposed_")}
@@ -215,7 +215,7 @@ def test_every_variant_is_strict_json_with_the_same_rows(variant):
     assert told != bool(variant & Variant.HOST_METADATA)
 
 
-def test_rows_hang_together():
+def test_rows_of_a_trace_refer_to_each_other_consistently():
     rows = written(Job.of(8, **SMALL), 0)["traceEvents"]
     device = [row for row in rows if row.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
     runtime = {
@@ -257,7 +257,7 @@ def test_files_are_written_whole_and_alike_by_any_number_of_workers(tmp_path):
     assert load(plain)["distributedInfo"]["rank"] == 2
 
 
-def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
+def test_an_unfinished_file_is_removed(tmp_path, monkeypatch):
     def broken(*_):
         yield b"{"
         raise KeyboardInterrupt
@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", [Variant.TODAY, Variant.COMPACT])
-def test_filler_makes_the_file_big_and_changes_no_other_row(variant):
+def test_filler_enlarges_the_file_and_changes_no_other_row(variant):
     job = Job.of(1, **SMALL)
     raw = b"".join(text(job, 0, "name", variant, 3_000_000))
     assert 3_000_000 <= len(raw) < 4_000_000

@@ -46,7 +46,7 @@ def comparable(job):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
-def test_a_made_up_job_measures_what_it_was_built_to_show(tmp_path, ranks):
+def test_a_synthetic_job_has_its_known_metrics(tmp_path, ranks):
     job = Job.of(ranks=ranks)
     write(job, tmp_path)
     found = measured(tmp_path)
@@ -55,7 +55,7 @@ def test_a_made_up_job_measures_what_it_was_built_to_show(tmp_path, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_a_made_up_job_measures_by_the_devices_clock_what_the_oracle_does(tmp_path, ranks):
+def test_a_synthetic_job_on_the_device_clock_agrees_with_the_oracle(tmp_path, ranks):
     job = Job.of(ranks=ranks)
     write(job, tmp_path)
     found = measured(tmp_path, clock="auto")
@@ -68,7 +68,7 @@ def test_a_made_up_job_measures_by_the_devices_clock_what_the_oracle_does(tmp_pa
 
 
 @pytest.mark.parametrize("variant", [Variant.BASE_LAST, Variant.COMPACT, Variant.HOST_METADATA])
-def test_every_way_to_write_a_job_measures_the_same(tmp_path, variant):
+def test_metrics_do_not_depend_on_how_a_job_is_written(tmp_path, variant):
     job = Job.of(ranks=8)
     write(job, tmp_path / "today", ranks=[0, 5])
     write(job, tmp_path / "variant", ranks=[0, 5], variant=variant, compress=False)

@@ -137,7 +137,7 @@ def test_the_same_job_gives_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "arrowdir"])
-def test_writing_again_replaces_what_was_there(tmp_path, kind):
+def test_writing_again_replaces_existing_files(tmp_path, kind):
     write_nsys(SMALL, tmp_path, ranks=[0], kind=kind, variant=NsysVariant(mpi_ranks=True))
     (path,) = write_nsys(SMALL, tmp_path, ranks=[0], kind=kind)
     assert "MPI_RANKS" not in Report(path).tables
@@ -206,14 +206,14 @@ def test_columns_have_the_types_of_a_real_directory(tmp_path, kind):
         )
 
 
-def test_tables_without_rows_are_not_there(whole):
+def test_tables_without_rows_are_absent(whole):
     for report in whole:
         assert all(report.tables.values())
         for table in (GRAPH_TRACE, "CUDA_GRAPH_EVENTS", "CUDA_GRAPH_NODE_EVENTS", "MPI_RANKS"):
             assert table not in report.tables
 
 
-def test_what_nobody_may_see_is_where_nsys_has_it(whole):
+def test_private_data_is_where_nsys_stores_it(whole):
     holders = defaultdict(set)
     for name, rows in whole[0].tables.items():
         text = repr(rows)

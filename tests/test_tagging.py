@@ -62,7 +62,7 @@ def unused(found):
 
 
 @pytest.mark.parametrize("name", ["dp", "tp", "cp", "pp"])
-def test_in_a_grid_of_one_dimension_everything_is_of_it(run, name):
+def test_in_a_one_dimensional_grid_all_communication_has_its_tag(run, name):
     events = [
         *kernels(REDUCE, EXCHANGE, "ncclDevKernel_Generic_1(x)"),
         *kernels(REDUCE, **WORLD),
@@ -80,14 +80,14 @@ def test_the_world_is_as_large_as_there_are_ranks_where_nothing_else_says_it(run
     assert not [each for each in found["warnings"] if "how many ranks" in each]
 
 
-def test_a_world_that_the_sizes_need_is_taken_and_said(run):
+def test_a_world_size_derived_from_options_is_reported(run):
     found = run(*kernels(REDUCE), parallel={"cp": 2})
     assert tags(found) == {(None, "CP", "ranks")}
     (said,) = [each for each in found["warnings"] if "how many ranks" in each]
     assert "--cp 2 is taken for 2 ranks" in said
 
 
-def test_a_grid_of_one_dimension_leaves_names_and_experts_alone(run):
+def test_a_one_dimensional_grid_does_not_override_names_and_experts(run):
     tensor = {"Process_Group_Name": "1", "Process_Group_Description": "mesh_tp"}
     events = [*kernels(REDUCE, **tensor), *kernels(DISPATCH, FUSED, stream=9)]
     found = run(*events, ranks=2, parallel={"dp": 2})
@@ -105,7 +105,7 @@ def test_a_rule_by_stream_tags_events_that_have_no_group(run):
     assert not unused(found)
 
 
-def test_a_guess_asks_each_operation_that_has_no_group(run):
+def test_a_guess_tags_each_operation_without_a_group(run):
     exchange = "ncclSymkDevKernel_AllToAll(x)"
     found = run(*kernels(exchange, REDUCE), guess_tags=True)
     assert tags(found) == {(None, "EP", "heuristic"), (None, "DP", "heuristic")}
@@ -139,7 +139,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_run_that_may_be_more_than_data_parallel_is_left_alone(run, what):
+def test_a_run_that_may_have_more_than_data_parallelism_is_not_guessed(run, what):
     found = run(*OTHERS[what])
     assert "DP" not in {row["tag"] for row in found["groups"]}
 
@@ -156,7 +156,7 @@ def test_a_world_without_a_description_is_data_parallel_only_in_training(run):
     assert tags(found) == {("undefined", "DP", "heuristic")}
 
 
-def test_a_wrapper_settles_what_equal_sums_leave_open(run):
+def test_annotations_of_ddp_or_fsdp_resolve_equal_all_reduces(run):
     mark = k.mark("DistributedDataParallel.forward", 5, 10)
     found = run(mark, *OTHERS["as many equal sums as layers have"])
     assert tags(found) == {("default_pg", "DP", "heuristic")}
@@ -181,12 +181,12 @@ def test_a_wrapper_settles_what_equal_sums_leave_open(run):
         ({"guess_tags": True}, "--guess-tags changed nothing: the traffic fits several"),
     ],
 )  # fmt: skip
-def test_what_changes_nothing_is_a_warning_that_says_why(run, options, reason):
+def test_options_without_effect_are_warned_of_with_the_reason(run, options, reason):
     found = run(*kernels(*[EXCHANGE] * 2), ranks=2, **options)
     assert [each[: len(reason)] for each in unused(found)] == [reason]
 
 
-def test_a_rule_for_the_groups_of_one_rank_is_of_use_to_the_run(tmp_path):
+def test_a_rule_that_matches_on_one_rank_has_an_effect(tmp_path):
     for rank in range(2):
         said = {"Process_Group_Name": str(rank), "Process_Group_Description": f"mine_{rank}"}
         events = [k.mark("ProfilerStep#0", 0, 900), *kernels(REDUCE, **said)]
@@ -202,7 +202,7 @@ def test_a_rule_for_the_groups_of_one_rank_is_of_use_to_the_run(tmp_path):
     assert said.endswith("no group has this description; the traces have mine_0")
 
 
-def test_described_groups_make_sizes_useless_and_the_warning_says_so(run):
+def test_sizes_without_effect_on_described_groups_are_warned_of(run):
     said = {"Process_Group_Description": "mesh_dp", "Process_Group_Name": "1"}
     (warning,) = unused(run(*kernels(REDUCE, **said), ranks=2, parallel={"dp": 2}))
     assert warning.startswith("--dp 2 changed nothing: the framework describes every")
@@ -238,7 +238,7 @@ def test_a_guess_has_nothing_to_add_to_plain_data_parallelism(run):
     assert said.endswith("every process group has its parallelism already")
 
 
-def test_the_users_rule_decides_for_kernels_of_experts(run):
+def test_rules_of_the_user_override_expert_kernels(run):
     rule = TagRule(field="stream", value=20, tag="OTHER")
     assert tags(run(*kernels(DISPATCH), tags=(rule,))) == {(None, "OTHER", "explicit")}
 
@@ -273,7 +273,7 @@ def test_a_store_tags_as_its_traces_do(tmp_path):
         ("b200_vllm", {"tp": 8}, {("undefined", "TP", "ranks"), (None, "TP", "ranks")}),
     ],
 )
-def test_a_real_trace_has_these_tags(kineto, name, sizes, wanted):
+def test_real_traces_have_their_known_tags(kineto, name, sizes, wanted):
     options = OpenOptions(config=Config(parallel=Parallel(**sizes)))
     found = compute_metrics(open_run(kineto / name, options=options).only([0]))
     assert tags(found.to_dict()) == wanted
@@ -289,7 +289,7 @@ def test_a_real_trace_has_these_tags(kineto, name, sizes, wanted):
         ([], {("OTHER", "none")}),
     ],
 )
-def test_a_report_without_payloads_goes_by_what_the_user_says(nsys, options, wanted):
+def test_a_report_without_payloads_is_tagged_by_options(nsys, options, wanted):
     words = ["metrics", nsys / "mfu_2gpu.sqlite", *options, "--json"]
     found = json.loads(fastcomm(*words).stdout)
     assert {(row["tag"], row["tag_source"]) for row in found["groups"]} == wanted
@@ -300,7 +300,7 @@ def pattern(regex):
     return Pattern(regex=regex, library="user", op="AllReduce")
 
 
-def test_a_pattern_of_kernels_that_decides_for_none_says_why(run):
+def test_a_kernel_pattern_without_effect_is_explained(run):
     first, later = pattern("^ampere_"), pattern("sgemm")
     found = run(*kernels(REDUCE), kernels=(first, later, pattern("nosuchkernel.*")))
     assert unused(found) == [
@@ -322,13 +322,13 @@ def test_a_pattern_of_kernels_that_decides_for_none_says_why(run):
         ({"tp": 2, "dp": 2}, "the traces do not say which ranks form a process group"),
     ],
 )
-def test_an_order_that_decides_nothing_says_why(run, parallel, reason):
+def test_an_order_without_effect_is_explained(run, parallel, reason):
     found = run(*kernels(REDUCE), ranks=4, parallel={"order": "dp-tp", **parallel})
     (said,) = (each for each in unused(found) if each.startswith("--order dp-tp"))
     assert said.startswith(f"--order dp-tp changed nothing: {reason}")
 
 
-def test_an_order_that_may_decide_is_not_said_to_change_nothing(run):
+def test_an_order_that_may_have_an_effect_is_not_warned_of(run):
     members = {"Process_Group_Name": "1", "Process_Group_Ranks": "[0, 1]", "Group_size": 2}
     for order, tag in (("tp-dp", "TP"), ("dp-tp", "DP")):
         found = run(

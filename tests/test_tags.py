@@ -79,14 +79,14 @@ def test_a_known_description_gives_its_tag(description, tag):
      "mesh_dim_0", "mesh_dim_12", "MY_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_2",
      "mesh_tp_"],
 )  # fmt: skip
-def test_other_text_gives_no_answer(description):
+def test_other_descriptions_give_no_tag(description):
     assert tag_of_description(description) is None
     assert tagged(ProcessGroup(description=description)) == Tagged(tag="OTHER", source="none")
     ranks = ProcessGroup(description=description, ranks=(0, 2))
     assert tagged(ranks, grid=Grid.of(4, tp=2)) == Tagged(tag="DP", source="ranks")
 
 
-def test_a_name_that_two_frameworks_use_goes_by_its_all_to_alls():
+def test_an_ambiguous_description_is_resolved_by_all_to_alls():
     # NeMo Automodel shards the weights of experts over "ep_shard"; OLMo-core exchanges tokens.
     group = ProcessGroup(description="mesh_ep_shard")
     assert tagged(group, {"AllGather": 4, "ReduceScatter": 2}).tag == "DP"
@@ -108,7 +108,7 @@ def test_names_of_the_tables_are_those_of_the_schema():
     assert {tag for _, tag in DESCRIPTIONS} | set(MESH.values()) <= set(TAGS)
 
 
-def test_evidence_counts_in_order():
+def test_evidence_has_an_order_of_precedence():
     grid = Grid.of(4, tp=2)
     rule = TagRule(field="ranks", value=(1, 0), tag="EP")
     group = ProcessGroup(description="DATA_PARALLEL_GROUP", ranks=(0, 1))
@@ -142,7 +142,7 @@ GROUP = ProcessGroup(
         ("stream", 7, False),
     ],
 )
-def test_a_rule_goes_by_its_field(field, value, hit):
+def test_a_rule_matches_its_field(field, value, hit):
     rule = TagRule(field=field, value=value, tag="CP")
     assert tagged(GROUP, explicit=(rule,)).tag == ("CP" if hit else "OTHER")
     assert not rule.matches(ProcessGroup())
@@ -207,7 +207,7 @@ def test_behavior_breaks_a_tie_or_leaves_it_open(words, ranks, counts, tag, cand
         (ProcessGroup(), {}, "OTHER"),
     ],
 )
-def test_a_guess_is_made_only_when_asked_for(group, counts, tag):
+def test_tags_are_guessed_only_on_request(group, counts, tag):
     assert tagged(group, counts, iterations=2).tag == "OTHER"
     found = tagged(group, counts, iterations=2, guess=True)
     assert found.tag == tag

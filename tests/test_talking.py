@@ -37,7 +37,7 @@ def call(*words, **more):
     return CliRunner().invoke(main, [*map(str, words)], **more)
 
 
-def test_quiet_leaves_the_result_and_errors(traces, tmp_path):
+def test_quiet_prints_only_results_and_errors(traces, tmp_path):
     words = ("ingest", traces, "-o", tmp_path / "store")
     assert "2 ranks" in call(*words).stderr
     silent = call(*words, "-q")
@@ -48,7 +48,7 @@ def test_quiet_leaves_the_result_and_errors(traces, tmp_path):
     assert "2 ranks" in call(*words).stderr, "the next call talks again"
 
 
-def test_verbose_says_what_takes_how_long_and_where_errors_are_from(traces, tmp_path):
+def test_verbose_logs_timings_and_tracebacks(traces, tmp_path):
     said = call("metrics", traces, "--verbose", "--json")
     assert json.loads(said.stdout)["ranks"] == [0, 1]
     assert "s  2 ranks read by 1 processes" in said.stderr
@@ -57,7 +57,7 @@ def test_verbose_says_what_takes_how_long_and_where_errors_are_from(traces, tmp_
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_both_options(name):
+def test_every_command_has_quiet_and_verbose(name):
     command = main.get_command(None, name)
     inner = [(name, sub) for sub in getattr(command, "commands", ())] or [(name,)]
     for words in inner:
@@ -66,7 +66,7 @@ def test_every_command_has_both_options(name):
         assert "--verbose" in text
 
 
-def test_the_command_line_wins_over_the_environment_that_over_the_file(traces, settings):
+def test_command_line_environment_and_file_have_this_precedence(traces, settings):
     written(settings, '[metrics]\nlink-bandwidth = "100GB/s"\n')
 
     def link(*words, **more):
@@ -89,7 +89,7 @@ def test_the_command_line_wins_over_the_environment_that_over_the_file(traces, s
         ("[dispatch]\nsimulat = 1", "simulat: wanted one of"),
     ],
 )
-def test_a_wrong_setting_is_an_error_with_its_place(settings, text, message):
+def test_an_invalid_setting_is_an_error_with_file_and_key(settings, text, message):
     written(settings, text)
     name = "dispatch" if "dispatch" in text else "metrics"
     done = call(name, *(["simulate"] if name == "dispatch" else []), "somewhere")
@@ -98,14 +98,14 @@ def test_a_wrong_setting_is_an_error_with_its_place(settings, text, message):
     assert str(settings) in done.stderr
 
 
-def test_another_settings_file_has_to_exist(tmp_path, monkeypatch):
+def test_a_named_settings_file_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTCOMM_SETTINGS", str(tmp_path / "absent.toml"))
     done = call("metrics", "somewhere")
     assert done.exit_code == 1
     assert "FASTCOMM_SETTINGS names it" in done.stderr
 
 
-def test_settings_reach_the_commands_inside_of_a_command(settings, tmp_path):
+def test_settings_apply_to_subcommands(settings, tmp_path):
     written(settings, "[dispatch.generate]\nnum-nodes = 2\niter-num = 1\nseq-len = 64\n")
     done = call("dispatch", "generate", "-o", tmp_path / "load")
     assert done.exit_code == 0, done.output
@@ -119,7 +119,7 @@ def test_completion_prints_a_script_of_the_shell(shell):
     assert "_FASTCOMM_COMPLETE" in done.stdout
 
 
-def test_nothing_heavy_is_loaded_for_help():
+def test_help_loads_no_heavy_modules():
     code = (
         "import sys\nfrom fastcomm.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"

@@ -86,7 +86,7 @@ def numbers(text):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_lines_fit_the_terminal_and_numbers_are_whole(name, made):
+def test_lines_fit_the_terminal_without_cutting_numbers(name, made):
     command = COMMANDS[name]
     wide = printed(command, made, "80", "--wide")
     for width in WIDTHS:
@@ -117,7 +117,7 @@ def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
     assert whole["breakdown"]["spec"]
 
 
-def test_full_and_spec_print_the_other_tables(made):
+def test_full_and_spec_print_further_tables(made):
     full, spec = (printed("metrics {run}", made, "200", each) for each in ("--full", "--spec"))
     for heading in ("windows between phases", "process groups", "size from", "own waits"):
         assert heading in full
@@ -190,7 +190,7 @@ ROWS = st.integers(1, 9).flatmap(
 
 
 @given(ROWS, st.integers(40, 120), st.data())
-def test_a_table_of_any_width_keeps_whole_what_it_shows(rows, width, data):
+def test_a_table_of_any_width_shows_complete_columns(rows, width, data):
     words = ("share", "a step", "payload/step/GPU", "wait caused a step", "p95")
     headings = [data.draw(st.sampled_from(words)) for _ in rows[0][1:]]
     shown = table("name of the kernel", *headings, drop=("p95",))
@@ -243,7 +243,7 @@ def test_a_share_that_rounds_to_nothing_has_no_sign():
         ("bandwidth.DP.avg_bus_bw < 5%", "'bandwidth.DP.avg_bus_bw < -5%'"),
     ],
 )
-def test_a_percentage_of_what_is_no_share_needs_a_sign(condition, suggested, made):
+def test_a_percentage_of_other_metrics_needs_a_sign(condition, suggested, made):
     done = invoke("compare", made["run"], made["run"], "--fail-if", condition, code=1)
     assert suggested in done.stderr
 
@@ -267,7 +267,7 @@ def test_a_mistyped_command_suggests_the_nearest(words, suggested):
     assert f"Did you mean {suggested}?" in invoke(*words, code=2).stderr
 
 
-def test_a_path_in_place_of_a_command_suggests_to_measure_it(tmp_path):
+def test_a_path_in_place_of_a_command_suggests_metrics(tmp_path):
     assert f"metrics {tmp_path}" in invoke(tmp_path, code=2).stderr
     assert "Did you mean" not in invoke("zzzzzz", code=2).stderr
 
@@ -323,14 +323,14 @@ def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path,
     assert " ".join(" ".join(lines).split()) == plain.stderr.strip()
 
 
-def test_dispatch_says_what_its_times_are_sums_over(made):
+def test_dispatch_states_what_its_times_sum_over(made):
     text = " ".join(printed("dispatch compare {workload}", made, "200").split())
     assert "sums over 2 iterations of 1 layer each" in text
     one = printed("dispatch compare --num-nodes 2 --iter-num 1", made, "200")
     assert "sums" not in one
 
 
-def test_dispatch_prints_decimal_units_and_says_where_the_original_has_others(made):
+def test_dispatch_prints_decimal_units_with_a_note_on_the_original(made):
     words = "dispatch simulate {workload} --strategy fast,fast-compat"
     found = json.loads(printed(words, made, "80", "--json"))
     text = printed(words, made, "80")
@@ -342,7 +342,7 @@ def test_dispatch_prints_decimal_units_and_says_where_the_original_has_others(ma
     assert text.count("are GiB and GiB/s, 2^30 bytes") == 1
 
 
-def test_nothing_is_said_of_differences_that_are_noise(made):
+def test_differences_within_noise_are_not_reported(made):
     text = printed("metrics {healthy}", made, "80")
     assert "above the mean" not in text
     assert "slowest rank" not in text
@@ -357,7 +357,7 @@ def test_nothing_is_said_of_differences_that_are_noise(made):
     assert lead.startswith("Rank 2 computes the most")
 
 
-def test_ranks_that_cause_no_wait_worth_a_line_are_not_listed(made):
+def test_ranks_that_cause_little_waiting_are_not_listed(made):
     whole = json.loads(printed("metrics {healthy} --json", made, "80"))
     caused = {}
     for row in whole["waits"]:

@@ -38,7 +38,7 @@ def test_the_trial_becomes_the_reference_events(read):
 
 
 @needed
-def test_what_the_trial_says_besides_events(read):
+def test_metadata_of_the_trial_is_read(read):
     summary = document("trial/expected/summary.json")
     edges = document("trial/expected/local_dfg_edges.json")
     assert sorted(map(list, read.graph.edges)) == sorted(edges)
@@ -54,7 +54,7 @@ def test_what_the_trial_says_besides_events(read):
 
 
 @needed
-def test_a_uniform_trace_is_read_as_it_was_written(read, tmp_path):
+def test_a_uniform_trace_round_trips(read, tmp_path):
     path = tmp_path / "all.json.gz"
     path.write_bytes(json_files.compressed(json_files.to_bytes(read.trace)))
     again = inputs.read(path).trace
@@ -76,7 +76,7 @@ def test_a_uniform_trace_is_read_as_it_was_written(read, tmp_path):
         max_size=20,
     )
 )
-def test_any_uniform_trace_survives_a_file_to_the_nanosecond(tmp_path_factory, rows):
+def test_any_uniform_trace_round_trips_to_the_nanosecond(tmp_path_factory, rows):
     made = [
         Event(
             name=name,
@@ -107,7 +107,7 @@ def test_a_bare_list_is_a_trace_and_ids_make_the_suffix(tmp_path):
     assert json_files.read(path).keys == ("p->Comm.0.SEND~>0_1_2_3",)
 
 
-def test_nanoseconds_of_microseconds():
+def test_microseconds_become_exact_nanoseconds():
     assert json_files.ns(Decimal("1600000000001000.123")) == 1600000000001000123
     assert json_files.ns(1.5) == 1500
     with pytest.raises(OverflowError, match="too large for a time"):
@@ -125,7 +125,7 @@ def test_nanoseconds_of_microseconds():
         ("[]", "no events"),
     ],
 )
-def test_a_damaged_uniform_trace_says_what_is_wrong(tmp_path, text, message):
+def test_a_damaged_uniform_trace_is_explained(tmp_path, text, message):
     path = tmp_path / "t.json"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):
@@ -156,11 +156,11 @@ def test_an_absent_file_and_a_folder_without_ranks_are_errors(tmp_path):
         ("a.b", "FW.a_b"),
     ],
 )
-def test_names_of_tensorflow(raw, label):
+def test_tensorflow_names_become_standard_names(raw, label):
     assert frameworks.relabel(raw) == label
 
 
-def test_updates_and_what_follows_backward(tmp_path):
+def test_operations_after_backward_are_updates(tmp_path):
     path = tmp_path / "dag.gml"
     chain = ["a", "gradients/b", "c", "HorovodAllreduce.0", "Assign_d", "alone"]
     nodes = "".join(f'node [ id {i} label "{n}" ]' for i, n in enumerate(chain))
@@ -177,7 +177,7 @@ def test_updates_and_what_follows_backward(tmp_path):
         ("graph [ node [ id 0 ] edge [ source 0 target 9 ] ]", "names node 9"),
     ],
 )
-def test_a_damaged_graph_says_what_is_wrong(tmp_path, text, message):
+def test_a_damaged_graph_is_explained(tmp_path, text, message):
     path = tmp_path / "dag.gml"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):
@@ -203,7 +203,7 @@ def process(name, pid=1):
 
 
 @pytest.mark.parametrize("tail", ["]", "", ","])
-def test_a_timeline_whose_writer_died_is_read(tmp_path, tail):
+def test_a_timeline_without_its_end_is_read(tmp_path, tail):
     rows = [process("Sync"), begin("3", 1), end(5)]
     found, last = timeline(tmp_path, rows, tail)
     assert [(e.name, e.start, e.dur) for e in found] == [("Comm.3.Sync", 1000, 4000)]
@@ -232,7 +232,7 @@ def test_syncs_of_one_start_are_one_and_names_of_tensors_are_ids(tmp_path):
     assert last == 6000
 
 
-def test_a_timeline_of_something_else_is_an_error(tmp_path):
+def test_a_timeline_of_another_tool_is_an_error(tmp_path):
     with pytest.raises(TraceFileError, match="expected Sync or <Horovod"):
         timeline(tmp_path, [process("else"), begin("QUEUE", 1)])
     with pytest.raises(TraceFileError, match=r"comm\.json: "):
@@ -278,7 +278,7 @@ def test_rings_that_disagree_and_bad_trees_are_errors(tmp_path):
         ("host0/0/gradient_name_list.json", None),
     ],
 )
-def test_a_missing_file_is_an_error_or_leaves_out_what_it_tells(tmp_path, victim, message):
+def test_a_missing_file_is_an_error_or_omits_its_data(tmp_path, victim, message):
     folder = shutil.copytree(TRIAL, tmp_path / "trial", copy_function=shutil.copyfile)
     for each in (folder, *folder.rglob("*/")):
         each.chmod(0o755)
@@ -306,7 +306,7 @@ def test_a_missing_file_is_an_error_or_leaves_out_what_it_tells(tmp_path, victim
         ("nccl_rank_graph.json", {"RealRing": 3}),
     ],
 )
-def test_an_event_that_is_none_is_an_error_of_its_file(tmp_path, name, content):
+def test_an_invalid_event_is_an_error_with_its_path(tmp_path, name, content):
     folder = shutil.copytree(TRIAL, tmp_path / "trial", copy_function=shutil.copyfile)
     for each in (folder, *folder.rglob("*/")):
         each.chmod(0o755)

@@ -55,7 +55,7 @@ def no_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def test_a_second_ingest_ends_with_the_name_of_the_first_and_changes_nothing(one, tmp_path):
+def test_a_second_ingest_is_an_error_that_names_the_first(one, tmp_path):
     store = tmp_path / "store"
     ingest(plan([one], store))
     with locked(store):
@@ -109,7 +109,7 @@ def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path)
 
 
 @pytest.mark.compiled
-def test_of_two_ingests_at_once_one_is_stored_whole(tmp_path):
+def test_two_concurrent_ingests_leave_one_complete_store(tmp_path):
     runs = [traces(tmp_path / name, range(4), name * 9, world=4) for name in "ab"]
     store = tmp_path / "store"
     words = [sys.executable, "-m", "fastcomm", "ingest", "-o", str(store)]
@@ -125,7 +125,7 @@ def test_of_two_ingests_at_once_one_is_stored_whole(tmp_path):
     assert contents(store) in alone
 
 
-def test_where_there_are_no_locks_it_is_a_warning_and_the_loser_says_so(
+def test_without_locks_ingest_warns_and_detects_another_writer(
     one, other, tmp_path, monkeypatch, no_locks, caplog
 ):
     store, written = tmp_path / "store", writer.write
@@ -161,7 +161,7 @@ def test_a_file_of_another_size_is_an_error_when_the_store_is_opened(one, other,
 
 
 @pytest.mark.parametrize("options", [["--tp", "3"], []], ids=["options", "source"])
-def test_a_file_of_another_ingest_is_an_error_whatever_its_size(one, other, tmp_path, options):
+def test_a_file_of_another_ingest_is_an_error_with_any_size(one, other, tmp_path, options):
     ingest(plan([one], tmp_path / "store"))
     source = one if options else other
     invoke("ingest", source, "-o", tmp_path / "others", *options)
@@ -174,7 +174,7 @@ def test_a_file_of_another_ingest_is_an_error_whatever_its_size(one, other, tmp_
         compute_metrics(open_run(tmp_path / "store"))
 
 
-def test_a_store_with_no_rank_as_it_was_written_is_an_error_with_keep_going_too(one, tmp_path):
+def test_a_store_without_a_valid_rank_is_an_error_with_keep_going(one, tmp_path):
     store = tmp_path / "store"
     ingest(plan([one], store))
     for path in store.glob("rank-*"):

@@ -74,7 +74,7 @@ def both(job, ahead):
 
 
 @pytest.mark.parametrize("ep", [1, 8])
-def test_without_metadata_waits_are_those_with_it_where_all_groups_are_of_all_ranks(ep):
+def test_waits_without_group_metadata_equal_waits_with_it_for_global_groups(ep):
     job = MadeJob.of(ranks=8, tp=1, pp=1, ep=ep, steps=2)
     named, found = both(job, {1: 10**9, 6: -(10**7)})
     assert found.matching.share == named.matching.share == 1.0
@@ -97,7 +97,7 @@ def test_without_metadata_waits_are_those_with_it_where_all_groups_are_of_all_ra
         ({"ranks": 8, "tp": 1, "pp": 1, "ep": 4}, "on stream 24"),
     ],
 )
-def test_a_job_with_smaller_groups_is_not_matched_without_metadata(sizes, reason):
+def test_a_job_with_smaller_groups_is_not_matched_without_group_metadata(sizes, reason):
     named, found = both(MadeJob.of(steps=2, **sizes), {1: 10**9})
     assert named.matching.matched > 0
     assert (found.matching.matched, found.waits, found.causes) == (0, (), ())
@@ -105,7 +105,7 @@ def test_a_job_with_smaller_groups_is_not_matched_without_metadata(sizes, reason
     assert reason in found.matching.note
 
 
-def test_groups_that_are_named_in_part_forbid_to_guess_the_rest():
+def test_partly_named_groups_disable_matching_without_groups():
     job = MadeJob.of(ranks=4, tp=2, pp=1, ep=1, steps=1)
     traces = [trace(job, rank) for rank in range(4)]
     place = traces[0].comm.column_names.index("group")
@@ -146,13 +146,13 @@ def test_the_first_ranks_of_nodes_are_not_matched_where_the_other_ranks_are_miss
 
 
 @pytest.mark.compiled
-def test_where_no_trace_says_how_many_ranks_there_are_those_at_hand_are_all(tmp_path):
+def test_without_a_recorded_world_size_the_present_ranks_are_all(tmp_path):
     found = first_ranks_of_nodes(tmp_path, world=None)
     assert (found.matching.matched, found.matching.share) == (160, 1.0)
 
 
 @pytest.mark.compiled
-def test_the_answer_is_the_same_however_many_are_compared_at_once(tmp_path, monkeypatch):
+def test_results_do_not_depend_on_how_many_ranks_are_compared_at_once(tmp_path, monkeypatch):
     job = MadeJob.of(ranks=8, tp=1, pp=1, ep=1, steps=2)
     parts = [Partial.of(stripped(trace(job, rank, 10**6 * rank))) for rank in range(8)]
     here = compute(merge(parts), byte_kind="payload", link=None).to_dict()
@@ -237,14 +237,14 @@ def test_ranks_that_lost_nothing_are_matched_whatever_their_clocks(events):
 
 @given(sequences(groups=2))
 @settings(max_examples=40)
-def test_two_groups_that_do_the_same_are_never_one(events):
+def test_two_groups_with_equal_operations_are_never_merged(events):
     sets, found = matched(events)
     wanted = true_sets(events)
     assert all(each in wanted for each in sets)
     assert found.matched == 0
 
 
-def test_two_groups_that_lost_events_at_the_edge_are_never_one():
+def test_two_groups_with_lost_events_are_never_merged():
     """Their clocks cannot be aligned by the few ends that agree, but pairs of ranks agree."""
     rows = [
         (0, 0, 1, 39038199, 40270278),

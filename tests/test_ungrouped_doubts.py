@@ -32,11 +32,11 @@ def why(events, **words):
     return [each.why for each in found.doubts], found.matched
 
 
-def test_what_agrees_is_matched():
+def test_agreeing_streams_are_matched():
     assert why(regular()) == ([], 32)
 
 
-def test_where_ranks_are_missing_nothing_is_matched():
+def test_with_missing_ranks_nothing_is_matched():
     lossy = [e for e in regular() if (e.rank, e.true) != (2, 0)]
     assert why(lossy) == ([], 31)
     assert why(lossy, world_size=4) == ([], 31)
@@ -68,7 +68,7 @@ def test_ends_that_differ_as_much_as_starts_are_not_matched():
     assert why(events) == (["loose"], 0)
 
 
-def test_a_collective_that_ends_before_a_rank_begins_is_none():
+def test_a_collective_that_ends_before_another_rank_begins_is_not_matched():
     events = regular()
     events[5].start = events[5].stop
     events[5].stop += 80 * US
@@ -99,7 +99,7 @@ def test_a_stream_that_the_reference_rank_lacks_leaves_a_doubt_on_all():
     assert why(events) == (["absent"], 0)
 
 
-def test_a_stream_of_few_collectives_takes_nothing_from_the_others():
+def test_a_stream_of_few_collectives_does_not_affect_others():
     events = regular()
     for event in regular(count=2):
         event.stream = 9
@@ -117,7 +117,7 @@ def test_a_rank_without_collectives_leaves_a_doubt():
     assert "rank 3 has none" in matching.note(found)
 
 
-def test_one_rank_or_no_collective_has_nobody_to_be_matched_with():
+def test_one_rank_or_no_collective_has_no_matches():
     parts = cut_up(regular(ranks=1))
     found = find(parts, ExpectedMembers(ranks=[0], world_size=1), one_by_one)
     assert (found.events, found.matched, found.spans()) == (8, 0, [])
@@ -144,7 +144,7 @@ LONG = st.integers(0, 2**40)
         max_size=20,
     )
 )
-def test_whatever_the_times_are_there_is_an_answer(rows):
+def test_any_times_give_a_result(rows):
     events = [
         SimpleNamespace(
             rank=rank,

@@ -33,14 +33,14 @@ from fastcomm.units import (
         ("1.5TBps", 1.5e12),
     ],
 )
-def test_bandwidths_in_words(text, value):
+def test_bandwidths_are_parsed_and_formatted(text, value):
     assert parse_bandwidth(text) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "400", "400G", "fast", "-1GB/s", "0GB/s", "1..2GB/s", "1e999GB/s"]
 )
-def test_what_is_no_bandwidth_is_an_error(text):
+def test_invalid_bandwidths_are_errors(text):
     with pytest.raises(ConfigError, match="expected a number and a unit"):
         parse_bandwidth(text)
 
@@ -61,7 +61,7 @@ def test_halves_round_away_from_zero(value, decimals, text):
     assert rounded(value, decimals) == text
 
 
-def test_halves_round_alike_in_all_units():
+def test_halves_round_equally_in_all_units():
     assert [format_ns(ns) for ns in (29.65e6, 2.5, 1.005e6, 999.5e3)] == [
         "29.7 ms",
         "3 ns",
@@ -90,7 +90,7 @@ def test_a_rounded_number_is_the_nearest_with_so_many_decimals(value, decimals):
     assert abs(found) >= abs(exact) or abs(found - exact) < step / 2
 
 
-def test_numbers_for_people():
+def test_numbers_are_formatted_for_readers():
     assert [format_ns(ns) for ns in (0, 999, 1500, -2.5e6, 3e9, -0.3)] == [
         "0 ns",
         "999 ns",
@@ -160,7 +160,7 @@ def test_the_page_prints_what_the_terminal_prints(value):
     )
 
 
-def test_a_noun_is_in_the_number_of_its_count():
+def test_nouns_agree_with_their_count():
     assert [counted(n, "iteration") for n in (0, 1, 2)] == [
         "0 iterations",
         "1 iteration",

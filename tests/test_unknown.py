@@ -94,7 +94,7 @@ def test_work_of_every_device_counts(tmp_path, category, name, what):
     assert found == {**dict.fromkeys(found, 0), what: 0.3, "idle": 0.7}
 
 
-def test_a_kernel_that_is_called_like_a_copy_is_a_kernel(tmp_path):
+def test_a_kernel_named_like_a_copy_is_a_kernel(tmp_path):
     assert breakdown_of(tmp_path, k.event("dma_like_gemm", "kernel", 20, 30))["compute"] == 0.3
 
 
@@ -120,7 +120,7 @@ def test_all_events_are_read_of_any_device_for_the_critical_path(tmp_path):
     assert sorted(kinds) == ["annotation", "cpu_op", "memcpy", "other"]
 
 
-def test_mtia_computes_for_the_share_that_hta_says(kineto):
+def test_compute_share_on_mtia_equals_hta(kineto):
     found = metrics_of(kineto / "mtia" / "mtia_rank_0.json.gz")
     exact = found["breakdown"]["exact"]
     assert round(exact["compute"], 3) == 0.548
@@ -133,7 +133,7 @@ def test_mtia_computes_for_the_share_that_hta_says(kineto):
 # ------------------------------------------------------------------ none, or not understood
 
 
-def test_without_device_work_nothing_is_said_of_compute_or_idle_time(tmp_path):
+def test_without_device_work_compute_and_idle_time_are_unknown(tmp_path):
     found = metrics_of(k.write(tmp_path / "rank0.json", HOST))
     for shares in found["breakdown"].values():
         assert set(shares.values()) == {None}
@@ -228,13 +228,13 @@ def test_calls_of_the_runtime_whose_work_is_missing_are_counted(tmp_path):
     )
 
 
-def test_a_cut_file_without_device_work_says_so(tmp_path):
+def test_a_truncated_file_without_device_work_is_warned_of(tmp_path):
     path = k.write(tmp_path / "rank0.json.gz", HOST)
     path.write_bytes(path.read_bytes()[:-6])
     assert unknown_categories(path) == ()
 
 
-def test_one_rank_without_device_work_leaves_the_others_numbers(tmp_path):
+def test_one_rank_without_device_work_does_not_affect_others(tmp_path):
     k.write(tmp_path / "rank0.json", HOST, rank=0, world=2)
     k.write(tmp_path / "rank1.json", [STEP, k.kernel("gemm", 20, 30)], rank=1, world=2)
     found = metrics_of(tmp_path)
@@ -245,14 +245,14 @@ def test_one_rank_without_device_work_leaves_the_others_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et", "gloo_2x2"])
-def test_jobs_on_the_host_have_no_idle_device(real, run):
+def test_jobs_on_the_host_have_unknown_idle_time(real, run):
     found = metrics_of(real(run))
     assert found["breakdown"]["exact"]["compute"] is None
     assert found["breakdown"]["exact"]["idle"] is None
     assert found["unknown"][0]["ranks"] == [0, 1, 2, 3]
 
 
-def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(real, tmp_path):
+def test_terminal_page_and_store_agree_on_a_job_on_the_host(real, tmp_path):
     run, store, page = real("gloo_2x2"), tmp_path / "store", tmp_path / "page.html"
     ingest(plan([run], store))
     same(metrics_of(store), metrics_of(run))
@@ -264,7 +264,7 @@ def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(real, tmp_pat
     assert "the input has no device work" in page.read_text()
 
 
-def test_the_schema_knows_what_is_unknown(tmp_path):
+def test_the_schema_allows_unknown_values(tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text())
     jsonschema.validate(metrics_of(k.write(tmp_path / "rank0.json", HOST)), schema)

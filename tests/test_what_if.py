@@ -55,7 +55,7 @@ def scale(what, value):
 
 
 @given(documents(), st.lists(st.sampled_from([0, 0.5, 0.9]), min_size=2, max_size=2))
-def test_a_replay_is_exact_and_what_gets_shorter_never_takes_longer(folder, document, factors):
+def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, document, factors):
     path = folder / "rank0.json"
     path.write_text(json.dumps(document))
     try:
@@ -118,7 +118,7 @@ def test_edits_compose_in_order(step):
     ).all()
 
 
-def test_short_neighbours_are_fused(tmp_path):
+def test_short_adjacent_kernels_are_fused(tmp_path):
     events = [
         *(k.launch(10 * n, n + 1) for n in range(3)),
         *(k.kernel(f"k{n}", 10 * n + 5, 2, device=0, correlation=n + 1) for n in range(3)),
@@ -133,7 +133,7 @@ def test_short_neighbours_are_fused(tmp_path):
     assert (np.diff(times[~found.graph.is_end]) >= -27 * US).all()
 
 
-def test_a_sweep_has_a_row_a_value(step):
+def test_a_sweep_has_one_row_per_value(step):
     found = sweep(Replay(step), scale("comm", 0), [0, 0.5, 1])
     assert found.span_ns == (75 * US, 89 * US, 103 * US)
     assert found.to_arrow().to_pylist()[1] == {
@@ -161,12 +161,12 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
         ("name:nobody", "'name:nobody' matches no event of the window"),
     ],
 )
-def test_a_selection_that_means_nothing_is_an_error(step, text, said):
+def test_an_invalid_selection_is_an_error(step, text, said):
     with pytest.raises(ConfigError, match=said):
         what_if(step, [scale(text, 1)])
 
 
-def test_a_file_of_edits(tmp_path, step):
+def test_edits_can_be_read_from_a_file(tmp_path, step):
     path = tmp_path / "edits.toml"
     path.write_text(
         '[[edit]]\nwhat = "comm"\nscale = 0.5\n[[edit]]\nremove = "gaps"\n'
@@ -202,7 +202,7 @@ def test_a_file_of_edits(tmp_path, step):
         ("[[edit]]\nremove = 'all'", "invalid value 'all': expected one of launches"),
     ],
 )
-def test_a_damaged_file_of_edits(tmp_path, text, said):
+def test_a_damaged_file_of_edits_is_an_error(tmp_path, text, said):
     path = tmp_path / "edits.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
@@ -210,7 +210,7 @@ def test_a_damaged_file_of_edits(tmp_path, text, said):
 
 
 @pytest.mark.parametrize("value", [1e18, 1e-7, -1, float("nan"), float("inf")])
-def test_a_factor_that_no_time_survives_is_refused(value):
+def test_a_factor_that_overflows_times_is_refused(value):
     with pytest.raises(ConfigError, match="expected a number from 1e-06 to 1000000"):
         scale("comm", value)
 
@@ -227,7 +227,7 @@ def invoke(*words, code=0):
     return done
 
 
-def test_a_sweep_alone_prints_no_step_before_and_after(tmp_path):
+def test_a_sweep_prints_only_its_table(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     page = tmp_path / "page.html"
     text = invoke(path, "--annotation", "", "--scale", "comm=0:1:0.5", "--html", page).stdout
@@ -237,7 +237,7 @@ def test_a_sweep_alone_prints_no_step_before_and_after(tmp_path):
     assert "before-after" not in page.read_text("utf-8")
 
 
-def test_the_command(tmp_path):
+def test_the_command_prints_both_steps(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     words = [path, "--annotation", "", "--scale", "comm=0.5", "--scale", "compute=0:1:0.5"]
     text = invoke(*words).stdout
@@ -294,6 +294,6 @@ def test_the_command(tmp_path):
         (["--comm-speedup", "1e7"], "factor '1e7'"),
     ],
 )
-def test_words_that_mean_nothing_are_one_line(tmp_path, words, said):
+def test_invalid_arguments_are_errors_in_one_line(tmp_path, words, said):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     assert said in invoke(path, *words, code=1).stderr

@@ -60,7 +60,7 @@ def test_find_knows_the_words_of_its_table_and_no_other(known, asked):
             assert found == known.get(word, -1)
 
 
-def test_words_that_share_a_beginning_are_told_apart():
+def test_words_with_equal_prefixes_are_distinguished():
     known = {b"Process Group " + end: k for k, end in enumerate([b"Name", b"Desc", b"Rank"])}
     table = words.word_table(known)
     for word, value in known.items():
@@ -81,21 +81,21 @@ def test_words_are_numbered_in_the_order_of_their_appearance(texts):
     assert codes == [order.index(text) for text in texts]
 
 
-def test_there_is_room_for_more_words_than_at_first():
+def test_the_table_grows_with_more_words():
     texts = [b"%d" % (k % 3000) for k in range(6000)]
     strings, codes = intern_all(words.no_strings(), texts)
     assert codes == [k % 3000 for k in range(6000)]
     assert len(words.texts_of(strings)) == 3000
 
 
-def test_a_word_larger_than_the_pool_finds_room():
+def test_the_pool_grows_for_a_large_word():
     long = b"y" * 1000
     strings, codes = intern_all(words.no_strings(slots=8, pool=16), [b"x", long, b"x", long])
     assert codes == [0, 1, 0, 1]
     assert words.texts_of(strings) == [b"x", long]
 
 
-def test_words_of_one_hash_are_told_apart(monkeypatch):
+def test_words_with_equal_hashes_are_distinguished(monkeypatch):
     """As a word of one's own hash is in the way, so may any other's be."""
     strings, _ = intern_all(words.no_strings(slots=8, pool=64), [b"first"])
     index = strings.cells
@@ -120,7 +120,7 @@ def test_words_of_one_hash_are_told_apart(monkeypatch):
 
 
 @given(st.binary(min_size=1, max_size=80), st.integers(0, 79), st.integers(1, 255))
-def test_a_hash_sees_every_byte(text, k, flip):
+def test_a_hash_depends_on_every_byte(text, k, flip):
     other = bytearray(text)
     other[k % len(text)] ^= flip
     size = len(text)

@@ -52,7 +52,7 @@ def test_the_same_tables_give_the_same_bytes(tmp_path):
     assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()
 
 
-def test_what_does_not_fit_is_an_error_and_leaves_nothing(tmp_path):
+def test_tables_too_large_for_a_workbook_are_an_error(tmp_path):
     long = pa.table({"a": pa.nulls(1 << 20, pa.int8())})
     with pytest.raises(FastcommError, match=r"long has 1048576 rows, a sheet holds 1048575"):
         report_files.write_workbook({"long": long}, tmp_path / "a.xlsx")
@@ -67,7 +67,7 @@ def test_a_folder_gets_a_workbook_of_all_tables_beside_them(tmp_path):
     assert rows(tmp_path / "out/book.xlsx", "one")[0] == TABLE.column_names
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_extra_is_an_error_with_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[xlsx\]'"):
         report_files.write_workbook({"one": TABLE}, tmp_path / "a.xlsx")

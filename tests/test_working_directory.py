@@ -137,7 +137,7 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how)
 
 @needed
 @pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
-def test_nor_by_a_replay_or_doctor(trapped, how):
+def test_replay_and_doctor_import_no_module_of_the_directory(trapped, how):
     trial = REPLAY / "trial" / "trace"
     call(trapped, f"dpro replay {trial} --json{how}" if "workers" in how else f"doctor{how}")
     assert fired(trapped) == []
@@ -169,7 +169,7 @@ def test_the_environment_of_children_is_restored_after_the_last(monkeypatch):
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_workers_that_cannot_be_made_safe_are_refused(run):
+def test_workers_are_refused_if_the_directory_cannot_be_excluded(run):
     command = [
         sys.executable,
         "-E",
@@ -210,7 +210,7 @@ assert (twice(numpy.arange(3)) == [0, 2, 4]).all()
     assert not (tmp_path / "overwritten").exists()
 
 
-def test_relative_directories_of_the_environment_are_no_place_for_code(tmp_path):
+def test_code_is_not_stored_in_relative_directories(tmp_path):
     code = "from fastcomm_kernels import _jit; print(_jit.cache_folder())"
     environment = {**os.environ, "XDG_CACHE_HOME": "cache", "HOME": str(tmp_path / "home")}
     done = subprocess.run(
@@ -225,7 +225,7 @@ def test_relative_directories_of_the_environment_are_no_place_for_code(tmp_path)
     assert settings_path(tmp_path, XDG_CONFIG_HOME="config", HOME=str(tmp_path / "home"))
 
 
-def test_a_relative_home_is_no_place_for_settings(run, results, tmp_path):
+def test_settings_are_not_read_from_a_relative_home(run, results, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     shutil.copytree(run.parent / "bin", tmp_path / "bin")
