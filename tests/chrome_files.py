@@ -1,4 +1,4 @@
-"""Write a trace as a file, scan it, and put what was found into the oracle's words."""
+"""Write a trace as a file, scan it, and translate the result to the oracle's terms."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Commands as a user types them, and what they wrote."""
+"""Run commands as a user does, and read their outputs."""
 
 from click.testing import CliRunner
 

@@ -1,4 +1,4 @@
-"""Made-up traces for the critical path: nested, overlapping, tied at every order."""
+"""Synthetic traces for the critical path: nested, overlapping, simultaneous events."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""A Dask cluster of real processes that a test can kill, and ranks that kill them."""
+"""A Dask cluster of real processes that tests can kill, and ranks that kill workers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Every command that opens a file of somebody, and good files that lie beside the bad one."""
+"""Every command that opens input files, and valid files next to a damaged one."""
 
 import json
 

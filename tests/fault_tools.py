@@ -1,4 +1,4 @@
-"""Runs of the command line that must end by themselves, in words, whatever they are given."""
+"""Runs of the command line with limits on time, memory and output."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What HolisticTraceAnalysis gives for real traces, and how to compare with it."""
+"""Results of HolisticTraceAnalysis for real traces, and their comparison."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""A page as tests see it: elements with attributes and texts; runs to show."""
+"""Parsed pages for tests: elements with attributes and texts."""
 
 import json
 import re

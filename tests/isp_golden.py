@@ -1,4 +1,4 @@
-"""The golden files of the original: names, questions, rows."""
+"""Golden files of the original search: names, questions, rows."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""The traces of a made-up job without files between: fast enough for many jobs."""
+"""Traces of synthetic jobs in memory, for tests of many jobs."""
 
 import numpy as np
 import pyarrow as pa

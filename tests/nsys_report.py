@@ -1,4 +1,4 @@
-"""A report of nsys read with sqlite3 and pyarrow alone, and what tests ask of it."""
+"""Read nsys reports with sqlite3 and pyarrow alone, for comparisons."""
 
 import sqlite3
 import struct

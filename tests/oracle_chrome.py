@@ -1,4 +1,4 @@
-"""What a scan of a Chrome trace must find, by the standard library's JSON."""
+"""Expected result of a scan of a Chrome trace, by the standard library's JSON."""
 
 import json
 import re

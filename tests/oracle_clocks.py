@@ -1,4 +1,4 @@
-"""Clock offsets by their definition: slow, obvious, and it imports nothing of fastcomm."""
+"""Clock offsets by definition: slow and obvious, without fastcomm."""
 
 from statistics import median_low
 

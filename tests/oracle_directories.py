@@ -1,4 +1,4 @@
-"""Directories of a run in any state, made without fastcomm."""
+"""Directories of a run in any state, written without fastcomm."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Dispatch by its definitions, token by token, in plain Python. Imports nothing of ours."""
+"""Dispatch by definition, token by token, in plain Python, without fastcomm."""
 
 from collections import Counter
 

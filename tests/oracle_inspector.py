@@ -1,4 +1,4 @@
-"""What a NCCL Inspector log says, by the definitions: slow, obvious, in exact fractions."""
+"""Metrics of an NCCL Inspector log by definition, in exact fractions."""
 
 import json
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Definitions of statistics and replays, slow and obvious; imports nothing of fastcomm."""
+"""Statistics and replays by definition: slow and obvious, without fastcomm."""
 
 import statistics
 

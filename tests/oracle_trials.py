@@ -1,4 +1,4 @@
-"""Rules of trials as definitions, slow and obvious; imports nothing of ours."""
+"""Rules of trials by definition: slow and obvious, without fastcomm."""
 
 
 def mxnet(ops, graph):

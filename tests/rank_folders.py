@@ -1,4 +1,4 @@
-"""Folders of ranks, some of which cannot be read."""
+"""Directories of ranks, some of which are unreadable."""
 
 import gzip
 import json

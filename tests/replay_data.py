@@ -1,4 +1,4 @@
-"""Where the reference data of replay lie, and how close a number has to come."""
+"""Location and tolerances of the reference data of replays."""
 
 import gzip
 import json

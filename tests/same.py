@@ -1,4 +1,4 @@
-"""Whether two trees of results agree."""
+"""Compare two trees of results."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Runs that are stored and measured."""
+"""Runs that are stored and then measured."""
 
 import kineto_text as k
 

@@ -1,4 +1,4 @@
-"""Files of made-up jobs."""
+"""Files of synthetic jobs."""
 
 import json
 

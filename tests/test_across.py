@@ -1,4 +1,4 @@
-"""What only many ranks show, by the definitions: skew, waits, clocks, links, heat, outliers."""
+"""Test metrics across ranks against definitions: skew, waits, clocks, links, heat, outliers."""
 
 from math import isnan
 

@@ -1,4 +1,4 @@
-"""Rows that agree in every column."""
+"""Test numbering of rows that agree in every column."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a compressed Arrow stream says that it becomes."""
+"""Test that the decompressed size of an Arrow stream is known before decompression."""
 
 import io
 from random import Random

@@ -1,4 +1,4 @@
-"""Ranks in batches: none is lost or counted twice, whatever goes wrong in the middle of one."""
+"""Test batches of ranks: after a failure inside a batch, every other rank counts once."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sizes against exact fractions, and every name that profilers print."""
+"""Test sizes against exact fractions, and every operation name of profilers."""
 
 from fractions import Fraction
 

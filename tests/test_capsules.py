@@ -1,4 +1,4 @@
-"""Results with one table are what takes Arrow's PyCapsules."""
+"""Test that results with one table support Arrow's PyCapsule interface."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""Workload cards: what they say, what is warned of, what is refused."""
+"""Test workload cards: reading, warnings and errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runs as Chakra execution traces, read back by a decoder that knows protobuf's wire alone."""
+"""Test Chakra execution traces with an independent protobuf decoder."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Whole traces: `scan_file` finds what the standard library's JSON finds."""
+"""Test `scan_file` against the JSON module of the standard library."""
 
 import json
 import random

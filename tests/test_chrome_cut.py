@@ -1,4 +1,4 @@
-"""Traces that are cut, or followed by something else, are errors that say where."""
+"""Test truncated traces, and traces followed by other data."""
 
 import pytest
 from chrome_files import agrees, found, scan, zipped

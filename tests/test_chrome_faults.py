@@ -1,4 +1,4 @@
-"""Damage costs what it hits, never in silence: the faults of profilers, cuts at every byte."""
+"""Test that faults of profilers lose only the damaged events, with a warning."""
 
 import re
 

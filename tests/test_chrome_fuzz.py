@@ -1,4 +1,4 @@
-"""Damage costs what it hits, and never in silence: mutations of real traces."""
+"""Test that mutations of real traces lose only the damaged events, with a warning."""
 
 import gzip
 import json

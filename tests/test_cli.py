@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and how it ends."""
+"""Test the command line: outputs, warnings and exit codes."""
 
 import json
 import subprocess

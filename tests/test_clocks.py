@@ -1,4 +1,4 @@
-"""How far clocks are apart: recovered where collectives join ranks, unknown where none does."""
+"""Test that clock offsets are recovered from collectives, and unknown without any."""
 
 import kineto_text as k
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every command that is suggested for a run works on that run."""
+"""Test that every suggested command works on its run."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Two runs side by side: `fastcomm compare`, its parts, and conditions for a CI."""
+"""Test `fastcomm compare`: parts of the step, and conditions for CI."""
 
 import dataclasses
 import json

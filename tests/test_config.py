@@ -1,4 +1,4 @@
-"""A user's TOML file: what it says, what is refused, what wins."""
+"""Test the configuration file: reading, errors and precedence."""
 
 import contextlib
 

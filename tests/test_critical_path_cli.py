@@ -1,4 +1,4 @@
-"""`fastcomm critical-path` as a user calls it."""
+"""Test `fastcomm critical-path`."""
 
 import gzip
 import json

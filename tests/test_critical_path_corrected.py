@@ -1,4 +1,4 @@
-"""The corrected rules: what bound each moment, and where they differ from those of HTA."""
+"""Test the corrected rules: decisive constraints, and differences from HTA."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One made-up job, and its path through every format that shows what the host did."""
+"""Test that the critical path of a synthetic job is found in every format."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The rules of HolisticTraceAnalysis, against its own results and against the oracle."""
+"""Test the rules of HolisticTraceAnalysis against its results and the oracle."""
 
 import json
 

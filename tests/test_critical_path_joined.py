@@ -1,4 +1,4 @@
-"""Who waits for whom across ranks, against the definition: made-up jobs of every operation."""
+"""Test waits across ranks against the definition, for every operation."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The path through all ranks where the trace of one lacks events: no other is shifted."""
+"""Test that lost events of one rank do not shift matches of others on the joined path."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Overlays and saved graphs."""
+"""Test overlays and saved graphs."""
 
 import gzip
 import io

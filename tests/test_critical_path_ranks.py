@@ -1,4 +1,4 @@
-"""One path through all ranks."""
+"""Test the critical path through all ranks."""
 
 import json
 

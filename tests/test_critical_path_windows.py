@@ -1,4 +1,4 @@
-"""Windows of critical paths, look-ups in them, and traces that lack something."""
+"""Test windows, lookups, and incomplete traces of critical paths."""
 
 import kineto_text as k
 import pytest

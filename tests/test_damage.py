@@ -1,4 +1,4 @@
-"""Damaged traces: the same events, or an error or warning with the byte where it is."""
+"""Test that a damaged trace gives equal events, or an error or warning with the byte."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A Dask cluster does what one process does, and says clearly when it cannot."""
+"""Test that a Dask cluster gives the results of one process, and clear errors."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What ranks leave lies in a directory that workers share, and the answer is the same."""
+"""Test spilling to a directory shared by workers."""
 
 from dataclasses import replace
 from functools import partial

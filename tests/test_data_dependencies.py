@@ -1,4 +1,4 @@
-"""What operators wait for if only data counts."""
+"""Test data dependencies of operators from execution traces."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Where steps begin and end on the device clock, and what is left of them in cut files."""
+"""Test steps on the device clock, also in truncated traces."""
 
 import gzip
 import json

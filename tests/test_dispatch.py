@@ -1,4 +1,4 @@
-"""Schedules, placement and the published numbers."""
+"""Test schedules, placement and published bandwidths."""
 
 import json
 import tracemalloc

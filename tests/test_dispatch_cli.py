@@ -1,4 +1,4 @@
-"""`fastcomm dispatch` as a user meets it."""
+"""Test `fastcomm dispatch`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The kernels of dispatch against the definitions; all of it runs with the JIT off, too."""
+"""Test the dispatch kernels against definitions, also without the JIT."""
 
 import numpy as np
 import oracle_dispatch as oracle

@@ -1,4 +1,4 @@
-"""The original simulators' outputs, number by number."""
+"""Test schedules against every number of the original simulators."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Workloads: what is drawn, what is stored, and what is refused."""
+"""Test workloads: drawing, storing, reading and errors."""
 
 from dataclasses import replace
 

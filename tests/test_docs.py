@@ -1,4 +1,4 @@
-"""The pages say what the program does."""
+"""Test that the documentation agrees with the program."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`fastcomm doctor`: what it finds, and what it must not tell."""
+"""Test `fastcomm doctor`: findings, and data that it must not print."""
 
 import getpass
 import json

@@ -1,4 +1,4 @@
-"""Every format through the same door: measured, stored, opened again, measured the same."""
+"""Test that every format measures equally from its source and from a store."""
 
 import shutil
 

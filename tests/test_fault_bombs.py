@@ -1,4 +1,4 @@
-"""Small files that would become large: refused before the memory is taken."""
+"""Test that small files that expand are refused before memory is allocated."""
 
 import gzip
 import io

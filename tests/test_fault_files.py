@@ -1,4 +1,4 @@
-"""Files that are none, or that change or fail while they are read: one line, never a hang."""
+"""Test missing, special, changing and failing files: an error in one line, and no hang."""
 
 import errno
 import gzip

@@ -1,4 +1,4 @@
-"""Traces that are JSON, and strange: nested, huge, twice, negative, empty."""
+"""Test unusual JSON traces: nested, huge, duplicate, negative, empty."""
 
 import json
 from time import process_time

@@ -1,4 +1,4 @@
-"""Hostile databases, tables and stores: refused, or read, and nothing of them is run."""
+"""Test hostile databases, tables and stores: refused or read, and never executed."""
 
 import json
 import shutil

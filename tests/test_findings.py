@@ -1,4 +1,4 @@
-"""Faults of made-up jobs are found and named with their cost; where none is, none is found."""
+"""Test that planted faults of synthetic jobs are found with their cost, and no others."""
 
 import json
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Files beside traces that are none: ignored with a warning, or unpacked first."""
+"""Test files in a directory of traces that are not traces."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Disks that are full: a line that says so, nothing half written, and what was there stays."""
+"""Test full disks: an error in one line, no incomplete files, existing files unchanged."""
 
 import json
 import os

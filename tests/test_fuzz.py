@@ -1,4 +1,4 @@
-"""Some cases of the fuzzer, and all that it ever found: read, or refused in words of ours."""
+"""Test cases of the fuzzer, and every case that failed once."""
 
 import warnings
 from random import Random

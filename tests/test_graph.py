@@ -1,4 +1,4 @@
-"""Graph kernels against networkx and against their definitions."""
+"""Test graph kernels against networkx and definitions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Statistics of rows by a key."""
+"""Test statistics of rows by key."""
 
 import numpy as np
 import pytest

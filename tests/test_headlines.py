@@ -1,4 +1,4 @@
-"""The first sentence names the largest part of the step; findings follow, causes first."""
+"""Test the headline, and the order of findings."""
 
 import json
 

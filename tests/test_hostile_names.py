@@ -1,4 +1,4 @@
-"""Names that would do something: on a terminal, in a spreadsheet, in a page, in a message."""
+"""Test names that could act on a terminal, a spreadsheet, a page or a message."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The floors hold, and the door is quick: what a command does not need is not loaded."""
+"""Test the layers of the package, and that commands load only what they need."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The page without a browser: its structure, its words, and what it lets nobody do."""
+"""Test HTML pages without a browser: structure, texts and security."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The page in a real browser: Chromium without a window, from the distribution's packages."""
+"""Test HTML pages in a headless Chromium."""
 
 import shutil
 import time

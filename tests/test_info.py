@@ -1,4 +1,4 @@
-"""`fastcomm info`: what a run is, and what it lacks."""
+"""Test `fastcomm info`."""
 
 import json
 

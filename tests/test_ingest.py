@@ -1,4 +1,4 @@
-"""`fastcomm ingest`: what it writes, what it goes on with, what it refuses."""
+"""Test `fastcomm ingest`: writing, resuming and errors."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""NCCL Inspector logs, made by hand, against what the definitions say of them."""
+"""Test NCCL Inspector logs against definitions."""
 
 import gzip
 import json

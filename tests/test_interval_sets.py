@@ -1,4 +1,4 @@
-"""Sets of intervals in the public API, against the points that they cover."""
+"""Test the public interval sets against the points that they cover."""
 
 import numpy as np
 import oracles

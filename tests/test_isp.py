@@ -1,4 +1,4 @@
-"""The default search against the definition, and its properties."""
+"""Test the default strategy search against the definition, and its properties."""
 
 from dataclasses import replace
 

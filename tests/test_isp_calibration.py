@@ -1,4 +1,4 @@
-"""Calibration of arithmetic: from the kernels of operators whose shapes a trace has."""
+"""Test calibration of arithmetic from kernels of operators with shapes."""
 
 import json
 from dataclasses import replace

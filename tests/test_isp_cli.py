@@ -1,4 +1,4 @@
-"""`fastcomm isp`: words in, a ranking out."""
+"""Test `fastcomm isp`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The original search: the same strategies, the same numbers."""
+"""Test that the original search is reproduced: its strategies and numbers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Models with experts: their shapes, their search, and what a user gets of it."""
+"""Test models with experts: shapes, search and output."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Models, clusters, formulas of the design note, calibration."""
+"""Test models, clusters, formulas and calibration of the strategy search."""
 
 import json
 from dataclasses import replace

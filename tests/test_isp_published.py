@@ -1,4 +1,4 @@
-"""Published measurements: throughput of InternLM, memory, vTrain's iterations."""
+"""Test predictions against published throughputs, memory and iteration times."""
 
 import pytest
 

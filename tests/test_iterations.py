@@ -1,4 +1,4 @@
-"""Where steps begin and end."""
+"""Test where steps begin and end."""
 
 import kineto_text as k
 import pytest

@@ -1,4 +1,4 @@
-"""Where the machine code of the kernels is kept, and what happens when that goes wrong."""
+"""Test the cache of compiled kernels, and its failures."""
 
 import logging
 import os

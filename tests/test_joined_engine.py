@@ -1,4 +1,4 @@
-"""The path through all ranks, each rank's window made where its trace is read."""
+"""Test the path through all ranks with several workers."""
 
 import json
 

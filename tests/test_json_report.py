@@ -1,4 +1,4 @@
-"""Large results as JSON: what is read back is what was said, a row a line."""
+"""Test large results as JSON: round trips, and one row per line."""
 
 import json
 

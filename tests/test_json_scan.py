@@ -1,4 +1,4 @@
-"""The scanner: events become rows, a broken one costs no other, any block may be the next."""
+"""Test the JSON scanner: rows of events, broken events, block boundaries."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Numbers, strings and values in a text of bytes, each against its definition."""
+"""Test the parsers of numbers, strings and values against definitions."""
 
 import json
 from decimal import ROUND_HALF_UP, Decimal, localcontext

@@ -1,4 +1,4 @@
-"""From the text of a trace to its communication events."""
+"""Test communication events of Kineto traces."""
 
 import json
 

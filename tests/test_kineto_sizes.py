@@ -1,4 +1,4 @@
-"""Sizes that the kernel lacks and its operator shows, and why sizes are unknown."""
+"""Test sizes from operator shapes, and the reasons of unknown sizes."""
 
 from fractions import Fraction
 from math import prod

@@ -1,4 +1,4 @@
-"""Names in the code are nouns of the domain, and texts are plain."""
+"""Test that names in the code are nouns of the domain."""
 
 import ast
 from pathlib import Path

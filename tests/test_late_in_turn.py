@@ -1,4 +1,4 @@
-"""Ranks that are late at different collectives of one step: files with a known truth."""
+"""Test costs of ranks that are late at different collectives of a step."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How modules depend on each other."""
+"""Test dependencies between modules."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a kernel compiles to one instruction answers as its Python twin does."""
+"""Test machine instructions in kernels against their Python equivalents."""
 
 import numpy as np
 from hypothesis import example, given, settings

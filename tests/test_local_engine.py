@@ -1,4 +1,4 @@
-"""Processes of this machine: what dies costs itself alone, and nothing outlives the command."""
+"""Test worker processes of this machine: failures, signals and cleanup."""
 
 import os
 import signal

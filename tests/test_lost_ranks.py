@@ -1,4 +1,4 @@
-"""No rank is lost: each is in the result, among the skipped ones, or in an error."""
+"""Test that every rank is in the result, among the skipped ranks, or in an error."""
 
 import json
 import shutil

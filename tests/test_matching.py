@@ -1,4 +1,4 @@
-"""Which collective is which: by number, by order, and after events were lost."""
+"""Test matching of collectives by number and by order, also with lost events."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Which message is which: by order, by number, and after some were lost."""
+"""Test matching of messages by order and by number, also with lost events."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Runs drawn at random, measured by fastcomm and by the oracle."""
+"""Test metrics of random runs against the oracle."""
 
 from itertools import pairwise
 from pathlib import Path

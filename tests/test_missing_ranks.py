@@ -1,4 +1,4 @@
-"""Ranks that the job has and nobody gave are counted and named."""
+"""Test that ranks without a trace are counted and named."""
 
 import gzip
 import json

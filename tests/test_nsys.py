@@ -1,4 +1,4 @@
-"""Nsight Systems exports: the same job through Kineto and through nsys is the same numbers."""
+"""Test that a job has equal metrics as Kineto traces and as Nsight Systems exports."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""Exports that are broken, strange or of tomorrow: an error or a warning that says where."""
+"""Test damaged, unusual and newer exports: an error or warning with the place."""
 
 import contextlib
 import json

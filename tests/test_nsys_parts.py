@@ -1,4 +1,4 @@
-"""The steps between a range of NCCL and a communication event, each against its definition."""
+"""Test the steps from an NCCL range to a communication event against definitions."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Real Nsight Systems exports, and what the specification of the formats says of them."""
+"""Test real Nsight Systems exports against the specification of the formats."""
 
 import collections
 import csv

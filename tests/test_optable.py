@@ -1,4 +1,4 @@
-"""Tables of operations: the published one, and made ones with a mapping."""
+"""Test tables of operations: the published one, and others with a mapping."""
 
 import json
 

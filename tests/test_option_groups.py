@@ -1,4 +1,4 @@
-"""Options of all commands: one meaning, one group, and help that fits a screen."""
+"""Test options of all commands: one meaning, one group, and help that fits a screen."""
 
 import subprocess
 import sys

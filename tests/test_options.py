@@ -1,4 +1,4 @@
-"""Options of every command: extreme values are refused in a few lines, or taken at no cost."""
+"""Test that extreme values of every option are refused briefly or harmless."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The oracle is right: the published numbers of formats.md 9, and cases one can do by hand."""
+"""Test the oracle on published numbers and on cases computed by hand."""
 
 import json
 import random

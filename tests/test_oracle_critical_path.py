@@ -1,4 +1,4 @@
-"""The oracle itself is held against what HolisticTraceAnalysis printed."""
+"""Test the oracle against output of HolisticTraceAnalysis."""
 
 import golden_critical_path as golden
 import oracle_critical_path as oracle

@@ -1,4 +1,4 @@
-"""Standard output: all of it, or an exit code and a line that say that it is not."""
+"""Test that incompletely written standard output is an error."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Outputs replace regular files alone: no device, no FIFO, no symbolic link."""
+"""Test that outputs replace only regular files."""
 
 import os
 import shutil

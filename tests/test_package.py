@@ -1,4 +1,4 @@
-"""What people install: the files of the wheel, its metadata, the public names, a quick door."""
+"""Test the wheel, its metadata, the public names and import times."""
 
 import inspect
 import re

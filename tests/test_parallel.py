@@ -1,4 +1,4 @@
-"""The grid against a brute-force oracle of coordinates, which imports nothing of ours."""
+"""Test the grid of ranks against a brute-force oracle of coordinates."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""Parquet files as they are read, and what their own footer says of them."""
+"""Test reading Parquet files, and limits from their metadata."""
 
 import io
 from pathlib import Path

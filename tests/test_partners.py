@@ -1,4 +1,4 @@
-"""Roots and peers as global ranks, from what each format says of them."""
+"""Test roots and peers as global ranks in every format."""
 
 from operator import attrgetter
 

@@ -1,4 +1,4 @@
-"""Kernels that communicate, one line each, and kernels that only sound like it."""
+"""Test names of communication kernels, and of kernels with similar names."""
 
 import pytest
 

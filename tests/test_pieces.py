@@ -1,4 +1,4 @@
-"""Events in pieces: however they are cut, and wherever they are, the answers are the same."""
+"""Test that results do not depend on how events are divided into pieces."""
 
 from dataclasses import replace
 

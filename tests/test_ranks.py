@@ -1,4 +1,4 @@
-"""The rank in a file's name."""
+"""Test ranks in file names."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Every real trace end to end, against the oracle, which reads and measures it on its own."""
+"""Test metrics of every real trace against the oracle."""
 
 import oracle_kineto
 import oracle_metrics

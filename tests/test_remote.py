@@ -1,4 +1,4 @@
-"""Runs at URLs: what lies elsewhere is read like what lies here."""
+"""Test that runs at URLs are read like local files."""
 
 import json
 import shutil

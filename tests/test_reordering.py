@@ -1,4 +1,4 @@
-"""What it brings to run operators beside their thread, against the definition."""
+"""Test the replay with reordered operators against the definition."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""The dependency graph, its replay on devices, the critical path, and what-ifs."""
+"""Test the dependency graph, its replay, the critical path and what-ifs."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Clocks of hosts: by Sync, and by SEND and RECV."""
+"""Test alignment of host clocks by Sync and by SEND and RECV."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Trials of BytePS: pushes to servers, sums, and pulls."""
+"""Test BytePS trials: pushes to servers, sums and pulls."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Communication in the graph: rings, trees, and one node a tensor where NCCL has no files."""
+"""Test communication in the graph: rings, trees, and one node per tensor without NCCL files."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What a step would take elsewhere, or with tensors sent otherwise."""
+"""Test predicted steps on other hosts and with fused tensors."""
 
 import json
 from itertools import product

@@ -1,4 +1,4 @@
-"""Runs of profilers as operations: converted to the uniform trace, and replayed."""
+"""Test runs as operations: conversion to the uniform trace, and replay."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A uniform trace read by the scanner is the one that a JSON library reads."""
+"""Test the scanner of uniform traces against a JSON library."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Uniform traces, trials, steps and statistics."""
+"""Test uniform traces, trials, steps and statistics."""
 
 import json
 

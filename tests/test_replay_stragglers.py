@@ -1,4 +1,4 @@
-"""Tables of operations: their graph, their replay, and who holds the job up."""
+"""Test tables of operations: graph, replay and stragglers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Trials of MXNet and TensorFlow 1, and what they know of their tensors."""
+"""Test trials of MXNet and TensorFlow 1, and their tensors."""
 
 import json
 import random

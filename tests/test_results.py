@@ -1,4 +1,4 @@
-"""The JSON of every command is valid by its schema; results are short to print."""
+"""Test that the JSON of every command is valid, and that results have a short repr."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run is: which files, which ranks."""
+"""Test which files and ranks belong to a run."""
 
 import json
 

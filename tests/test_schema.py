@@ -1,4 +1,4 @@
-"""`docs/schemas/metrics.json` says exactly what `fastcomm metrics --json` prints."""
+"""Test `docs/schemas/metrics.json` against the output of `fastcomm metrics --json`."""
 
 import copy
 import json

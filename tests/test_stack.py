@@ -1,4 +1,4 @@
-"""Ranks that are measured together: the same as each by itself, whatever they are."""
+"""Test that ranks measured together equal ranks measured separately."""
 
 from dataclasses import replace
 from functools import partial

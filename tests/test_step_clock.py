@@ -1,4 +1,4 @@
-"""Steps on the device's clock: what is inside of them, what is outside, and how it is said."""
+"""Test work inside and outside of steps on the device clock, and its warnings."""
 
 import json
 

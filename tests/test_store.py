@@ -1,4 +1,4 @@
-"""What a store gives back is what was put in; what is wrong with one is said with its path."""
+"""Test that a store preserves its traces."""
 
 import gzip
 import json

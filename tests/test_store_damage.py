@@ -1,4 +1,4 @@
-"""A store whose files are damaged, missing or of another run is an error with its path."""
+"""Test that damaged, missing and foreign files of a store are errors with their path."""
 
 import json
 from dataclasses import replace

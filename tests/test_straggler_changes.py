@@ -1,4 +1,4 @@
-"""Changes to a table of operations, and its replayed steps as a trace."""
+"""Test changes to a table of operations, and its replayed steps as a trace."""
 
 import json
 from dataclasses import replace

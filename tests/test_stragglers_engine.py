@@ -1,4 +1,4 @@
-"""Stragglers of a table that only the workers of a cluster see: the bytes of one process."""
+"""Test that stragglers found on a cluster equal those of one process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The made-up job: real files, a schedule that ranks could have had, and its own truth."""
+"""Test the synthetic job: real formats, a possible schedule, and known answers."""
 
 import gzip
 import json

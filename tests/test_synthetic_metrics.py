@@ -1,4 +1,4 @@
-"""The made-up job end to end: what fastcomm measures is what the job was built to show."""
+"""Test that metrics of synthetic jobs equal their known answers."""
 
 import oracle_kineto
 import oracle_metrics

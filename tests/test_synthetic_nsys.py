@@ -1,4 +1,4 @@
-"""What the job is in an export of nsys: device, host, NCCL and its payloads."""
+"""Test the synthetic job as an nsys export: device, host, NCCL and payloads."""
 
 import re
 from collections import Counter, defaultdict

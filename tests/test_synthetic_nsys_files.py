@@ -1,4 +1,4 @@
-"""Exports of nsys as files: tables, types, bytes, names, held against real ones."""
+"""Test files of synthetic nsys exports against real ones."""
 
 import gzip
 import hashlib

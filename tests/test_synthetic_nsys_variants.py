@@ -1,4 +1,4 @@
-"""How exports of nsys differ: payloads, releases of NCCL, clocks, graphs, threads."""
+"""Test variants of nsys exports: payloads, NCCL releases, clocks, graphs, threads."""
 
 import json
 import struct

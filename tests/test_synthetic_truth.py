@@ -1,4 +1,4 @@
-"""What the made-up job says to be true is what the oracle finds in its files."""
+"""Test the known answers of synthetic jobs against the oracle."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Tags of a whole rank: events of no group, plain data parallelism, rules without effect."""
+"""Test tags of a whole rank: events without groups, data parallelism, useless rules."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every row of the descriptions, and the order in which evidence counts."""
+"""Test every known description, and the precedence of evidence."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What commands say beside their result, and the options that nobody types each time."""
+"""Test messages of commands, and options from settings."""
 
 import json
 import subprocess

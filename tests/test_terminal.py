@@ -1,4 +1,4 @@
-"""What is printed fits the terminal, and no number is ever cut."""
+"""Test that printed text fits the terminal, without cutting numbers."""
 
 import fcntl
 import io

@@ -1,4 +1,4 @@
-"""Files of dPRO's trials are read, and what is damaged in them is an error."""
+"""Test the files of dPRO trials, and errors of damaged ones."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Stores that two ingests write at once: one wins, the other says so, and readers notice."""
+"""Test stores that two ingests write at the same time."""
 
 import errno
 import fcntl

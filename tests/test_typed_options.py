@@ -1,4 +1,4 @@
-"""Options are typed: the command line and the API have the same names, defaults and errors."""
+"""Test that the command line and the API have equal option names, defaults and errors."""
 
 import inspect
 from dataclasses import fields

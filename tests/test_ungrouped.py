@@ -1,4 +1,4 @@
-"""Collectives without a process group: matched by order and ends, correctly or not at all."""
+"""Test matching of collectives without process groups: correct or not at all."""
 
 from dataclasses import replace
 from types import SimpleNamespace

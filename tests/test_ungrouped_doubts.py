@@ -1,4 +1,4 @@
-"""Where doubt is left which collectives of groups without names are one, nothing is matched."""
+"""Test that ambiguous collectives without process groups are not matched."""
 
 from types import SimpleNamespace
 

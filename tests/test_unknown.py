@@ -1,4 +1,4 @@
-"""What is unknown is null with the reason, never 0; device work of any kind is understood."""
+"""Test that unknown values are null with the reason, and device work of all devices."""
 
 import json
 from pathlib import Path

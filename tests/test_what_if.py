@@ -1,4 +1,4 @@
-"""What-if: a step replayed with edits."""
+"""Test what-ifs: a step replayed with edits."""
 
 import json
 

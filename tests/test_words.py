@@ -1,4 +1,4 @@
-"""Known words are found, met words are numbered, whatever they are and however many."""
+"""Test the numbering of known and new words."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tables as an Excel workbook."""
+"""Test tables as an Excel workbook."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Nothing in the working directory is imported or read as settings: others have filled it."""
+"""Test that modules and settings in the working directory are ignored."""
 
 import importlib.metadata
 import os

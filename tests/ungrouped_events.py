@@ -1,4 +1,4 @@
-"""Communication of ranks whose groups have no names, as events."""
+"""Communication events of ranks without process groups."""
 
 import pyarrow as pa
 
