@@ -1,4 +1,4 @@
-"""Runs of the command line with limits on time, memory and output."""
+"""Run commands with a time limit, and check that errors are short and clear."""
 
 import json
 import os

@@ -217,7 +217,7 @@ def test_the_page_of_thousands_of_ranks_is_small(parts):
     charts = specs(tree)
     cells = charts["heat-map"][0]["data"][0]["z"]
     assert len(cells) <= 96
-    assert "A cell is 43 ranks and 1 iteration, and shows the largest" in tree.text
+    assert "A cell stands for 43 ranks and 1 iteration, and shows the largest" in tree.text
     steps = charts["quantiles"]
     assert len(steps) == 101
     assert int(steps[-1][0].removeprefix("rank ")) in SLOW

@@ -119,8 +119,8 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, iterations: np.ndarray) -> 
     rule = ""
     if down > 1 or across > 1:
         rule = (
-            f"A cell is {html.many(down, 'rank')} and {html.many(across, 'iteration')}, and "
-            f"shows the {_OUTLIER[name]} of them."
+            f"A cell stands for {html.many(down, 'rank')} and "
+            f"{html.many(across, 'iteration')}, and shows the {_OUTLIER[name]} value."
         )
     return FigureView(
         label=MEASURES[name],
@@ -157,9 +157,9 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
         steps.append((f"rank {ranks.ranks[at]}", numbers))
     return Quantiles(
         name="quantiles",
-        title="The rank at each percent of the order",
-        note="Ranks in the order of their compute, from the least at 0 % to the most at 100 %; "
-        "means over a rank's iterations.",
+        title="Ranks by percentile of compute",
+        note="Ranks are sorted by compute: 0 % is the rank with the least, 100 % the rank with "
+        "the most. Times are means over the iterations of the rank.",
         rows=tuple((MEASURES.get(name, label(name)), _key(name)) for name in shown),
         steps=tuple(steps),
     )
@@ -180,12 +180,10 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
     if count > _ALL:
         chosen = ranks.by_compute[::-1] if ranks.is_known else np.argsort(-ranks.ns["time"])
         order = np.concatenate([chosen[:_ENDS], chosen[-_ENDS:]])
-        rule = (
-            "compute the most and the least"
-            if ranks.is_known
-            else "have the longest and the shortest steps"
-        )
-        caption = f"The {_ENDS} ranks each that {rule}, of {html.whole(count)}"
+        most, least = ("most", "least") if ranks.is_known else ("longest", "shortest")
+        measure = "compute" if ranks.is_known else "steps"
+        ends = f"The {_ENDS} ranks with the {most} {measure} and the {_ENDS} with the {least}"
+        caption = f"{ends}, of {html.whole(count)}"
     middle = float(np.median(ranks.ns["compute"])) if ranks.is_known else 0.0
 
     def cell(name: str, at: int) -> PageCell:
