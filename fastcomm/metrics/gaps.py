@@ -113,7 +113,9 @@ def reason(missing: Mapping[str, Sequence[int]]) -> str:
     return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
 
 
-_IS_DEVICE = np.isin(np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset")])
+_IS_DEVICE = np.isin(
+    np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset", "host_work")]
+)
 _WARN_ABOVE = 0.01  # of the device time
 
 

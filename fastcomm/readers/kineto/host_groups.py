@@ -1,0 +1,251 @@
+"""Find the process group of collectives on the host, which no event names.
+
+A trace lists the groups of its rank. A thread of gloo serves one of them, of which the tensors
+may tell the size. Which of several, other ranks decide: the members of a group do the same
+operations, and end them together. Without them, and among equals, frameworks decide: threads
+start in the order of the groups (gloo has two a group), and pipelines send messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from fastcomm.readers.kineto.host import HostCollectives
+from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.schema import OP
+from fastcomm.trace.tags import ProcessGroup, tag_of_description
+from fastcomm_kernels.arrays import NULL, Ints
+
+MESSAGES = -1  # key of messages, which run on the calling thread, in place of a thread
+MOST_RANKS = 64  # that are compared: each is read once more
+_MOST_MEMBERS = 4  # of a group that a rank is compared with
+_THREADS = 2  # of gloo, per group
+_MOST_CHOICES = 1 << 14
+
+# Groups by thread: index into the listed groups, by thread or MESSAGES.
+ByThread = dict[int, int]
+# Most collectives that the recording of a rank may begin later than that of another.
+_MOST_SHIFTED = 64
+_LEAST_EQUAL = 0.9  # share of equal collectives in two sequences of one group
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What the comparison of all ranks tells of the collectives of one."""
+
+    groups: ByThread
+    numbers: Ints  # of each collective in its group, equal on all ranks; NULL if unknown
+
+
+# Parallelism whose groups rarely have these operations, or that others have.
+_UNUSUAL = {
+    "PP": ("AllGather", "ReduceScatter", "AllToAll"),
+    "DP": ("SendRecv", "AllToAll"),
+    "TP": ("SendRecv",),
+    "EP": ("SendRecv",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRank:
+    """The collectives of one rank, and the groups that its trace lists."""
+
+    rank: int
+    groups: tuple[ProcessGroup, ...]
+    collectives: HostCollectives
+    base: int  # ns to add to times of the file
+
+    def keys(self) -> Ints:
+        """Return the thread of each collective, MESSAGES of a message."""
+        is_message = np.array(
+            [
+                call.peer != NULL or call.operation in ("send", "recv")
+                for call in self.collectives.calls
+            ],
+            np.bool_,
+        )
+        return np.where(is_message, MESSAGES, self.collectives.thread)
+
+    def units(self) -> dict[int, Ints]:
+        """Return the places of collectives by thread, messages under MESSAGES, by start."""
+        key = self.keys()
+        return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
+
+    def candidates(self, places: Ints) -> list[int]:
+        """Return the groups that may have done the collectives at some places."""
+        calls = [self.collectives.calls[place] for place in places.tolist()]
+        sizes = {call.size for call in calls if call.size not in (NULL, 1)}
+        most = max((call.peer for call in calls), default=NULL)
+        fits = [
+            index
+            for index, group in enumerate(self.groups)
+            if group.members is None
+            or (group.members > max(most, 1) and sizes <= {group.members})
+        ]
+        return fits
+
+    def assign(self, costs: Mapping[tuple[int, int], float]) -> ByThread:
+        """Return the group of each thread; threads whose groups stay open are missing.
+
+        Parameters
+        ----------
+        costs
+            ms between the ends of a thread's collectives and those of other members of a
+            group, by thread and group; empty if no other rank was compared.
+
+        """
+        units = self.units()
+        threads = sorted(units)
+        choices = [self.candidates(units[thread]) for thread in threads]
+        if (
+            not all(choices)
+            or np.prod([len(each) for each in choices], dtype=float) > _MOST_CHOICES
+        ):
+            return {t: c[0] for t, c in zip(threads, choices, strict=True) if len(c) == 1}
+        ranked = sorted(
+            (self._cost(threads, units, choice, costs), choice) for choice in product(*choices)
+        )
+        best = [choice for cost, choice in ranked if cost == ranked[0][0]]
+        return {
+            thread: groups[0]
+            for thread, *groups in zip(threads, *best, strict=True)
+            if len(set(groups)) == 1
+        }
+
+    def _cost(
+        self,
+        threads: Sequence[int],
+        units: Mapping[int, Ints],
+        choice: Sequence[int],
+        costs: Mapping[tuple[int, int], float],
+    ) -> tuple[float, ...]:
+        """Return how implausible a choice of groups is; the first difference decides."""
+        served = [
+            group for thread, group in zip(threads, choice, strict=True) if thread != MESSAGES
+        ]
+        crowded = sum(max(0, served.count(group) - _THREADS) for group in set(served))
+        unusual = sum(
+            self._unusual(units[thread], group)
+            for thread, group in zip(threads, choice, strict=True)
+        )
+        apart = sum(costs.get(pair, 0.0) for pair in zip(threads, choice, strict=True))
+        swapped = sum(a > b for a, b in zip(served, served[1:], strict=False))
+        return crowded, round(apart, 3), unusual, swapped
+
+    def _unusual(self, places: Ints, group: int) -> int:
+        """Return whether a group, by its description, rarely does one of these operations."""
+        tag = tag_of_description(self.groups[group].description or "") or ""
+        ops = {self.collectives.calls[place].operation for place in places.tolist()}
+        numbers = {byte_rules.op_of_collective(op) for op in ops}
+        return int(any(OP[name] in numbers for name in _UNUSUAL.get(tag, ())))
+
+
+def assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
+    """Return the groups and numbers of the collectives of each rank, by comparing the ranks."""
+    by_rank = {rank.rank: rank for rank in ranks}
+    chosen = [rank.assign(_costs(rank, by_rank)) for rank in ranks]
+    numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
+    for members in _sequences(ranks, chosen).values():
+        _, (longest, order) = max(members.items(), key=lambda item: len(item[1][1]))
+        for place, (rank, own) in members.items():
+            shift = _shift((longest, order), (rank, own))
+            if shift is not None:
+                numbers[place][own] = np.arange(len(own)) + shift + _MOST_SHIFTED
+    return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
+
+
+# The collectives of a group by the place of the rank: the rank, and places in calling order.
+_Members = dict[int, tuple[HostRank, Ints]]
+
+
+def _sequences(
+    ranks: Sequence[HostRank], chosen: Sequence[ByThread]
+) -> dict[tuple[int, ...], _Members]:
+    """Return the collectives of each group, messages excepted, by the ranks of the group."""
+    sequences: dict[tuple[int, ...], _Members] = {}
+    for place, (rank, groups) in enumerate(zip(ranks, chosen, strict=True)):
+        order = rank.collectives.calling_order()
+        group = np.array([groups.get(thread, -1) for thread in rank.keys().tolist()], np.int64)
+        for index in {index for thread, index in groups.items() if thread != MESSAGES}:
+            is_own = (group == index) & (rank.keys() != MESSAGES)
+            if members := rank.groups[index].ranks:
+                sequences.setdefault(members, {})[place] = rank, order[is_own[order]]
+    return sequences
+
+
+def _shift(longest: tuple[HostRank, Ints], other: tuple[HostRank, Ints]) -> int | None:
+    """Return how many collectives later the recording of a rank begins; None if unclear."""
+    (first, first_places), (second, places) = longest, other
+    names = [_key(first.collectives.key[place]) for place in first_places.tolist()]
+    own = [_key(second.collectives.key[place]) for place in places.tolist()]
+    stops = first.collectives.stop[first_places] + first.base
+    own_stops = second.collectives.stop[places] + second.base
+    best: tuple[float, float, int] | None = None
+    for shift in range(-_MOST_SHIFTED, _MOST_SHIFTED + 1):
+        low, high = max(0, -shift), min(len(own), len(names) - shift)
+        if high - low < _LEAST_EQUAL * len(own):
+            continue
+        equal = np.mean([own[k] == names[k + shift] for k in range(low, high)])
+        apart = np.median(np.abs(own_stops[low:high] - stops[low + shift : high + shift]))
+        if equal >= _LEAST_EQUAL and (best is None or (-equal, apart) < best[:2]):
+            best = float(-equal), float(apart), shift
+    return None if best is None else best[2]
+
+
+def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, int], float]:
+    """Return how far the collectives of each thread end from those of each group's members."""
+    costs = {}
+    for thread, places in rank.units().items():
+        for index in rank.candidates(places):
+            members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
+            others = [by_rank[m] for m in members if m in by_rank][:_MOST_MEMBERS]
+            if others:
+                costs[thread, index] = max(_apart(rank, places, other) for other in others)
+    return costs
+
+
+def _apart(rank: HostRank, places: Ints, other: HostRank) -> float:
+    """Return the median ms from the end of collectives to equal ones of another rank.
+
+    Infinite distances, where the other rank has none that is equal, count as a second.
+    """
+    ours, theirs = rank.collectives, other.collectives
+    stops = theirs.stop + other.base
+    by_key: dict[tuple[str, ...], Ints] = {}
+    distances = []
+    for place in places.tolist():
+        key = _partner_key(ours.key[place])
+        if key not in by_key:
+            equal = np.array([_key(entry) == key for entry in theirs.key], np.bool_)
+            by_key[key] = np.sort(stops[equal])
+        ends = by_key[key]
+        stop = int(ours.stop[place]) + rank.base
+        at = np.searchsorted(ends, stop)
+        near = ends[max(at - 1, 0) : at + 1]
+        distances.append(min(abs(near - stop).min() * 1e-6, 1e3) if len(near) else 1e3)
+    return float(np.median(distances))
+
+
+def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
+    """Return what members of a group have in common: parts of an all-to-all may differ."""
+    return entry[:1] if entry[0].startswith("all_to_all") else entry
+
+
+def _partner_key(entry: tuple[str, str, str]) -> tuple[str, ...]:
+    """Return the key of the other side of a collective: of a send, that of a receive."""
+    sides = {"send": "recv", "recv": "send"}
+    return _key((sides.get(entry[0], entry[0]), *entry[1:]))
+
+
+def groups_of(
+    collectives: HostCollectives, groups: Sequence[ProcessGroup], assigned: ByThread
+) -> list[ProcessGroup | None]:
+    """Return the group of each collective; None if unknown."""
+    result: list[ProcessGroup | None] = []
+    for call, thread in zip(collectives.calls, collectives.thread.tolist(), strict=True):
+        is_message = call.operation in ("send", "recv")
+        index = assigned.get(MESSAGES if is_message else thread)
+        result.append(None if index is None else groups[index])
+    return result
