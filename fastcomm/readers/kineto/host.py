@@ -1,10 +1,10 @@
-"""Runs without an accelerator: collectives of the host become communication, operators compute.
+"""Read runs without an accelerator: the host computes and communicates.
 
-PyTorch writes two events for a collective of gloo, MPI or UCC: the operator (`c10d::...`) on the
-calling thread, which mostly only enqueues it, and an annotation (`gloo:...`) from the time at
-which a thread of the library takes it to its end, waiting included. No event names the process
-group, and nothing but order, time and sizes links the two. `with_host_work` rewrites the events
-as if the host were a device, so that everything behind this module is the same for both:
+PyTorch writes two events for a collective of gloo, MPI or UCC: the operator (`c10d::...`) on
+the calling thread, which mostly only enqueues it, and an annotation (`gloo:...`) from the time
+at which a thread of the library takes it to its end, waiting included. No event names the
+process group, and nothing but order, time and sizes links the two. `with_host_work` rewrites
+the events as if the host were a device, so that all later code is the same for both:
 
 - the annotation becomes a kernel, launched by the operator, with the metadata that kernels of
   NCCL have: operation, sizes, splits, peer, group;
@@ -31,11 +31,8 @@ from fastcomm_kernels.arrays import NULL, Ints
 _INTERVAL = re.compile(r"(gloo|mpi|ucc):(\w+)")
 # Annotations of libraries that work on a device: then the device's work was not recorded.
 _ON_DEVICE = re.compile(r"(nccl|xccl|hccl):")
-_CALL = "c10d::"
 # Operators in which a thread waits for a collective, or enqueues it.
-_NO_COMPUTE = re.compile(
-    r"c10d::|_c10d_functional::|_c10d_functional_autograd::|c10d_functional::"
-)
+_NO_COMPUTE = re.compile(r"c10d::|_?c10d_functional(_autograd)?::")
 WAIT = "wait for a collective"  # name of the time in which a thread waits for a collective
 
 
@@ -48,14 +45,15 @@ class _Signature(NamedTuple):
     output: int | None = None  # index of the tensors that it receives
     splits: tuple[int, int] | None = None  # indices of the splits of input and output
     peer: int | None = None  # index of the other rank, as its place in the group
+    root: int | None = None  # index of the root, as its place in the group
 
 
 _REDUCE_SCATTER = ("all_reduce", "reduce_scatter", "_reduce_scatter_base")
 _SIGNATURES = {
     "c10d::allreduce_": _Signature(("all_reduce", "sparse_all_reduce"), "allreduce", 0, 0),
     "c10d::allreduce_coalesced_": _Signature(("all_reduce",), "allreduce_coalesced", 0, 0),
-    "c10d::broadcast_": _Signature(("broadcast",), "broadcast", 0, 0),
-    "c10d::reduce_": _Signature(("reduce",), "reduce", 0, 0),
+    "c10d::broadcast_": _Signature(("broadcast",), "broadcast", 0, 0, root=2),
+    "c10d::reduce_": _Signature(("reduce",), "reduce", 0, 0, root=3),
     "c10d::allgather_": _Signature(("all_gather",), "allgather", 1),
     "c10d::allgather_coalesced_": _Signature(("all_gather",), "allgather_coalesced", 1),
     "c10d::_allgather_base_": _Signature(("all_gather", "_all_gather_base"), "allgather", 1, 0),
@@ -69,8 +67,8 @@ _SIGNATURES = {
     ),
     "c10d::alltoall_base_": _Signature(("all_to_all",), "all_to_allv", 1, 0, (4, 3)),
     "c10d::alltoall_": _Signature(("all_to_all",), "all_to_all", 1, 0),
-    "c10d::gather_": _Signature(("gather",), "gather", 1),
-    "c10d::scatter_": _Signature(("scatter",), "scatter", None, 0),
+    "c10d::gather_": _Signature(("gather",), "gather", 1, root=3),
+    "c10d::scatter_": _Signature(("scatter",), "scatter", None, 0, root=3),
     "c10d::send": _Signature(("send",), "send", 0, peer=2),
     "c10d::recv_": _Signature(("recv",), "recv", None, 0, peer=2),
     "c10d::recv_any_source_": _Signature(("recvAnySource", "recv"), "recv", None, 0),
@@ -99,9 +97,7 @@ class HostCollectives:
     start: Ints  # ns, as in the file
     called: Ints  # start of the operator, or of the annotation
     stop: Ints
-    key: tuple[
-        tuple[str, str, str], ...
-    ]  # operation, dimensions and type of the input, as texts
+    key: tuple[tuple[str, str, str], ...]  # operation; dimensions and type of the input
     calls: tuple["Call", ...]
 
     def calling_order(self) -> Ints:
@@ -186,7 +182,7 @@ def _operators(scanned: Scanned, intervals: Ints) -> Ints:
 def _first_free(
     scanned: Scanned, interval: int, free: Mapping[tuple[str, str], list[int]], used: set[int]
 ) -> int:
-    """Return the first unused operator of the tensors of an interval, begun before it, or -1."""
+    """Return the first unused operator of equal tensors that began before, or -1."""
     columns = scanned.columns
     match = _INTERVAL.match(scanned.texts[columns["name"][interval]])
     name = match[2] if match else ""
@@ -221,7 +217,7 @@ def _argument(scanned: Scanned, row: int, index: int | None) -> list[Any]:
 
 
 def _shapes(dims: Sequence[Any]) -> list[list[int]]:
-    """Return the shapes in dimensions, which may be nested: [[4, 8]] and [4, 8] are one shape."""
+    """Return the shapes in dimensions, which may be nested: [[4, 8]] is the shape [4, 8]."""
     if any(isinstance(length, list) for length in dims):
         return [shape for entry in dims if isinstance(entry, list) for shape in _shapes(entry)]
     numbers = [length for length in dims if isinstance(length, int)]
@@ -237,42 +233,43 @@ class Call(NamedTuple):
     """What the operator of a collective states; NULL and "" are unknown."""
 
     operation: str
-    elements_in: int
-    elements_out: int
-    dtype: str
-    splits: tuple[str, str]  # of input and output, as JSON lists
-    peer: int  # place of the other rank in the group
-    size: int  # ranks of the group, where the tensors tell
+    elements_in: int = NULL
+    elements_out: int = NULL
+    dtype: str = ""
+    splits: tuple[str, ...] = ()  # of input and output, as JSON lists
+    peer: int = NULL  # place of the other rank in the group
+    root: int = NULL  # place of the root in the group
+    size: int = NULL  # ranks of the group, where the tensors tell
+
+    @property
+    def is_message(self) -> bool:
+        """Whether this is one side of a message."""
+        return self.operation in ("send", "recv")
 
 
 def _call(scanned: Scanned, operator: int, interval: int) -> Call:
     """Return what an operator states; without one, what the annotation does."""
+    # The type of a list of tensors is in the annotation alone.
+    dtype = next(iter(_loads(_detail(scanned, "Input type", interval))), "")
     if operator < 0:
         match = _INTERVAL.match(scanned.texts[scanned.columns["name"][interval]])
-        dims, types = map(_loads, _dims(scanned, interval))
-        count = _elements(dims)
-        return Call(
-            match[2] if match else "", count, count, _dtype(types, 0), ("", ""), NULL, NULL
-        )
+        count = _elements(_loads(_detail(scanned, "Input Dims", interval)))
+        return Call(match[2] if match else "", count, count, str(dtype))
     signature = _SIGNATURES[scanned.texts[scanned.columns["name"][operator]]]
     count_in, count_out = (
         NULL if index is None else _elements(_argument(scanned, operator, index))
         for index in (signature.input, signature.output)
     )
-    types = _loads(_detail(scanned, "Input type", operator))
     values = _loads(_detail(scanned, "Concrete Inputs", operator))
-    dtype = _dtype(types, _contributed(signature))
-    if dtype.startswith(("TensorList", "GenericList", "")) and not dtype.strip("TensorListGc"):
-        dtype = _dtype(_loads(_detail(scanned, "Input type", interval)), 0)
     splits = tuple(_value(values, index) for index in signature.splits or ())
-    peer = _value(values, signature.peer)
     return Call(
         operation=signature.operation,
         elements_in=count_in,
         elements_out=count_out,
-        dtype=dtype,
-        splits=(splits[0], splits[1]) if len(splits) == 2 else ("", ""),
-        peer=int(peer) if re.fullmatch(r"\d{1,6}", peer) else NULL,
+        dtype=str(dtype),
+        splits=splits,
+        peer=_number(values, signature.peer),
+        root=_number(values, signature.root),
         size=_group_size(signature, (count_in, count_out), splits),
     )
 
@@ -284,12 +281,14 @@ def _elements(dims: Sequence[Any]) -> int:
     return count if shapes and 0 <= count < -NULL else NULL
 
 
-def _dtype(types: Sequence[Any], index: int) -> str:
-    return str(types[index]) if index < len(types) else ""
-
-
 def _value(values: Sequence[Any], index: int | None) -> str:
     return str(values[index]) if index is not None and index < len(values) else ""
+
+
+def _number(values: Sequence[Any], index: int | None) -> int:
+    """Return the rank of a group at an index of the arguments, or NULL."""
+    text = _value(values, index)
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else NULL
 
 
 def _group_size(signature: _Signature, counts: tuple[int, int], splits: Sequence[str]) -> int:
@@ -387,15 +386,13 @@ def _metadata(
                 "dtype": code(call.dtype),
                 "In msg nelems": call.elements_in,
                 "Out msg nelems": call.elements_out,
-                "In split size": code(call.splits[0]),
-                "Out split size": code(call.splits[1]),
+                **{key: code(text) for key, text in zip(_SPLITS, call.splits, strict=False)},
                 "Group size": _size(group, call),
                 "Process Group Name": code((group and group.name) or ""),
                 "Process Group Description": code((group and group.description) or ""),
-                "Process Group Ranks": code(
-                    json.dumps(group.ranks) if group and group.ranks else ""
-                ),
+                "Process Group Ranks": code(_ranks_text(group)),
                 "Dst Rank": peer if call.operation == "send" else NULL,
+                "Rank": call.root,
                 "Src Rank": peer if call.operation == "recv" else NULL,
             }
         )
@@ -411,10 +408,18 @@ def _metadata(
     return place, details
 
 
+_SPLITS = ("In split size", "Out split size")
+
+
 def _rank_at(group: ProcessGroup | None, place: int) -> int:
     """Return the rank at a place of a group, or NULL."""
     ranks = None if group is None else group.ranks
     return ranks[place] if ranks is not None and 0 <= place < len(ranks) else NULL
+
+
+def _ranks_text(group: ProcessGroup | None) -> str:
+    """Return the ranks of a group as a trace has them, or ""."""
+    return json.dumps(group.ranks) if group is not None and group.ranks else ""
 
 
 def _size(group: ProcessGroup | None, call: Call) -> int:

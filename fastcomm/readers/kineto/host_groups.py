@@ -6,9 +6,10 @@ operations, and end them together. Without them, and among equals, frameworks de
 start in the order of the groups (gloo has two a group), and pipelines send messages.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -23,6 +24,10 @@ MOST_RANKS = 64  # that are compared: each is read once more
 _MOST_MEMBERS = 4  # of a group that a rank is compared with
 _THREADS = 2  # of gloo, per group
 _MOST_CHOICES = 1 << 14
+_NOISE_MS = 0.05  # by which ends differ without a reason
+_MOST_COST = 6.0
+_MARGIN_NS = 5_000_000  # around the recording of another rank
+_NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
 
 # Groups by thread: index into the listed groups, by thread or MESSAGES.
 ByThread = dict[int, int]
@@ -59,13 +64,7 @@ class HostRank:
 
     def keys(self) -> Ints:
         """Return the thread of each collective, MESSAGES of a message."""
-        is_message = np.array(
-            [
-                call.peer != NULL or call.operation in ("send", "recv")
-                for call in self.collectives.calls
-            ],
-            np.bool_,
-        )
+        is_message = np.array([call.is_message for call in self.collectives.calls], np.bool_)
         return np.where(is_message, MESSAGES, self.collectives.thread)
 
     def units(self) -> dict[int, Ints]:
@@ -78,13 +77,12 @@ class HostRank:
         calls = [self.collectives.calls[place] for place in places.tolist()]
         sizes = {call.size for call in calls if call.size not in (NULL, 1)}
         most = max((call.peer for call in calls), default=NULL)
-        fits = [
+        return [
             index
             for index, group in enumerate(self.groups)
             if group.members is None
             or (group.members > max(most, 1) and sizes <= {group.members})
         ]
-        return fits
 
     def assign(self, costs: Mapping[tuple[int, int], float]) -> ByThread:
         """Return the group of each thread; threads whose groups stay open are missing.
@@ -92,22 +90,26 @@ class HostRank:
         Parameters
         ----------
         costs
-            ms between the ends of a thread's collectives and those of other members of a
-            group, by thread and group; empty if no other rank was compared.
+            How far other members of a group are from ending a thread's collectives with it,
+            by thread and group, as `_costs` has it; empty if no other rank was compared.
 
         """
         units = self.units()
         threads = sorted(units)
         choices = [self.candidates(units[thread]) for thread in threads]
-        if (
-            not all(choices)
-            or np.prod([len(each) for each in choices], dtype=float) > _MOST_CHOICES
-        ):
-            return {t: c[0] for t, c in zip(threads, choices, strict=True) if len(c) == 1}
-        ranked = sorted(
-            (self._cost(threads, units, choice, costs), choice) for choice in product(*choices)
-        )
-        best = [choice for cost, choice in ranked if cost == ranked[0][0]]
+        count = math.prod(map(len, choices))
+        if not 0 < count <= _MOST_CHOICES:
+            return {
+                thread: choice[0]
+                for thread, choice in zip(threads, choices, strict=True)
+                if len(choice) == 1
+            }
+        ranked = [
+            (self._cost(units, list(zip(threads, choice, strict=True)), costs), choice)
+            for choice in product(*choices)
+        ]
+        least = min(cost for cost, _ in ranked)
+        best = [choice for cost, choice in ranked if cost == least]
         return {
             thread: groups[0]
             for thread, *groups in zip(threads, *best, strict=True)
@@ -116,23 +118,17 @@ class HostRank:
 
     def _cost(
         self,
-        threads: Sequence[int],
         units: Mapping[int, Ints],
-        choice: Sequence[int],
+        pairs: Sequence[tuple[int, int]],
         costs: Mapping[tuple[int, int], float],
-    ) -> tuple[float, ...]:
-        """Return how implausible a choice of groups is; the first difference decides."""
-        served = [
-            group for thread, group in zip(threads, choice, strict=True) if thread != MESSAGES
-        ]
+    ) -> float:
+        """Return how implausible it is that threads serve groups, as pairs of both."""
+        served = [group for thread, group in pairs if thread != MESSAGES]
         crowded = sum(max(0, served.count(group) - _THREADS) for group in set(served))
-        unusual = sum(
-            self._unusual(units[thread], group)
-            for thread, group in zip(threads, choice, strict=True)
-        )
-        apart = sum(costs.get(pair, 0.0) for pair in zip(threads, choice, strict=True))
-        swapped = sum(a > b for a, b in zip(served, served[1:], strict=False))
-        return crowded, round(apart, 3), unusual, swapped
+        unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
+        swapped = sum(first > second for first, second in pairwise(served))
+        apart = sum(costs.get(pair, 0.0) for pair in pairs)
+        return round(apart + 2 * (unusual + swapped) + 4 * crowded, 3)
 
     def _unusual(self, places: Ints, group: int) -> int:
         """Return whether a group, by its description, rarely does one of these operations."""
@@ -195,37 +191,52 @@ def _shift(longest: tuple[HostRank, Ints], other: tuple[HostRank, Ints]) -> int 
 
 
 def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, int], float]:
-    """Return how far the collectives of each thread end from those of each group's members."""
-    costs = {}
+    """Return how unlikely each thread serves each group, from the ends of its collectives.
+
+    This is the logarithm (base 2) of their distance from those of the other members, relative
+    to the best group of the thread.
+    """
+    costs: dict[tuple[int, int], float] = {}
     for thread, places in rank.units().items():
+        apart = {}
         for index in rank.candidates(places):
             members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
             others = [by_rank[m] for m in members if m in by_rank][:_MOST_MEMBERS]
-            if others:
-                costs[thread, index] = max(_apart(rank, places, other) for other in others)
+            distances = [_apart(rank, places, other) for other in others]
+            known = [distance for distance in distances if distance is not None]
+            if known:
+                apart[thread, index] = max(known) + _NOISE_MS
+        best = min(apart.values(), default=1.0)
+        costs |= {
+            pair: min(math.log2(distance / best), _MOST_COST)
+            for pair, distance in apart.items()
+        }
     return costs
 
 
-def _apart(rank: HostRank, places: Ints, other: HostRank) -> float:
+def _apart(rank: HostRank, places: Ints, other: HostRank) -> float | None:
     """Return the median ms from the end of collectives to equal ones of another rank.
 
-    Infinite distances, where the other rank has none that is equal, count as a second.
+    Where the other rank has none that is equal, a second counts; None if it recorded at no
+    time of these.
     """
     ours, theirs = rank.collectives, other.collectives
+    if not len(theirs.stop):
+        return None
     stops = theirs.stop + other.base
-    by_key: dict[tuple[str, ...], Ints] = {}
+    equal: dict[tuple[str, ...], Ints] = {}
     distances = []
     for place in places.tolist():
-        key = _partner_key(ours.key[place])
-        if key not in by_key:
-            equal = np.array([_key(entry) == key for entry in theirs.key], np.bool_)
-            by_key[key] = np.sort(stops[equal])
-        ends = by_key[key]
         stop = int(ours.stop[place]) + rank.base
-        at = np.searchsorted(ends, stop)
-        near = ends[max(at - 1, 0) : at + 1]
-        distances.append(min(abs(near - stop).min() * 1e-6, 1e3) if len(near) else 1e3)
-    return float(np.median(distances))
+        if not stops.min() - _MARGIN_NS <= stop <= stops.max() + _MARGIN_NS:
+            continue
+        key = _partner_key(ours.key[place])
+        if key not in equal:
+            is_equal = np.array([_key(entry) == key for entry in theirs.key], np.bool_)
+            equal[key] = stops[is_equal]
+        near = np.abs(equal[key] - stop).min(initial=_NONE_NS)
+        distances.append(float(near) * 1e-6)
+    return float(np.median(distances)) if distances else None
 
 
 def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
@@ -245,7 +256,6 @@ def groups_of(
     """Return the group of each collective; None if unknown."""
     result: list[ProcessGroup | None] = []
     for call, thread in zip(collectives.calls, collectives.thread.tolist(), strict=True):
-        is_message = call.operation in ("send", "recv")
-        index = assigned.get(MESSAGES if is_message else thread)
+        index = assigned.get(MESSAGES if call.is_message else thread)
         result.append(None if index is None else groups[index])
     return result

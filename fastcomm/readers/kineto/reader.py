@@ -251,9 +251,8 @@ def _assigned(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Ass
     Empty if a trace names another library, or cannot be read; then each rank stands alone.
     """
     paths = list(ranks.values())
-    if not 1 < len(paths) <= MOST_RANKS or not all(
-        head.peek(path).is_on_host for path in paths
-    ):
+    are_on_host = all(head.peek(path).is_on_host for path in paths)
+    if not are_on_host or not 1 < len(paths) <= MOST_RANKS:
         return {}
     try:
         scans = [
