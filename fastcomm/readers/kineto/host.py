@@ -506,11 +506,11 @@ def _waits(
     """
     ops = _rows(scanned, "cpu_op", lambda _: True)
     rows, starts, stops = [ops[:0]], [ops[:0]], [ops[:0]]
-    known = np.flatnonzero(collectives.operator >= 0)
-    caller = columns["thread"][collectives.operator[known]]
+    launched = np.flatnonzero(collectives.operator >= 0)
+    caller = columns["thread"][collectives.operator[launched]]
     for thread in np.unique(caller).tolist():
         outer = _outermost(columns, ops[columns["thread"][ops] == thread])
-        own = known[caller == thread]
+        own = launched[caller == thread]
         begin, end = columns["stop"][outer][:-1], columns["start"][outer][1:]
         ends = np.sort(collectives.stop[own])
         last = ends[np.maximum(np.searchsorted(ends, end, side="right") - 1, 0)]

@@ -203,9 +203,9 @@ def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, i
             members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
             others = [by_rank[m] for m in members if m in by_rank][:_MOST_MEMBERS]
             distances = [_apart(rank, places, other) for other in others]
-            known = [distance for distance in distances if distance is not None]
-            if known:
-                apart[thread, index] = max(known) + _NOISE_MS
+            compared = [distance for distance in distances if distance is not None]
+            if compared:
+                apart[thread, index] = max(compared) + _NOISE_MS
         best = min(apart.values(), default=1.0)
         costs |= {
             pair: min(math.log2(distance / best), _MOST_COST)
@@ -220,19 +220,19 @@ def _apart(rank: HostRank, places: Ints, other: HostRank) -> float | None:
     Where the other rank has none that is equal, a second counts; None if it recorded at no
     time of these.
     """
-    ours, theirs = rank.collectives, other.collectives
-    if not len(theirs.stop):
+    collectives, others = rank.collectives, other.collectives
+    if not len(others.stop):
         return None
-    stops = theirs.stop + other.base
+    stops = others.stop + other.base
     equal: dict[tuple[str, ...], Ints] = {}
     distances = []
     for place in places.tolist():
-        stop = int(ours.stop[place]) + rank.base
+        stop = int(collectives.stop[place]) + rank.base
         if not stops.min() - _MARGIN_NS <= stop <= stops.max() + _MARGIN_NS:
             continue
-        key = _partner_key(ours.key[place])
+        key = _partner_key(collectives.key[place])
         if key not in equal:
-            is_equal = np.array([_key(entry) == key for entry in theirs.key], np.bool_)
+            is_equal = np.array([_key(entry) == key for entry in others.key], np.bool_)
             equal[key] = stops[is_equal]
         near = np.abs(equal[key] - stop).min(initial=_NONE_NS)
         distances.append(float(near) * 1e-6)
