@@ -14,7 +14,7 @@ the events as if the host were a device, so that all later code is the same for 
 import json
 import math
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ _INTERVAL = re.compile(r"(gloo|mpi|ucc):(\w+)")
 _ON_DEVICE = re.compile(r"(nccl|xccl|hccl):")
 # Operators in which a thread waits for a collective, or enqueues it.
 _NO_COMPUTE = re.compile(r"c10d::|_?c10d_functional(_autograd)?::")
+_MOST_NESTED = 3  # lists of lists of tensors
 WAIT = "wait for a collective"  # name of the time in which a thread waits for a collective
 
 
@@ -162,7 +163,7 @@ def _operators(scanned: Scanned, intervals: Ints) -> Ints:
     rows = _rows(scanned, "cpu_op", _SIGNATURES.__contains__)
     number = columns.get("Record function id", np.full(len(columns["kind"]), NULL, np.int64))
     by_number = {int(number[row]): row for row in rows.tolist() if number[row] > 0}
-    free: dict[tuple[str, str], list[int]] = defaultdict(list)
+    free: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for row in rows.tolist():
         signature = _SIGNATURES[scanned.texts[columns["name"][row]]]
         tensors = _flat(_argument(scanned, row, _contributed(signature)))
@@ -180,15 +181,15 @@ def _operators(scanned: Scanned, intervals: Ints) -> Ints:
 
 
 def _first_free(
-    scanned: Scanned, interval: int, free: Mapping[tuple[str, str], list[int]], used: set[int]
+    scanned: Scanned, interval: int, free: Mapping[tuple[str, str], deque[int]], used: set[int]
 ) -> int:
     """Return the first unused operator of equal tensors that began before, or -1."""
     columns = scanned.columns
     match = _INTERVAL.match(scanned.texts[columns["name"][interval]])
     name = match[2] if match else ""
-    rows = free.get((name, _flat(_loads(_detail(scanned, "Input Dims", interval)))), [])
+    rows = free.get((name, _flat(_loads(_detail(scanned, "Input Dims", interval)))), deque())
     while rows and rows[0] in used:
-        rows.pop(0)
+        rows.popleft()
     begin = columns["start"][interval]
     return rows[0] if rows and columns["start"][rows[0]] <= begin else -1
 
@@ -218,10 +219,21 @@ def _argument(scanned: Scanned, row: int, index: int | None) -> list[Any]:
 
 def _shapes(dims: Sequence[Any]) -> list[list[int]]:
     """Return the shapes in dimensions, which may be nested: [[4, 8]] is the shape [4, 8]."""
-    if any(isinstance(length, list) for length in dims):
-        return [shape for entry in dims if isinstance(entry, list) for shape in _shapes(entry)]
-    numbers = [length for length in dims if isinstance(length, int)]
-    return [numbers] if len(numbers) == len(dims) and numbers else []
+    nested = [dims]
+    for _ in range(_MOST_NESTED):
+        if not any(isinstance(entry, list) for dims_ in nested for entry in dims_):
+            break
+        nested = [
+            entry
+            for dims_ in nested
+            for entry in (dims_ if any(isinstance(e, list) for e in dims_) else [dims_])
+            if isinstance(entry, list)
+        ]
+    return [
+        [int(length) for length in shape]
+        for shape in nested
+        if shape and all(isinstance(length, int) and length >= 0 for length in shape)
+    ]
 
 
 def _flat(dims: Sequence[Any]) -> str:

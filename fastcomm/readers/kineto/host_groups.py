@@ -97,8 +97,12 @@ class HostRank:
         units = self.units()
         threads = sorted(units)
         choices = [self.candidates(units[thread]) for thread in threads]
-        count = math.prod(map(len, choices))
-        if not 0 < count <= _MOST_CHOICES:
+        if math.prod(map(len, choices)) > _MOST_CHOICES:
+            choices = [
+                self._best(units, thread, choice, costs)
+                for thread, choice in zip(threads, choices, strict=True)
+            ]
+        if not all(choices) or math.prod(map(len, choices)) > _MOST_CHOICES:
             return {
                 thread: choice[0]
                 for thread, choice in zip(threads, choices, strict=True)
@@ -115,6 +119,18 @@ class HostRank:
             for thread, *groups in zip(threads, *best, strict=True)
             if len(set(groups)) == 1
         }
+
+    def _best(
+        self,
+        units: Mapping[int, Ints],
+        thread: int,
+        choice: Sequence[int],
+        costs: Mapping[tuple[int, int], float],
+    ) -> list[int]:
+        """Return the likeliest groups of a thread, whatever those of other threads are."""
+        ranked = [(self._cost(units, [(thread, group)], costs), group) for group in choice]
+        least = min((cost for cost, _ in ranked), default=0.0)
+        return [group for cost, group in ranked if cost == least]
 
     def _cost(
         self,
@@ -140,16 +156,44 @@ class HostRank:
 
 def assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
     """Return the groups and numbers of the collectives of each rank, by comparing the ranks."""
-    by_rank = {rank.rank: rank for rank in ranks}
-    chosen = [rank.assign(_costs(rank, by_rank)) for rank in ranks]
+    codes: dict[tuple[str, ...], int] = {}
+    recordings = {rank.rank: _Recording.of(rank, codes) for rank in ranks}
+    chosen = [rank.assign(_costs(rank, recordings)) for rank in ranks]
     numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
     for members in _sequences(ranks, chosen).values():
         _, (longest, order) = max(members.items(), key=lambda item: len(item[1][1]))
+        first = recordings[longest.rank].at(order)
         for place, (rank, own) in members.items():
-            shift = _shift((longest, order), (rank, own))
+            shift = _shift(first, recordings[rank.rank].at(own))
             if shift is not None:
                 numbers[place][own] = np.arange(len(own)) + shift + _MOST_SHIFTED
     return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """The collectives of a rank as numbers: equal codes are equal operations on any rank."""
+
+    stop: Ints  # ns, on the clock of the rank
+    code: Ints
+    partner: Ints  # code of the other side: of a send, that of a receive
+    ends: dict[int, Ints]  # stops of a code, sorted
+
+    @classmethod
+    def of(cls, rank: HostRank, codes: dict[tuple[str, ...], int]) -> "_Recording":
+        """Number the operations of a rank; `codes` has those of ranks before, and grows."""
+        keys = rank.collectives.key
+        code, partner = (
+            np.array([codes.setdefault(key(entry), len(codes)) for entry in keys], np.int64)
+            for key in (_key, _partner_key)
+        )
+        stop = rank.collectives.stop + rank.base
+        ends = {value: np.sort(stop[code == value]) for value in np.unique(code).tolist()}
+        return cls(stop, code, partner, ends)
+
+    def at(self, places: Ints) -> tuple[Ints, Ints]:
+        """Return codes and stops of some collectives."""
+        return self.code[places], self.stop[places]
 
 
 # The collectives of a group by the place of the rank: the rank, and places in calling order.
@@ -171,26 +215,29 @@ def _sequences(
     return sequences
 
 
-def _shift(longest: tuple[HostRank, Ints], other: tuple[HostRank, Ints]) -> int | None:
-    """Return how many collectives later the recording of a rank begins; None if unclear."""
-    (first, first_places), (second, places) = longest, other
-    names = [_key(first.collectives.key[place]) for place in first_places.tolist()]
-    own = [_key(second.collectives.key[place]) for place in places.tolist()]
-    stops = first.collectives.stop[first_places] + first.base
-    own_stops = second.collectives.stop[places] + second.base
+def _shift(longest: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int | None:
+    """Return how many collectives later a recording begins than another; None if unclear.
+
+    Both are codes and stops of the collectives of one group, in the order of calls.
+    """
+    (first, stops), (second, own_stops) = longest, other
     best: tuple[float, float, int] | None = None
     for shift in range(-_MOST_SHIFTED, _MOST_SHIFTED + 1):
-        low, high = max(0, -shift), min(len(own), len(names) - shift)
-        if high - low < _LEAST_EQUAL * len(own):
+        low, high = max(0, -shift), min(len(second), len(first) - shift)
+        if high - low < max(_LEAST_EQUAL * len(second), 1):
             continue
-        equal = np.mean([own[k] == names[k + shift] for k in range(low, high)])
-        apart = np.median(np.abs(own_stops[low:high] - stops[low + shift : high + shift]))
+        equal = float(np.mean(second[low:high] == first[low + shift : high + shift]))
+        apart = float(
+            np.median(np.abs(own_stops[low:high] - stops[low + shift : high + shift]))
+        )
         if equal >= _LEAST_EQUAL and (best is None or (-equal, apart) < best[:2]):
-            best = float(-equal), float(apart), shift
+            best = -equal, apart, shift
     return None if best is None else best[2]
 
 
-def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, int], float]:
+def _costs(
+    rank: HostRank, recordings: Mapping[int, _Recording]
+) -> dict[tuple[int, int], float]:
     """Return how unlikely each thread serves each group, from the ends of its collectives.
 
     This is the logarithm (base 2) of their distance from those of the other members, relative
@@ -201,8 +248,9 @@ def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, i
         apart = {}
         for index in rank.candidates(places):
             members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
-            others = [by_rank[m] for m in members if m in by_rank][:_MOST_MEMBERS]
-            distances = [_apart(rank, places, other) for other in others]
+            others = [recordings[m] for m in members if m in recordings][:_MOST_MEMBERS]
+            own = recordings[rank.rank]
+            distances = [_apart(own, places, other) for other in others]
             compared = [distance for distance in distances if distance is not None]
             if compared:
                 apart[thread, index] = max(compared) + _NOISE_MS
@@ -214,29 +262,27 @@ def _costs(rank: HostRank, by_rank: Mapping[int, HostRank]) -> dict[tuple[int, i
     return costs
 
 
-def _apart(rank: HostRank, places: Ints, other: HostRank) -> float | None:
+def _apart(own: _Recording, places: Ints, other: _Recording) -> float | None:
     """Return the median ms from the end of collectives to equal ones of another rank.
 
     Where the other rank has none that is equal, a second counts; None if it recorded at no
     time of these.
     """
-    collectives, others = rank.collectives, other.collectives
-    if not len(others.stop):
+    if not len(other.stop):
         return None
-    stops = others.stop + other.base
-    equal: dict[tuple[str, ...], Ints] = {}
-    distances = []
-    for place in places.tolist():
-        stop = int(collectives.stop[place]) + rank.base
-        if not stops.min() - _MARGIN_NS <= stop <= stops.max() + _MARGIN_NS:
-            continue
-        key = _partner_key(collectives.key[place])
-        if key not in equal:
-            is_equal = np.array([_key(entry) == key for entry in others.key], np.bool_)
-            equal[key] = stops[is_equal]
-        near = np.abs(equal[key] - stop).min(initial=_NONE_NS)
-        distances.append(float(near) * 1e-6)
-    return float(np.median(distances)) if distances else None
+    stop, partner = own.stop[places], own.partner[places]
+    is_recorded = stop >= other.stop.min() - _MARGIN_NS
+    is_recorded &= stop <= other.stop.max() + _MARGIN_NS
+    stop, partner = stop[is_recorded], partner[is_recorded]
+    distance = np.full(len(stop), _NONE_NS)
+    for code in np.unique(partner).tolist():
+        ends, rows = other.ends.get(code), np.flatnonzero(partner == code)
+        if ends is not None:
+            at = np.searchsorted(ends, stop[rows])
+            before, behind = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
+            near = np.minimum(np.abs(before - stop[rows]), np.abs(behind - stop[rows]))
+            distance[rows] = np.minimum(near, _NONE_NS)
+    return float(np.median(distance)) * 1e-6 if len(distance) else None
 
 
 def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
