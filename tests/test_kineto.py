@@ -53,8 +53,6 @@ def comm(trace):
         "nccl_2rank_rank0.json.gz",
         "dlrm_8rank/worker3_step_12.1694128201557.pt.trace.json.gz",
         "sampled_2of128/rank-1.json.gz",
-        "gloo_4rank/rank2.pt.trace.json.gz",
-        "gloo_2x2/kineto_trace_2.json.gz",
     ],
 )
 def test_collectives_of_a_real_trace_agree_with_the_oracle(real, name):

@@ -11,12 +11,9 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 RUNS = {
-    "own": ["gloo_2x2"],
     "nccl": ["nccl_2rank_rank0.json.gz"],
     "dlrm": ["dlrm_8rank"],
     "sampled": ["sampled_2of128"],
-    "gloo": ["gloo_4rank"],
-    "gloo_et": ["gloo_4rank_et"],
     "mtia": ["mtia"],
     "control": ["trace_diff/control.json.gz"],
     "test": ["trace_diff/test.json.gz"],

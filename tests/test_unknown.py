@@ -5,12 +5,10 @@ from pathlib import Path
 
 import kineto_text as k
 import pytest
-from click.testing import CliRunner
 from same import same
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import main
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
@@ -242,26 +240,6 @@ def test_one_rank_without_device_work_does_not_affect_others(tmp_path):
     assert found["breakdown"]["spec"]["compute"] == 1
     assert [row["ranks"] for row in found["unknown"]] == [[0]]
     assert any(each.startswith("rank 0: no device work") for each in found["warnings"])
-
-
-@pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et", "gloo_2x2"])
-def test_jobs_on_the_host_have_unknown_idle_time(real, run):
-    found = metrics_of(real(run))
-    assert found["breakdown"]["exact"]["compute"] is None
-    assert found["breakdown"]["exact"]["idle"] is None
-    assert found["unknown"][0]["ranks"] == [0, 1, 2, 3]
-
-
-def test_terminal_page_and_store_agree_on_a_job_on_the_host(real, tmp_path):
-    run, store, page = real("gloo_2x2"), tmp_path / "store", tmp_path / "page.html"
-    ingest(plan([run], store))
-    same(metrics_of(store), metrics_of(run))
-    result = CliRunner().invoke(main, ["metrics", str(run), "--html", str(page)])
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.stdout.split())
-    assert "no device work, so that compute" in text
-    assert "100.0 %" not in text
-    assert "the input has no device work" in page.read_text()
 
 
 def test_the_schema_allows_unknown_values(tmp_path):

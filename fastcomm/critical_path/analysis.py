@@ -34,6 +34,11 @@ def source_notes(trace: Trace) -> list[str]:
     kind = trace.events["kind"].to_numpy()
     if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
         return ["no device work: the path is that of the host"]
+    if trace.meta.is_host_run:
+        return [
+            "waits of threads for collectives are not recorded: a thread without an operator "
+            "until a collective ends is assumed to wait for it"
+        ]
     if not (kind == KIND["sync"]).any():
         return [
             "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "

@@ -34,6 +34,7 @@ _LOCKED = (
 )
 # Calls that return when work launched before has ended.
 _WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
+_WAITS_ON_HOST = r"^wait for a collective$|_functional(_autograd)?::wait_tensor$"
 _WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
 _WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
 # Calls that return when their copy has ended.
@@ -119,6 +120,7 @@ def _waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
         _WAITS_FOR_DEVICE,
         _WAITS_FOR_STREAM,
         _WAITS_FOR_EVENT,
+        _WAITS_ON_HOST,
     )
     for regex in waiting:
         role[call & rows.matching(regex)] = kernels.FOR_SOMETHING

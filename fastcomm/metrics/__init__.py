@@ -43,6 +43,7 @@ class RankNote:
     clock_notes: tuple[str, ...] = ()
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
+    is_host_run: bool = False  # whether the host computes and communicates, without a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         # In a truncated file, work outside iterations belongs to iterations that were dropped.
         device_time=None if "times" in meta.lacks or meta.is_truncated else outside,
         unused=meta.unused,
+        is_host_run=meta.is_host_run,
     )
 
 

@@ -108,6 +108,7 @@ class Material:
     groups: pa.Table
     members: pa.Table
     world_size: int | None = None  # number of ranks of the job; null if unknown
+    is_host_run: bool = False  # whether ranks compute and communicate without a device
 
 
 def across(
@@ -144,6 +145,7 @@ def across(
         longer=lambda rank: longer_exchange(
             comparison, steps, labels_of_rank(material.groups, rank), rank
         ),
+        is_host_run=material.is_host_run,
     )
     causes = [*suspects.own_work(measurements), *slow_links(links_, comparison, grid)]
     if not in_order(causes) and clocks == "aligned":

@@ -15,7 +15,7 @@ import pyarrow as pa
 from fastcomm.metrics.breakdown import RankTime
 from fastcomm.metrics.view import Stack
 from fastcomm.trace.run import named_ranks, ranges
-from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.trace.schema import KINDS
 from fastcomm.trace.trace import LACKS, NO_DEVICE, Trace
 from fastcomm.units import counted, percent, plural
 from fastcomm_kernels import intervals
@@ -113,7 +113,7 @@ def reason(missing: Mapping[str, Sequence[int]]) -> str:
     return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
 
 
-_IS_DEVICE = np.isin(np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset")])
+_IS_DEVICE = np.isin(KINDS, ("kernel", "memcpy", "memset", "host_work"))
 _WARN_ABOVE = 0.01  # of the device time
 
 

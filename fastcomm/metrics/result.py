@@ -290,6 +290,7 @@ def _material(partial: Partial) -> Material:
         groups=partial.groups,
         members=partial.members,
         world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
+        is_host_run=any(note.is_host_run for note in partial.notes),
     )
 
 

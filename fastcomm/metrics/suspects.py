@@ -55,6 +55,7 @@ class Measurements:
     common_wait_caused: CommonWaitCaused
     # by rank: ns per step that its expert all-to-alls are longer than in other groups
     longer: Callable[[int], float | None]
+    is_host_run: bool = False  # whether ranks compute and communicate without a device
 
     @property
     def step_ns(self) -> float:
@@ -263,11 +264,17 @@ def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
         **_steps(measured, "idle_ns", of),
     )
     cost, ranks = of.cost * of.share, named_ranks(of.ranks)
-    hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
-    text = (
-        f"{hosts} late: the device is idle longer than {_its(of)} peers, "
-        f"+{_per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)}."
-    )
+    if measured.is_host_run:
+        verbs = "run" if of.tied else "runs"
+        reason = (
+            f"{_named(of)} {verbs} no operator for longer than {_its(of)} peers (Python, data "
+        )
+        reason += "loading, or another program on the core): "
+    else:
+        hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
+        reason = f"{hosts} late: the device is idle longer than {_its(of)} peers, "
+    per_step = _per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
+    text = f"{reason}+{per_step}."
     return _finding(measured, "jittery_host", of.ranks, cost, text, evidence)
 
 

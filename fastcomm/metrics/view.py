@@ -193,7 +193,7 @@ def _classes(stack: Stack) -> list[tuple[Ints, Ints]]:
     start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
     kind = stack.events["kind"].to_numpy().copy()
     kind[stack.comm["event"].to_numpy()] = KIND["other"]
-    compute = kind == KIND["kernel"]
+    compute = (kind == KIND["kernel"]) | (kind == KIND["host_work"])
     copies = (kind == KIND["memcpy"]) | (kind == KIND["memset"])
     classes = [(start[chosen], stop[chosen]) for chosen in (compute, copies)]
     tag, start, stop = (stack.comm[name].to_numpy() for name in ("tag", "start", "stop"))

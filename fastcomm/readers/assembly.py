@@ -79,7 +79,14 @@ def assemble(
     """
     collectives = _plausible(collectives)
     iterations, on_device = _iterations(events, collectives, options.iterations, meta)
-    tagging = tag(events, collectives, options.tags, meta.world_size, len(iterations.number))
+    tagging = tag(
+        events,
+        collectives,
+        options.tags,
+        meta.world_size,
+        len(iterations.number),
+        is_host_run=meta.is_host_run,
+    )
     warnings = (
         *meta.warnings,
         *iterations.warnings,
@@ -130,7 +137,9 @@ def _iterations(
         marks = find_iterations(_marks(events, collectives), rule)
         work = _device_work(events)
         whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
-        return whole, _on_device(marks, work, rule, count=len(whole.number))
+        return whole, _on_device(
+            marks, work, rule, count=len(whole.number), is_host_run=meta.is_host_run
+        )
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
 
@@ -174,7 +183,12 @@ def _without_cut_end(marks: Iterations, work: DeviceWork, events: Events) -> Ite
 
 
 def _on_device(
-    host: Iterations, work: DeviceWork, rule: IterationRule, count: int
+    host: Iterations,
+    work: DeviceWork,
+    rule: IterationRule,
+    count: int,
+    *,
+    is_host_run: bool,
 ) -> _DeviceIterations:
     """Return the first `count` iterations on the device's clock, if the rule allows it.
 
@@ -187,7 +201,7 @@ def _on_device(
             raise ConfigError(f"--step-boundary device: {error}") from error
         return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
     # A user's ranges are not moved.
-    if host.found_by == RANGES or not len(work.start):
+    if is_host_run or host.found_by == RANGES or not len(work.start):
         return _DeviceIterations()
     reason = why_not_on_device_clock(host, work)
     if reason is None:

@@ -89,7 +89,9 @@ def find_partners(
     calls = _Calls.of(events, rows, needs_partners)
     members = [None if place < 0 else groups[place].ranks for place in group.tolist()]
     for k in np.flatnonzero(np.isin(op, ROOTED)).tolist():
-        partners.root[k] = _member(members[k], calls.detail("Rank", int(calls.around[k])))
+        call = int(calls.around[k])
+        row = call if call >= 0 else int(rows[k])
+        partners.root[k] = _member(members[k], calls.detail("Rank", row))
     sends_to, receives_from = list(partners.sends_to), list(partners.receives_from)
     names = [None if place < 0 else groups[place].name for place in group.tolist()]
     messages = np.flatnonzero(op == OP["SendRecv"]).tolist()

@@ -25,7 +25,7 @@ import numpy as np
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
 from fastcomm.trace.events import Events
-from fastcomm.trace.schema import KIND, OP, numbers
+from fastcomm.trace.schema import OP, numbers
 from fastcomm.trace.tags import SILENT, WORLD, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -72,6 +72,11 @@ def is_plain(
         and _one_stream_each(events, collectives)
         and _looks_like_training(_Signs.of(events, collectives), collectives, iterations)
     )
+
+
+def has_wrapper(events: Events) -> bool:
+    """Return whether annotations of a rank name a wrapper for data parallelism."""
+    return _any(_WRAPPERS, _names(events, events.rows("annotation")))
 
 
 def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: int) -> bool:
@@ -134,7 +139,7 @@ class _Signs:
     @classmethod
     def of(cls, events: Events, collectives: Collectives) -> "_Signs":
         """Search each different name once."""
-        is_compute = events.kind == KIND["kernel"]
+        is_compute = events.of_kind("kernel", "host_work")
         is_compute[collectives.row] = False
         marks = _names(events, events.rows("annotation"))
         kernels = _names(events, np.flatnonzero(is_compute))

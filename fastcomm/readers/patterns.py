@@ -49,6 +49,7 @@ class Pattern:
 
 
 PATTERNS = (
+    *(Pattern(regex=rf"^{name}:(\w+)", library=name) for name in ("gloo", "mpi", "ucc")),
     Pattern(regex=r"^ncclKernel_([A-Za-z]+)", library="NCCL"),  # up to 2.18
     Pattern(regex=r"^ncclDevKernel_([A-Za-z]+)", library="NCCL"),  # from 2.19, and RCCL
     Pattern(regex=r"^ncclSymk?DevKernel_([A-Za-z]+)", library="NCCL"),  # symmetric memory
@@ -222,8 +223,11 @@ PATTERNS = (
     Pattern(regex=r"mscclpp", library="MSCCL++", op="OTHER"),
 )
 
+# Libraries of the host, by the beginning of the names of their annotations.
+HOST_LIBRARIES = ("gloo", "mpi", "ucc")
+
 # Libraries that serve every parallelism; the others serve one, or a few.
-COLLECTIVE_LIBRARIES = ("NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")
+COLLECTIVE_LIBRARIES = (*HOST_LIBRARIES, "NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")
 
 # Copies from one device to another.
 PEER_COPIES = (Pattern(regex=r"^Memcpy PtoP", library="peer copy", op="SendRecv"),)

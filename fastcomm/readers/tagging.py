@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.data_parallel import is_plain
+from fastcomm.readers.data_parallel import has_wrapper, is_plain
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
@@ -65,6 +65,8 @@ def tag(
     rules: TagRules,
     world: int | None,
     iterations: int,
+    *,
+    is_host_run: bool = False,
 ) -> Tagging:
     """Tag the communication of one rank.
 
@@ -78,6 +80,9 @@ def tag(
         Number of ranks; None if the trace does not state it.
     iterations
         Number of steps in the trace.
+    is_host_run
+        Whether the collectives ran on the host. Small jobs do all of their communication in the
+        group of all ranks; then each operation tells the parallelism.
 
     """
     columns = (
@@ -98,6 +103,9 @@ def tag(
     elif rules.guess:
         for unit in open_units:
             _tag_unit(unit, rules, iterations)
+    elif is_host_run and rules.grid is None:
+        for unit in open_units:
+            _tag_by_operation(unit, has_wrapper(events))
     tags, notes = _tag_kinds(kinds, units, collectives.named, rules)
     return Tagging(
         groups=tuple(units[place, NULL].whole for place in range(len(collectives.groups))),
@@ -165,6 +173,21 @@ def _tag_unit(unit: _Unit, rules: TagRules, iterations: int) -> None:
             op: _tag_operations(unit.group, {op: count}, rules, iterations)
             for op, count in unit.ops.items()
         }
+
+
+def _tag_by_operation(unit: _Unit, is_wrapped: bool) -> None:
+    """Tag each operation of a unit: messages PP, exchanges EP, and sums and gathers DP.
+
+    The last only if a wrapper for data parallelism marks the run (`is_wrapped`).
+    """
+    tags = {"SendRecv": "PP", "AllToAll": "EP"}
+    if is_wrapped:
+        tags |= dict.fromkeys(("AllReduce", "AllGather", "ReduceScatter", "Broadcast"), "DP")
+    unit.by_op = {
+        op: Tagged(tag=tags[OPS[op]], source="heuristic") for op in unit.ops if OPS[op] in tags
+    }
+    if len({tagged.tag for tagged in unit.by_op.values()}) == 1:
+        unit.whole = next(iter(unit.by_op.values()))
 
 
 def _tag_operations(

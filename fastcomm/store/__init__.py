@@ -33,12 +33,12 @@ LEVEL = 3  # of zstd: level 1 is not faster, and its files are larger
 # Sections in the order of the file, and the kinds of event in each. Communication is in the
 # first, whatever its kind.
 SECTIONS = {
-    "device": ("kernel", "memcpy", "memset"),  # metrics need only these
+    "device": ("kernel", "memcpy", "memset", "host_work"),  # metrics need only these
     "marks": ("annotation", "runtime"),  # iterations are found by these
     "rest": tuple(
         kind
         for kind in KINDS
-        if kind not in ("kernel", "memcpy", "memset", "annotation", "runtime")
+        if kind not in ("kernel", "memcpy", "memset", "host_work", "annotation", "runtime")
     ),
 }
 

@@ -298,8 +298,9 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
         raise TypeError("device_notes are no texts")
-    if not isinstance(meta.get("is_truncated", False), bool):
-        raise TypeError(f"is_truncated {str(meta['is_truncated'])[:40]!r}")
+    for name in ("is_truncated", "is_host_run"):
+        if not isinstance(meta.get(name, False), bool):
+            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
     return metadata
 
 

@@ -20,6 +20,7 @@ KINDS = (
     "sync",  # rows about waiting, on a device or a host lane
     "python",  # a Python function on a host thread
     "other",
+    "host_work",  # compute on a host thread, in a run without an accelerator
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
 

@@ -66,6 +66,7 @@ class Meta:
     warnings: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # missing data, keys of LACKS
     is_truncated: bool = False  # whether the file ends early
+    is_host_run: bool = False  # whether the host computes and communicates, without a device
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
 
 

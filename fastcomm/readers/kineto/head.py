@@ -50,6 +50,7 @@ _MORE_CATEGORIES = frozenset(
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MOST_LISTS = 16
+_HOST_BACKENDS = ("gloo", "mpi", "ucc")
 RANK_KEYS = ("rank", "world_size")
 
 
@@ -63,6 +64,7 @@ class Peek:
     error: str = ""  # of damaged and foreign files: what the file is instead of a trace
     is_closed: bool = False  # whether the file could not be opened
     is_whole: bool = False  # whether reading on would tell nothing new
+    is_on_host: bool = False  # whether its collectives are of a library for hosts alone
 
     @property
     def is_trace(self) -> bool:
@@ -111,7 +113,8 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
     begin = stream.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
-    return Peek(kind, rank, world)
+    is_on_host = info.get("backend") in _HOST_BACKENDS
+    return Peek(kind, rank, world, is_on_host=is_on_host)
 
 
 @dataclass(frozen=True, slots=True)

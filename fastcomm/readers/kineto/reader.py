@@ -21,7 +21,7 @@ from fastcomm.readers import (
     rank_from_name,
 )
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.kineto import head
+from fastcomm.readers.kineto import head, host
 from fastcomm.readers.kineto.categories import (
     SCANNED,
     explain_no_device_work,
@@ -31,6 +31,14 @@ from fastcomm.readers.kineto.categories import (
 )
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
+from fastcomm.readers.kineto.host import HostCollectives
+from fastcomm.readers.kineto.host_groups import (
+    MOST_RANKS,
+    Assigned,
+    HostRank,
+    assign_together,
+    groups_of,
+)
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
@@ -55,6 +63,7 @@ _KEEP = {
     "sync": KEEP_NONE,
     "python": KEEP_NONE,
     "other": KEEP_NONE,  # not device work
+    "host_work": KEEP_NONE,  # of this reader, not of a file
 }
 
 # The args of `schema.ARGS`, by their names in a trace.
@@ -108,6 +117,24 @@ EVERYTHING = replace(
 )
 
 
+# For runs without an accelerator: all operators, and what links them to annotations.
+_LINKS = ("Record function id",)
+ON_HOST = replace(
+    METRICS,
+    keep=keep_scanned(
+        [KEEP_ALL if kind == "cpu_op" else _KEEP[kind] for kind in KIND], KEEP_ALL
+    ),
+    row_args=(*METRICS.row_args, *_LINKS),
+    detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
+)
+EVERYTHING_ON_HOST = replace(
+    EVERYTHING, detail_texts=(*EVERYTHING.detail_texts, "Concrete Inputs")
+)
+HOST_RUN = (
+    "a run without an accelerator: compute is the time of operators on the host, communication "
+    "that of its collectives"
+)
+
 SUFFIXES = head.SUFFIXES
 _MOST_DEVICES = 1 << 16
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
@@ -115,7 +142,12 @@ _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
-def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
+def read(
+    path: Path,
+    options: TraceOptions,
+    rank: int | None = None,
+    assigned: Assigned | None = None,
+) -> Trace:
     """Read the trace of one rank.
 
     Parameters
@@ -126,6 +158,8 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
         What to read; with `whole`, all events rather than those that metrics need.
     rank
         The rank that the run expects; None if unknown.
+    assigned
+        Groups of collectives on the host, if all ranks were compared.
 
     Raises
     ------
@@ -136,8 +170,10 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
     scanned, unknown_work = scan(
         path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
     )
-    info = scanned.envelope.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
+    info = _distributed_info(scanned)
+    is_host_run = host.is_host_run(scanned)
+    if is_host_run:
+        scanned = _host_run(path, options, assigned)
     _check_sign(path, info.get("rank"))
     own, world = (info[key] if head.is_count(info.get(key)) else None for key in head.RANK_KEYS)
     for value, name in ((own, "rank"), (world, "world size")):
@@ -148,7 +184,9 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
         )
     events, lanes, origin, notes = _events(scanned)
     missing: tuple[str, ...] = ()
-    if not len(events.rows(*DEVICE_KINDS)):
+    if is_host_run:
+        notes = [*notes, HOST_RUN]
+    elif not len(events.rows(*DEVICE_KINDS)):
         key, reason = explain_no_device_work(
             path, len(events.rows("runtime")), is_truncated=scanned.is_truncated
         )
@@ -167,8 +205,63 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
         warnings=(*scanned.warnings, *notes),
         lacks=missing,
         is_truncated=scanned.is_truncated,
+        is_host_run=is_host_run,
     )
     return assemble(events, lanes, collectives, options, meta)
+
+
+def _distributed_info(scanned: Scanned) -> dict[str, Any]:
+    """Return what a trace states of its job."""
+    info = scanned.envelope.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def _host_run(path: Path, options: TraceOptions, assigned: Assigned | None) -> Scanned:
+    """Return the events of a run without an accelerator, with its work as that of a device."""
+    selection = EVERYTHING_ON_HOST if options.whole else ON_HOST
+    scanned, _ = scan(path, selection, allow_truncated=options.allow_truncated)
+    rank = _host_rank(scanned, 0)
+    if assigned is None or len(assigned.numbers) != len(rank.collectives.calls):
+        groups, numbers = rank.assign({}), None
+    else:
+        groups, numbers = assigned.groups, assigned.numbers
+    return host.with_host_work(
+        scanned,
+        rank.collectives,
+        groups_of(rank.collectives, rank.groups, groups),
+        numbers,
+        with_waits=options.whole,
+    )
+
+
+def _host_rank(scanned: Scanned, rank: int) -> HostRank:
+    """Return the collectives of a rank on the host."""
+    base = scanned.envelope.get("baseTimeNanoseconds")
+    return HostRank(
+        rank=rank,
+        groups=groups_of_rank(_distributed_info(scanned)),
+        collectives=HostCollectives.of(scanned),
+        base=base if isinstance(base, int) else 0,
+    )
+
+
+def _assigned(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assigned]:
+    """Return the groups of collectives on the host of each rank, if the run has no other.
+
+    Empty if a trace names another library, or cannot be read; then each rank stands alone.
+    """
+    paths = list(ranks.values())
+    are_on_host = all(head.peek(path).is_on_host for path in paths)
+    if not are_on_host or not 1 < len(paths) <= MOST_RANKS:
+        return {}
+    try:
+        scans = [
+            scan(path, ON_HOST, allow_truncated=options.allow_truncated)[0] for path in paths
+        ]
+    except TraceFileError:
+        return {}
+    hosts = [_host_rank(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
+    return dict(zip(ranks, assign_together(hosts), strict=True))
 
 
 def _check_sign(path: Path, rank: object) -> None:
@@ -247,12 +340,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     world_sizes = {path: head.peek(path).world_size for path in ranks.values()}
     world = agreed_world(world_sizes, ranks)
     reading = options.reading(world, ranks)
+    assigned = _assigned(ranks, reading)
     sources = tuple(
         Source(
             rank=rank,
             path=path,
             size=_size(path),
-            read=partial(read, path, reading, None if is_unknown else rank),
+            read=partial(read, path, reading, None if is_unknown else rank, assigned.get(rank)),
         )
         for rank, path in sorted(ranks.items())
     )
@@ -330,7 +424,7 @@ def _base(
     return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]
 
 
-_ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation"))  # by kind
+_ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation", "host_work"))  # by kind
 
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:

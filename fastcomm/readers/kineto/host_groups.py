@@ -1,0 +1,307 @@
+"""Find the process group of collectives on the host, which no event names.
+
+A trace lists the groups of its rank. A thread of gloo serves one of them, of which the tensors
+may tell the size. Which of several, other ranks decide: the members of a group do the same
+operations, and end them together. Without them, and among equals, frameworks decide: threads
+start in the order of the groups (gloo has two a group), and pipelines send messages.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+
+from fastcomm.readers.kineto.host import HostCollectives
+from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.schema import OP
+from fastcomm.trace.tags import ProcessGroup, tag_of_description
+from fastcomm_kernels.arrays import NULL, Ints
+
+MESSAGES = -1  # key of messages, which run on the calling thread, in place of a thread
+MOST_RANKS = 64  # that are compared: each is read once more
+_MOST_MEMBERS = 4  # of a group that a rank is compared with
+_THREADS = 2  # of gloo, per group
+_MOST_CHOICES = 1 << 14
+_NOISE_MS = 0.05  # by which ends differ without a reason
+_MOST_COST = 6.0
+_MARGIN_NS = 5_000_000  # around the recording of another rank
+_NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
+
+# Groups by thread: index into the listed groups, by thread or MESSAGES.
+ByThread = dict[int, int]
+# Most collectives that the recording of a rank may begin later than that of another.
+_MOST_SHIFTED = 64
+_LEAST_EQUAL = 0.9  # share of equal collectives in two sequences of one group
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What the comparison of all ranks tells of the collectives of one."""
+
+    groups: ByThread
+    numbers: Ints  # of each collective in its group, equal on all ranks; NULL if unknown
+
+
+# Parallelism whose groups rarely have these operations, or that others have.
+_UNUSUAL = {
+    "PP": ("AllGather", "ReduceScatter", "AllToAll"),
+    "DP": ("SendRecv", "AllToAll"),
+    "TP": ("SendRecv",),
+    "EP": ("SendRecv",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRank:
+    """The collectives of one rank, and the groups that its trace lists."""
+
+    rank: int
+    groups: tuple[ProcessGroup, ...]
+    collectives: HostCollectives
+    base: int  # ns to add to times of the file
+
+    def keys(self) -> Ints:
+        """Return the thread of each collective, MESSAGES of a message."""
+        is_message = np.array([call.is_message for call in self.collectives.calls], np.bool_)
+        return np.where(is_message, MESSAGES, self.collectives.thread)
+
+    def units(self) -> dict[int, Ints]:
+        """Return the places of collectives by thread, messages under MESSAGES, by start."""
+        key = self.keys()
+        return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
+
+    def candidates(self, places: Ints) -> list[int]:
+        """Return the groups that may have done the collectives at some places."""
+        calls = [self.collectives.calls[place] for place in places.tolist()]
+        sizes = {call.size for call in calls if call.size not in (NULL, 1)}
+        most = max((call.peer for call in calls), default=NULL)
+        return [
+            index
+            for index, group in enumerate(self.groups)
+            if group.members is None
+            or (group.members > max(most, 1) and sizes <= {group.members})
+        ]
+
+    def assign(self, costs: Mapping[tuple[int, int], float]) -> ByThread:
+        """Return the group of each thread; threads whose groups stay open are missing.
+
+        Parameters
+        ----------
+        costs
+            How far other members of a group are from ending a thread's collectives with it,
+            by thread and group, as `_costs` has it; empty if no other rank was compared.
+
+        """
+        units = self.units()
+        threads = sorted(units)
+        choices = [self.candidates(units[thread]) for thread in threads]
+        if math.prod(map(len, choices)) > _MOST_CHOICES:
+            choices = [
+                self._best(units, thread, choice, costs)
+                for thread, choice in zip(threads, choices, strict=True)
+            ]
+        if not all(choices) or math.prod(map(len, choices)) > _MOST_CHOICES:
+            return {
+                thread: choice[0]
+                for thread, choice in zip(threads, choices, strict=True)
+                if len(choice) == 1
+            }
+        ranked = [
+            (self._cost(units, list(zip(threads, choice, strict=True)), costs), choice)
+            for choice in product(*choices)
+        ]
+        least = min(cost for cost, _ in ranked)
+        best = [choice for cost, choice in ranked if cost == least]
+        return {
+            thread: groups[0]
+            for thread, *groups in zip(threads, *best, strict=True)
+            if len(set(groups)) == 1
+        }
+
+    def _best(
+        self,
+        units: Mapping[int, Ints],
+        thread: int,
+        choice: Sequence[int],
+        costs: Mapping[tuple[int, int], float],
+    ) -> list[int]:
+        """Return the likeliest groups of a thread, whatever those of other threads are."""
+        ranked = [(self._cost(units, [(thread, group)], costs), group) for group in choice]
+        least = min((cost for cost, _ in ranked), default=0.0)
+        return [group for cost, group in ranked if cost == least]
+
+    def _cost(
+        self,
+        units: Mapping[int, Ints],
+        pairs: Sequence[tuple[int, int]],
+        costs: Mapping[tuple[int, int], float],
+    ) -> float:
+        """Return how implausible it is that threads serve groups, as pairs of both."""
+        served = [group for thread, group in pairs if thread != MESSAGES]
+        crowded = sum(max(0, served.count(group) - _THREADS) for group in set(served))
+        unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
+        swapped = sum(first > second for first, second in pairwise(served))
+        apart = sum(costs.get(pair, 0.0) for pair in pairs)
+        return round(apart + 2 * (unusual + swapped) + 4 * crowded, 3)
+
+    def _unusual(self, places: Ints, group: int) -> int:
+        """Return whether a group, by its description, rarely does one of these operations."""
+        tag = tag_of_description(self.groups[group].description or "") or ""
+        ops = {self.collectives.calls[place].operation for place in places.tolist()}
+        numbers = {byte_rules.op_of_collective(op) for op in ops}
+        return int(any(OP[name] in numbers for name in _UNUSUAL.get(tag, ())))
+
+
+def assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
+    """Return the groups and numbers of the collectives of each rank, by comparing the ranks."""
+    codes: dict[tuple[str, ...], int] = {}
+    recordings = {rank.rank: _Recording.of(rank, codes) for rank in ranks}
+    chosen = [rank.assign(_costs(rank, recordings)) for rank in ranks]
+    numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
+    for members in _sequences(ranks, chosen).values():
+        _, (longest, order) = max(members.items(), key=lambda item: len(item[1][1]))
+        first = recordings[longest.rank].at(order)
+        for place, (rank, own) in members.items():
+            shift = _shift(first, recordings[rank.rank].at(own))
+            if shift is not None:
+                numbers[place][own] = np.arange(len(own)) + shift + _MOST_SHIFTED
+    return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """The collectives of a rank as numbers: equal codes are equal operations on any rank."""
+
+    stop: Ints  # ns, on the clock of the rank
+    code: Ints
+    partner: Ints  # code of the other side: of a send, that of a receive
+    ends: dict[int, Ints]  # stops of a code, sorted
+
+    @classmethod
+    def of(cls, rank: HostRank, codes: dict[tuple[str, ...], int]) -> "_Recording":
+        """Number the operations of a rank; `codes` has those of ranks before, and grows."""
+        keys = rank.collectives.key
+        code, partner = (
+            np.array([codes.setdefault(key(entry), len(codes)) for entry in keys], np.int64)
+            for key in (_key, _partner_key)
+        )
+        stop = rank.collectives.stop + rank.base
+        ends = {value: np.sort(stop[code == value]) for value in np.unique(code).tolist()}
+        return cls(stop, code, partner, ends)
+
+    def at(self, places: Ints) -> tuple[Ints, Ints]:
+        """Return codes and stops of some collectives."""
+        return self.code[places], self.stop[places]
+
+
+# The collectives of a group by the place of the rank: the rank, and places in calling order.
+_Members = dict[int, tuple[HostRank, Ints]]
+
+
+def _sequences(
+    ranks: Sequence[HostRank], chosen: Sequence[ByThread]
+) -> dict[tuple[int, ...], _Members]:
+    """Return the collectives of each group, messages excepted, by the ranks of the group."""
+    sequences: dict[tuple[int, ...], _Members] = {}
+    for place, (rank, groups) in enumerate(zip(ranks, chosen, strict=True)):
+        order = rank.collectives.calling_order()
+        group = np.array([groups.get(thread, -1) for thread in rank.keys().tolist()], np.int64)
+        for index in {index for thread, index in groups.items() if thread != MESSAGES}:
+            is_own = (group == index) & (rank.keys() != MESSAGES)
+            if members := rank.groups[index].ranks:
+                sequences.setdefault(members, {})[place] = rank, order[is_own[order]]
+    return sequences
+
+
+def _shift(longest: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int | None:
+    """Return how many collectives later a recording begins than another; None if unclear.
+
+    Both are codes and stops of the collectives of one group, in the order of calls.
+    """
+    (first, stops), (second, own_stops) = longest, other
+    best: tuple[float, float, int] | None = None
+    for shift in range(-_MOST_SHIFTED, _MOST_SHIFTED + 1):
+        low, high = max(0, -shift), min(len(second), len(first) - shift)
+        if high - low < max(_LEAST_EQUAL * len(second), 1):
+            continue
+        equal = float(np.mean(second[low:high] == first[low + shift : high + shift]))
+        apart = float(
+            np.median(np.abs(own_stops[low:high] - stops[low + shift : high + shift]))
+        )
+        if equal >= _LEAST_EQUAL and (best is None or (-equal, apart) < best[:2]):
+            best = -equal, apart, shift
+    return None if best is None else best[2]
+
+
+def _costs(
+    rank: HostRank, recordings: Mapping[int, _Recording]
+) -> dict[tuple[int, int], float]:
+    """Return how unlikely each thread serves each group, from the ends of its collectives.
+
+    This is the logarithm (base 2) of their distance from those of the other members, relative
+    to the best group of the thread.
+    """
+    costs: dict[tuple[int, int], float] = {}
+    for thread, places in rank.units().items():
+        apart = {}
+        for index in rank.candidates(places):
+            members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
+            others = [recordings[m] for m in members if m in recordings][:_MOST_MEMBERS]
+            own = recordings[rank.rank]
+            distances = [_apart(own, places, other) for other in others]
+            compared = [distance for distance in distances if distance is not None]
+            if compared:
+                apart[thread, index] = max(compared) + _NOISE_MS
+        best = min(apart.values(), default=1.0)
+        costs |= {
+            pair: min(math.log2(distance / best), _MOST_COST)
+            for pair, distance in apart.items()
+        }
+    return costs
+
+
+def _apart(own: _Recording, places: Ints, other: _Recording) -> float | None:
+    """Return the median ms from the end of collectives to equal ones of another rank.
+
+    Where the other rank has none that is equal, a second counts; None if it recorded at no
+    time of these.
+    """
+    if not len(other.stop):
+        return None
+    stop, partner = own.stop[places], own.partner[places]
+    is_recorded = stop >= other.stop.min() - _MARGIN_NS
+    is_recorded &= stop <= other.stop.max() + _MARGIN_NS
+    stop, partner = stop[is_recorded], partner[is_recorded]
+    distance = np.full(len(stop), _NONE_NS)
+    for code in np.unique(partner).tolist():
+        ends, rows = other.ends.get(code), np.flatnonzero(partner == code)
+        if ends is not None:
+            at = np.searchsorted(ends, stop[rows])
+            before, behind = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
+            near = np.minimum(np.abs(before - stop[rows]), np.abs(behind - stop[rows]))
+            distance[rows] = np.minimum(near, _NONE_NS)
+    return float(np.median(distance)) * 1e-6 if len(distance) else None
+
+
+def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
+    """Return what members of a group have in common: parts of an all-to-all may differ."""
+    return entry[:1] if entry[0].startswith("all_to_all") else entry
+
+
+def _partner_key(entry: tuple[str, str, str]) -> tuple[str, ...]:
+    """Return the key of the other side of a collective: of a send, that of a receive."""
+    sides = {"send": "recv", "recv": "send"}
+    return _key((sides.get(entry[0], entry[0]), *entry[1:]))
+
+
+def groups_of(
+    collectives: HostCollectives, groups: Sequence[ProcessGroup], assigned: ByThread
+) -> list[ProcessGroup | None]:
+    """Return the group of each collective; None if unknown."""
+    result: list[ProcessGroup | None] = []
+    for call, thread in zip(collectives.calls, collectives.thread.tolist(), strict=True):
+        index = assigned.get(MESSAGES if call.is_message else thread)
+        result.append(None if index is None else groups[index])
+    return result

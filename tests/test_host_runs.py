@@ -1,0 +1,191 @@
+"""Runs without an accelerator: collectives of the host are communication, operators compute."""
+
+import gzip
+import json
+import shutil
+from collections import Counter, defaultdict
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from commands import invoke
+
+import fastcomm
+from fastcomm.trace.schema import OPS
+
+RUN = Path(__file__).parent / "data" / "gloo_2x2"
+RANKS = range(4)
+
+
+# ------------------------------------------------------------------ the definition, slowly
+
+
+def events_of(path):
+    """The complete events of a rank, with start and stop in ns."""
+    packed = path.read_bytes()
+    text = json.loads(gzip.decompress(packed), parse_float=Decimal)
+    rows = [row for row in text["traceEvents"] if row.get("ph") == "X"]
+    for row in rows:
+        row["start"] = int(Decimal(row["ts"]) * 1000)
+        row["stop"] = int((Decimal(row["ts"]) + Decimal(row["dur"])) * 1000)
+    return rows
+
+
+def merged(intervals):
+    """The union of intervals, as disjoint ones."""
+    union = []
+    for start, stop in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1][1] = max(union[-1][1], stop)
+        else:
+            union.append([start, stop])
+    return union
+
+
+def without(intervals, others):
+    """The parts of intervals outside of others."""
+    parts = merged(intervals)
+    for low, high in merged(others):
+        parts = [
+            part
+            for start, stop in parts
+            for part in ((start, min(stop, low)), (max(start, high), stop))
+            if part[0] < part[1]
+        ]
+    return parts
+
+
+def inside(intervals, start, stop):
+    return sum(max(0, min(high, stop) - max(low, start)) for low, high in merged(intervals))
+
+
+def oracle(paths):
+    """Shares of compute, exposed communication and idle time of all steps of all ranks."""
+    totals = Counter()
+    for path in paths:
+        rows = events_of(path)
+        gloo = [row for row in rows if row["name"].startswith("gloo:")]
+        messages = ("gloo:send", "gloo:recv")
+        library = {row["tid"] for row in gloo if row["name"] not in messages}
+        operators = defaultdict(list), defaultdict(list)
+        for row in rows:
+            if row["cat"] == "cpu_op" and row["tid"] not in library:
+                is_collective = row["name"].startswith(("c10d::", "_c10d_functional::"))
+                operators[is_collective][row["tid"]].append((row["start"], row["stop"]))
+        compute = [
+            part
+            for tid, own in operators[0].items()
+            for part in without(own, operators[1].get(tid, []))
+        ]
+        communication = [(row["start"], row["stop"]) for row in gloo]
+        for step in (row for row in rows if row["name"].startswith("ProfilerStep#")):
+            within = step["start"], step["stop"]
+            busy = inside([*compute, *communication], *within)
+            totals["compute"] += inside(compute, *within)
+            totals["exposed"] += busy - inside(compute, *within)
+            totals["idle"] += step["stop"] - step["start"] - busy
+    whole = sum(totals.values())
+    return {name: ns / whole for name, ns in totals.items()}
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    return json.loads(invoke("metrics", RUN, "--json").stdout)
+
+
+@pytest.mark.parametrize("run", ["gloo_2x2", "gloo_4rank", "gloo_4rank_et"])
+def test_compute_communication_and_idle_are_those_of_the_definition(real, run):
+    exact = json.loads(invoke("metrics", real(run), "--json").stdout)["breakdown"]["exact"]
+    expected = oracle([path for path in real(run).iterdir() if "torch_et" not in path.name])
+    assert exact["compute"] == pytest.approx(expected["compute"], rel=1e-9)
+    assert exact["idle"] == pytest.approx(expected["idle"], rel=1e-9)
+    exposed = sum(share for name, share in exact.items() if name.startswith("exposed_"))
+    assert exposed == pytest.approx(expected["exposed"], rel=1e-9)
+
+
+def test_the_parallelism_of_every_group_is_that_of_the_job(metrics):
+    """What `tests/data/record.py` does in each of two steps, on each of four ranks."""
+    counts = {
+        (group["description"], group["tag"]): group["events"] for group in metrics["groups"]
+    }
+    assert counts == {
+        ("mesh_dp", "DP"): 4 * 2 * 4,
+        ("mesh_tp", "TP"): 2 * 2 * 4,
+        ("default_pg", "PP"): 2 * 2 * 4,  # messages in a ring
+        ("default_pg", "EP"): 1 * 2 * 4,
+        ("default_pg", "OTHER"): 1 * 2 * 4,  # a broadcast
+    }
+
+
+def test_all_collectives_and_messages_are_matched(metrics):
+    matching = metrics["matching"]
+    assert (matching["events"], matching["matched"], matching["share"]) == (80, 80, 1.0)
+    steps, pairs = 2, 2
+    assert matching["collectives"] == steps * (4 * pairs + 2 * pairs + 1 + 1)
+    assert matching["messages"] == steps * 4
+
+
+def test_sizes_are_dimensions_times_type():
+    """Of one step of `tests/data/record.py`: float32, 8 samples of 32 values."""
+    comm = fastcomm.open(RUN).read(0).comm
+    ops = [OPS[op] for op in comm["op"].to_pylist()]
+    payload = Counter(zip(ops, comm["payload_bytes"].to_pylist(), strict=True))
+    activations, weights, bias = 8 * 32 * 4, 32 * 32 * 4, 32 * 4
+    assert payload == {
+        ("AllReduce", activations): 2,
+        ("AllGather", 2 * activations): 2,
+        ("SendRecv", 64 * 4): 4,
+        ("AllToAll", 16 * 4): 2,
+        ("AllReduce", weights): 4,
+        ("AllReduce", bias): 4,
+        ("Broadcast", 16 * 4): 2,
+    }
+
+
+def test_the_page_of_the_terminal_says_that_it_is_a_run_of_the_host():
+    output = " ".join(invoke("metrics", RUN).output.split())
+    assert (
+        "a run without an accelerator: compute is the time of operators on the host" in output
+    )
+    assert "not measured" not in output
+
+
+def test_a_store_has_the_same_metrics(metrics, tmp_path):
+    invoke("ingest", RUN, "--output", tmp_path / "store")
+    stored = json.loads(invoke("metrics", tmp_path / "store", "--json").stdout)
+    for name in ("breakdown", "groups", "matching", "waits", "volume", "findings"):
+        assert stored[name] == metrics[name]
+
+
+def test_one_rank_alone_has_its_groups_by_the_order_of_its_threads(tmp_path):
+    shutil.copy(RUN / "kineto_trace_3.json.gz", tmp_path)
+    alone = json.loads(invoke("metrics", tmp_path, "--json").stdout)
+    tags = {(group["description"], group["tag"]) for group in alone["groups"]}
+    assert {("mesh_dp", "DP"), ("mesh_tp", "TP")} <= tags
+
+
+@pytest.mark.parametrize("rank", [(), ("--rank", 2)])
+def test_the_critical_path_covers_the_step(rank):
+    path = json.loads(invoke("critical-path", RUN, *rank, "--json").stdout)
+    assert path["path"]["coverage"] == pytest.approx(1)
+    assert path["summary"]["gpu_communication_bound"] > 0
+    assert path["summary"]["cpu_bound"] > 0
+
+
+def test_a_rank_that_is_recorded_later_still_matches(tmp_path, metrics):
+    """The trace of rank 1 lacks the first step: later collectives keep their partners."""
+    for rank in RANKS:
+        text = json.loads(gzip.decompress((RUN / f"kineto_trace_{rank}.json.gz").read_bytes()))
+        if rank == 1:
+            second = min(
+                row["ts"] for row in text["traceEvents"] if row["name"] == "ProfilerStep#3"
+            )
+            text["traceEvents"] = [
+                row
+                for row in text["traceEvents"]
+                if row.get("ph") == "M" or row["ts"] >= second
+            ]
+        with gzip.open(tmp_path / f"kineto_trace_{rank}.json.gz", "wt") as file:
+            json.dump(text, file)
+    late = json.loads(invoke("metrics", tmp_path, "--steps", 3, "--json").stdout)
+    assert late["matching"]["share"] == 1
