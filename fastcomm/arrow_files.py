@@ -221,6 +221,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(schema: pq.ParquetSchema, columns: Sequence[str] | None) -> list[_Leaf]:
+    """Return the physical columns of the chosen columns; None chooses all."""
     leaves = []
     for leaf in map(schema.column, range(len(schema))):
         path = leaf.path
@@ -386,6 +387,7 @@ def _follow(metadata: bytes, place: int) -> int:
 
 
 def _number(metadata: bytes, place: int, kind: str) -> int:
+    """Read a number of a `struct` format at an offset in bytes."""
     if place < 0:
         raise ValueError("an offset before the message")
     try:

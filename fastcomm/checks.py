@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, python_names
 
 _LONGEST = 40  # characters of a value in a message
 
@@ -85,6 +85,29 @@ def invalid(where: str, shown: str, expected: str) -> ConfigError:
     """
     place, separator, name = where.rpartition(": ")
     return ConfigError(f"{place}{separator}invalid {name} {shown}: expected {expected}")
+
+
+def invalid_value(where: str, value: object, expected: str) -> ConfigError:
+    """Return the error for an invalid value, which the message quotes; see `invalid`."""
+    return invalid(where, _shown(value), expected)
+
+
+def check_type(
+    value: object, kinds: type | tuple[type, ...], where: str, expected: str
+) -> None:
+    """Raise `ConfigError` for a value of another type; True and False are no numbers.
+
+    `where` and `expected` are as in `invalid`.
+    """
+    is_flag = isinstance(value, bool) and kinds is not bool
+    if is_flag or not isinstance(value, kinds):
+        raise invalid_value(where, value, expected)
+
+
+def check_path(value: object, where: str, example: str) -> None:
+    """Raise `ConfigError` unless a value is a path or a URL; `example` is a call with one."""
+    if not value or not isinstance(value, str | Path):
+        raise invalid_value(where, value, f"a path, as in {example}")
 
 
 def shortened(value: object) -> str:
@@ -246,8 +269,13 @@ def takes(
 
     def decorate(function: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
         @wraps(function)
-        def call(subject: S, /, *_: P.args, **values: P.kwargs) -> R:
-            return function(subject, build(kind, values, function.__name__))
+        def call(subject: S, /, *unnamed: P.args, **values: P.kwargs) -> R:
+            name = function.__name__
+            if unnamed:
+                option = next(iter(signature(kind).parameters))
+                raise TypeError(f"{name}: pass options by name, as in {name}({option}=...)")
+            with python_names():
+                return function(subject, build(kind, values, name))
 
         first, *_ = signature(function).parameters.values()
         call.__signature__ = signature(function).replace(  # type: ignore[attr-defined]

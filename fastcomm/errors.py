@@ -5,7 +5,8 @@ Inert text has no control characters: a terminal or a spreadsheet only shows it.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from shlex import quote
 
 _ASCII = 128
@@ -35,6 +36,24 @@ class ConfigError(FastcommError):
 
 class ClusterError(FastcommError):
     """The workers of a cluster cannot do the work; no rank is at fault."""
+
+
+# An option of the command line; the options of other tools are followed by a value.
+_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w=:-])")
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Name options as Python does, `link_bandwidth`, in errors that are raised inside."""
+    try:
+        yield
+    except FastcommError as error:
+        error.args = tuple(_OPTION.sub(_argument, str(text)) for text in error.args)
+        raise
+
+
+def _argument(option: re.Match[str]) -> str:
+    return option[1].replace("-", "_")
 
 
 def inert(text: str) -> str:

@@ -8,6 +8,7 @@ nor overlap.
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastcomm.checks import shortened
 from fastcomm.errors import FastcommError
 from fastcomm_kernels import intervals as kernels
 from fastcomm_kernels.arrays import Ints
@@ -79,7 +80,13 @@ def _common(a: Merged, b: Merged) -> Merged:
 
 def _sorted(intervals: Intervals) -> Merged:
     """Return starts and stops as int64 arrays, by start."""
-    start, stop = (np.asarray(column) for column in intervals)
+    try:
+        start, stop = (np.asarray(column) for column in intervals)
+    except (TypeError, ValueError) as error:
+        raise FastcommError(
+            f"intervals: invalid set {shortened(intervals)}: pass two arrays, starts and "
+            "stops, as in ([0, 20], [10, 30])"
+        ) from error
     if start.ndim != 1 or start.shape != stop.shape:
         raise FastcommError(
             f"intervals: starts of shape {start.shape}, stops of shape {stop.shape}; pass two "

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcomm.analyses.preparation import open_traces
-from fastcomm.checks import build, non_default, shows, takes
+from fastcomm.checks import build, check_path, check_type, non_default, shows, takes
+from fastcomm.errors import ConfigError, python_names
 from fastcomm.executors import executor_of
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, ReportOptions, Window
 from fastcomm.trace.run import named_ranks
@@ -26,6 +27,7 @@ class Run:
     Only what tells the ranks is read at first; an analysis reads what it needs.
     """
 
+    @python_names()
     def __init__(
         self,
         paths: tuple[str | Path, ...],
@@ -66,14 +68,18 @@ class Run:
         """The ranks whose files could not be opened, with `keep_going`."""
         return self._traces.skipped
 
+    @python_names()
     def read(self, rank: int) -> "Trace":
         """Read all events of one rank; ConfigError where it has no trace."""
+        check_type(rank, int, "read: rank", "the number of a rank, as in read(0)")
         return self._whole.read(rank)
 
+    @python_names()
     def info(self, *, all_ranks: bool = False) -> "Info":
         """Describe the run as `fastcomm info` does, by its first rank or by all."""
         from fastcomm.analyses.info import info
 
+        check_type(all_ranks, bool, "info: all_ranks", "True or False")
         user_options = set(non_default(self.options)) - {"ranks", "keep_going"}
         return info(
             self._traces,
@@ -96,6 +102,7 @@ class Run:
         return self._measured(options)
 
     def _measured(self, options: MetricsOptions) -> "Metrics":
+        """Measure the run; `options` may be those of a report."""
         from fastcomm.analyses.measure import compute_metrics
 
         return compute_metrics(
@@ -148,12 +155,14 @@ class Run:
         return session_of(step)
 
     @shows(ReportOptions)
+    @python_names()
     def report(self, html: str | Path = "report.html", **options: Any) -> None:
         """Write the page of the run as `fastcomm report` does, with `ReportOptions`."""
         from fastcomm.analyses.report import run_path
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
 
+        check_path(html, "report: path", 'report("report.html")')
         chosen = build(ReportOptions, options, "report")
         metrics = self._measured(chosen)
         write_report(
@@ -173,7 +182,7 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
     Parameters
     ----------
     *paths
-        Directories, files, globs or URLs.
+        One or more directories, files, globs or URLs: `open("traces/")`.
     workers
         A number of processes of this machine, or an executor such as
         `fastcomm.executors.dask.connected` yields. With several processes, a script needs
@@ -189,4 +198,8 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         `Run.skipped`.
 
     """
+    if not paths:
+        raise ConfigError('open: no path; pass the traces of a run, as in open("traces/")')
+    for path in paths:
+        check_path(path, "open: path", 'open("traces/") or open("rank0.json", "rank1.json")')
     return Run(paths, build(ReadOptions, options, "open"), workers)

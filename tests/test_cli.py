@@ -40,7 +40,7 @@ def invoke(*words, code=0):
 def test_metrics_begins_with_headline_and_findings(run_folder):
     lines = invoke("metrics", run_folder, "--link-bandwidth", "400Gbit/s").stdout.splitlines()
     assert lines[0] == (
-        "3 ranks, 1 iteration (ProfilerStep#N; host clock): 100.0 us a step, 100.0 us p99"
+        "3 ranks, 1 step (ProfilerStep#N; host clock): 100.0 us a step, 100.0 us p99"
     )
     assert lines[1] == (
         "  Exposed communication is the largest part of the step: 35.0 % (35.0 us of 100 us), "

@@ -35,7 +35,9 @@ def trace(tmp_path):
 
 def test_the_report_prints_the_path_and_its_shares(trace):
     text = invoke(trace).stdout
-    assert "rank 0, rules corrected: 3 events" in text
+    assert text.startswith(
+        "step 1, rank 0: critical path of 80.0 us, 3 of 3 events, 3 of 5 edges"
+    )
     assert "covers 100.0 % of the 80.0 us from first to last event" in text
     assert "device: compute" in text
     assert "aten::mm" in text
@@ -113,8 +115,8 @@ def test_the_output_directory_has_the_path_as_files(trace, tmp_path):
         (["--instance", 0], "instance counts the events of annotation"),
         (["--annotation", "x", "--instance", "a"], "--instance: found 'a', wanted a number"),
         (["--annotation", "nothing"], "no event's name contains 'nothing'"),
-        (["--step", 7], "no iteration 7; the trace has 0-1"),
-        (["--rank", 3], "no trace of rank 3"),
+        (["--step", 7], "no step 7; the trace has 0-1"),
+        (["--rank", 3], "rank 3: not in the run"),
         (["--annotation", "Step", "--instance", "2:5"], "no instance 2 of 'Step'"),
     ],
 )
@@ -177,7 +179,7 @@ def test_keep_going_goes_on_to_the_next_rank_that_can_be_read(two_ranks):
         (0, True)
     ]
     assert "skipped: rank 0" in done.stderr
-    assert "rank 1, rules corrected" in invoke(two_ranks, "--keep-going", code=3).stdout
+    assert "rank 1: critical path" in invoke(two_ranks, "--keep-going", code=3).stdout
 
 
 def test_keep_going_with_a_single_rank_is_warned_of(two_ranks):
@@ -289,29 +291,29 @@ def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
     write(Job.of(4, pp=2, steps=2, micro_batches=2, layers=2), tmp_path)
     words = (tmp_path,)
     done = invoke(*words)
-    assert done.stdout.startswith("all ranks, rules corrected: ")
+    assert done.stdout.startswith("step 11, all ranks: critical path of ")
     assert "warning" not in done.stderr
     (third,) = tmp_path.glob("rank3.*")
     third.unlink()
     done = invoke(*words)
-    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert done.stdout.startswith("step 11, 3 of 4 ranks: critical path of ")
     assert "warning: 1 of 4 ranks has no trace here: 3\n" in done.stderr
     found = json.loads(invoke(*words, "--json").stdout)
     assert (len(found["ranks"]), found["expected_ranks"]) == (3, 4)
     third.write_bytes(b"no trace")
     done = invoke(*words, "--keep-going", code=3)
-    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert done.stdout.startswith("step 11, 3 of 4 ranks: critical path of ")
     assert "skipped: rank 3: " in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("rank", "words"), [(0, "no readable trace of rank 0"), (7, "no trace of rank 7")]
+    ("rank", "words"), [(0, "rank 0: not readable"), (7, "rank 7: not in the run")]
 )
 def test_a_rank_that_cannot_be_read_is_refused_by_the_option_that_names_it(
     one_unopened, rank, words
 ):
     error = invoke(one_unopened, "--rank", rank, "--keep-going", code=1).stderr
-    assert f"Error: --rank: {words}; the run has 1-2" in error
+    assert f"Error: {words}; its ranks: 1-2" in error
 
 
 def test_the_warnings_of_the_trace_are_printed(tmp_path):

@@ -214,8 +214,11 @@ def test_the_command_prints_the_path_through_all_ranks(tmp_path):
     opened(tmp_path, rank_events(60), rank_events(100))
     words = ["critical-path", str(tmp_path), "--annotation", ""]
     text = CliRunner().invoke(main, words, catch_exceptions=False).stdout
-    assert "all ranks, rules corrected: 12 events" in text
-    assert "The path goes from rank to rank 0 times. Clocks moved: none." in text
+    assert text.startswith("all ranks: critical path of 125 us, ")
+    assert "of 12 events" in text
+    assert (
+        "The path goes from one rank to another 0 times. Corrections of clocks: none." in text
+    )
     out = tmp_path / "out"
     done = CliRunner().invoke(main, [*words, "--json", "--output", str(out)])
     found = json.loads(done.stdout)

@@ -50,7 +50,7 @@ def test_missing_windows_are_errors(path_of, tmp_path):
         for instance in (-1, (1, 0), (1,), "x"):
             with pytest.raises(WindowError, match="instance"):
                 path_of(*events, wanted=Window(annotation="Prof", instance=instance), by=rules)
-    with pytest.raises(WindowError, match="no iteration 4; the trace has 3, 30"):
+    with pytest.raises(WindowError, match="no step 4; the trace has 3, 30"):
         path_of(*events, wanted=Window(step=4))
     found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
     assert found.about.clipped == 1

@@ -60,7 +60,7 @@ def test_traces_are_described_by_their_first_rank(traces):
     assert lines[2].split(maxsplit=1) == ["read", "rank 0, 4 events; --all reads all"]
     assert lines[3].split(maxsplit=1) == ["time", "1970-01-01 00:00:00 UTC, 100 us"]
     assert lines[4].split(maxsplit=1) == [
-        "iterations",
+        "steps",
         "3 by ProfilerStep#N, 100 us mean (host clock)",
     ]
     assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
@@ -150,7 +150,7 @@ def test_clock_differences_are_printed_with_their_evidence(tmp_path):
 def test_missing_data_is_listed_with_the_remedy(tmp_path, events, envelope, lacks):
     k.write(tmp_path / "rank0.json", events, **envelope)
     assert any(each.startswith(lacks) for each in told(tmp_path)["lacks"])
-    assert f"lacks: {lacks}" in " ".join(invoke(tmp_path).split())
+    assert f"missing: {lacks}" in " ".join(invoke(tmp_path).split())
 
 
 def test_options_that_have_no_effect_are_not_recommended(tmp_path):

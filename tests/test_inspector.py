@@ -237,7 +237,7 @@ def test_the_report_explains_missing_numbers(tmp_path, capsys):
 
     show(metrics(job(tmp_path)))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "4 ranks, n/a iterations" in printed
+    assert "4 ranks, n/a steps" in printed
     assert "is n/a: the input has no times but durations and no compute" in printed
     assert "No communication is exposed" not in printed
     assert "idle n/a n/a" in printed

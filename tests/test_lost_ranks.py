@@ -229,10 +229,10 @@ def test_the_rank_after_a_long_list_of_groups_is_found(tmp_path):
 def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     path = shutil.copyfile(H100, tmp_path / H100.name)
     assert invoke("metrics", path).stdout.startswith("1 rank,")
-    assert "1 rank, 1 step: " in invoke("stats", path).stdout
+    assert "1 rank, 1 step (6): " in invoke("stats", path).stdout
     out = tmp_path / "all.json"
     assert "1699 events of 1 rank (uniform)" in invoke("convert", path, out).stdout
-    assert "replayed 49.34 ms a step" in invoke("replay", path).stdout
+    assert "replayed 49.34 ms, measured" in invoke("replay", path).stdout
     error = invoke("stragglers", path, code=1).stderr
     assert "a trace (kineto)" in error
     assert f"fastcomm metrics {path}" in error

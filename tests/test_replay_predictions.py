@@ -160,5 +160,5 @@ def test_the_command_prints_the_requested_predictions(tmp_path):
     text = run(*words, "--clock-alignment", "causality")
     assert "Daydream: " in text
     assert "on 2 hosts of one GPU: " in text
-    assert "tensors sent as 0+1+2: " in text
+    assert "tensors fused as 0+1+2: " in text
     assert "daydream" not in json.loads(run("--json"))

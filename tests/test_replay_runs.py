@@ -191,7 +191,7 @@ def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
 def test_ranks_without_a_shared_group_are_an_error_with_a_remedy(tmp_path):
     alone = [row for row in rank_events(60) if "nccl" not in row["name"]]
     run = opened(tmp_path, alone, alone)
-    with pytest.raises(FastcommError, match="--ranks with one number replays that alone"):
+    with pytest.raises(FastcommError, match="a single rank can be replayed alone"):
         step_of(run, WHOLE)
     assert session_of(step_of(run.only([1]), WHOLE)).error == 0
 
@@ -349,7 +349,7 @@ def test_a_run_is_replayed_by_the_command(tmp_path):
         ["replay", str(tmp_path), "--annotation", "", "--bottleneck"],
         catch_exceptions=False,
     )
-    assert "replayed 506.0 us a step, measured 506.0 us: +0.00 %" in shown.stdout
+    assert "replayed 506.0 us, measured 506.0 us, error +0.00 %" in shown.stdout
 
 
 def test_a_wait_on_the_critical_path_is_named_as_one(tmp_path):

@@ -141,5 +141,5 @@ def test_a_run_can_be_limited_to_ranks(tmp_path):
         k.write(tmp_path / f"{rank}.json", STEP, rank=rank, world=3)
     run = open_run(tmp_path)
     assert run.only([2, 0]).ranks == (0, 2)
-    with pytest.raises(FastcommError, match="no trace of rank 7; the run has 0-2"):
+    with pytest.raises(FastcommError, match="rank 7: not in the run; its ranks: 0-2"):
         run.only([7])

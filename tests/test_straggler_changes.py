@@ -52,9 +52,9 @@ def test_the_slow_rank_of_the_synthetic_table_is_found(tmp_path, ranks):
 def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     words = ["demo", str(tmp_path / "job"), "--format", "table"]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert "worst ranks (M_W): 107.6 %, rank 6" in done.stdout
+    assert "slowest rank 6: 107.6 % of the slowdown disappears" in done.stdout
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
-    assert "too little slowdown to attribute it" in none.stdout
+    assert "The slowdown is below --threshold" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
     assert "wanted slow-gpu or none" in refused.stderr
 

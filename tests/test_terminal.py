@@ -119,7 +119,7 @@ def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
 
 def test_full_and_spec_print_further_tables(made):
     full, spec = (printed("metrics {run}", made, "200", each) for each in ("--full", "--spec"))
-    for heading in ("windows between phases", "process groups", "size from", "own waits"):
+    for heading in ("windows between phases", "process groups", "size from", "own waits/step"):
         assert heading in full
         assert heading not in spec
     for heading in ("specification formula", "utilization by payload"):
@@ -191,7 +191,7 @@ ROWS = st.integers(1, 9).flatmap(
 
 @given(ROWS, st.integers(40, 120), st.data())
 def test_a_table_of_any_width_shows_complete_columns(rows, width, data):
-    words = ("share", "a step", "payload/step/GPU", "wait caused a step", "p95")
+    words = ("share", "exposed/step", "payload/step/GPU", "wait caused/step", "p95")
     headings = [data.draw(st.sampled_from(words)) for _ in rows[0][1:]]
     shown = table("name of the kernel", *headings, drop=("p95",))
     for row in rows:

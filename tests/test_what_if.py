@@ -199,7 +199,7 @@ def test_edits_can_be_read_from_a_file(tmp_path, step):
         ("[[edit]]\ncompute_speedup = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
-        ("[[edit]]\nremove = 'all'", "invalid value 'all': expected one of launches"),
+        ("[[edit]]\nremove = 'all'", "remove: invalid delays 'all': expected one of launches"),
     ],
 )
 def test_a_damaged_file_of_edits_is_an_error(tmp_path, text, said):

@@ -9,6 +9,7 @@ import orjson
 import pyarrow as pa
 
 from fastcomm import files
+from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
 from fastcomm.trace.run import (
@@ -52,10 +53,10 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def _wrong(document: Any) -> str | None:
     """Return why a document cannot be metrics; None if it can."""
-    if not isinstance(document, dict):
-        return "it is no object"
-    lacking = [name for name in _NEEDED if not isinstance(document.get(name), dict)]
-    return f"no {', '.join(lacking)} in it" if lacking else None
+    if not isinstance(document, Mapping):
+        return "it is no JSON object"
+    lacking = [name for name in _NEEDED if not isinstance(document.get(name), Mapping)]
+    return f"it has no {', '.join(lacking)}" if lacking else None
 
 
 Object = Mapping[str, Any]
@@ -175,10 +176,11 @@ class Comparison(Result):
 
     def value(self, name: str) -> Value:
         """Return a metric by its name. Raises `ConfigError`, with similar names, if unknown."""
+        check_type(name, str, "value: name", 'a name such as "iteration.mean_ns"')
         for value in self.values:
             if value.name == name:
                 return value
-        raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
+        raise ConfigError(f"{name!r} is no metric of either run; {_nearest(name, self.values)}")
 
 
 _FLOATS = pa.float64()
@@ -211,17 +213,17 @@ def compare(
     Raises
     ------
     ConfigError
-        If they count different bytes.
+        If an argument is no metrics, or they count different bytes.
 
     """
-    before, after = _object(before), _object(after)
+    before, after = _object(before, "before"), _object(after, "after")
     runs = {"before": before, "after": after}
     if whole is not None:
         runs = dict(zip(runs, whole, strict=True))
     if before.get("bytes") != after.get("bytes"):
         raise ConfigError(
             f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}: "
-            "measure both with the same --bytes"
+            "measure both with the same bytes option"
         )
     old, new = dict(_scalars(before)), dict(_scalars(after))
     names = [*old, *(name for name in new if name not in old)]
@@ -263,9 +265,16 @@ def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iter
         )
 
 
-def _object(metrics: "Metrics | Object") -> Object:
-    """Return the metrics without the version of their schema, which is no metric."""
-    document = metrics if isinstance(metrics, Mapping) else metrics.contents()
+def _object(metrics: "Metrics | Object", name: str) -> Object:
+    """Return the metrics without the version of their schema, which is no metric.
+
+    Raises ConfigError, which names the argument, for anything else than metrics.
+    """
+    document = metrics.contents() if isinstance(metrics, Result) else metrics
+    iteration = document.get("iteration") if isinstance(document, Mapping) else None
+    if not isinstance(iteration, Mapping) or "mean_ns" not in iteration:
+        example = "compare(before.metrics(), after.metrics())"
+        raise invalid_value(f"compare: {name}", metrics, f"metrics of a run, as in {example}")
     return {key: value for key, value in document.items() if key != "schema_version"}
 
 
@@ -287,6 +296,7 @@ def _by_name(key: str, values: Sequence[Object]) -> Object:
 
 
 def _parts(values: Mapping[str, Value]) -> tuple[BreakdownChange, ...]:
+    """Return the parts of the exact breakdown, the largest effect on the step first."""
     prefix = "breakdown.exact."
     step = values["iteration.mean_ns"]
     parts = []
@@ -320,14 +330,14 @@ def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
 
 def _notes(before: Object, after: Object) -> Iterator[str]:
     """Yield the reasons why the two runs are not fully comparable."""
-    for key in ("ranks", "iterations"):
+    for key, noun in (("ranks", "rank"), ("iterations", "step")):
         old, new = (_number(run.get(key)) for run in (before, after))
         if old != new:
-            noun = plural(1 if old == "1" else 2, key.removesuffix("s"))
-            yield f"before has {old} {noun}, after {new}: totals are not comparable, means are"
+            nouns = plural(1 if old == "1" else 2, noun)
+            yield f"before has {old} {nouns}, after {new}: totals are not comparable, means are"
     old, new = (", ".join(run.get("iterations_found_by", ())) for run in (before, after))
     if old != new:
-        yield f"iterations are found by {old} before and by {new} after"
+        yield f"steps are found by {old} before and by {new} after"
     yield from _clock_notes(before, after)
 
 
@@ -344,6 +354,7 @@ def _incomplete(when: str, run: Object) -> Iterator[str]:
 
 
 def _skipped(run: Object) -> list[SkippedRank]:
+    """Return the skipped ranks in the JSON of a run."""
     return [
         SkippedRank(rank=record.get("rank"), path=record.get("path", ""), error=record["error"])
         for record in run.get("failed", ())
@@ -356,12 +367,13 @@ def _expected(run: Object) -> int:
 
 
 def _clock_notes(before: Object, after: Object) -> Iterator[str]:
+    """Yield a note if the steps of the runs are cut on different clocks."""
     # Results that were kept before there was a choice are by the host's clock.
     old, new = (run.get("iteration_clock", "host") for run in (before, after))
     if old != new:
         yield (
-            f"iterations are cut by the {old}'s clock before and by the {new}'s after; "
-            "--step-boundary host measures both by the host's"
+            f"steps are cut by the {old} clock before and by the {new} clock after; measure "
+            "both with step boundary host"
         )
 
 
@@ -370,7 +382,10 @@ def _number(value: Any) -> str:
 
 
 def _nearest(name: str, values: tuple[Value, ...]) -> str:
+    """Return a hint: names that are similar to an unknown one, or where all names are."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [value.name for value in values], cutoff=0.4)
-    return f"there is {', '.join(near)}" if near else "--json lists all names"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return "the JSON of a comparison lists all names"

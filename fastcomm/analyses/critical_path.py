@@ -96,7 +96,7 @@ def critical_path(
     executor = executor_of(workers)
     ranks = run.ranks if options.rank is None else (options.rank,)
     if len(ranks) == 1:
-        (source,) = run.only(ranks, "--rank").sources
+        (source,) = run.only(ranks).sources
         path = executor.call(partial(_of_source, source, options))
         path.failed = run.skipped
         return path
@@ -114,6 +114,7 @@ def critical_path(
 
 
 def _of_source(source: Source, window: Window) -> CriticalPath:
+    """Read one rank and return its critical path."""
     with annotate_errors(source):
         trace = source.read()
         path = analyze(trace, window)

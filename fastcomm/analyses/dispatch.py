@@ -1,18 +1,22 @@
 """Time the all-to-all of a workload's experts, with a user's options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import build, shows
+from fastcomm.checks import START_S, Range, build, check_type, invalid_value, shows
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.workload import Workload
+from fastcomm.errors import python_names
 from fastcomm.hardware import GpuLinks, load_links
 from fastcomm.options import DispatchOptions
 from fastcomm.units import parse_bandwidth
+
+_TOKEN_BYTES = Range(1, 1 << 40)
+_START_US = Range(START_S.least * 1e6, START_S.most * 1e6)
 
 
 def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
@@ -29,6 +33,11 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
         for kind, bandwidth in (("inter", options.bw_inter), ("intra", options.bw_intra))
         if bandwidth is not None
     }
+    for name in ("token_bytes", "combine_bytes"):
+        if (size := getattr(options, name)) is not None:
+            _TOKEN_BYTES.check(size, name)
+    for name in ("inter_start", "intra_start"):
+        _START_US.check(getattr(options, name), name)
     size = options.token_bytes or recipe.token_bytes
     return Terms(
         token_bytes=size,
@@ -48,8 +57,9 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
 
 
 @shows(DispatchOptions)
+@python_names()
 def simulate_dispatch(
-    workload: Workload, strategies: Sequence[str] = tuple(STRATEGIES), **options: Any
+    workload: Workload, strategies: Iterable[str] = tuple(STRATEGIES), **options: Any
 ) -> Simulation:
     """Time a workload under the schedules of these names, with `DispatchOptions`.
 
@@ -59,5 +69,11 @@ def simulate_dispatch(
         If an option or a schedule is unknown, or an option is wrong.
 
     """
+    example = 'a workload, as in simulate_dispatch(open_workload("traffic/"))'
+    check_type(workload, Workload, "simulate_dispatch: workload", example)
+    if isinstance(strategies, str) or not isinstance(strategies, Iterable):
+        raise invalid_value(
+            "simulate_dispatch: strategies", strategies, 'a list, as in ["deepep", "fast"]'
+        )
     chosen = build(DispatchOptions, options, "simulate_dispatch")
-    return simulate(workload, strategies, terms_for(workload.recipe, chosen))
+    return simulate(workload, tuple(strategies), terms_for(workload.recipe, chosen))

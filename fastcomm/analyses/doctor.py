@@ -214,6 +214,7 @@ def _dask(address: str, wait_s: float) -> Check:
 
 
 def _cluster(threads: Mapping[str, int], differ: int, tested: Check | None) -> Check:
+    """Return the check of a reachable cluster; `differ` counts other versions."""
     text = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
     if tested is None:
         return Check(name="dask", found=text, state="bad")
@@ -280,6 +281,7 @@ def _is_whole(folder: Path, table: TableFile) -> bool:
 
 
 def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
+    """Return what is wrong with the file of a rank; empty if nothing is."""
     if isinstance(file, SkippedRank):
         return "its file has another size than the manifest says"
     try:

@@ -338,6 +338,7 @@ def _manifests(run: RunTraces) -> dict[Path, Manifest]:
 
 
 def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
+    """Return what the manifests and tables of stores say, without reading events."""
     entries = [entry for manifest in manifests.values() for entry in manifest.ranks]
     ranks = pa.array(run.ranks, pa.int32())
     tables = {

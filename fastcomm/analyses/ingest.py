@@ -263,6 +263,7 @@ def _unchanged(path: Path, origin: dict[str, Any]) -> Trace | None:
 
 
 def _unstored(skipped: SkippedRank, folder: Path) -> UnstoredRank:
+    """Return a rank that could not be read, and remove its earlier file."""
     if skipped.rank is not None:
         # A file from an earlier source of the rank is not part of this run.
         (folder / file_name(skipped.rank)).unlink(missing_ok=True)
@@ -320,6 +321,7 @@ def _world_size(parts: Sequence[StoredRank]) -> int | None:
 
 
 def _clock_notes(parts: Sequence[StoredRank]) -> dict[int, ClockNote]:
+    """Return how far the clock of each rank differs, by rank."""
     offsets = clock_offsets(pa.concat_tables([part.ends for part in parts]))
     return {
         offset.rank: ClockNote(

@@ -118,12 +118,14 @@ class _Question:
         )
 
     def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+        """Return the warnings of the run, with the world size that its ranks state."""
         # A file that is alone says its rank with its world.
         ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
         world = agreed_size((note.rank, note.world_size) for note in notes)
         return with_world(self.warnings, ranks, world)
 
     def _clock_warnings(self) -> Iterable[str]:
+        """Yield a warning if some ranks cannot be on the device's clock."""
         if self.by_host:
             yield (
                 "the iterations of all ranks are by the host's marks, because rank "

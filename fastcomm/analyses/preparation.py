@@ -53,7 +53,7 @@ def open_traces(
         open_run, *worker_paths(paths, executor), options=OpenOptions.of(options, whole=whole)
     )
     run = executor.call(look) if any(is_url(path) for path in paths) else look()
-    return run.only(options.ranks) if options.ranks else run
+    return run if options.ranks is None else run.only(options.ranks)
 
 
 def worker_paths(paths: Sequence[str | Path], executor: Executor) -> tuple[str | Path, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.analyses.critical_path import Parts, together
-from fastcomm.checks import takes
+from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
@@ -58,6 +58,7 @@ def _step(
 
 
 def _joined(parts: Parts) -> StepConstraints:
+    """Join the windows of all ranks into one step; `parts` are by rank."""
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:
@@ -70,11 +71,12 @@ def _joined(parts: Parts) -> StepConstraints:
             rank_of=np.zeros(nodes, np.int64),
             first=np.zeros(1, np.int64),
             traces=(trace,),
+            number=path.step,
         )
     try:
         many = joined(traces, paths=paths)
     except FastcommError as error:
-        raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
+        raise FastcommError(f"{error}; a single rank can be replayed alone") from error
     events = many.events
     if not isinstance(events, RunEvents):
         raise TypeError(events)
@@ -84,6 +86,7 @@ def _joined(parts: Parts) -> StepConstraints:
         rank_of=many.across.rank_of.astype(np.int64),
         first=events.first[:-1],
         traces=tuple(traces.values()),
+        number=many.step,
     )
 
 
@@ -96,6 +99,7 @@ def session_of(step: StepConstraints) -> Session:
         measured=measured(step),
         replayed=replayed,
         path=critical_path(replayed),
+        step=step.number,
         read=step.read,
     )
 
@@ -135,4 +139,5 @@ def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
         If the directory is no trial, or its operations wait for each other.
 
     """
+    check_path(path, "replay_trial: path", 'replay_trial("trial/")')
     return session_of_trial(trials.read(Path(path)), options)

@@ -22,7 +22,18 @@ class RunStatistics(TableResult):
     time: StepTime
     tensors: ParameterDict | None = None  # of a trial
     read: ReadRanks | None = None  # of a run
+    numbers: tuple[int, ...] | None = None  # of the steps in the traces of a run
     is_dpro: bool = False  # whether the JSON has dPRO's keys, in ms
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of the steps in the traces; positions from 0 if these have none."""
+        return self.numbers or tuple(range(len(self.time.steps)))
+
+    @property
+    def typical_step(self) -> int:
+        """Number of the step whose time is closest to the step time of the run."""
+        return self.steps[self.time.opt_step]
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version; dPRO's keys are in ms."""
@@ -30,10 +41,15 @@ class RunStatistics(TableResult):
         read = {} if self.read is None else self.read.to_dict()
         tensors = {} if self.tensors is None else {"tensors": _tensors(self.tensors)}
         if self.is_dpro:
-            steps, categories = self._steps("ms", MS), statistics.categories
+            steps = {"opt_step": self.time.opt_step, **self._steps("ms", MS)}
+            categories = statistics.categories
             ops = dpro.operations(statistics)
         else:
-            steps = self._steps("ns", 1)
+            steps = {
+                "steps": list(self.steps),
+                "typical_step": self.typical_step,
+                **self._steps("ns", 1),
+            }
             categories = {
                 name: _category(category) for name, category in statistics.categories.items()
             }
@@ -44,7 +60,6 @@ class RunStatistics(TableResult):
         """Return the step times of the run and of each rank, in a unit of `size` ns."""
         return {
             f"iteration_time_{unit}": self.time.time_ns / size,
-            "opt_step": self.time.opt_step,
             f"step_time_{unit}": [step_ns / size for step_ns in self.time.steps],
             "ranks": {
                 pid: {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm.checks import takes
+from fastcomm.checks import check_path, takes
 from fastcomm.executors import Executor, Local
 from fastcomm.files import place
 from fastcomm.graph import edits
@@ -153,6 +153,7 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
         If a file cannot be read, or a step is not in the table.
 
     """
+    check_path(table, "find_stragglers: table", 'find_stragglers("operations.parquet")')
     return analyse_stragglers(table, options)
 
 

@@ -128,6 +128,7 @@ def describe(
         time=rules.step_time(source.trace),
         tensors=None if source.trial is None else source.trial.parameters,
         read=source.read,
+        numbers=source.steps,
         is_dpro=rules is not statistics,
     )
     if files.output is not None:

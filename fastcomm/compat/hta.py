@@ -106,6 +106,10 @@ class CPGraph(CriticalPath):
     The id of an event is its position in the file. Weights are ns, not us as in HTA.
     """
 
+    def summary(self) -> dict[str, float]:
+        """Return the time of each class on the path in percent of their sum, as HTA does."""
+        return {name: 100 * share for name, share in super().summary().items()}
+
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
         """Convert a critical path."""
@@ -344,7 +348,11 @@ def find_path(
     notes = ["the last profiled step is left out, as HTA does"] if trimmed else []
     about = PathSource(
         rules=RULES,
-        window=TimeRange(start=times.start + linked.origin, stop=times.stop + linked.origin),
+        window=TimeRange(
+            start=times.start + linked.origin,
+            stop=times.stop + linked.origin,
+            step=None if window.annotation is not None else _step(trace, linked, times),
+        ),
         path=trace.meta.path,
         rank=trace.meta.rank,
         base=trace.meta.base,
@@ -355,6 +363,13 @@ def find_path(
     events = TraceEvents(trace)
     streams = events.describe(graph.event, ["stream"])["stream"].fill_null(-1)
     return CPGraph.search(graph, events, about, streams.to_numpy() != -1)
+
+
+def _step(trace: Trace, linked: Linked, times: TimeRange) -> int | None:
+    """Return the number of the step in the middle of a window; None if there is none."""
+    middle = (times.start + times.stop) // 2 + linked.origin
+    steps = trace.iterations.to_pylist()
+    return next((s["number"] for s in steps if s["start"] <= middle < s["stop"]), None)
 
 
 def clip(linked: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:

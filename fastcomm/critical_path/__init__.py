@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.checks import check_path, invalid_value
 from fastcomm.critical_path.across import RankJoin
 from fastcomm.critical_path.rules import (
     FACTS,
@@ -124,6 +125,11 @@ class CriticalPath(Result):
         return RankJoin.of_one(self.about.rank, len(self.graph.event))
 
     @property
+    def step(self) -> int | None:
+        """Number of the step in the trace; None if the window is another part."""
+        return self.about.window.step
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks whose events the graph has."""
         return self.across.ranks
@@ -232,11 +238,13 @@ class CriticalPath(Result):
         return tables
 
     def figures(self) -> dict[str, str]:
-        """Return the ranks, the rules, the length of the path, and its largest classes."""
+        """Return the step, ranks, rules, the length of the path, its largest classes."""
         sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
         largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
         count = f"{len(self.ranks)} of {self.across.expected_ranks}"
+        step = {} if self.step is None else {"step": str(self.step)}
         return {
+            **step,
             **({"ranks": count} if self.is_joined else {"rank": str(self.about.rank)}),
             "rules": self.about.rules.name,
             "length": format_ns(self.length_ns),
@@ -271,6 +279,7 @@ class CriticalPath(Result):
             "rules": about.rules.name,
             "path_of_trace": about.path,
             **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
+            "step": about.window.step,
             "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
             "events": about.clipped,
             "nodes": graph.connected_nodes,
@@ -333,10 +342,8 @@ class CriticalPath(Result):
         return dict(sorted(pairs))
 
     def summary(self) -> dict[str, float]:
-        """Return the time of each class on the path, in percent of their sum."""
-        sums = self.summary_ns()
-        total = sum(sums.values())
-        return {name: 100 * ns / total if total else 0.0 for name, ns in sums.items()}
+        """Return the time of each class on the path as a share of their sum, from 0 to 1."""
+        return _shares(self.summary_ns())
 
     def by_tag_ns(self) -> dict[str, int]:
         """Return the time of the communication of each parallelism on the path."""
@@ -355,6 +362,10 @@ class CriticalPath(Result):
             Number of rows at most.
 
         """
+        if by not in ("event", "name"):
+            raise invalid_value("top: by", by, "one of event, name")
+        if not isinstance(count, int) or count < 0:
+            raise invalid_value("top: count", count, "a whole number, as in top(count=5)")
         event, class_ = self.breakdown["event"], self.breakdown["bound_by"]
         own = pc.and_(pc.is_valid(event), pc.is_in(class_, value_set=pa.array(OWN)))
         table = self.breakdown.filter(own)
@@ -374,10 +385,13 @@ class CriticalPath(Result):
     def what_if(self, *edits: "Edit") -> "WhatIf":
         """Replay the window with edits, and return its length and path before and after.
 
+        Edits are made by `fastcomm.scale`, `fastcomm.set_time` and `fastcomm.remove`, as in
+        `what_if(fastcomm.scale("compute", 0.8))`.
+
         Raises
         ------
         ConfigError
-            If an edit selects no event.
+            If an argument is no edit, or an edit selects no event.
 
         """
         from fastcomm.critical_path.what_if import Replay
@@ -386,6 +400,7 @@ class CriticalPath(Result):
 
     def save(self, out_dir: str) -> str:
         """Write graph and path to ``<out_dir>.zip``, and return the name of the file."""
+        check_path(out_dir, "save: out_dir", 'save("path")')
         from fastcomm.critical_path.saved import save  # imports this module
 
         return save(self, out_dir)

@@ -6,7 +6,7 @@ the rank that arrived last.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow as pa
 from fastcomm.critical_path import CriticalPath, PathSource, corrected
 from fastcomm.critical_path.across import RankJoin, collectives
 from fastcomm.critical_path.rules import CORRECTED, EVENT, EventDescriptions, TraceEvents
-from fastcomm.critical_path.window import TimeRange, errors_of, find
+from fastcomm.critical_path.window import errors_of, find
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.arrivals import Instances
 from fastcomm.exchange.instances import RunCommunication
@@ -73,7 +73,8 @@ def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
         for kind, count in built.left_out.items()
     ]
     if len(graph.time):
-        time_range = TimeRange(
+        time_range = replace(
+            time_range,
             start=max(time_range.start, int(graph.time[0])),
             stop=min(time_range.stop, int(graph.time[-1])),
         )
@@ -196,7 +197,7 @@ class _Joiner:
                 f"{self.violations} collective events end before the last arrival, although "
                 "clocks are aligned"
             )
-        window = TimeRange(start=int(graph.time[0]), stop=int(graph.time[-1]))
+        window = replace(first.window, start=int(graph.time[0]), stop=int(graph.time[-1]))
         clipped = sum(path.about.clipped for path in self.paths.values())
         return PathSource(
             rules=CORRECTED,

@@ -62,7 +62,7 @@ def save(path: CriticalPath, out_dir: str | Path) -> str:
     """
     if path.is_joined:
         raise FastcommError(
-            "a path through several ranks cannot be saved. Choose one rank with --rank"
+            "a path through several ranks cannot be saved. Find the path of one rank"
         )
     target = Path(f"{out_dir}.zip")
     with aside(target) as unfinished:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.checks import check_type
 from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
@@ -84,6 +85,7 @@ class WhatIf(Result):
         before, after = self.before, self.after
         return {
             "rank": None if before.is_joined else before.about.rank,
+            "step": before.step,
             "edits": [str(edit) for edit in self.edits],
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
@@ -206,6 +208,10 @@ class Replay:
 
     def run(self, edits: Sequence[Edit]) -> WhatIf:
         """Return the step time and the path before and after edits."""
+        for edit in edits:
+            check_type(
+                edit, Edit, "what_if: edit", 'edits, as in what_if(scale("compute", 0.8))'
+            )
         graph = self.critical.graph
         begin = int(graph.time[0]) if len(graph.time) else 0
         measured = graph.time - begin

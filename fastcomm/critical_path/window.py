@@ -45,6 +45,7 @@ class TimeRange:
 
     start: int
     stop: int
+    step: int | None = None  # its number in the trace, if the part is a step
 
 
 def instances(instance: object) -> tuple[int, int]:
@@ -107,10 +108,10 @@ def find(trace: Trace, window: Window) -> TimeRange:
         number = numbers[min(1, len(numbers) - 1)]
     if number not in numbers:
         raise WindowError(
-            f"{trace.meta.path}: no iteration {number}; the trace has {ranges(sorted(numbers))}"
+            f"{trace.meta.path}: no step {number}; the trace has {ranges(sorted(numbers))}"
         )
     row = trace.iterations.slice(numbers.index(number), 1).to_pylist()[0]
-    return TimeRange(start=row["start"], stop=row["stop"])
+    return TimeRange(start=row["start"], stop=row["stop"], step=number)
 
 
 def _annotated(trace: Trace, window: Window) -> TimeRange:

@@ -322,7 +322,7 @@ def _check_names(
     if not strategies:
         raise ConfigError(f"missing strategy: expected one or more of {valid}")
     if unknown := [name for name in strategies if name not in available]:
-        raise ConfigError(f"unknown strategy {', '.join(unknown)}: expected {valid}")
+        raise ConfigError(f"unknown strategy {', '.join(map(str, unknown))}: expected {valid}")
 
 
 def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:

@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
+from fastcomm.checks import check_path, check_type
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
 from fastcomm.dispatch.sampler import layers as drawn_layers
@@ -123,6 +124,8 @@ class Workload:
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """Return a workload that is drawn from a recipe each time it is read."""
+        example = "a recipe, as in Workload.of(Recipe.of(num_nodes=2))"
+        check_type(recipe, Recipe, "Workload.of: recipe", example)
         return cls(recipe=recipe, is_drawn=True)
 
     def layers(self) -> Iterator[LayerTokens]:
@@ -232,6 +235,7 @@ def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> W
         If the options contradict the workload.
 
     """
+    check_path(path, "open_workload: path", 'open_workload("traffic/")')
     path, options = Path(path), options or WorkloadOptions()
     files = _files(path)
     if files[0].suffix in {".npz", ".npy"}:

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
+from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import Processes
 from fastcomm.process import make_folder, remove_folder
@@ -367,8 +368,16 @@ class Local:
 
 
 def executor_of(workers: int | Executor) -> Executor:
-    """Return the executor for a number of local processes; executors are returned as is."""
-    return Local(workers=workers) if isinstance(workers, int) else workers
+    """Return the executor for a number of local processes; executors are returned as is.
+
+    Raises ConfigError for anything else.
+    """
+    if not isinstance(workers, int) and hasattr(workers, "gather"):
+        return workers
+    valid = Range(1, MOST_WORKERS)
+    if not isinstance(workers, int) or not valid.holds(workers):
+        raise invalid_value("workers", workers, f"{valid} (of processes), or an executor")
+    return Local(workers=workers)
 
 
 @contextmanager

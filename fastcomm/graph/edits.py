@@ -9,15 +9,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import files
-from fastcomm.checks import DELAY_MS, DURATION_NS, FACTOR, SPEED, shortened
+from fastcomm.checks import (
+    DELAY_MS,
+    DURATION_NS,
+    FACTOR,
+    SPEED,
+    check_type,
+    invalid_value,
+    shortened,
+)
 from fastcomm.errors import ConfigError
+from fastcomm.trace.events import matches
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Flags, Floats
 
@@ -37,9 +46,18 @@ class Edit:
     value: float = 0.0  # "scale": a factor; "set" and "fuse": ns
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a factor so large that scaled times would overflow 64 bits."""
-        if self.action == "scale":
-            _check_factor(self.value, self.value)
+        """Raise ConfigError for an unknown action, or an invalid target or value."""
+        if self.action not in get_args(Action):
+            raise invalid_value(
+                "edit: action", self.action, f"one of {', '.join(get_args(Action))}"
+            )
+        if self.action == "remove":
+            _check_delays(self.target)
+            return
+        _conditions(self.target)
+        where, valid, expected = _VALUES[self.action]
+        if not valid.holds(self.value) and not (self.action == "scale" and self.value == 0):
+            raise invalid_value(where, self.value, expected)
 
     def __str__(self) -> str:
         if self.action == "remove":
@@ -50,23 +68,69 @@ class Edit:
         return f"{self.action} {self.target} = {amount}"
 
 
+_NS = f"nanoseconds, {DURATION_NS}"
+# Where an invalid value of an edit is, its range, and its description.
+_VALUES = {
+    "scale": ("scale: factor", SPEED, f'{SPEED}, or 0, as in scale("comm:TP", 0.5)'),
+    "set": ("set_time: time_ns", DURATION_NS, f'{_NS}, as in set_time("comm:TP", 10_000)'),
+    "fuse": ("fuse: value", DURATION_NS, _NS),
+}
+
+
 def scale(selection: str, factor: float) -> Edit:
-    """Multiply the durations of the selected events by a factor: `scale("comm:TP", 0.5)`."""
+    """Multiply the durations of the selected events by a factor: `scale("comm:TP", 0.5)`.
+
+    Parameters
+    ----------
+    selection
+        The events, as of `selected`.
+    factor
+        0, or from 1e-6 to 1e6.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid.
+
+    """
     return Edit(action="scale", target=selection, value=factor)
 
 
 def set_time(selection: str, time_ns: float) -> Edit:
-    """Set the duration of each selected event to `time_ns` nanoseconds."""
+    """Set the duration of each selected event: `set_time("comm:TP", 10_000)` sets 10 us.
+
+    Parameters
+    ----------
+    selection
+        The events, as of `selected`.
+    time_ns
+        Nanoseconds.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid.
+
+    """
     return Edit(action="set", target=selection, value=time_ns)
 
 
 def remove(delays: str) -> Edit:
     """Remove delays: "launches", "gaps" between kernels, "host-gaps" between operators."""
-    return Edit(action="remove", target=_one_of(DELAYS, delays, "remove"))
+    return Edit(action="remove", target=delays)
+
+
+def _check_delays(delays: object) -> None:
+    if delays not in DELAYS:
+        raise invalid_value(
+            "remove: delays", delays, f'one of {", ".join(DELAYS)}, as in remove("launches")'
+        )
 
 
 _KINDS = ("comm", "compute", "copy", "host")
 _COLUMNS = ("op", "tag", "stream", "thread", "name")
+_CHOICES = {**dict.fromkeys((*_KINDS, "tag"), TAGS), "op": OPS}
+_INT = re.compile(r"-?\d{1,18}$")
 
 
 def selected(events: pa.Table, selection: str) -> Flags:
@@ -93,36 +157,51 @@ def selected(events: pa.Table, selection: str) -> Flags:
 
     """
     mask = np.ones(events.num_rows, np.bool_)
-    for condition in selection.split("+"):
-        mask &= _matches(events, condition.strip(), selection)
+    for key, value in _conditions(selection):
+        mask &= _matches(events, key, value)
     return mask
 
 
-def _matches(events: pa.Table, condition: str, selection: str) -> Flags:
+def _matches(events: pa.Table, key: str, value: str) -> Flags:
     """Return the rows that match one condition of a selection."""
-    key, _, value = condition.partition(":")
     if key in _KINDS:
         mask = _of_kind(events, key)
-        return mask & _equal(events["tag"], _one_of(TAGS, value, selection)) if value else mask
-    if key == "op" and value:
-        return _equal(events["op"], _one_of(OPS, value, selection))
-    if key == "tag" and value:
-        return _equal(events["tag"], _one_of(TAGS, value, selection))
-    if key == "stream" and re.fullmatch(r"-?\d+", value):
-        return _equal(events["stream"], int(value))
-    if key == "thread" and value:
-        return _equal(events["thread"], value)
-    if key == "name" and value:
-        try:
-            return _flags(pc.match_substring_regex(events["name"], value))
-        except pa.ArrowInvalid as error:
-            raise ConfigError(
-                f"{selection!r}: invalid regular expression {value!r}: {error}"
-            ) from error
-    raise ConfigError(
-        f"{selection!r}: invalid condition {condition!r}: expected {', '.join(_KINDS)}, or "
-        f"{', '.join(_COLUMNS)} with a value after a colon, as in name:gemm"
+        return mask & _equal(events["tag"], value) if value else mask
+    if key == "name":
+        return _flags(matches(events["name"], value))
+    return _equal(events[key], int(value) if key == "stream" else value)
+
+
+def _conditions(selection: str) -> list[tuple[str, str]]:
+    """Split a selection into conditions, each a kind or a column, and its value.
+
+    Raises ConfigError if a condition is invalid.
+    """
+    check_type(
+        selection, str, "events", 'a text such as "compute", "comm:TP" or "name:gemm+stream:7"'
     )
+    conditions = []
+    for condition in selection.split("+"):
+        key, _, value = condition.strip().partition(":")
+        _check_condition(key, value, selection)
+        conditions.append((key, value))
+    return conditions
+
+
+def _check_condition(key: str, value: str, selection: str) -> None:
+    """Raise ConfigError, which quotes the selection, if a condition is invalid."""
+    if value and key in _CHOICES:
+        _check_choice(_CHOICES[key], value, selection)
+    elif value and key == "name":
+        matches(pa.array([""]), value)
+    elif not (
+        key in _KINDS or (key == "thread" and value) or (key == "stream" and _INT.match(value))
+    ):
+        condition = f"{key}:{value}" if value else key
+        raise ConfigError(
+            f"{selection!r}: invalid condition {condition!r}: expected {', '.join(_KINDS)}, or "
+            f"{', '.join(_COLUMNS)} with a value after a colon, as in name:gemm"
+        )
 
 
 def _of_kind(events: pa.Table, kind: str) -> Flags:
@@ -147,13 +226,12 @@ def _flags(column: pa.ChunkedArray) -> Flags:
     return flags
 
 
-def _one_of(choices: tuple[str, ...], value: str, context: str) -> str:
-    """Return `value`; ConfigError, which quotes the context, if it is none of the choices."""
+def _check_choice(choices: tuple[str, ...], value: str, context: str) -> None:
+    """Raise ConfigError, which quotes the context, if a value is none of the choices."""
     if value not in choices:
         raise ConfigError(
             f"{context!r}: invalid value {value!r}: expected one of {', '.join(choices)}"
         )
-    return value
 
 
 def duration_ns(text: str) -> float:
@@ -175,7 +253,8 @@ def duration_ns(text: str) -> float:
 def factor(text: str) -> float:
     """Parse a factor of durations: 0, or in the range `SPEED`. Raise ConfigError if invalid."""
     number = amount(text)
-    _check_factor(number, text)
+    if number != 0 and not SPEED.holds(number):
+        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
     return number
 
 
@@ -188,11 +267,6 @@ def amount(text: str) -> float:
     if not 0 <= number < math.inf:
         raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
     return number
-
-
-def _check_factor(number: float, text: object) -> None:
-    if number != 0 and not SPEED.holds(number):
-        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
 
 
 def speed(kind: str, text: str) -> Edit:

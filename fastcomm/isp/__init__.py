@@ -138,7 +138,7 @@ def world_sizes(text: str | float | tuple[int, ...], node: int = _NODE) -> tuple
 
     """
     sizes: list[int] = []
-    for part in _parts(text):
+    for part in _parts(text, "world size"):
         ends = [parse_quantity(end, "world size", RANKS.most) for end in part.split("-")]
         if len(ends) > _PAIR or ends[0] > ends[-1]:
             raise ConfigError(
@@ -159,10 +159,12 @@ def numbers(text: Quantities, option: str) -> tuple[int, ...] | None:
     """Parse numbers such as "1,2,4" or "4Ki,64Ki"; None stays None."""
     if text is None:
         return None
-    return tuple(dict.fromkeys(parse_quantity(part, option) for part in _parts(text)))
+    return tuple(dict.fromkeys(parse_quantity(part, option) for part in _parts(text, option)))
 
 
-def _parts(text: str | float | tuple[int, ...]) -> list[str]:
+def _parts(text: str | float | tuple[int, ...], option: str) -> list[str]:
+    if text == ():
+        raise ConfigError(f"{option}: an empty list; leave it out to allow every value")
     return list(map(str, text)) if isinstance(text, tuple) else str(text).split(",")
 
 

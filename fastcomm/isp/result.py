@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm.checks import invalid_value
 from fastcomm.isp import ALGOS, Question
 from fastcomm.isp.space import nearest
 from fastcomm.result import TableResult
@@ -264,7 +265,13 @@ class SearchResult(TableResult):
         return len(self.columns)
 
     def record(self, place: int) -> Record:
-        """Return the fields of one strategy, by its place in the ranking from 0."""
+        """Return the fields of one strategy, by its place in the ranking from 0.
+
+        Raises ConfigError if no strategy has this place.
+        """
+        if not isinstance(place, int) or not 0 <= place < self.feasible:
+            expected = f"a place from 0 in the ranking of {self.feasible} strategies"
+            raise invalid_value("record: place", place, expected)
         row = self.columns.row(place)
         row |= {name: int(row[name]) for name in _WHOLE if name in row}
         return row | {"algo_type": ALGOS[int(row.pop("algo"))]}

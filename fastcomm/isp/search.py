@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcomm.checks import build, shows
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp import ALGOS, Question, question_of
@@ -143,6 +143,7 @@ def _width(question: Question) -> float:
 
 
 @shows(SearchOptions)
+@python_names()
 def search_strategies(**options: Any) -> SearchResult:
     """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
 

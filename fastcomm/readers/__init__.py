@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self
 
+from fastcomm.checks import check_path
 from fastcomm.errors import ConfigError, TraceFileError, shell_quoted
 from fastcomm.files import place
 from fastcomm.options import ReadOptions
@@ -18,6 +19,7 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.config import read as read_config
 from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.parallel import dimensions_of
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 
 # The patterns of names below, for messages; N is the rank.
@@ -211,7 +213,12 @@ class OpenOptions:
             order=options.order,
         )
         config = Config(parallel=sizes)
-        if options.config:
+        if options.order is not None:
+            dimensions_of(options.order)
+        if options.iteration_regex == "":
+            raise ConfigError("iteration_regex: an empty text would match every annotation")
+        if options.config is not None:
+            check_path(options.config, "config", 'config="fastcomm.toml"')
             config = config.over(read_config(place(options.config)))
         return cls(
             config=config,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
+from fastcomm.checks import invalid_value
 from fastcomm.errors import FastcommError
 from fastcomm.replay import Replayed
 
@@ -107,6 +108,7 @@ class Session(Result):
     measured: StepTime
     replayed: Replayed
     path: ReplayPath
+    step: int | None = None  # its number in the trace or trial; None for another part
     read: ReadRanks | None = None  # of a run; None for a trial
     changed: Replayed | None = None  # with changed durations
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
@@ -119,7 +121,21 @@ class Session(Result):
         return self.replayed.mean_ns / self.measured.time_ns - 1
 
     def error_of(self, pid: str) -> float | None:
-        """Return the relative error of one rank; None if its step was not measured."""
+        """Return the relative error of one rank; None if its step was not measured.
+
+        Parameters
+        ----------
+        pid
+            One of the keys of `replayed.by_pid()`, such as "host0.rank3".
+
+        Raises
+        ------
+        ConfigError
+            If the replay has no such rank.
+
+        """
+        if pid not in (ranks := self.replayed.by_pid()):
+            raise invalid_value("error_of: pid", pid, f"one of {', '.join(ranks)}")
         rank = self.measured.ranks.get(pid)
         if rank is None or not rank.time:
             return None
@@ -144,6 +160,7 @@ class Session(Result):
         rows = zip(self.path.nodes, self.path.cost, self.path.wait, strict=True)
         ranks = {"ranks": list(self.read.ranks), **self.read.to_dict()} if self.read else {}
         return {
+            "step": self.step,
             "nodes": len(graph.nodes),
             "edges": len(graph.source),
             "step_end_ns": replayed.by_pid(),
@@ -204,9 +221,11 @@ class Session(Result):
         return {"nodes": pa.table(nodes), "edges": replayer.graph.table()}
 
     def figures(self) -> dict[str, str]:
-        """Return the replayed and the measured step, the error, and the changed step."""
+        """Return the step, its replayed and measured time, the error, and the changed time."""
         changed = {} if self.changed is None else {"what if": format_ns(self.changed.mean_ns)}
+        step = {} if self.step is None else {"step": str(self.step)}
         return {
+            **step,
             "replayed": format_ns(self.replayed.mean_ns),
             "measured": format_ns(self.measured.time_ns),
             "error": signed_percent(self.error),
@@ -226,4 +245,6 @@ def session(trial: Trial, options: Options | None = None) -> Session:
     statistics = rules.statistics(trial.trace, trial.topology)
     times = measured(graph, statistics, trial.trace, time.opt_step, rules.gaps)
     replayed = Replayer.of(graph, times, options).run()
-    return Session(measured=time, replayed=replayed, path=critical_path(replayed))
+    return Session(
+        measured=time, replayed=replayed, path=critical_path(replayed), step=time.opt_step
+    )

@@ -36,6 +36,7 @@ class StepConstraints:
     rank_of: Ints  # by node, position in `traces`
     first: Ints  # by trace, the row of its first event in the graph
     traces: Sequence[Trace]
+    number: int | None = None  # of the step in the traces; None for another part
     read: ReadRanks | None = None  # None for a step that was assembled in memory
 
 

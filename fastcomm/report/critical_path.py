@@ -19,14 +19,14 @@ _NEARLY = 0.95
 _TOP = 10
 LABELS = {
     "cpu_bound": "host: operators and calls",
-    "data_loading": "host: loading of data",
+    "data_loading": "host: data loading",
     "host_gap": "host: between operators",
     "gpu_compute_bound": "device: compute",
     "gpu_memory_bound": "device: copies",
     "gpu_communication_bound": "device: communication",
     "gpu_kernel_kernel_overhead": "device: between kernels",
-    "gpu_kernel_launch_overhead": "from launch to start",
-    "sync_wait": "return of waiting calls",
+    "gpu_kernel_launch_overhead": "launch delay",
+    "sync_wait": "host: return from synchronization",
     "unexplained": "unexplained",
     "": "dependencies",
 }
@@ -54,8 +54,8 @@ def show(path: CriticalPath, console: Console | None = None) -> None:
 def _show_ranks(path: CriticalPath, console: Console) -> None:
     """Print each rank's part of the path, and the rank that causes the longest wait."""
     shown = table(
-        *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused"),
-        drop=("slack", "transfers"),
+        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive", "wait caused"),
+        drop=("slack", "transfer"),
     )
     for row in path.by_rank().to_pylist():
         shown.add_row(
@@ -72,15 +72,16 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     if worst is not None and worst["later_ns"] > 0:
         say(
             console,
-            f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
-            f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
+            f"Rank {worst['rank']} makes its {worst['tag']} group "
+            f"({escape(worst['group'])}) wait: {format_ns(worst['later_ns'])} more than it "
+            "waits itself.",
         )
     offsets = {rank: ns for rank, ns in path.across.offsets.items() if ns}
     texts = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in offsets.items()) or "none"
     say(
         console,
-        f"The path goes from rank to rank {counted(path.crossings, 'time')}. Clocks moved: "
-        f"{texts}.",
+        f"The path goes from one rank to another {counted(path.crossings, 'time')}. "
+        f"Corrections of clocks: {texts}.",
     )
 
 
@@ -127,15 +128,19 @@ def ranks_of(path: CriticalPath) -> str:
     return ranks_words(present, expected) if present < expected else "all ranks"
 
 
+def subject_of(path: CriticalPath) -> str:
+    """Return what a path goes through: "step 12, all ranks", or only the ranks."""
+    return ranks_of(path) if path.step is None else f"step {path.step}, {ranks_of(path)}"
+
+
 def _title(path: CriticalPath) -> str:
-    """Return the line on the ranks, the rules, and the sizes of the graph and its path."""
+    """Return the line on the step, the ranks, the length, and the sizes of path and graph."""
     about, on_path = path.about, path.valid_path
-    events = counted(about.clipped, "event")
+    rules = "" if about.rules.is_exact else f" by the rules of {about.rules.name.upper()}"
     return (
-        f"[bold]{ranks_of(path)}, rules {about.rules.name}[/]: {events}, "
-        f"{counted(len(path.graph.source), 'edge')}; critical path of "
-        f"{counted(len(on_path.edges), 'edge')}, {counted(path.event_count, 'event')}, "
-        f"{format_ns(path.length_ns)}"
+        f"[bold]{subject_of(path)}:[/] critical path{rules} of {format_ns(path.length_ns)}, "
+        f"{path.event_count} of {counted(about.clipped, 'event')}, "
+        f"{len(on_path.edges)} of {counted(len(path.graph.source), 'edge')}"
     )
 
 
@@ -199,7 +204,7 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
         format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
     )
     change = f"{before} before, {after} after{faster}" if what_if.edits else before
-    say(console, f"[bold]{ranks_of(what_if.before)}:[/] {change}")
+    say(console, f"[bold]{subject_of(what_if.before)}:[/] {change}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
     error = format_ns(what_if.replay_error_ns)

@@ -55,8 +55,8 @@ _REASONS = {
 def culprits(metrics: Metrics) -> TerminalTable:
     """Return the ranks that cause the longest waits, if that is more than noise."""
     rows = table(
-        *("rank", "wait caused a step", "of step", "last to arrive", "own wait a step"),
-        drop=("own wait a step",),
+        *("rank", "wait caused/step", "of step", "last to arrive", "own wait/step"),
+        drop=("own wait/step",),
     )
     mean = metrics.iteration.mean_ns or 0.0
     for row in metrics.across.by_wait_caused(_MOST_CULPRITS):
@@ -102,7 +102,7 @@ def waits(across: Across) -> TerminalTable:
     """Return the ranks that cause the longest waits, and their own waits by parallelism."""
     tags = [tag for tag in TAGS if any(row.tag == tag for row in across.waits)]
     rows = table(
-        *("own waits a step", *tags, "last to arrive", "wait caused a step"), drop=tags[::-1]
+        *("own waits/step", *tags, "last to arrive", "wait caused/step"), drop=tags[::-1]
     )
     wait = {(row.rank, row.tag): row.wait_ns for row in across.waits}
     for row in across.by_rank[:_MOST_ROWS]:
@@ -117,7 +117,7 @@ def waits(across: Across) -> TerminalTable:
 
 def slow_links(across: Across) -> TerminalTable:
     """Return the groups whose collectives are slower than those of their peers."""
-    rows = table("slow links", "ranks", "bus bandwidth", "of peers", "longer a step")
+    rows = table("slow links", "ranks", "bus bandwidth", "of peers", "lost/step")
     slow = [row for row in across.links if row.is_slow]
     for row in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
         rows.add_row(
@@ -173,8 +173,13 @@ def _exposed(metrics: Metrics) -> TerminalTable:
     mean = metrics.iteration.mean_ns
     for name, share in metrics.breakdown.exact.items():
         if share and mean is not None:
-            rows.add_row(name.replace("_", " "), format_ns(share * mean), percent(share))
+            rows.add_row(part_name(name), format_ns(share * mean), percent(share))
     return rows
+
+
+def part_name(key: str) -> str:
+    """Return the printed name of a part of the exact breakdown, given its key in JSON."""
+    return "copies" if key == "memcpy" else key.replace("_", " ")
 
 
 def _bandwidth(metrics: Metrics) -> TerminalTable:
@@ -235,8 +240,12 @@ def _groups(metrics: Metrics) -> TerminalTable:
 def notes(metrics: Metrics) -> Iterator[str]:
     """Yield explanations of the tables of `--full`."""
     link = metrics.link_bandwidth
-    yield "Parts of a step: compute hides communication, and both hide copies."
-    yield "Bandwidth counts the wait for the last rank; " + (
+    yield (
+        "Parts of a step: all time with compute is compute; of the rest, all time with "
+        "communication is exposed communication (mixed: of several parallelisms at once), then "
+        "all time with copies is copies."
+    )
+    yield "Bandwidth includes the wait for the last rank; " + (
         f"the link has {format_bandwidth(link)}."
         if link
         else "utilization is n/a without --link-bandwidth."
@@ -305,7 +314,7 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
     if comparison.parts and not comparison.is_same:
         console.print(_parts(comparison))
-        say(console, "parts of the mean step; their effects add up to its change", style="dim")
+        say(console, "The effects of the parts add up to the change of the step.", style="dim")
     changed = _changed(comparison)
     if changed.row_count:
         console.print(changed)
@@ -320,13 +329,13 @@ def _headline(comparison: Comparison) -> str:
     """Return the sentence on the change of the step time."""
     step = comparison.step
     if step.before is None or step.after is None or step.difference is None:
-        return "The change of the step is n/a: a run has no iteration times."
+        return "The change of the step is n/a: a run has no step times."
     if comparison.is_same:
         return "No difference."
     relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
     change = f"{format_signed_ns(step.difference)}{relative}"
     return (
-        f"[bold]An iteration takes {format_ns(step.after, _STEP_DIGITS)} instead of "
+        f"[bold]A step takes {format_ns(step.after, _STEP_DIGITS)} instead of "
         f"{format_ns(step.before, _STEP_DIGITS)}: {change}[/]"
     )
 
@@ -334,13 +343,13 @@ def _headline(comparison: Comparison) -> str:
 def _parts(comparison: Comparison) -> TerminalTable:
     """Return the table of the parts of the step, and what each adds to its change."""
     rows = table(
-        *("part of the step", "before", "after", "effect", "with it changed"),
-        texts=("with it changed",),
+        *("part of the step", "before", "after", "effect", "what else changed"),
+        texts=("what else changed",),
     )
     for part in comparison.parts:
         if part.before_ns or part.after_ns:
             rows.add_row(
-                part.name.replace("_", " "),
+                part_name(part.name),
                 format_ns(part.before_ns),
                 format_ns(part.after_ns),
                 format_signed_ns(part.effect_ns),

@@ -50,7 +50,7 @@ def _facts(info: Info) -> list[tuple[str, str]]:
         ("ranks", _ranks(info)),
         ("read", _read(info)),
         ("time", _time(info.details)),
-        ("iterations", _iterations(info)),
+        ("steps", _iterations(info)),
         ("clocks", _clocks(info)),
     ]
 
@@ -107,7 +107,7 @@ def _clocks(info: Info) -> str:
     if not notes and info.stored:
         return "unknown: no collective joins two of the ranks"
     if not notes:
-        return "not compared; `fastcomm ingest` does, by the ends of common collectives"
+        return "not compared; `fastcomm ingest` compares them by the ends of common collectives"
     rank, note = max(notes, key=lambda pair: abs(pair[1].offset_ns))
     evidence = f"{counted(note.matches, 'collective')}, spread {format_ns(note.spread_ns)}"
     if not any(offset.applies for _, offset in notes):
@@ -144,7 +144,7 @@ def _lines(info: Info) -> list[str]:
     """Return the warnings and the missing data, a line each."""
     return [
         *(f"[yellow]warning:[/] {escape(warning)}" for warning in info.all_warnings),
-        *(f"[cyan]lacks:[/] {escape(text)}" for text in info.lacks),
+        *(f"[cyan]missing:[/] {escape(text)}" for text in info.lacks),
     ]
 
 

@@ -33,9 +33,9 @@ def _show_predictions(predictions: Predictions) -> None:
         groups = ["+".join(map(str, group)) for group in predictions.fusion.groups]
         more = f" and {len(groups) - _MOST} more" if len(groups) > _MOST else ""
         lines.append(
-            f"tensors sent as {', '.join(groups[:_MOST])}{more}: "
+            f"with tensors fused as {', '.join(groups[:_MOST])}{more}: "
             f"{format_ns(predictions.fusion.replayed.mean_ns)} a step, "
-            f"{format_ns(predictions.fusion.before.mean_ns)} as they were, by the cost model"
+            f"{format_ns(predictions.fusion.before.mean_ns)} unfused (by the cost model)"
         )
     for line in lines:
         say(plain_console(), line)
@@ -50,7 +50,7 @@ def _show_alone(alone: Replayed) -> None:
     """Print how long the communication of some tensors takes when nothing else runs."""
     groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
     end = format_ns(float(alone.end.max()))
-    say(plain_console(), f"tensors {groups} alone: {end}")
+    say(plain_console(), f"communication of tensors {groups} alone: {end}")
 
 
 def show(session: Session) -> None:
@@ -59,14 +59,17 @@ def show(session: Session) -> None:
     replayed, changed, removed = session.replayed, session.changed, session.removed
     graph = replayed.replayer.graph
     edges = len(graph.source)
+    parts = (f"step {session.step}" if session.step is not None else "", session.read or "")
+    subject = ", ".join(str(part) for part in parts if part)
+    title = f"{subject}: replayed" if subject else "replayed"
+    step_time = format_ns(replayed.mean_ns, _STEP_DIGITS)
     say(
         console,
-        f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
-        f"{format_ns(session.measured.time_ns, _STEP_DIGITS)}: "
+        f"[bold]{title} {step_time},[/] measured "
+        f"{format_ns(session.measured.time_ns, _STEP_DIGITS)}, error "
         f"{signed_percent(session.error, 2)}; "
         f"{counted(len(graph.nodes), 'operation')}, "
-        f"{edges} {'dependency' if edges == 1 else 'dependencies'}"
-        + (f"; {session.read}" if session.read else ""),
+        f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
         hanging=2,
     )
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
@@ -88,7 +91,7 @@ def show(session: Session) -> None:
         path.add_row(escape(name), format_ns(ns))
     console.print(path)
     if removed is not None:
-        saving = table("if it took no time", "a step is shorter by")
+        saving = table("if this took no time", "the step is shorter by")
         for removal in removed[:_REPLAY_MOST]:
             saving.add_row(escape(removal.node), format_ns(removal.saved_ns))
         console.print(saving)

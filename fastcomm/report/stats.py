@@ -9,6 +9,7 @@ from fastcomm.analyses.stats import OperationComparison, RunStatistics
 from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.trace.run import ranges
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10
@@ -33,9 +34,9 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
     say(
         console,
         f"[bold]{read or counted(len(time.ranks), 'rank')}, "
-        f"{counted(len(time.steps), 'step')}:[/] "
-        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {time.opt_step} is closest "
-        "to it",
+        f"{counted(len(statistics.steps), 'step')} ({ranges(sorted(statistics.steps))}):[/] "
+        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {statistics.typical_step} is "
+        "the closest to it",
     )
     console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
     more = len(operations.names) - len(chosen)

@@ -12,7 +12,7 @@ from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.stragglers import Attribution, Effect, Stragglers
 from fastcomm.stragglers.model import JobTimes
-from fastcomm.units import format_ns, percent, signed_percent
+from fastcomm.units import format_ns, percent, plural, signed_percent
 from fastcomm_kernels.arrays import Floats
 
 _SECOND = 1e9
@@ -130,18 +130,21 @@ def _lines(stragglers: Stragglers) -> list[str]:
     lines = [
         f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if "
         "every operation took its ideal time",
-        f"recorded: {base} a step, of which launch delays are {percent(delays, 2)}",
-        f"last stage (M_S): {last} of the slowdown goes if it is ideal",
+        f"recorded step: {base}, of which launch delays are {percent(delays, 2)}",
+        f"last stage: {last} of the slowdown disappears if its operations take their ideal "
+        "time (M_S)",
     ]
     if stragglers.worst is None or stragglers.worst.rem is None:
-        return [*lines, "too little slowdown to attribute it"]
+        return [*lines, "The slowdown is below --threshold: it is not attributed further."]
     ranks = ", ".join(map(str, stragglers.worst_ranks))
-    return [*lines, f"worst ranks (M_W): {percent(stragglers.worst.rem)}, rank {ranks}"]
+    slowest = f"slowest {plural(len(stragglers.worst_ranks), 'rank')} {ranks}"
+    share = percent(stragglers.worst.rem)
+    return [*lines, f"{slowest}: {share} of the slowdown disappears likewise (M_W)"]
 
 
 def _table(title: str, part: Attribution) -> TerminalTable:
     """Return the table of the slowdown that each part alone causes; `title` names the parts."""
-    rows = table(title, "slowdown that it alone causes")
+    rows = table(title, "slowdown that this alone causes")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
         rows.add_row(escape(key), f"{value:.4f}")
     return rows
@@ -149,7 +152,7 @@ def _table(title: str, part: Attribution) -> TerminalTable:
 
 def _heat(workers: Floats) -> TerminalTable:
     """Return slowdowns by data rank (down) and stage (across), colored by size."""
-    rows = table("workers", *(f"stage {stage}" for stage in range(workers.shape[1])))
+    rows = table("slowdown by worker", *(f"stage {stage}" for stage in range(workers.shape[1])))
     for rank, row in enumerate(workers[:_MOST_RANKS]):
         rows.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
     return rows

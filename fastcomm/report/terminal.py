@@ -103,24 +103,19 @@ def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
 
 
 def _title(metrics: Metrics) -> str:
-    """Return the line on ranks, iterations, how these were found, and the step time."""
+    """Return the line on ranks, steps, how these were found, and the step time."""
     times = metrics.iteration
     if times.mean_ns is not None and times.p99_ns is not None:
         measured = f"{format_ns(times.mean_ns, _EXACT_DIGITS)} a step"
         if sum(rank.iterations for rank in metrics.by_rank) > 1:
             measured += f", {format_ns(times.p99_ns, _EXACT_DIGITS)} p99"
     else:
-        measured = "no iteration" if metrics.iterations is not None else NA
-    iterations = (
-        f"{NA} iterations"
-        if metrics.iterations is None
-        else counted(metrics.iterations, "iteration")
-    )
+        measured = "no step" if metrics.iterations is not None else NA
+    steps = f"{NA} steps" if metrics.iterations is None else counted(metrics.iterations, "step")
     clock = f"; {metrics.iteration_clock} clock" if times.mean_ns is not None else ""
     ranks = ranks_words(len(metrics.measured_ranks), metrics.expected_ranks)
     return (
-        f"[bold]{ranks}, {iterations}[/] "
-        f"({escape(', '.join(metrics.found_by))}{clock}): {measured}"
+        f"[bold]{ranks}, {steps}[/] ({escape(', '.join(metrics.found_by))}{clock}): {measured}"
     )
 
 
@@ -156,7 +151,7 @@ def _of_step(metrics: Metrics, share: float | None) -> str:
     return NA if share is None or mean is None else format_ns(share * mean)
 
 
-_WAITS = ("wait a step", "transfer a step")
+_WAITS = ("wait/step", "transfer/step")
 
 
 def _parallelisms(metrics: Metrics) -> TerminalTable:
@@ -164,7 +159,7 @@ def _parallelisms(metrics: Metrics) -> TerminalTable:
     split = metrics.across.mean_waits()
     rows = table(
         "parallelism",
-        "exposed a step",
+        "exposed/step",
         "of step",
         *(_WAITS if split else ()),
         f"{metrics.bytes}/step/GPU",
@@ -188,7 +183,7 @@ def _parallelisms(metrics: Metrics) -> TerminalTable:
             str(metrics.volume[tag].comm_events),
         )
     if share := exact[_EXPOSED + "mixed"]:
-        rows.add_row("several", _of_step(metrics, share), percent(share))
+        rows.add_row("mixed", _of_step(metrics, share), percent(share))
     return rows
 
 
@@ -206,15 +201,15 @@ def guessed_tags(metrics: Metrics) -> set[str]:
 def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     """Yield explanations of terms and tables."""
     if metrics.volume:
-        yield "Exposed: not under compute." + (
-            " Wait and transfer count overlapped time, too." if metrics.across.waits else ""
+        yield "Exposed: while no compute runs." + (
+            " Wait and transfer include overlapped time." if metrics.across.waits else ""
         )
     if any(not finding.is_symptom for finding in metrics.findings):
         yield "Cost: about what a fix gains a step; ranks that are late together share it."
     if details.culprits(metrics).row_count:
-        yield "Wait caused: in all collectives, also where overlapped or passed on."
+        yield "Wait caused: waits of others in collectives that the rank joins last."
     if guessed_tags(metrics):
-        yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
+        yield "* guessed; state it by --tp, --pp, --dp, --ep, --cp or [[tags]]."
     if (outside := gaps.outside_sentence(metrics.outside)) and not gaps.outside_warning(
         metrics.outside, metrics.iteration_clock
     ):

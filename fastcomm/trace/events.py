@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -237,7 +237,7 @@ class EventRows(EventColumns):
 
     def matching(self, regex: str) -> Flags:
         """Return whether each row's name matches a regular expression anywhere."""
-        return self.by_name(pc.match_substring_regex(self.names, regex))
+        return self.by_name(matches(self.names, regex))
 
     def by_name(self, flags: pa.Array) -> Flags:
         """Return a flag per row, from a flag for each of `names`."""
@@ -263,3 +263,20 @@ def lane_streams(trace: Trace) -> Ints:
     ]
     by_row: Ints = np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
     return by_row
+
+
+def matches(names: pa.Array | pa.ChunkedArray, regex: str) -> pa.Array | pa.ChunkedArray:
+    """Return whether each name matches a regular expression anywhere.
+
+    Raises
+    ------
+    ConfigError
+        If the text is no regular expression, for Arrow or for Python.
+
+    """
+    try:
+        re.compile(regex)
+        return pc.match_substring_regex(names, regex)
+    except (pa.ArrowInvalid, re.error, RecursionError, OverflowError) as error:
+        reason = str(error).removeprefix("Invalid regular expression: ")
+        raise ConfigError(f"invalid regular expression {regex!r}: {reason}") from error

@@ -65,7 +65,7 @@ class RunTraces:
         skipped = {item.rank for item in self.skipped if item.rank is not None}
         return tuple(sorted({*self.ranks, *skipped}))
 
-    def only(self, ranks: Iterable[int], option: str = "--ranks") -> Self:
+    def only(self, ranks: Iterable[int]) -> Self:
         """Return the run with some of its ranks.
 
         Skipped ranks of unknown number stay, as they may be among the requested ones.
@@ -74,8 +74,6 @@ class RunTraces:
         ----------
         ranks
             Numbers of ranks.
-        option
-            The option that errors name.
 
         Raises
         ------
@@ -84,13 +82,15 @@ class RunTraces:
 
         """
         requested = set(ranks)
+        if not requested:
+            raise ConfigError(f"ranks: an empty list; the run has {named_ranks(self.ranks)}")
         skipped = {item.rank for item in self.skipped if item.rank is not None}
         selected = tuple(source for source in self.sources if source.rank in requested)
         absent = sorted(requested - set(self.ranks) - skipped)
-        if absent or (requested and not selected):
-            reason = "no trace of" if absent else "no readable trace of"
+        if not selected or absent:
+            state = "not in the run" if absent else "not readable"
             raise ConfigError(
-                f"{option}: {reason} {named_ranks(absent or sorted(requested))}; the run has "
+                f"{named_ranks(absent or sorted(requested))}: {state}; its ranks: "
                 f"{ranges(self.ranks)}"
             )
         return replace(
@@ -103,7 +103,7 @@ class RunTraces:
 
     def read(self, rank: int) -> Trace:
         """Read one rank's trace."""
-        return self.only([rank], "--rank").sources[0].read()
+        return self.only([rank]).sources[0].read()
 
 
 def expected_ranks(

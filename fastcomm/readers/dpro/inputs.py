@@ -4,7 +4,7 @@ The uniform trace of a run has the work of devices and communication, with stand
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -163,6 +163,7 @@ class UniformRun:
 
     trace: UniformTrace
     left_out: int  # operations outside of the iterations
+    steps: tuple[int, ...] | None  # numbers in the traces, by position; None if ranks differ
     warnings: tuple[str, ...]
     read: ReadRanks
 
@@ -192,6 +193,7 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     ends, left_out, skipped = [], 0, list(run.skipped)
     warnings: list[str] = []
     own_warnings: list[tuple[int, tuple[str, ...]]] = []
+    steps: list[tuple[int, ...]] = []
     for source in run.sources:
         try:
             trace = source.read()
@@ -206,6 +208,7 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
         own = list(operations(trace))
         events += (event for event in own if event.step is not None)
         left_out += sum(event.step is None for event in own)
+        steps.append(_step_numbers(trace, own))
     if not ends:
         raise FastcommError(f"no rank could be read: {skipped[0].error}")
     if left_out:
@@ -219,9 +222,25 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     return UniformRun(
         trace=trace_,
         left_out=left_out,
+        steps=_common(steps),
         warnings=(*run.warnings, *warnings_of_run(own_warnings), *warnings),
         read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
     )
+
+
+def _step_numbers(trace: Trace, own: Sequence[Event]) -> tuple[int, ...]:
+    """Return the numbers of the iterations in which a rank has operations of the device."""
+    numbers = trace.iterations["number"].to_pylist() or [0]
+    places = {event.step for event in own if event.step is not None and event.cat != "Comm"}
+    return tuple(numbers[place] for place in sorted(places))
+
+
+def _common(steps: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the first numbers of all ranks that have steps; None if they differ."""
+    present = [numbers for numbers in steps if numbers]
+    fewest = min(map(len, present), default=0)
+    first = {numbers[:fewest] for numbers in present}
+    return first.pop() if len(first) == 1 else None
 
 
 def operations(trace: Trace) -> Iterator[Event]:
@@ -279,6 +298,7 @@ class Input:
     trial: Trial | None = None
     warnings: tuple[str, ...] = ()
     read: ReadRanks | None = None  # None unless the input is a run
+    steps: tuple[int, ...] | None = None  # numbers of the steps of a run; None if unknown
 
     @property
     def topology(self) -> Topology | None:
@@ -289,7 +309,12 @@ class Input:
 def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
     """Read the traces of a run as a uniform trace."""
     run_trace = converted(run, keep_going=keep_going)
-    return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
+    return Input(
+        trace=run_trace.trace,
+        warnings=run_trace.warnings,
+        read=run_trace.read,
+        steps=run_trace.steps,
+    )
 
 
 def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:

@@ -1,0 +1,254 @@
+"""Wrong arguments of the Python API: the error says what was passed, and what is valid."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import fastcomm as fc
+from fastcomm import intervals
+from fastcomm.errors import ConfigError, FastcommError, python_names
+from fastcomm.synthetic import Job, write
+
+NAN, INF = float("nan"), float("inf")
+RECIPE = fc.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
+WORKLOAD = fc.Workload.of(RECIPE)
+SEARCH = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
+
+
+@pytest.fixture(scope="module")
+def use(tmp_path_factory):
+    """One object of each public type."""
+    folder = tmp_path_factory.mktemp("run")
+    write(Job.of(ranks=4), folder)
+    run = fc.open(folder)
+    metrics = run.metrics()
+    return SimpleNamespace(
+        folder=folder,
+        run=run,
+        metrics=metrics,
+        path=run.critical_path(rank=0),
+        joined=run.critical_path(),
+        session=run.replay(),
+        comparison=fc.compare(metrics, metrics),
+        search=fc.search_strategies(**SEARCH),
+    )
+
+
+PATH = "expected a path, as in "
+METRICS = r"expected metrics of a run, as in compare\(before.metrics"
+PAIR = r"pass two arrays, starts and stops, as in \(\[0, 20\], \[10, 30\]\)"
+WORKERS = "expected a number from 1 to 4096"
+EVENTS = 'expected a text such as "compute", "comm:TP"'
+EDITS = r'expected edits, as in what_if\(scale\("compute", 0.8\)\)'
+FACTOR = r'expected a number from 1e-06 to 1000000, or 0, as in scale\("comm:TP", 0.5\)'
+TIME = r'expected nanoseconds, a number from 0 to 1e\+15, as in set_time\("comm:TP", 10_000\)'
+DELAYS = r'expected one of launches, gaps, host-gaps, as in remove\("launches"\)'
+SCHEDULES = r'expected a list, as in \["deepep", "fast"\]'
+ARGUMENTS = [
+    (lambda u: fc.open(), r'open: no path; pass the traces of a run, as in open\("traces/"\)'),
+    (lambda u: fc.open(""), f"open: invalid path '': {PATH}"),
+    (lambda u: fc.open([]), rf"open: invalid path \[\]: {PATH}"),
+    (lambda u: fc.open([u.folder]), PATH + r'open\("traces/"\) or open\("rank0.json"'),
+    (lambda u: fc.open(5), f"open: invalid path 5: {PATH}"),
+    (lambda u: fc.open(None), f"open: invalid path None: {PATH}"),
+    (lambda u: fc.open(b"run"), f"open: invalid path b'run': {PATH}"),
+    (lambda u: fc.open(u.folder, workers=0), f"invalid workers 0: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=-1), f"invalid workers -1: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=10**9), f"invalid workers 1000000000: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=2.5), f"invalid workers 2.5: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=NAN), f"invalid workers nan: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers="4"), f"invalid workers '4': {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=True), f"invalid workers True: {WORKERS}"),
+    (lambda u: fc.open(u.folder, workers=None), f"invalid workers None: {WORKERS}"),
+    (lambda u: fc.open(u.folder, rank=[0]), "unknown option 'rank'; did you mean 'ranks'"),
+    (lambda u: fc.open(u.folder, ranks=[9]), "^rank 9: not in the run; its ranks: 0-3$"),
+    (lambda u: fc.open(u.folder, ranks=[]), "ranks: an empty list; the run has ranks 0-3"),
+    (lambda u: fc.open(u.folder, ranks=5), "invalid ranks 5: expected a list"),
+    (lambda u: fc.open(u.folder, ranks="0-3"), "invalid ranks '0-3': expected a list"),
+    (lambda u: fc.open(u.folder, ranks=[NAN]), "invalid ranks nan: expected a whole number"),
+    (lambda u: fc.open(u.folder, tp=0), "invalid tp 0: expected a number from 1"),
+    (lambda u: fc.open(u.folder, tp=3), "tp \\* cp \\* pp = 3 .* does not divide"),
+    (lambda u: fc.open(u.folder, tp="2"), "invalid tp '2': expected a whole number"),
+    (lambda u: fc.open(u.folder, order="xx"), "order 'xx': unknown dimension 'xx'"),
+    (lambda u: fc.open(u.folder, config=""), f"invalid config '': {PATH}config="),
+    (lambda u: fc.open(u.folder, config=5), "invalid config 5: expected a text or a path"),
+    (lambda u: fc.open(u.folder, config="no.toml"), "no.toml: No such file"),
+    (lambda u: fc.open(u.folder, iteration_regex=""), "an empty text would match every"),
+    (lambda u: fc.open(u.folder, step_boundary="gpu"), "expected one of auto, device, host"),
+    (lambda u: fc.open(u.folder, keep_going="yes"), "invalid keep_going 'yes': expected True"),
+    (lambda u: u.run.read(9), "^rank 9: not in the run; its ranks: 0-3$"),
+    (lambda u: u.run.read(-1), "^rank -1: not in the run; its ranks: 0-3$"),
+    (lambda u: u.run.read("3"), "read: invalid rank '3': expected the number of a rank"),
+    (lambda u: u.run.read(NAN), "read: invalid rank nan: expected the number of a rank"),
+    (lambda u: u.run.read(True), "read: invalid rank True: expected the number of a rank"),
+    (lambda u: u.run.info(all_ranks="yes"), "info: invalid all_ranks 'yes': expected True"),
+    (lambda u: u.run.metrics(steps=11), "invalid steps 11: expected a list"),
+    (lambda u: u.run.metrics(steps=[NAN]), "invalid steps nan: expected a whole number"),
+    (lambda u: u.run.metrics(steps=[-1]), "invalid steps -1: expected a number from 0"),
+    (lambda u: u.run.metrics(link_bandwidth=400), 'no unit; .* as in "400Gbit/s"'),
+    (lambda u: u.run.metrics(link_bandwidth=NAN), 'no unit; .* as in "400Gbit/s"'),
+    (lambda u: u.run.metrics(link_bandwidth=""), 'invalid bandwidth .* as in "400Gbit/s"'),
+    (lambda u: u.run.metrics(bytes=5), "invalid bytes 5: expected one of payload, bus, msg"),
+    (lambda u: u.run.metrics(clock_alignment="x"), "expected one of collectives, none"),
+    (lambda u: u.run.metrics(with_tables=1), "invalid with_tables 1: expected True or False"),
+    (lambda u: u.run.critical_path(rank=9), "^rank 9: not in the run; its ranks: 0-3$"),
+    (lambda u: u.run.critical_path(rank="3"), "invalid rank '3': expected a whole number"),
+    (lambda u: u.run.critical_path(step=NAN), "invalid step nan: expected a whole number"),
+    (lambda u: u.run.critical_path(annotation=5), "invalid annotation 5: expected a text"),
+    (lambda u: u.run.critical_path(instance=0), "instance counts the events of annotation"),
+    (lambda u: u.run.critical_path(data_load_events="x"), "'x': expected a list"),
+    (lambda u: u.run.critical_path(data_load_events=["("]), "invalid regular expression '\\('"),
+    (lambda u: u.run.replay(rank=3), "replay: unknown option 'rank'; Options: step"),
+    (lambda u: u.run.replay(step="x"), "invalid step 'x': expected a whole number"),
+    (lambda u: u.run.report(5), f"report: invalid path 5: {PATH}report"),
+    (lambda u: u.run.report(""), f"report: invalid path '': {PATH}report"),
+    (lambda u: u.run.report(None), f"report: invalid path None: {PATH}report"),
+    (lambda u: u.run.report("x.html", no_path=5), "invalid no_path 5: expected True or False"),
+    (lambda u: u.path.top(by="rank"), "top: invalid by 'rank': expected one of event, name"),
+    (lambda u: u.path.top(count=-1), r"invalid count -1: expected .*, as in top\(count=5\)"),
+    (lambda u: u.path.top(count="3"), "top: invalid count '3': expected a whole number"),
+    (lambda u: u.path.top(count=NAN), "top: invalid count nan: expected a whole number"),
+    (lambda u: u.path.save(5), f"save: invalid out_dir 5: {PATH}save"),
+    (lambda u: u.path.save(""), f"save: invalid out_dir '': {PATH}save"),
+    (lambda u: u.path.what_if("compute"), f"what_if: invalid edit 'compute': {EDITS}"),
+    (lambda u: u.path.what_if(5), f"what_if: invalid edit 5: {EDITS}"),
+    (lambda u: u.path.what_if(None), f"what_if: invalid edit None: {EDITS}"),
+    (lambda u: u.path.what_if([fc.remove("gaps")]), EDITS),
+    (lambda u: u.joined.what_if("compute"), f"what_if: invalid edit 'compute': {EDITS}"),
+    (lambda u: u.path.what_if(fc.scale("comm:CP", 2)), "'comm:CP' matches no event"),
+    (lambda u: fc.scale("compute", "0.5"), f"scale: invalid factor '0.5': {FACTOR}"),
+    (lambda u: fc.scale("compute", NAN), f"scale: invalid factor nan: {FACTOR}"),
+    (lambda u: fc.scale("compute", INF), f"scale: invalid factor inf: {FACTOR}"),
+    (lambda u: fc.scale("compute", -1), f"scale: invalid factor -1: {FACTOR}"),
+    (lambda u: fc.scale("compute", 1e9), f"scale: invalid factor 1000000000.0: {FACTOR}"),
+    (lambda u: fc.scale("compute", None), f"scale: invalid factor None: {FACTOR}"),
+    (lambda u: fc.scale("compute", True), f"scale: invalid factor True: {FACTOR}"),
+    (lambda u: fc.scale(5, 0.5), f"invalid events 5: {EVENTS}"),
+    (lambda u: fc.scale(None, 0.5), f"invalid events None: {EVENTS}"),
+    (lambda u: fc.scale("", 0.5), "'': invalid condition '': expected comm, compute"),
+    (lambda u: fc.scale("bogus", 0.5), "'bogus': invalid condition 'bogus': expected comm"),
+    (lambda u: fc.scale("comm:XX", 0.5), "'comm:XX': invalid value 'XX': expected one of DP"),
+    (lambda u: fc.scale("stream:x", 0.5), "invalid condition 'stream:x'"),
+    (lambda u: fc.scale(f"stream:{10**30}", 0.5), "invalid condition 'stream:1000"),
+    (lambda u: fc.scale("name:(", 0.5), "invalid regular expression '\\('"),
+    (lambda u: fc.set_time("compute", "10us"), f"invalid time_ns '10us': {TIME}"),
+    (lambda u: fc.set_time("compute", NAN), f"set_time: invalid time_ns nan: {TIME}"),
+    (lambda u: fc.set_time("compute", -5), f"set_time: invalid time_ns -5: {TIME}"),
+    (lambda u: fc.set_time("compute", None), f"set_time: invalid time_ns None: {TIME}"),
+    (lambda u: fc.set_time("compute", 1e30), f"set_time: invalid time_ns 1e\\+30: {TIME}"),
+    (lambda u: fc.set_time("bogus", 5), "'bogus': invalid condition 'bogus': expected comm"),
+    (lambda u: fc.remove("x"), f"remove: invalid delays 'x': {DELAYS}"),
+    (lambda u: fc.remove(5), f"remove: invalid delays 5: {DELAYS}"),
+    (lambda u: fc.remove(["gaps"]), rf"remove: invalid delays \['gaps'\]: {DELAYS}"),
+    (lambda u: fc.Edit(action="x", target="comm"), "edit: invalid action 'x': expected one of"),
+    (lambda u: fc.Edit(action="remove", target="x"), f"invalid delays 'x': {DELAYS}"),
+    (lambda u: fc.Edit(action="fuse", target="compute", value="x"), "invalid value 'x'"),
+    (lambda u: fc.compare(1, 2), f"compare: invalid before 1: {METRICS}"),
+    (lambda u: fc.compare({}, {}), f"compare: invalid before {{}}: {METRICS}"),
+    (lambda u: fc.compare([], []), rf"compare: invalid before \[\]: {METRICS}"),
+    (lambda u: fc.compare("a.json", "b.json"), f"invalid before 'a.json': {METRICS}"),
+    (lambda u: fc.compare(u.metrics, None), f"compare: invalid after None: {METRICS}"),
+    (lambda u: fc.compare(u.run, u.run), f"compare: invalid before <Run .*: {METRICS}"),
+    (lambda u: fc.compare(u.path, u.path), f"invalid before <CriticalPath: .*: {METRICS}"),
+    (lambda u: fc.compare(u.metrics, u.run.metrics(bytes="bus")), "before counts payload"),
+    (lambda u: u.comparison.value(5), 'value: invalid name 5: expected a name such as "iter'),
+    (lambda u: u.comparison.value(""), "'' is no metric of either run; the JSON"),
+    (lambda u: u.comparison.value("iteration.mean"), "did you mean iteration.mean_ns"),
+    (lambda u: u.session.error_of("x"), "error_of: invalid pid 'x': expected one of host0.ran"),
+    (lambda u: u.search.record(10**9), "record: invalid place 1000000000: expected a place"),
+    (lambda u: u.search.record(-1), "record: invalid place -1: expected a place from 0"),
+    (lambda u: u.search.record("x"), "record: invalid place 'x': expected a place from 0"),
+    (lambda u: u.search.record(NAN), "record: invalid place nan: expected a place from 0"),
+    (lambda u: fc.search_strategies(**SEARCH, pp=[]), "pp: an empty list; leave it out"),
+    (lambda u: fc.search_strategies(**SEARCH, memory=NAN), "invalid memory 'nan': expected"),
+    (lambda u: fc.search_strategies(**SEARCH, cluster="x"), "cluster 'x': .* not one of a100"),
+    (lambda u: fc.search_strategies(**SEARCH, algorithms="x"), "unknown algorithm 'x'"),
+    (lambda u: fc.search_strategies(), "missing .*model"),
+    (lambda u: fc.search_strategies(model=5), "invalid model 5: expected a text or a path"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, "deepep"), f"strategies 'deepep': {SCHEDULES}"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, 5), f"strategies 5: {SCHEDULES}"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, None), f"strategies None: {SCHEDULES}"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, []), "missing strategy: expected one or more"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, ["x"]), "unknown strategy x: expected deepep"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, [5]), "unknown strategy 5: expected deepep"),
+    (lambda u: fc.simulate_dispatch(5), "invalid workload 5: expected a workload, as in sim"),
+    (lambda u: fc.simulate_dispatch(RECIPE), r"invalid workload Recipe\(.*: expected a workl"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, bw_inter=5), 'no unit; .* as in "400Gbit/s"'),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, incast=NAN), "invalid incast nan: expected"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, token_bytes=-1), "invalid token_bytes -1"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, token_bytes=0), "invalid token_bytes 0"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, combine_bytes=0), "invalid combine_bytes 0"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, inter_start=-1), "invalid inter_start -1: "),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, cluster="x"), "cluster 'x': no such file"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, links=5), "unknown option 'links'"),
+    (lambda u: fc.open_workload(5), f"open_workload: invalid path 5: {PATH}open_workload"),
+    (lambda u: fc.open_workload(""), f"open_workload: invalid path '': {PATH}"),
+    (lambda u: fc.open_workload([]), rf"open_workload: invalid path \[\]: {PATH}"),
+    (lambda u: fc.Workload.of(5), "Workload.of: invalid recipe 5: expected a recipe, as in"),
+    (lambda u: fc.Recipe.of(num_nodes="x"), "invalid num_nodes 'x': expected a whole number"),
+    (lambda u: fc.Recipe.of(num_nodes=0), "invalid num_nodes 0: expected a number from 1"),
+    (lambda u: fc.Recipe.of(zipf_alpha=NAN), "invalid zipf_alpha nan: expected a number"),
+    (lambda u: fc.Recipe.of(nodes=1), "recipe: unknown option 'nodes'"),
+    (lambda u: fc.find_stragglers(5), f"find_stragglers: invalid table 5: {PATH}"),
+    (lambda u: fc.find_stragglers(""), f"find_stragglers: invalid table '': {PATH}"),
+    (lambda u: fc.find_stragglers("x", threshold=NAN), "invalid threshold nan: expected"),
+    (lambda u: fc.find_stragglers("x", steps="x"), "invalid steps 'x': expected a list"),
+    (lambda u: fc.replay_trial(5), f"replay_trial: invalid path 5: {PATH}replay_trial"),
+    (lambda u: fc.replay_trial(""), f"replay_trial: invalid path '': {PATH}"),
+    (lambda u: fc.replay_trial("x", compat="x"), "invalid compat 'x': expected one of dpro"),
+]
+OTHERS = [
+    (lambda u: fc.open("nowhere"), "nowhere: no such file or directory"),
+    (lambda u: fc.open(u.folder, iteration_regex="(").metrics(), "not a regular expression"),
+    (lambda u: u.run.metrics(steps=[99]), "99"),
+    (lambda u: u.run.metrics(steps=[]), "no (iteration|step)"),
+    (lambda u: u.run.critical_path(step=99), "no step 99; the trace has"),
+    (lambda u: u.run.critical_path(annotation="x?"), "no event's name contains 'x\\?'"),
+    (lambda u: u.run.replay(step=99), "no step 99; the trace has"),
+    (lambda u: u.run.report(u.folder), "is a directory. Name a file, such as report.html"),
+    (lambda u: fc.open_workload("nowhere"), "nowhere: no workload; expected a folder"),
+    (lambda u: fc.find_stragglers("nowhere"), "nowhere: No such file or directory"),
+    (lambda u: fc.replay_trial("nowhere"), "nowhere: no <host>/<gpu>/trace.json.gz"),
+    (lambda u: intervals.union(5), f"intervals: invalid set 5: {PAIR}"),
+    (lambda u: intervals.union([[0, 1]]), PAIR),
+    (lambda u: intervals.length(5), f"intervals: invalid set 5: {PAIR}"),
+    (lambda u: intervals.difference(([0], [1]), None), f"invalid set None: {PAIR}"),
+    (lambda u: intervals.intersection(([0, 5], [1]), ([], [])), "arrays of one length"),
+    (lambda u: intervals.union(([0.5], [1.5])), "times of type float64; pass int64"),
+    (lambda u: intervals.union(([NAN], [1])), "times of type float64; pass int64"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ARGUMENTS)
+def test_a_wrong_argument_is_an_error_that_says_what_is_valid(use, call, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        call(use)
+    assert "--" not in str(error.value)
+
+
+@pytest.mark.parametrize(("call", "message"), OTHERS)
+def test_what_cannot_be_read_is_an_error_that_says_why(use, call, message):
+    with pytest.raises(FastcommError, match=message) as error:
+        call(use)
+    assert "--" not in str(error.value)
+
+
+def test_options_without_their_names_are_no_arguments(use):
+    with pytest.raises(TypeError, match=r"pass options by name, as in metrics\(link_bandwi"):
+        use.run.metrics("400Gbit/s")
+
+
+def test_errors_name_the_arguments_of_python(use, tmp_path):
+    whole = min(use.folder.iterdir()).read_bytes()
+    (tmp_path / "rank0.pt.trace.json.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FastcommError, match=r"Pass allow_truncated to read"):
+        fc.open(tmp_path).metrics()
+    with pytest.raises(FastcommError, match=r"Pass allow_truncated to read"):
+        fc.open(tmp_path).read(0)
+
+
+def test_options_of_other_tools_are_no_arguments():
+    command = "nsys export --type=sqlite; without --include-blobs: --ranks"
+    with pytest.raises(FastcommError) as error, python_names():
+        raise FastcommError(command)
+    assert str(error.value) == "nsys export --type=sqlite; without --include-blobs: ranks"
