@@ -157,7 +157,7 @@ def test_some_ranks_and_iterations(run_folder):
         ("--steps", "9"),
         ("--ranks", "7"),
     ):
-        invoke("metrics", run_folder, option, value, code=1)
+        invoke("metrics", run_folder, option, value, code=2)
 
 
 def test_parallelism_comes_from_the_command_line_over_the_file(tmp_path):

@@ -121,8 +121,8 @@ def test_a_rank_that_fails_leaves_nothing_in_it(cluster, scratch):
 
 
 def test_without_a_cluster_it_is_an_error(traces, tmp_path):
-    said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=1)
-    assert "--dask-scratch: no cluster shares it; wanted --dask" in said.stderr
+    said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=2)
+    assert "--dask-scratch needs --dask." in said.stderr
 
 
 def test_a_cluster_that_is_started_here_has_one_of_its_own():

@@ -18,7 +18,7 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
-from fastcomm.trace.run import warnings_of_run
+from fastcomm.trace.run import ranges, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
@@ -43,6 +43,7 @@ class RankNote:
     clock_notes: tuple[str, ...] = ()
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
+    steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         # In a truncated file, work outside iterations belongs to iterations that were dropped.
         device_time=None if "times" in meta.lacks or meta.is_truncated else outside,
         unused=meta.unused,
+        steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
     )
 
 
