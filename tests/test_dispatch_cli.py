@@ -98,7 +98,8 @@ def test_placement_is_shown_before_and_after(made, tmp_path):
 
 
 def test_a_sweep_is_a_table(tmp_path):
-    arguments = f"sweep {SMALL} --over topk=1,2 --over zipf_alpha=1.5,2.5 --strategy deepep"
+    shape = SMALL.removesuffix(" --topk 2")
+    arguments = f"sweep {shape} --over topk=1,2 --over zipf_alpha=1.5,2.5 --strategy deepep"
     assert said(arguments).count("us") >= 4
     found = json.loads(said(f"{arguments} --json -o {tmp_path}"))
     assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
@@ -186,6 +187,8 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ),
         ("place {made} --replicas 1.1", "invalid replicas 9"),
         ("sweep --over color=1", "invalid --over 'color=1'"),
+        ("sweep --over topk=1,2 --topk 2", "--topk has no effect with --over topk"),
+        ("sweep --over zipf_alpha=1,2 --law gate", "zipf_alpha has no effect with law gate"),
     ],
 )
 def test_a_users_mistake_is_one_line(made, arguments, message):
