@@ -132,7 +132,9 @@ class Window(CheckedOptions):
         if self.step is not None and self.annotation is not None:
             raise ConfigError("step and annotation contradict each other; give one of them")
         if self.instance is not None and self.annotation is None:
-            raise ConfigError("instance counts the events of annotation; give both")
+            raise ConfigError("instance needs annotation")
+        if self.exact and self.annotation is None:
+            raise ConfigError("exact needs annotation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +211,15 @@ class StragglerOptions(CheckedOptions):
         _check_numbers("steps", self.steps)
 
 
+# The laws, and the original simulator, under which an option of a workload has no effect.
+_WITHOUT_EFFECT = {
+    "zipf_alpha": ("law uniform", "law popularity", "law gate"),
+    "distinct": ("law gate", "law bimodal", "compat seed"),
+    "shuffle": ("law uniform", "law gate", "law bimodal", "compat seed"),
+    "law": ("compat seed",),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions(CheckedOptions):
     """The shape of an expert all-to-all, and how tokens are routed; None is `Recipe`'s default.
@@ -234,10 +245,14 @@ class WorkloadOptions(CheckedOptions):
     compat: Literal["seed"] | None = None
 
     def __post_init__(self) -> None:
-        """Check that law and compat do not contradict each other."""
+        """Check that no option is given that the law, or the original, does not use."""
         CheckedOptions.__post_init__(self)
-        if self.compat and self.law:
-            raise ConfigError("compat: the original has a law of its own, leave law out")
+        for name, rules in _WITHOUT_EFFECT.items():
+            value = getattr(self, name)
+            for rule in () if value is None or value is False else rules:
+                option, _, choice = rule.partition(" ")
+                if getattr(self, option) == choice:
+                    raise ConfigError(f"{name} has no effect with {rule}; leave one out")
 
     def recipe_values(self) -> dict[str, Any]:
         """Return the fields of a `Recipe` that these options set."""

@@ -157,7 +157,7 @@ def test_metrics_can_be_limited_to_ranks_and_iterations(run_folder):
         ("--steps", "9"),
         ("--ranks", "7"),
     ):
-        invoke("metrics", run_folder, option, value, code=1)
+        invoke("metrics", run_folder, option, value, code=2)
 
 
 def test_parallel_options_take_precedence_over_the_configuration(tmp_path):

@@ -182,7 +182,7 @@ def test_a_window_without_events_is_an_error(tmp_path, command):
     events = [call("cudaLaunchKernel", 1, 2, 5), work("gemm", 4, 5, 5)]
     late = [k.mark("ProfilerStep#0", 0, 20), k.mark("ProfilerStep#9", 1000, 20)]
     path = k.write(tmp_path / "rank0.json", [*events, *late])
-    error = invoke(*command, path, "--step", "9", code=1).stderr
+    error = invoke(*command, path, "--step", "9", code=2).stderr
     assert f"{path}: the window has no event that a path could go through" in error
 
 

@@ -121,8 +121,8 @@ def test_a_failed_rank_leaves_no_scratch_files(cluster, scratch):
 
 
 def test_a_scratch_directory_without_a_cluster_is_an_error(traces, tmp_path):
-    said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=1)
-    assert "--dask-scratch: no cluster shares it; wanted --dask" in said.stderr
+    said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=2)
+    assert "--dask-scratch needs --dask." in said.stderr
 
 
 def test_a_local_cluster_has_its_own_scratch_directory():

@@ -183,7 +183,7 @@ def test_compare_takes_urls():
 
 def test_compare_does_not_treat_a_url_as_a_local_path(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    error = invoke("compare", "s3://bucket/a", "s3://bucket/b", code=1).stderr
+    error = invoke("compare", "s3://bucket/a", "s3://bucket/b", code=2).stderr
     assert "BEFORE (s3://bucket/a): s3://bucket/a: " in error
 
 

@@ -276,7 +276,7 @@ def test_an_output_that_overlaps_the_input_is_refused(traces, tmp_path):
         plan([traces], traces / "store")
     with pytest.raises(ConfigError, match=r"rank0.json lies in it, which is read"):
         plan([traces / "rank0.json"], tmp_path)
-    invoke("ingest", traces, "-o", traces, code=1)
+    invoke("ingest", traces, "-o", traces, code=2)
 
 
 def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):

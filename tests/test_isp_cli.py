@@ -137,7 +137,7 @@ def test_a_configuration_of_the_original_can_be_searched(tmp_path):
         "feasible"
     ]
     path.write_text(json.dumps(said | {"sequence": 1}))
-    assert "unknown key 'sequence'" in call("--compat-config", str(path), code=1)
+    assert "unknown key 'sequence'" in call("--compat-config", str(path), code=2)
 
 
 def test_fixed_micro_batches_and_batch_ranges_can_be_searched():
@@ -196,13 +196,16 @@ def test_the_best_strategy_is_printed_as_trainer_arguments(options, wanted):
     assert "parallel = dict(" in call(*ASKED, *options, "--trainer-args", "internevo")
 
 
+_ONE = ("--pp", "1", "--sp", "1")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--memory", "3GiB"), "no strategy fits into memory: the smallest needs"),
         (("--sp", "3"), "the nearest smaller degree is 2"),
         (("--global-batch", "5000"), "try 4096 or 8192"),
-        (("--global-batch", "4096", "--pp", "1", "--sp", "1"), "try 65536"),
+        (("--global-batch", "4096", *_ONE), "try 65536"),
         (("--model", "gpt-x"), "or one of internlm-0.25b"),
         (("--model", "8"), "expected 0.25, 1.3"),
         (("--cluster", "v100"), "no such file, and not one of a100"),
@@ -212,19 +215,23 @@ def test_the_best_strategy_is_printed_as_trainer_arguments(options, wanted):
         (("--algorithms", "isp,dsp"), "search it alone"),
         (("--algorithms", "xyz"), "expected isp"),
         (("--global-batch-max", "1Mi"), "one number or a range"),
-        (("--explain", "999999"), "are feasible"),
-        (("--compat", "isp-2025", "--sensitivity"), "does not apply to --compat"),
+        (("--explain", "999999"), "the number of feasible strategies"),
+        (("--imbalance", "2"), "internlm-7b has no experts; leave --imbalance out"),
+        (("--seq-len", "4Ki,8Ki", "--top", "3"), "--top: no effect with several --seq-len"),
         (("--calibrate", "/nowhere"), "no such file or folder"),
         (("--pp", "64"), "has only 32 layers"),
     ],
 )
 def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
-    assert message in " ".join(call(*ASKED, *options, code=1).split())
+    code = 1 if options in (("--memory", "3GiB"), ("--global-batch", "4096", *_ONE)) else 2
+    assert message in " ".join(call(*ASKED, *options, code=code).split())
 
 
 def test_a_missing_option_is_named():
-    assert "missing option --world-size" in call("--model", "7B", code=1)
-    with pytest.raises(ConfigError, match="give its tokens"):
+    said = call("--model", "7B", code=2)
+    assert "missing --world-size, --seq-len, --global-batch" in said
+    assert "for example: --world-size 64 --seq-len 8Ki --global-batch 4Mi" in said
+    with pytest.raises(ConfigError, match="missing --global-batch"):
         search.search_strategies(model="7B", world_size=8, seq_len=4096)
 
 
@@ -322,7 +329,7 @@ def test_a_strategy_of_the_original_is_explained_and_launched():
     assert "reduction of gradients" in call(*asked, "--explain", "1")
     assert "weight=dict(size=" in call(*asked, "--trainer-args", "internevo")
     assert "by formulas" in call(*asked)
-    assert "mtp: the original" in call(*asked, "--algorithms", "mtp", code=1)
+    assert "mtp: the original" in call(*asked, "--algorithms", "mtp", code=2)
 
 
 def test_trainer_arguments_contain_the_shards_of_the_best_strategy():
@@ -335,7 +342,7 @@ def test_trainer_arguments_contain_the_shards_of_the_best_strategy():
 
 def test_a_search_of_excessive_size_is_refused(monkeypatch):
     monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
-    assert "more than 1000 candidates" in call(*ASKED, code=1)
+    assert "more than 1000 candidates" in call(*ASKED, code=2)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
@@ -351,11 +358,11 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         ('{"use_strict_bsz": 1, "use_fixed_micro_bsz": 1}', "excludes use_fixed_micro_bsz"),
         (
             '{"config": {"seq_len": 4096}, "max_world_size": 8, "model_size": 7}',
-            "give its tokens",
+            "missing --global-batch",
         ),
     ],
 )
 def test_a_configuration_that_is_wrong_is_an_error(tmp_path, said, message):
     path = tmp_path / "config.json"
     path.write_text(said)
-    assert message in " ".join(call("--compat-config", str(path), code=1).split())
+    assert message in " ".join(call("--compat-config", str(path), code=2).split())

@@ -74,8 +74,8 @@ def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(tmp_path):
     write(Job.of(ranks=2), tmp_path)
     command = ["critical-path", tmp_path, "--rank", "1", "--json"]
     assert invoke(*command, "--dask", "local:1").stdout == invoke(*command).stdout
-    error = invoke(*command, "--dask", "local:1", "--compat", "hta", code=1).stderr
-    assert "read one rank on this machine; leave --dask out" in error
+    error = invoke(*command, "--dask", "local:1", "--compat", "hta", code=2).stderr
+    assert "--dask has no effect with --compat; leave one out." in error
 
 
 def test_a_replay_equals_the_replay_of_one_process(tmp_path):

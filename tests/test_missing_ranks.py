@@ -106,7 +106,7 @@ def test_an_unrecorded_world_size_is_not_guessed(tmp_path):
 def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes, product):
     for rank in range(8):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    error = invoke("metrics", tmp_path, *sizes, code=1).stderr
+    error = invoke("metrics", tmp_path, *sizes, code=2).stderr
     assert f"times dp = {product}, is {product}: expected the world size 8" in error
     for more in (["--dp", 8], ["--dp", 4, "--tp", 2], ["--tp", 2]):
         invoke("metrics", tmp_path, *more)

@@ -89,8 +89,107 @@ def test_the_help_of_a_command_fits_a_screen(name):
 
 
 @pytest.mark.parametrize("name", ["dispatch", "dpro"])
-def test_the_help_of_a_group_fits_a_screen(name):
-    assert len(shown(name, "--help")) <= LINES
+def test_the_help_of_a_group_fits_a_screen_and_cuts_no_summary(name):
+    lines = shown(name, "--help")
+    assert len(lines) <= LINES
+    assert not any(line.endswith("...") for line in lines[1:])
+
+
+def test_every_group_shows_all_options():
+    assert shown("--help-all") == shown("--help")
+    for name in ("dispatch", "dpro"):
+        lines = shown(name, "--help-all")
+        for inner in main.get_command(None, name).commands:
+            own = shown(name, inner, "--help-all")
+            at = lines.index(own[0])
+            assert lines[at : at + len(own)] == own
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_fit_the_screen(name):
+    assert all(len(line) <= WIDTH for line in shown(*name.split(), "--help"))
+
+
+def partners():
+    """Each option with a partner that its command has, too: "--overlay", "--compat hta"."""
+    for name, each in options():
+        own = {word: other for other in COMMANDS[name].params for word in other.opts}
+        for partner in (*each.needs, *each.not_with):
+            word, _, value = partner.partition(" ")
+            if word in own:
+                yield name, each, partner, own[word], value
+
+
+def test_partners_are_options_with_such_values():
+    assert len(list(partners())) > 50
+    for name, each, partner, other, value in partners():
+        choices = getattr(other.type, "choices", [value])
+        assert not value or value in choices, (name, each.name, partner)
+
+
+def test_a_help_text_names_the_one_partner():
+    for _, each, partner, _, _ in partners():
+        if (partner,) == each.needs and each.name != "workers":
+            assert partner.partition(" ")[0] in each.help
+            assert partner.partition(" ")[2] in each.help
+
+
+@pytest.mark.parametrize(
+    ("line", "messages"),
+    [
+        ("metrics . --dask-wait 9 --xlsx", ["--dask-wait needs --dask.", "needs --output."]),
+        ("metrics . --full --json", ["--full has no effect with --json; leave one out."]),
+        ("metrics . --wide --json", ["--wide has no effect with --json; leave one out."]),
+        ("info . --workers 2", ["--workers needs --all."]),
+        ("critical-path . --exact", ["--exact needs --annotation."]),
+        ("critical-path . --instance 0", ["--instance needs --annotation."]),
+        (
+            "critical-path . --all-edges --all-events --zero-weight-launches",
+            ["--all-edges needs --overlay.", "--all-events", "needs --compat hta."],
+        ),
+        (
+            "critical-path . --workers 2 --rank 1 --save x",
+            ["--workers has no effect with --rank or --save; leave one out."],
+        ),
+        ("stats . --against . --output x", ["--output has no effect with --against;"]),
+        (
+            "isp --strict-batch --overlap-wdp",
+            ["--strict-batch needs --compat.", "--overlap-wdp"],
+        ),
+        ("isp --compat isp-2025 --ep 2", ["--ep has no effect with --compat; leave one out."]),
+        ("isp --explain 1 --json", ["--explain has no effect with --json; leave one out."]),
+        ("dispatch generate -o x --popularity {file}", ["needs --law popularity."]),
+        ("dispatch generate -o x --compat seed --hot-ranks 0:2", ["with --compat seed;"]),
+        (
+            "dispatch simulate . --strategy deepep --decomposition assignment --incast 1",
+            ["--decomposition needs --strategy fast.", "--incast needs --strategy direct."],
+        ),
+        ("demo x --format table --link-bandwidth 3GB/s", ["no effect with --format table;"]),
+        ("doctor --dask-wait 3", ["--dask-wait needs --dask."]),
+    ],
+)
+def test_options_without_effect_are_wrong_usage_and_all_named(line, messages):
+    done = CliRunner().invoke(main, line.format(file=__file__).split())
+    assert done.exit_code == 2
+    assert all(message in done.stderr for message in messages), done.stderr
+
+
+def test_a_default_that_is_spelled_out_needs_no_partner():
+    done = CliRunner().invoke(main, ["info", "nowhere", "--workers", "1", "--dask-wait", "60"])
+    assert "nowhere: no such file" in done.stderr
+
+
+def test_a_setting_without_effect_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "settings.toml").write_text("[info]\ndask-wait = 9\nworkers = 2\n")
+    monkeypatch.setenv("FASTCOMM_SETTINGS", str(tmp_path / "settings.toml"))
+    assert "nowhere: no such file" in CliRunner().invoke(main, ["info", "nowhere"]).stderr
+
+
+def test_a_wrong_command_line_and_a_wrong_input_have_their_exit_codes(tmp_path):
+    (tmp_path / "rank0.json").write_text("no trace")
+    for code, words in ((2, ["--ranks", "x"]), (2, ["--tp", "0"]), (1, [])):
+        done = CliRunner().invoke(main, ["metrics", str(tmp_path), *words])
+        assert done.exit_code == code, done.stderr
 
 
 def test_the_main_help_loads_no_command_and_no_cloup():

@@ -195,7 +195,7 @@ def test_errors_of_a_package_are_reported_with_the_url(traces, memory, monkeypat
 )
 def test_a_url_without_its_package_is_an_error(url, words):
     pytest.importorskip("fsspec")
-    error = invoke("metrics", url, code=1).stderr
+    error = invoke("metrics", url, code=2).stderr
     assert f"{url}: " in error
     assert words in error
     assert "expected a URL of fsspec whose package is installed" in error
@@ -209,7 +209,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
 
 @pytest.mark.parametrize("command", ["metrics", "ingest", "critical-path", "stats"])
 def test_nothing_is_written_to_a_url(traces, command):
-    error = invoke(command, traces, "--output", "s3://bucket/out", code=1).stderr
+    error = invoke(command, traces, "--output", "s3://bucket/out", code=2).stderr
     assert "--output s3:/" in error
     assert "a URL can be read and not written" in error
     assert not Path("s3:").exists()

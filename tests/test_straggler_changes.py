@@ -56,7 +56,7 @@ def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
     assert "The slowdown is below --threshold" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
-    assert "wanted slow-gpu or none" in refused.stderr
+    assert "expected slow-gpu or none" in refused.stderr
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +155,13 @@ def test_changes_apply_in_order(model):
         ("[]", 'expected an object {"<key>'),
         ('{"gc": 3}', "expected an object with delay and ratio"),
         ('{"gc": {"ideal": 1}}', "expected true or false"),
-        ('{"forward-send": {}}', "change 'forward-pp-comm', which is both"),
-        ('{"nothing": {}}', "invalid condition 'nothing': expected all, a type"),
-        ('{"rank:77": {}}', "matches no operation"),
-        ('{"op:": {}}', "op:NAME"),
+        ('{"forward-send": {"ratio": 2}}', "change 'forward-pp-comm', which is both"),
+        ('{"stage:1+forward-send": {"ratio": 2}}', "change 'stage:1\\+forward-pp-comm'"),
+        ('{"op:forward-send_0_1": {"ratio": 2}}', "name the receives"),
+        ('{"nothing": {"ratio": 2}}', "'nothing' is not all, a type"),
+        ('{"rank:77": {"ratio": 2}}', "matches no operation"),
+        ('{"op:": {"ratio": 2}}', "op:TYPE_PLACE_STAGE"),
+        ('{"rank:7": {}}', "rank:7 changes nothing; expected delay or ratio or ideal"),
     ],
 )
 def test_an_invalid_change_is_an_error(model, tmp_path, text, said):

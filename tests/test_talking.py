@@ -83,17 +83,20 @@ def test_command_line_environment_and_file_have_this_precedence(traces, settings
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[metrics]\nlink-bandwith = 1", "link-bandwith: no option of the command; link-bandw"),
-        ("metrics = 1", "metrics: found 1, wanted a table"),
+        (
+            "[metrics]\nlink-bandwith = 1",
+            "no option 'link-bandwith'; did you mean 'link-bandwidth'?",
+        ),
+        ("metrics = 1", "metrics is no table; begin it with [metrics]"),
         ("[metrics", "settings.toml"),
-        ("[dispatch]\nsimulat = 1", "simulat: wanted one of"),
+        ("[dispatch]\nsimulat = 1", "no table simulat: expected one of"),
     ],
 )
 def test_an_invalid_setting_is_an_error_with_file_and_key(settings, text, message):
     written(settings, text)
     name = "dispatch" if "dispatch" in text else "metrics"
     done = call(name, *(["simulate"] if name == "dispatch" else []), "somewhere")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert message in done.stderr
     assert str(settings) in done.stderr
 
@@ -101,7 +104,7 @@ def test_an_invalid_setting_is_an_error_with_file_and_key(settings, text, messag
 def test_a_named_settings_file_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTCOMM_SETTINGS", str(tmp_path / "absent.toml"))
     done = call("metrics", "somewhere")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "FASTCOMM_SETTINGS names it" in done.stderr
 
 

@@ -244,7 +244,7 @@ def test_a_share_that_rounds_to_nothing_has_no_sign():
     ],
 )
 def test_a_percentage_of_other_metrics_needs_a_sign(condition, suggested, made):
-    done = invoke("compare", made["run"], made["run"], "--fail-if", condition, code=1)
+    done = invoke("compare", made["run"], made["run"], "--fail-if", condition, code=2)
     assert suggested in done.stderr
 
 

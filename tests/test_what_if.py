@@ -217,7 +217,7 @@ def test_a_factor_that_overflows_times_is_refused(value):
 
 def test_factors_that_multiply_until_no_time_fits_are_refused(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
-    done = invoke(path, *["--scale", "compute=1e6"] * 4, code=1)
+    done = invoke(path, *["--scale", "compute=1e6"] * 4, code=2)
     assert "the events become longer than 1000000000 s" in done.output
 
 
@@ -270,10 +270,10 @@ def test_the_command_prints_both_steps(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--scale", "comm"], "wanted WHAT=VALUE"),
-        (["--scale", "comm=1:2"], "wanted a factor, or FROM:TO:STEP"),
-        (["--scale", "comm=1:0:1"], "has 0 values"),
-        (["--scale", "comm=0:1:1e-9"], "wanted 1 to 10000"),
+        (["--scale", "comm"], "expected WHAT=VALUE, as in comm:DP=0.5"),
+        (["--scale", "comm=1:2"], "expected WHAT=FACTOR or WHAT=FROM:TO:STEP"),
+        (["--scale", "comm=1:0:1"], "FROM:TO:STEP with 1 to 10000 values"),
+        (["--scale", "comm=0:1:1e-9"], "FROM:TO:STEP with 1 to 10000 values"),
         (["--set", "comm=1"], "duration '1'"),
         (["--scale", "comm=1e18"], "'1e18': expected a number from 1e-06 to 1000000, or 0"),
         (["--scale", "comm=1e-7"], "factor '1e-7'"),
@@ -296,4 +296,4 @@ def test_the_command_prints_both_steps(tmp_path):
 )
 def test_invalid_arguments_are_errors_in_one_line(tmp_path, words, said):
     path = k.write(tmp_path / "rank0.json", EVENTS)
-    assert said in invoke(path, *words, code=1).stderr
+    assert said in invoke(path, *words, code=2).stderr

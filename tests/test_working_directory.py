@@ -179,7 +179,7 @@ def test_workers_are_refused_if_the_directory_cannot_be_excluded(run):
         "--workers",
     ]
     done = subprocess.run([*command, "2"], cwd=run, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(
         "Error: python -E: workers would import modules of the working"
     )

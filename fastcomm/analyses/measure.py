@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.metrics import (
     Partial,
@@ -102,8 +102,9 @@ class _Question:
         if apart := without_device_clock(whole.notes):
             return apart
         if self.only is not None and not whole.iterations.num_rows:
-            raise FastcommError(
-                f"no iteration of the run has one of the numbers {sorted(self.only)}"
+            numbers = sorted({note.steps or "no steps" for note in whole.notes})
+            raise ConfigError(
+                f"no step {ranges(sorted(self.only))}; the run has {' or '.join(numbers)}"
             )
         return compute(
             whole,

@@ -1,8 +1,8 @@
 """The command line: each command parses its options, calls an analysis, and prints a report.
 
-Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out,
-4 a condition of `compare --fail-if` holds, 141 nobody reads the output any more, 143 ended by
-SIGTERM.
+Exit codes: 0 done, 1 the input or the run failed, 2 the command line or a configuration file is
+wrong, 3 done but ranks were left out, 4 a condition of `compare --fail-if` holds, 141 nobody
+reads the output any more, 143 ended by SIGTERM.
 """
 
 import logging
@@ -14,7 +14,7 @@ import click
 
 from fastcomm.cli import settings
 from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
-from fastcomm.errors import FastcommError, inert_lines
+from fastcomm.errors import ConfigError, FastcommError, inert_lines
 from fastcomm.files import guarded
 from fastcomm.process import interruptible
 from fastcomm.version import __version__
@@ -46,8 +46,14 @@ INCOMPLETE = 3
 REGRESSED = 4
 
 
+class _ConfigException(click.ClickException):
+    """A wrong command line or configuration file, in one line."""
+
+    exit_code = 2
+
+
 class _Group(SuggestingGroup):
-    """Loads commands late; here alone an error of ours becomes one line and exit code 1."""
+    """Loads commands late; here alone an error of ours becomes one line and an exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         with whole_output():
@@ -79,14 +85,15 @@ class _Group(SuggestingGroup):
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; errors become one line on stderr and exit code 1."""
+        """Run the command; errors become one line on stderr and exit code 1 or 2."""
         try:
             with interruptible(), guarded():
                 return super().invoke(ctx)
         except FastcommError as error:
             _LOG.debug("where this is from:", exc_info=error)
             message = fitted(inert_lines(str(error)), first=len("Error: "))
-            raise click.ClickException(message) from error
+            kind = _ConfigException if isinstance(error, ConfigError) else click.ClickException
+            raise kind(message) from error
         except MemoryError as error:
             raise click.ClickException(
                 "out of memory; --ranks takes fewer ranks, --workers 1 one at a time"
@@ -107,6 +114,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "FASTCO
 
 @click.group(cls=_Group, context_settings=_CONTEXT)
 @click.version_option(__version__, package_name="fastcomm")
+@click.help_option("-h", "--help", "--help-all")
 def main() -> None:
     """Find where a distributed training step's time goes.
 

@@ -2,16 +2,20 @@
 
 An option has one group and one meaning in all commands. The meaning is the first sentence of
 its help text, or the part before a colon; choices and defaults, which may differ by command,
-follow.
+follow. An option that refines another one names it in `needs`; one that others make void names
+these in `not_with`. Both are checked on the command line alone: settings and the environment
+are standing defaults.
 """
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
 import cloup
+from click.core import ParameterSource
 from cloup import OptionGroup
 from cloup.formatting import HelpSection
 
@@ -38,7 +42,8 @@ class Option(cloup.Option):
     """An option of a group.
 
     `is_common` lists it in ``--help``. `row` is a row of the help that the option shares with
-    others, which have `row=""`.
+    others, which have `row=""`. `needs` are options of which one must be given, too, `not_with`
+    options with which this one has no effect: "--overlay", or with a value "--compat hta".
     """
 
     def __init__(
@@ -47,6 +52,8 @@ class Option(cloup.Option):
         group: OptionGroup | None = None,
         is_common: bool = False,
         row: OptionRow | None = None,
+        needs: tuple[str, ...] = (),
+        not_with: tuple[str, ...] = (),
         **attrs: Any,
     ) -> None:
         """Create an option; `attrs` are those of click, whose defaults are shown."""
@@ -56,6 +63,19 @@ class Option(cloup.Option):
         super().__init__(*args, group=group, **attrs)
         self.is_common = is_common
         self.row = row
+        self.needs = needs
+        self.not_with = not_with
+
+    def problems(self, ctx: click.Context) -> Iterator[str]:
+        """Yield why the option has no effect on this command line."""
+        if not _is_typed(ctx, self):
+            return
+        option_name = long_name(self)
+        partners = [partner for partner in self.needs if _option(ctx, partner)]
+        if partners and not any(_holds(ctx, partner) for partner in partners):
+            yield f"{option_name} needs {' or '.join(partners)}."
+        if others := [other for other in self.not_with if _holds(ctx, other)]:
+            yield f"{option_name} has no effect with {' or '.join(others)}; leave one out."
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Return the default; an error tells the range of a number."""
@@ -68,6 +88,52 @@ class Option(cloup.Option):
         if self.row is not None:
             return self.row if self.row[0] else None
         return super().get_help_record(ctx)
+
+
+def long_name(param: click.Parameter) -> str:
+    """Return the long name of an option as a user writes it."""
+    return max(param.opts, key=len)
+
+
+def _option(ctx: click.Context, text: str) -> click.Parameter | None:
+    """Return the option that a text such as "--compat hta" names; None if there is none."""
+    name = text.partition(" ")[0]
+    return next((param for param in ctx.command.params if name in param.opts), None)
+
+
+def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
+    """Whether the value of an option differs from its default."""
+    value = ctx.params.get(str(param.name), True)  # a flag that acts by itself has no value
+    return not (value is None or value is False or value in ((), param.default))
+
+
+def _holds(ctx: click.Context, text: str) -> bool:
+    """Whether an option is given, or with a value, "--compat hta", whether it has that."""
+    param, value = _option(ctx, text), text.partition(" ")[2]
+    if param is None:
+        return False
+    if not value:
+        return _is_given(ctx, param)
+    return value in str(ctx.params.get(str(param.name))).split(",")
+
+
+def typed_options(ctx: click.Context, *kinds: type) -> list[str]:
+    """Return the names of the options of dataclasses that the command line gives.
+
+    Values from settings and the environment are standing defaults, and do not count.
+    """
+    names = {field.name for kind in kinds for field in fields(kind)}
+    return [
+        long_name(param)
+        for param in ctx.command.params
+        if param.name in names and _is_typed(ctx, param)
+    ]
+
+
+def _is_typed(ctx: click.Context, param: click.Parameter) -> bool:
+    """Whether the command line gives an option a value that is not its default."""
+    source = ctx.get_parameter_source(str(param.name))
+    return source is ParameterSource.COMMANDLINE and _is_given(ctx, param)
 
 
 def option(
@@ -87,6 +153,15 @@ class OptionsCommand(cloup.Command):
         settings = cloup.HelpFormatter.settings(col1_max_width=26)
         params = [*(params or []), *([_wide()] if has_tables else []), *_talking(), _help_all()]
         super().__init__(*args, params=params, formatter_settings=settings, **attrs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a usage error names every option without effect."""
+        rest = super().parse_args(ctx, args)
+        own = [param for param in self.params if isinstance(param, Option)]
+        problems = [problem for param in own for problem in param.problems(ctx)]
+        if problems and not ctx.resilient_parsing:
+            raise click.UsageError(" ".join(problems), ctx)
+        return rest
 
     def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the common options, and where all are asked for, the others by group."""
@@ -139,6 +214,11 @@ class CommandGroup(SuggestingGroup):
 
     command_class = OptionsCommand
 
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        """Create a group with --help-all; `attrs` are those of click."""
+        super().__init__(*args, **attrs)
+        self.params.append(_help_all())
+
 
 def _wide() -> Option:
     """Return the option --wide, which prints every column while the command runs."""
@@ -150,7 +230,9 @@ def _wide() -> Option:
             token = WIDE.set(True)
             ctx.call_on_close(lambda: WIDE.reset(token))
 
-    return _flag("--wide", "Print every column of every table.", callback=widen)
+    return _flag(
+        "--wide", "Print every column of every table.", callback=widen, not_with=("--json",)
+    )
 
 
 def _talking() -> list[Option]:
@@ -170,21 +252,26 @@ def _talking() -> list[Option]:
     ]
 
 
+def _helps(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    """Yield the help of a command, and of the commands of a group."""
+    yield command.get_help(ctx)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _helps(inner, inner.context_class(inner, info_name=name, parent=ctx))
+
+
 def _help_all() -> Option:
     """Return the option --help-all, which shows all options and exits."""
 
     def show(ctx: click.Context, _option: click.Parameter, is_given: bool) -> None:
         if is_given and not ctx.resilient_parsing:
             ctx.meta[HELP_ALL] = True
-            click.echo(ctx.get_help(), color=ctx.color)
+            click.echo("\n\n".join(_helps(ctx.command, ctx)), color=ctx.color)
             ctx.exit()
 
     return _flag("--help-all", "Show all options and exit.", callback=show, is_eager=True)
 
 
-def _flag(
-    *names_and_help: str, callback: Callable[..., None], is_eager: bool = False
-) -> Option:
+def _flag(*names_and_help: str, callback: Callable[..., None], **attrs: Any) -> Option:
     """Return a flag that calls `callback`; the last of `names_and_help` is the help text."""
     *names, text = names_and_help
     return Option(
@@ -194,5 +281,5 @@ def _flag(
         callback=callback,
         help=text,
         group=OUTPUT,
-        is_eager=is_eager,
+        **attrs,
     )

@@ -2,7 +2,8 @@
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import click
 
 from fastcomm.checks import shortened
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, executor_for
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
@@ -21,7 +22,7 @@ from fastcomm.units import format_ns
 
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
-    from fastcomm.metrics.result import Metrics
+    from fastcomm.executors import Executor
 
 _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
@@ -36,7 +37,8 @@ Of = Literal["value", "difference", "relative"]
 _EXAMPLES = """\b
 Examples:
   fastcomm compare monday/ tuesday/
-  fastcomm metrics monday/ --output baseline/; fastcomm compare baseline/ tuesday/
+  fastcomm metrics monday/ --output baseline/
+  fastcomm compare baseline/ tuesday/
   fastcomm compare baseline/ traces/ --fail-if 'iteration.mean_ns > +3%' \\
     --fail-if 'overlap.average_overlap_ratio < 50%'
 """
@@ -158,28 +160,15 @@ def run(
     it ('breakdown.exact.idle > 20%', 'iteration.mean_ns > 80ms'); --json lists the names. Exit
     codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks, 4 a condition holds.
     """
-    from fastcomm.analyses.compare import common_ranks, compare
+    from fastcomm.analyses.compare import compare
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.cli.compare import Condition
     from fastcomm.report import details as report
 
     parsed = [Condition.parsed(text) for text in conditions]
-    options = replace(metrics, with_tables=False)
-    paths = (("BEFORE", before), ("AFTER", after))
+    runs = [_Side.of("BEFORE", before), _Side.of("AFTER", after)]
+    _check_saved(ctx, runs)
     with executor_for(execution) as executor:
-
-        def measured(name: str, path: str, reading: ReadOptions) -> dict[str, Any]:
-            return _metrics(name, path, lambda: measure((path,), reading, options, executor))
-
-        both = [measured(name, path, reading) for name, path in paths]
-        same = both
-        if (ranks := common_ranks(*both)) is not None:
-            # A run is measured again by these ranks alone, if it has others.
-            of_ranks = replace(reading, ranks=ranks)
-            same = [
-                side if set(side["ranks"]) <= set(ranks) else measured(name, path, of_ranks)
-                for side, (name, path) in zip(both, paths, strict=True)
-            ]
+        both, same = _measured(runs, metrics, reading, executor)
     comparison = compare(*same, whole=(both[0], both[1]))
     warn(_warnings(*(_unsaid(side, is_said=not as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
@@ -222,18 +211,73 @@ def _first(warnings: Sequence[str]) -> list[str]:
     return [*lines, f"and {more} more, which `fastcomm metrics` prints"] if more else lines
 
 
-def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict[str, Any]:
-    """Read the saved metrics at `path`, or measure the run there now.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One of two runs: BEFORE or AFTER, its path, and its metrics where these are saved."""
 
-    `name` is BEFORE or AFTER; errors begin with it.
-    """
-    from fastcomm.analyses import compare as analyses_compare
-    from fastcomm.files import is_local, place
+    name: str
+    path: str
+    saved: dict[str, Any] | None
 
+    @classmethod
+    def of(cls, name: str, path: str) -> Self:
+        """Read the metrics that may be saved at a path."""
+        from fastcomm.analyses import compare as analyses_compare
+        from fastcomm.files import is_local, place
+
+        with _named(name, path):
+            where = place(path)
+            saved = analyses_compare.read(where) if is_local(where) else None
+        return cls(name=name, path=path, saved=saved)
+
+
+def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
+    """Raise `ConfigError` for options on traces that do not apply, since metrics are saved."""
+    names = [run.name for run in runs if run.saved is not None]
+    typed = typed_options(ctx, MetricsOptions, ReadOptions, ExecutionOptions)
+    if len(names) < len(runs):
+        # Which steps the saved metrics are of is not known.
+        typed = [option_name for option_name in typed if option_name == "--steps"]
+    if names and typed:
+        raise ConfigError(
+            f"{', '.join(typed)}: no effect on saved metrics ({' and '.join(names)}); pass "
+            "traces, or leave it out"
+        )
+
+
+def _measured(
+    runs: Sequence[_Side],
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    executor: "Executor",
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the metrics of the runs, then those of the ranks that both have."""
+    from fastcomm.analyses.compare import common_ranks
+
+    options = replace(metrics, with_tables=False)
+
+    def measured(run: _Side, reading: ReadOptions) -> dict[str, Any]:
+        if run.saved is not None:
+            return run.saved
+        with _named(run.name, run.path):
+            return measure((run.path,), reading, options, executor).to_dict()
+
+    both = [measured(run, reading) for run in runs]
+    if (ranks := common_ranks(*both)) is None:
+        return both, both
+    # A run is measured again by these ranks alone, if it has others.
+    of_ranks = replace(reading, ranks=ranks)
+    same = [
+        side if set(side["ranks"]) <= set(ranks) else measured(run, of_ranks)
+        for side, run in zip(both, runs, strict=True)
+    ]
+    return both, same
+
+
+@contextmanager
+def _named(name: str, path: str) -> Iterator[None]:
+    """Begin errors of reading a run with its name, BEFORE or AFTER, and its path."""
     try:
-        where = place(path)
-        if is_local(where) and (saved := analyses_compare.read(where)) is not None:
-            return saved
-        return measure_now().to_dict()
+        yield
     except FastcommError as error:
         raise type(error)(f"{name} ({path}): {error}") from error

@@ -5,17 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.checks import non_default
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import (
-    ExecutionOptions,
-    OutputFile,
-    RunArgument,
-    executor_for,
-    run_options,
-)
-from fastcomm.errors import ConfigError, inert
+from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.cli.values import OutputFile, RunArgument
+from fastcomm.errors import inert
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -72,7 +66,7 @@ def run(
     if form == "chakra":
         _chakra(ctx, path, destination, reading, execution)
     else:
-        _uniform(ctx, path, destination, reading, execution)
+        _uniform(ctx, path, destination, reading)
 
 
 def _uniform(
@@ -80,16 +74,12 @@ def _uniform(
     path: Path,
     destination: Path,
     reading: ReadOptions,
-    execution: ExecutionOptions,
 ) -> None:
     """Write a run as one uniform trace; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
 
-    for name in non_default(execution):
-        option_name = name.replace("_", "-")
-        raise ConfigError(f"--{option_name} does not apply to --to uniform; leave it out")
     run = open_traces((path,), reading, whole=True)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)

@@ -10,8 +10,9 @@ import click
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, option
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, builds, run_options
+from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
+from fastcomm.cli.values import Output, OutputFile
 from fastcomm.cli.windows import find_path, one_rank, path_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import PathOptions, ReadOptions
@@ -63,8 +64,20 @@ class OneRankOptions:
     is_common=True,
     help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
 )
-@option("--all-events", is_flag=True, group=OUTPUT, help="Keep every event in the overlay.")
-@option("--all-edges", is_flag=True, group=OUTPUT, help="Draw every edge in the overlay.")
+@option(
+    "--all-events",
+    is_flag=True,
+    group=OUTPUT,
+    needs=("--overlay",),
+    help="Keep every event in the file of --overlay.",
+)
+@option(
+    "--all-edges",
+    is_flag=True,
+    group=OUTPUT,
+    needs=("--overlay",),
+    help="Draw every edge in the file of --overlay.",
+)
 @option(
     "--save",
     type=Output(),
@@ -83,13 +96,15 @@ class OneRankOptions:
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     group=RULES,
+    needs=("--deps",),
     help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
-@compat_option("hta")
+@compat_option("hta", of="Holistic Trace Analysis")
 @option(
     "--zero-weight-launches",
     is_flag=True,
     group=COMPAT,
+    needs=("--compat hta",),
     help="Add HTA's edges of weight 0 from every launch (with --compat hta).",
 )
 @run_options
@@ -116,7 +131,7 @@ def run(
     first.
     """
     if one_rank_options.is_given:
-        trace, skipped = one_rank(paths, path_options.rank, reading, execution)
+        trace, skipped = one_rank(paths, path_options.rank, reading)
         critical = _path_of(trace, path_options, one_rank_options)
         critical.failed = tuple(skipped)
     else:

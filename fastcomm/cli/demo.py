@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 from fastcomm.cli.commands import OUTPUT, WORKLOAD, OptionsCommand, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import COUNT, OutputFolder
 from fastcomm.cli.results import link_bandwidth_option
+from fastcomm.cli.values import COUNT, OutputFolder
 
 _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none")
 
@@ -29,7 +29,7 @@ _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-exp
     is_common=True,
     help="Number of ranks of the job.",
 )
-@link_bandwidth_option(default="400Gbit/s")
+@link_bandwidth_option(default="400Gbit/s", not_with=("--format table",))
 @option(
     "--format",
     "format_",
@@ -128,7 +128,9 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
 
     slowdown = {"slow-gpu": 0.3, "none": 0.0}.get(fault)
     if slowdown is None:
-        raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
+        raise ConfigError(
+            f"--format table cannot show --fault {fault}: expected slow-gpu or none"
+        )
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
     command = shell_joined(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
     say(f"wrote {table} and {meta}; now: {command}", "")

@@ -1,6 +1,7 @@
 """``fastcomm dispatch`` and its commands."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastcomm.checks import FACTOR, REPLICAS, shortened
+from fastcomm.checks import FACTOR, REPLICAS, invalid, shortened
 from fastcomm.cli.commands import WORKLOAD, CommandGroup, option
 from fastcomm.cli.dispatch_options import (
     DRAWING,
@@ -17,8 +18,9 @@ from fastcomm.cli.dispatch_options import (
     simulates,
     strategy_option,
 )
-from fastcomm.cli.options import COUNT, Number, builds, with_options, workers_option
+from fastcomm.cli.options import builds, with_options, workers_option
 from fastcomm.cli.results import output_option
+from fastcomm.cli.values import COUNT, Number
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
@@ -34,7 +36,14 @@ Examples:
 """
 
 
-@click.group("dispatch", cls=CommandGroup, epilog=_EXAMPLES)
+_NOT_DRAWN = ("--compat seed",)  # which has a stream of its own
+
+
+# The original's names of options have underscores: --num_nodes is --num-nodes.
+_CONTEXT = {"token_normalize_func": lambda word: word.replace("_", "-")}
+
+
+@click.group("dispatch", cls=CommandGroup, epilog=_EXAMPLES, context_settings=_CONTEXT)
 def run() -> None:
     """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
 
@@ -48,15 +57,17 @@ def run() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     group=WORKLOAD,
+    needs=("--law popularity",),
     help="Text file with the weight of each expert (with --law popularity).",
 )
 @option(
     "--hot-ranks",
     metavar="LIST",
     group=WORKLOAD,
+    not_with=_NOT_DRAWN,
     help="GPUs with more tokens, as in 0:4,5:2 for 4 times and twice as many.",
 )
-@workers_option("threads")
+@workers_option("threads", not_with=_NOT_DRAWN)
 @output_option("the workload, one Parquet file per iteration", required=True)
 def generate(
     *,
@@ -70,15 +81,12 @@ def generate(
     from fastcomm.dispatch import workload
 
     weights = None if popularity is None else _numbers(popularity)
-    recipe = _recipe(shape if weights is None else replace(shape, law="popularity"))
+    recipe = _recipe(shape)
+    more: dict[str, Any] = {"popularity": weights, "threads": workers}
+    if hot_ranks is not None:
+        more["sources"] = _sources(hot_ranks, recipe)
     if recipe.sampler == "seed":
-        if weights is not None or hot_ranks is not None:
-            raise ConfigError("--compat seed: the original has no popularity and no hot ranks")
-        more: dict[str, Any] = {}
-    else:
-        more = {"popularity": weights, "threads": workers}
-        if hot_ranks is not None:
-            more["sources"] = _sources(hot_ranks, recipe)
+        more = {}
     files = workload.write(recipe, output, **more)
     click.echo(
         f"{inert(str(output))}: {counted(len(files), 'iteration')} of "
@@ -97,11 +105,13 @@ def simulate(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Simulate the layers of WORKLOAD with some strategies, and name each bottleneck.
+    """Simulate a workload under some strategies.
 
-    WORKLOAD is a directory of `generate`, or a routing table of a job: an .npz of src_gpu
-    [tokens] and target_experts [tokens, top-k], a Parquet file with these columns, or an .npy
-    of experts. A generated workload has its own shape; options that contradict it are errors.
+    Names the bottleneck of each strategy. WORKLOAD is a directory of `generate`, or a routing
+    table of a job: an .npz of src_gpu [tokens] and target_experts [tokens, top-k], a Parquet
+    file with these columns, or an .npy of experts. A generated workload has its own shape;
+    options that contradict it are errors.
+
     Strategies: deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout,
     hierarchical, multicast-balanced.
     """
@@ -124,7 +134,7 @@ def compare(
     workload: Path | None,
     request: SimulationRequest,
 ) -> None:
-    """Compare all strategies, each as a multiple of the best possible time.
+    """Compare all strategies with the best possible time.
 
     Without WORKLOAD, draws one from the options and does not store it.
     """
@@ -185,7 +195,10 @@ def place(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Place replicas of experts by load, and simulate WORKLOAD before and after."""
+    """Place replicas of experts by their load.
+
+    Simulates WORKLOAD before and after.
+    """
     import numpy as np
 
     from fastcomm.dispatch import placement
@@ -226,17 +239,33 @@ def sweep(
     names: str,
     request: SimulationRequest,
 ) -> None:
-    """Simulate strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    """Simulate strategies over a grid of workloads.
+
+    The axes are options of a workload: skew, nodes, top-k, tokens.
+    """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report
 
     grid = dict(simulation.axis(text) for text in over)
+    _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
     result = simulation.sweep(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, report.sweep)
+
+
+def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> None:
+    """Raise `ConfigError` if an axis is an option that is given, or that has no effect."""
+    own = {name: values[0] for name, values in grid.items() if hasattr(shape, name)}
+    if given := [name for name in own if getattr(shape, name) is not None]:
+        option_name = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(f"{option_name} has no effect with --over {given[0]}; leave one out")
+    try:
+        replace(shape, **own)
+    except ConfigError as error:
+        raise ConfigError(f"--over: {error}") from error
 
 
 def _recipe(shape: WorkloadOptions) -> Recipe:
@@ -251,7 +280,7 @@ def _numbers(path: Path) -> list[float]:
     try:
         return [float(word) for word in text(path).replace(",", " ").split()]
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}; wanted numbers alone") from error
+        raise ConfigError(f"{path}: {error}; the file may have only numbers") from error
 
 
 def _sources(text: str, recipe: Recipe) -> list[int]:
@@ -264,13 +293,11 @@ def _sources(text: str, recipe: Recipe) -> list[int]:
         except ValueError:
             index, weight_ = -1, 0.0
         if not 0 <= index < recipe.gpus or not FACTOR.holds(weight_):
-            raise ConfigError(
-                f"--hot-ranks: found {shortened(part)!r}, wanted GPU:FACTOR as in 0:4, a GPU "
-                f"from 0 to {recipe.gpus - 1} and {FACTOR}"
-            )
+            expected = f"GPU:FACTOR as in 0:4, a GPU from 0 to {recipe.gpus - 1} and {FACTOR}"
+            raise invalid("--hot-ranks", repr(shortened(part)), expected)
         weight[index] = weight_
     if not sum(weight):
-        raise ConfigError(f"--hot-ranks: found {shortened(text)!r}, wanted a factor above 0")
+        raise invalid("--hot-ranks", repr(shortened(text)), "a factor above 0")
     edges, passed = [0], 0.0
     for own in weight:
         passed += own

@@ -11,7 +11,7 @@ from cloup import OptionGroup
 from fastcomm.checks import EFFICIENCY, FACTOR, START_S
 from fastcomm.cli.commands import WORKLOAD, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import BYTES, Number, builds, with_options
+from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.results import (
     ResultFiles,
     cluster_option,
@@ -19,6 +19,7 @@ from fastcomm.cli.results import (
     print_json,
     result_options,
 )
+from fastcomm.cli.values import BYTES, Number
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
@@ -55,13 +56,13 @@ def _network(
 _TERMS = (
     cluster_option,
     _network(
-        *("--bw-inter", "--bw_inter", "bw_inter"),
+        "--bw-inter",
         metavar="RATE",
         is_common=True,
         help_="NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
     ),
     _network(
-        *("--bw-intra", "--bw_intra", "bw_intra"),
+        "--bw-intra",
         metavar="RATE",
         is_common=True,
         help_="Bandwidth per GPU inside its node. Default: 400GiB/s.",
@@ -99,7 +100,8 @@ _TERMS = (
         type=Number(FACTOR),
         metavar="FACTOR",
         default=0.0,
-        help_="Slowdown of a receiver per sender beyond the first (direct).",
+        needs=("--strategy direct",),
+        help_="Slowdown of a receiver per sender beyond the first (with --strategy direct).",
     ),
     _network("--token-bytes", type=BYTES, metavar="N", help_="Bytes of a dispatched token."),
     _network("--combine-bytes", type=BYTES, metavar="N", help_="Bytes of a returned token."),
@@ -108,7 +110,10 @@ _TERMS = (
         type=click.Choice(["copies", "unique"]),
         default="copies",
         group=_NETWORK,
-        help="What strategies but deepep move: all copies of a token, or one per GPU.",
+        needs=tuple(
+            f"--strategy {name}" for name in ("fast", "direct", "spreadout", "hierarchical")
+        ),
+        help="Send a GPU one copy of a token for each of its experts, or a single one.",
     ),
     option(
         "--decomposition",
@@ -116,7 +121,8 @@ _TERMS = (
         default="threshold",
         metavar="METHOD",
         group=_NETWORK,
-        help="How fast finds its stages: threshold, incremental or assignment.",
+        needs=("--strategy fast",),
+        help="How --strategy fast picks its stages: threshold, incremental or assignment.",
     ),
 )
 
@@ -127,13 +133,13 @@ def _whole(name: str) -> click.IntRange:
 
 
 def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
-    """Return the options of the shape; the original's names with underscores work, too.
+    """Return the options of the shape.
 
     `defaults` adds the default of each to its help text.
     """
     whole = [
         option(
-            *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
+            f"--{name.replace('_', '-')}",
             type=_whole(name),
             group=WORKLOAD,
             is_common=name in _COMMON_SHAPE,
@@ -154,8 +160,6 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
 DRAWING = (
     option(
         "--zipf-alpha",
-        "--zipf_alpha",
-        "zipf_alpha",
         type=Number(RANGES["zipf_alpha"]),
         metavar="FACTOR",
         group=WORKLOAD,
@@ -163,7 +167,7 @@ DRAWING = (
         help="Exponent of the Zipf law.",
     ),
     option("--seed", type=_whole("seed"), group=WORKLOAD, help="Random seed. Default: 0."),
-    compat_option("seed"),
+    compat_option("seed", of="the workload of the original simulator"),
     option(
         "--law",
         type=click.Choice(LAWS),
@@ -176,7 +180,7 @@ DRAWING = (
         "--distinct",
         type=click.Choice(["uniform", "resample"]),
         group=WORKLOAD,
-        help="What replaces a repeated expert of a token: any expert, or one by the law.",
+        help="How a repeated expert of a token is replaced: by any other, or by the law.",
     ),
     option(
         "--shuffle",

@@ -1,6 +1,6 @@
 """``fastcomm dpro`` and its commands: statistics, replay and conversion of dPRO trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cloup import OptionGroup
 
-from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option
+from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option, typed_options
 from fastcomm.cli.convert import destination_argument, write_uniform
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import (
-    COUNT,
-    STEPS,
-    NumberList,
-    TrialPath,
-    builds,
-    with_options,
-    workers_option,
-)
+from fastcomm.cli.options import builds, with_options, workers_option
 from fastcomm.cli.replay import SessionOptions, give_session, session_options
 from fastcomm.cli.results import ResultFiles, compat_option
 from fastcomm.cli.stats import ListOptions, describe, list_options
+from fastcomm.cli.values import COUNT, STEPS, NumberList, TrialPath
+from fastcomm.errors import ConfigError
 from fastcomm.options import PredictionOptions, ReplayOptions, TrialOptions
 
 if TYPE_CHECKING:
@@ -66,7 +60,7 @@ _clock_alignment = option(
     metavar="METHOD",
     group=READING,
     is_common=True,
-    help="How clocks are aligned: sync, causality, variance, drift or none.",
+    help="How clocks are aligned: auto, sync, causality, variance, drift or none.",
 )
 
 
@@ -75,7 +69,7 @@ _clock_alignment = option(
 @list_options(TrialPath("stats"))
 @_step_boundary
 @_clock_alignment
-@compat_option("dpro")
+@compat_option("dpro", of="dPRO")
 @click.pass_context
 def stats(
     ctx: click.Context,
@@ -88,10 +82,20 @@ def stats(
     shown: ListOptions,
     files: ResultFiles,
 ) -> None:
-    """List the operations of a trial: how often, how long, in which step, on which rank."""
+    """List the operations of a trial.
+
+    Shows how often each ran, how long, in which step, and on which rank.
+
+    --step-boundary applies where a trace has no step numbers. A step begins after an update
+    (update), after anything but forward operations and input (seed, operator: the rules of two
+    versions of dPRO), after a pause (gap), or never (none). --clock-alignment shifts hosts so
+    that the Sync operations of Horovod end together (sync), or no RECV ends before its SEND
+    (causality; variance and drift choose other shifts). auto is sync, or else causality.
+    """
     from fastcomm.compat import dpro
     from fastcomm.readers.dpro import inputs, statistics
 
+    _check_uniform(ctx, [path, *([shown.against] if shown.against else [])])
     read = partial(inputs.read, rule=step_boundary, align=clock_alignment, whole=False)
     ctx.exit(describe(read, path, shown, files, statistics if compat is None else dpro))
 
@@ -101,18 +105,37 @@ def stats(
 @destination_argument
 @_step_boundary
 @_clock_alignment
-def convert(*, path: Path, destination: Path, step_boundary: str, clock_alignment: str) -> None:
-    """Write a trial as one uniform trace: clocks aligned, steps numbered.
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    /,
+    *,
+    path: Path,
+    destination: Path,
+    step_boundary: str,
+    clock_alignment: str,
+) -> None:
+    """Write a trial as one uniform trace.
 
-    DESTINATION is the file to write; .gz compresses it.
+    Clocks are aligned, and steps numbered. DESTINATION is the file to write; .gz compresses it.
     """
     from fastcomm.files import refuse_inputs
     from fastcomm.readers.dpro import inputs
 
+    _check_uniform(ctx, [path])
     refuse_inputs(destination, [path] if path.is_file() else [])
     source = inputs.read(path, rule=step_boundary, align=clock_alignment)
     warn(source.warnings)
     write_uniform(source.trace, destination)
+
+
+def _check_uniform(ctx: click.Context, paths: Sequence[Path]) -> None:
+    """Raise `ConfigError` for --clock-alignment if no path is a trial."""
+    if not any(path.is_dir() for path in paths) and typed_options(ctx, TrialOptions):
+        raise ConfigError(
+            f"--clock-alignment: no effect on {paths[0]}, a uniform trace, which has one "
+            "clock; leave it out"
+        )
 
 
 _TRIAL: list[Callable[[Any], Any]] = [
@@ -121,8 +144,8 @@ _TRIAL: list[Callable[[Any], Any]] = [
         "--nccl-algorithm",
         type=click.Choice(["ring", "tree", "none"]),
         group=READING,
-        help="How NCCL sends a tensor. Default: by its rings, if known; none is one operation "
-        "per rank.",
+        help="How NCCL sends a tensor: by rings (default, if known), trees, or as one "
+        "operation per rank.",
     ),
     option(
         "--clip-updates",
@@ -177,16 +200,18 @@ _REPLAY: list[Callable[[Any], Any]] = [
         "--unlimited-updates",
         is_flag=True,
         group=PREDICTIONS,
-        help="Run all updates at once.",
+        help="Run all updates of a rank at once.",
     ),
-    compat_option("dpro"),
+    compat_option("dpro", of="dPRO"),
 ]
 
 
 @run.command("replay", has_tables=True)
 @click.argument("path", metavar="TRIAL", type=TrialPath("replay"))
 @session_options
-@with_options([*_REPLAY, *_TRIAL, *_PREDICTION, workers_option("threads")])
+@with_options(
+    [*_REPLAY, *_TRIAL, *_PREDICTION, workers_option("threads", needs=("--bottleneck",))]
+)
 @builds(options=ReplayOptions, trial=TrialOptions, predicted=PredictionOptions)
 @click.pass_context
 def replay(
@@ -203,9 +228,9 @@ def replay(
     """Replay a step of a trial on its devices, as measured or changed.
 
     TRIAL has a data-flow graph (dag.gml) and NCCL's topology. Prints the step time of each rank
-    beside the measured one, and the critical path. A KEY of --changes is a name, tensor:ID,
-    link:RANK->RANK, device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or
-    DELAY_ALL; the most specific one wins.
+    beside the measured one, and the critical path. A KEY of --changes is an operation's name,
+    tensor:ID, link:RANK->RANK, device:NAME, rank:RANK (as in rank:host1.rank0), category:NAME,
+    DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most specific one wins.
     """
     from fastcomm.analyses.replay import session_of_trial
 

@@ -6,8 +6,9 @@ import click
 
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import ExecutionOptions, Output, executor_for, run_options
+from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
 from fastcomm.cli.results import output_option
+from fastcomm.cli.values import Output
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _EXAMPLES = """\b
 Examples:
   fastcomm ingest traces/ -o store/ --workers 8
   fastcomm metrics store/
-  duckdb -c "SELECT tag, sum(payload_bytes) FROM 'store/rank-*.parquet' GROUP BY tag"
+  duckdb -c "SELECT tag, count(*) FROM 'store/rank-*.parquet' GROUP BY tag"
 """
 
 

@@ -2,32 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from cloup import OptionGroup
 
-from fastcomm.checks import IMBALANCE, PENALTY
-from fastcomm.cli.commands import (
-    COMPAT,
-    LAYOUT,
-    OUTPUT,
-    WORKLOAD,
-    OptionsCommand,
-    option,
-)
+from fastcomm.checks import invalid, non_default
+from fastcomm.cli.commands import OptionsCommand
+from fastcomm.cli.isp_options import ISP_OPTIONS, ShowOptions
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import COUNT, Number, builds, with_options
-from fastcomm.cli.results import (
-    ResultFiles,
-    cluster_option,
-    compat_option,
-    print_json,
-    result_options,
-    top_option,
-)
+from fastcomm.cli.options import builds, with_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
@@ -40,277 +26,16 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  fastcomm isp --model internlm-7b --world-size 128 --seq-len 64Ki --global-batch 4Mi
-  fastcomm isp --model llama3-8b --world-size 64 --seq-len 8Ki --global-batch 4Mi --cluster h100
-  fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki,256Ki --global-batch 4Mi
+  fastcomm isp --model 7B --world-size 128 --seq-len 64Ki --global-batch 4Mi
+  fastcomm isp --model llama3-8b --world-size 64 --seq-len 8Ki \\
+    --global-batch 4Mi --cluster h100
+  fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki \\
+    --global-batch 4Mi
 """
-
-_BATCH = OptionGroup("Model and batch")
-_SPACE = OptionGroup("Search space")
-_COST = OptionGroup("Cost model")
-_TABLE = click.Path(exists=True, dir_okay=False)
-
-_COMMON = [
-    option(
-        "--model",
-        metavar="MODEL",
-        group=_BATCH,
-        is_common=True,
-        help="Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
-        "config.json.",
-    ),
-    option(
-        "--world-size",
-        metavar="LIST",
-        group=_BATCH,
-        is_common=True,
-        help="Number of GPUs: 128, 64,128, or 64-256 for all whole nodes between.",
-    ),
-    option(
-        "--seq-len",
-        metavar="LIST",
-        group=WORKLOAD,
-        is_common=True,
-        help="Sequence length in tokens, as in 64Ki. Several make a sweep.",
-    ),
-    option(
-        "--global-batch",
-        metavar="N",
-        group=_BATCH,
-        is_common=True,
-        help="Tokens per step, as in 4Mi.",
-    ),
-    cluster_option,
-    option(
-        "--memory",
-        metavar="BYTES",
-        group=_SPACE,
-        is_common=True,
-        help="Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
-    ),
-    option(
-        "--algorithms",
-        metavar="LIST",
-        group=_SPACE,
-        is_common=True,
-        help="Consider only these of isp,msp,fsp,mtp; or dsp alone.",
-    ),
-    option(
-        "--pp",
-        metavar="LIST",
-        group=LAYOUT,
-        is_common=True,
-        help="Pipeline-parallel size. Default: every possible one; 1,2 are two.",
-    ),
-    option(
-        "--calibrate",
-        metavar="PATH",
-        group=_COST,
-        is_common=True,
-        help="Use measured links and GEMMs: traces, output of fastcomm metrics, or of "
-        "nccl-tests (links alone).",
-    ),
-]
-_SEARCH = [
-    option("--vocab", metavar="N", group=_BATCH, help="Vocabulary size. Default: the model's."),
-    option(
-        "--global-batch-min",
-        metavar="N",
-        group=_BATCH,
-        help="Minimum tokens per step, instead of --global-batch.",
-    ),
-    option(
-        "--global-batch-max",
-        metavar="N",
-        group=_BATCH,
-        help="Maximum tokens per step, instead of --global-batch.",
-    ),
-    option("--micro-bsz", metavar="N", group=_BATCH, help="Micro-batch size. Default: any."),
-    option(
-        "--micro-num", metavar="N", group=_BATCH, help="Micro-batches. Default: any number."
-    ),
-    option(
-        "--sp",
-        metavar="LIST",
-        group=_SPACE,
-        help="Sequence- or tensor-parallel size. Default: every possible one.",
-    ),
-    option(
-        "--ep",
-        metavar="LIST",
-        group=LAYOUT,
-        help="Expert-parallel size. Default: every possible one; 1,2 are two.",
-    ),
-    option(
-        "--interleave",
-        metavar="LIST",
-        group=_SPACE,
-        help="Pipeline stages per rank. Default: every possible number.",
-    ),
-    option(
-        "--any-schedule",
-        is_flag=True,
-        group=_SPACE,
-        help="Allow fewer micro-batches than pipeline stages.",
-    ),
-]
-_COSTS = [
-    option(
-        "--flash/--no-flash",
-        default=None,
-        group=_COST,
-        help="Use FlashAttention, or plain attention. Default: FlashAttention.",
-    ),
-    option(
-        "--penalty",
-        type=Number(PENALTY),
-        metavar="FACTOR",
-        group=_COST,
-        help="Cost of overlap, as a share of the shorter part. Default: 0.2.",
-    ),
-    option(
-        "--overlap-grad",
-        is_flag=True,
-        group=_COST,
-        help="Overlap gradient synchronization with the backward pass.",
-    ),
-    option(
-        "--grad-sync",
-        type=click.Choice(["all_reduce", "reduce_scatter"]),
-        default="all_reduce",
-        group=_COST,
-        help="Collective that synchronizes gradients.",
-    ),
-    option(
-        "--param-sync",
-        type=click.Choice(["broadcast", "all_gather"]),
-        default="broadcast",
-        group=_COST,
-        help="Collective that synchronizes parameters.",
-    ),
-    option(
-        "--overlap",
-        type=click.Choice(["layer", "per_op"]),
-        default="layer",
-        group=_COST,
-        help="What the gathers of a layer overlap with: all its GEMMs, or each its own.",
-    ),
-    option(
-        "--comm-model",
-        type=click.Choice(["call", "ring", "tree"]),
-        default="call",
-        group=_COST,
-        help="What pays a startup time: each call, step of a ring, or level of a tree.",
-    ),
-    option(
-        "--imbalance",
-        type=Number(IMBALANCE),
-        metavar="FACTOR",
-        group=_COST,
-        help="Tokens of the busiest rank's experts divided by the mean. Default: 1.",
-    ),
-    option(
-        "--dispatch",
-        type=click.Choice(["copies", "nodes"]),
-        default="copies",
-        group=_COST,
-        help="Send a token to each of its experts, or once to each of their nodes.",
-    ),
-    option(
-        "--overlap-experts",
-        is_flag=True,
-        group=_COST,
-        help="Overlap the all-to-alls of experts with another micro-batch.",
-    ),
-    option(
-        "--p2p",
-        type=click.Choice(["whole", "scatter"]),
-        default="whole",
-        group=_COST,
-        help="What an MTP rank sends to the next stage: everything, or its share.",
-    ),
-    option(
-        "--gemm-table",
-        type=_TABLE,
-        metavar="FILE",
-        group=_COST,
-        help="Measured GEMMs: CSV with key_bytesxmacs and lat_s.",
-    ),
-    option(
-        "--attention-table",
-        type=_TABLE,
-        metavar="FILE",
-        group=_COST,
-        help="Measured attention: CSV with b, s, h_local, is_fwd and lat_s.",
-    ),
-    compat_option("isp-2025", "isp-2024"),
-    option(
-        "--compat-config",
-        "config_path",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
-        group=COMPAT,
-        help="JSON file with the keys of the original simulator; options override it.",
-    ),
-    option(
-        "--compat-tables",
-        type=click.Path(exists=True, file_okay=False),
-        metavar="DIR",
-        group=COMPAT,
-        help="Directory with linear_<gpu>.csv and fa_<gpu>.csv (with --compat).",
-    ),
-    option(
-        "--strict-batch",
-        is_flag=True,
-        group=COMPAT,
-        help="Consider all divisors, not squares alone (with --compat).",
-    ),
-    option(
-        "--overlap-wdp",
-        is_flag=True,
-        group=COMPAT,
-        help="Overlap the reduction of gradients (with --compat).",
-    ),
-]
-_SHOWN = [
-    top_option(6),
-    option(
-        "--explain",
-        type=COUNT,
-        group=OUTPUT,
-        is_common=True,
-        help="Explain the cost of strategy N of the ranking.",
-    ),
-    option(
-        "--sensitivity",
-        is_flag=True,
-        group=OUTPUT,
-        is_common=True,
-        help="Show what faster links or more memory would change.",
-    ),
-    option(
-        "--trainer-args",
-        type=click.Choice(["megatron", "internevo"]),
-        metavar="NAME",
-        group=OUTPUT,
-        is_common=True,
-        help="Print the best strategy as arguments of megatron or internevo.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowOptions:
-    """What is printed of a search."""
-
-    top: int = 6
-    explain: int | None = None
-    sensitivity: bool = False
-    trainer_args: str | None = None
 
 
 @click.command("isp", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
-@with_options([*_COMMON, *_SEARCH, *_COSTS, *_SHOWN])
+@with_options(ISP_OPTIONS)
 @result_options("isp.json, and every strategy as CSV and Parquet")
 @builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
 def run(
@@ -336,10 +61,8 @@ def run(
         options = options.over(config_file(config_path))
     warn(_decimal_units(options))
     lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
-    if options.compat and showing.sensitivity:
-        raise ConfigError("--sensitivity does not apply to --compat; leave one out")
-    if options.compat and len(lengths) > 1:
-        raise ConfigError("--compat takes one --seq-len")
+    if len(lengths) > 1:
+        _check_sweep(options, showing)
     question = isp.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
@@ -359,6 +82,15 @@ def run(
         from fastcomm.errors import FastcommError
 
         raise FastcommError(result.nearest())
+
+
+def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:
+    """Raise `ConfigError` for options that apply to a single sequence length."""
+    if options.compat:
+        raise ConfigError("--compat takes one --seq-len")
+    if names := non_default(showing):
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise ConfigError(f"{shown}: no effect with several --seq-len; pass one length")
 
 
 def _searched(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
@@ -421,7 +153,11 @@ def _show(result: "SearchResult", showing: ShowOptions) -> None:
         return
     if showing.explain:
         if showing.explain > result.feasible:
-            raise ConfigError(f"--explain: {result.feasible} strategies are feasible")
+            raise invalid(
+                "--explain",
+                str(showing.explain),
+                f"1 to {result.feasible}, the number of feasible strategies",
+            )
         report.explain(result, showing.explain - 1)
         return
     report.show(result, result.top)

@@ -30,12 +30,14 @@ Examples:
     is_flag=True,
     group=OUTPUT,
     is_common=True,
+    not_with=("--json",),
     help="Print all tables: waits, collectives, windows, process groups.",
 )
 @option(
     "--spec",
     is_flag=True,
     group=OUTPUT,
+    not_with=("--json",),
     help="Print the specification formulas, and utilization by --bytes.",
 )
 @measure_options

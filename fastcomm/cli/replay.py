@@ -12,13 +12,13 @@ from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     ExecutionOptions,
-    RunArgument,
     builds,
     executor_for,
     run_options,
     with_options,
 )
 from fastcomm.cli.results import changes_option, print_json, result_options, trace_option
+from fastcomm.cli.values import RunArgument
 from fastcomm.cli.windows import window_options
 from fastcomm.options import PathOptions, ReadOptions
 
@@ -84,9 +84,9 @@ def run(
     """Replay a step on its devices, as measured or changed.
 
     PATH is a trace, or a directory of traces. Prints the step time of each rank beside the
-    measured one, and the critical path. A KEY of --changes is a name, link:TAG, device:NAME,
-    rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most specific one
-    wins.
+    measured one, and the critical path. A KEY of --changes is an operation's name, link:DP,
+    device:NAME, rank:5, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
+    specific one wins: {"rank:5": {"ratio": 0.87}, "link:DP": {"ratio": 0.5}}.
     """
     replay_session = _replayed(path, path_options, reading, execution)
     ctx.exit(

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli.commands import COMPAT, EDITS, MEASUREMENT, OUTPUT, READING, WINDOW, option
-from fastcomm.cli.options import (
+from fastcomm.cli.options import builds, run_options, with_options
+from fastcomm.cli.values import (
     COUNT,
     FileOrUrl,
     NumberList,
     OutputFile,
     OutputFolder,
     Rate,
-    builds,
-    run_options,
-    with_options,
 )
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -73,7 +71,7 @@ _MEASURED: list[Callable[[Any], Any]] = [
         type=click.Choice(["payload", "bus", "msg"]),
         default="payload",
         group=MEASUREMENT,
-        help="Which bytes bandwidth and volume count.",
+        help="Bytes that bandwidth and volume count: as nccl-tests, on links, or per call.",
     ),
     option(
         "--clock-alignment",
@@ -87,6 +85,7 @@ _MEASURED: list[Callable[[Any], Any]] = [
         type=OutputFolder(),
         metavar="DIR",
         group=READING,
+        needs=("--dask",),
         help="Shared directory for intermediate results (with --dask).",
     ),
 ]
@@ -130,13 +129,6 @@ class ResultFiles:
     html: Path | None = None
 
 
-def _check_beside(ctx: click.Context, _option: click.Parameter, is_given: bool) -> bool:
-    """Refuse --xlsx without --output."""
-    if is_given and not ctx.params.get("output"):
-        raise click.UsageError("--xlsx writes into the directory of --output; give both", ctx)
-    return is_given
-
-
 json_option = option(
     "--json",
     "as_json",
@@ -147,24 +139,23 @@ json_option = option(
 )
 
 
-def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Callable[[F], F]:
+def result_options(
+    files: str, *, xlsx: bool = True, html: bool = True, **attrs: Any
+) -> Callable[[F], F]:
     """Add `--json`, `--output`, and where there are such, `--xlsx` and `--html`.
 
-    `files` is what `--output` writes. The command gets `as_json`, `output`, `xlsx` and `html`,
-    or with `builds(files=ResultFiles)` one object of them.
+    `files` is what `--output` writes, `attrs` are further attributes of that option. The
+    command gets `as_json`, `output`, `xlsx` and `html`, or with `builds(files=ResultFiles)` one
+    object of them.
     """
-    options = [
-        json_option,
-        # Eager: known when --xlsx is checked.
-        output_option(files, is_eager=True),
-    ]
+    options = [json_option, output_option(files, **attrs)]
     if xlsx:
         options.append(
             option(
                 "--xlsx",
                 is_flag=True,
-                callback=_check_beside,
                 group=OUTPUT,
+                needs=("--output",),
                 help="Write all tables into one Excel workbook, too (with --output).",
             )
         )
@@ -199,13 +190,13 @@ def html_option(**attrs: Any) -> Callable[[F], F]:
     )
 
 
-def compat_option(*tools: str) -> Callable[[F], F]:
-    """Return the option that reproduces another tool."""
+def compat_option(*tools: str, of: str) -> Callable[[F], F]:
+    """Return the option that reproduces another tool; `of` describes that in the help."""
     return option(
         "--compat",
         type=click.Choice(tools),
         group=COMPAT,
-        help="Reproduce the results of another tool exactly.",
+        help=f"Reproduce the results of another tool exactly: {of}.",
     )
 
 
@@ -219,7 +210,7 @@ cluster_option = option(
 )
 
 
-def top_option(default: int) -> Callable[[F], F]:
+def top_option(default: int, **attrs: Any) -> Callable[[F], F]:
     """Return the option of the number of rows to print."""
     return option(
         "--top",
@@ -228,6 +219,7 @@ def top_option(default: int) -> Callable[[F], F]:
         group=OUTPUT,
         is_common=True,
         help="Number of rows to print.",
+        **attrs,
     )
 
 

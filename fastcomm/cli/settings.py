@@ -43,7 +43,7 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
 
     section = files.toml(file).get(name, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{file}: {name}: found {section!r}, wanted a table: [{name}]")
+        raise ConfigError(f"{file}: {name} is no table; begin it with [{name}]")
     return _by_parameter(command, section, f"{file}: [{name}]")
 
 
@@ -68,7 +68,7 @@ def _by_parameter(
             below = command.commands.get(name)
             if below is None or not isinstance(options, dict):
                 raise ConfigError(
-                    f"{where}: {name}: wanted one of {', '.join(command.commands)}"
+                    f"{where}: no table {name}: expected one of {', '.join(command.commands)}"
                 )
             inner[name] = _by_parameter(below, options, f"{where[:-1]}.{name}]")
         return inner
@@ -81,6 +81,7 @@ def _by_parameter(
     if unknown := [key for key in settings if key not in by_option]:
         from difflib import get_close_matches
 
-        near = ", ".join(get_close_matches(unknown[0], by_option)) or "its --help lists them"
-        raise ConfigError(f"{where}: {unknown[0]}: no option of the command; {near}")
+        near = get_close_matches(unknown[0], by_option)
+        hint = f"did you mean {near[0]!r}?" if near else "--help-all lists the options"
+        raise ConfigError(f"{where}: the command has no option {unknown[0]!r}; {hint}")
     return {str(by_option[key]): value for key, value in settings.items()}

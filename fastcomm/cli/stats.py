@@ -10,8 +10,9 @@ import click
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import RunArgument, builds, reading_options, with_options
+from fastcomm.cli.options import builds, reading_options, with_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
+from fastcomm.cli.values import RunArgument
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
             is_flag=True,
             group=OUTPUT,
             is_common=True,
+            not_with=("--json", "--against"),
             help="Sort operations by mean duration, longest first.",
         ),
-        top_option(20),
+        top_option(20, not_with=("--json",)),
         option(
             "--against",
             type=path,
@@ -54,7 +56,11 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
             is_common=True,
             help="Compare with OTHER: operations added, removed, faster or slower.",
         ),
-        result_options("stats.json, and all operations as CSV and Parquet", html=False),
+        result_options(
+            "stats.json, and all operations as CSV and Parquet",
+            html=False,
+            not_with=("--against",),
+        ),
     ]
     return lambda command: with_options(options)(
         builds(shown=ListOptions, files=ResultFiles)(command)

@@ -9,8 +9,6 @@ from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
-    FileOrUrl,
-    Number,
     builds,
     cluster_options,
     executor_for,
@@ -22,14 +20,15 @@ from fastcomm.cli.results import (
     steps_option,
     trace_option,
 )
+from fastcomm.cli.values import FileOrUrl, Number
 from fastcomm.options import StragglerOptions
 
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
-  fastcomm stragglers trace.parquet --changes ideal-stage.json --trace replayed.json
+  fastcomm stragglers trace.parquet --changes stage.json --trace replayed.json
   fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
-  fastcomm stragglers trace.parquet --steps 12,20-23 --json | jq .slowdown_by_optype
+  fastcomm stragglers trace.parquet --steps 12 --json | jq .slowdown_by_optype
 """
 
 
@@ -74,6 +73,10 @@ def run(
     seq_id, mc, gmc), as published by ByteDance's StragglerAnalysis. Replays the steps as
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
+
+    A KEY of --changes is all, a type, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3 or
+    step:12, or several joined by +: {"forward-compute+rank:7": {"ratio": 0.87}}. Changes apply
+    in their order; "ideal": true sets the ideal time of the type.
     """
     from fastcomm.analyses.preparation import worker_paths
     from fastcomm.analyses.stragglers import analyse_stragglers

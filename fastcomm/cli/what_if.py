@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.checks import invalid, shortened
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import EDITS, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.cli.windows import find_path, path_options
-from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _scales(
             single.append(edits.Edit(action="scale", target=target, value=many[0]))
             continue
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
-            raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
+            raise invalid("--scale", repr(text), "WHAT=FACTOR or WHAT=FROM:TO:STEP")
         sweeps.append((edits.Edit(action="scale", target=target), _steps(*many)))
     return single, sweeps
 
@@ -180,7 +180,8 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     """Split WHAT=VALUE at the last equals sign; errors begin with the name `option`."""
     target, equals, value = text.rpartition("=")
     if not equals or not target:
-        raise ConfigError(f"{option}: found {text!r}, wanted WHAT=VALUE")
+        example = {"--scale": "comm:DP=0.5", "--set": "name:gemm=20us"}[option]
+        raise invalid(option, repr(shortened(text)), f"WHAT=VALUE, as in {example}")
     return target, value
 
 
@@ -191,8 +192,6 @@ def _steps(first: float, last: float, step: float) -> list[float]:
     """Return the factors from `first` to `last` inclusive, at intervals of `step`."""
     count = (last - first) / step + 1 + 1e-9
     if not 1 <= count < _MOST_STEPS + 1:
-        raise ConfigError(
-            f"--scale {first:g}:{last:g}:{step:g} has {max(0, count):.0f} values, wanted 1 to "
-            f"{_MOST_STEPS}"
-        )
+        text = f"{first:g}:{last:g}:{step:g}"
+        raise invalid("--scale", text, f"FROM:TO:STEP with 1 to {_MOST_STEPS} values")
     return [round(first + k * step, 12) for k in range(floor(count))]

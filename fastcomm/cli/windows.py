@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.checks import shortened
+from fastcomm.checks import invalid, shortened
 from fastcomm.cli.commands import WINDOW, option
 from fastcomm.cli.options import (
-    NUMBER,
-    RANK,
     ExecutionOptions,
     builds,
     executor_for,
-    whole,
     with_options,
 )
-from fastcomm.errors import ConfigError
+from fastcomm.cli.values import NUMBER, RANK, whole
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -40,9 +37,7 @@ class InstanceRange(click.ParamType[int | tuple[int, int]]):
         first, colon, last = str(value).partition(":")
         begin, end = whole(first), whole(last if colon else first)
         if begin is None or end is None:
-            raise ConfigError(
-                f"--instance: found {shortened(value)!r}, wanted a number, or two as in 0:3"
-            )
+            raise invalid("--instance", repr(shortened(value)), "a number, or two as in 0:3")
         return (begin, end) if colon else begin
 
 
@@ -83,10 +78,15 @@ _WINDOW: list[Callable[[Any], Any]] = [
         type=InstanceRange(),
         metavar="I[:J]",
         group=WINDOW,
+        needs=("--annotation",),
         help="Which of the --annotation events, from 0; I:J spans I to J inclusive.",
     ),
     option(
-        "--exact", is_flag=True, group=WINDOW, help="Match the whole name with --annotation."
+        "--exact",
+        is_flag=True,
+        group=WINDOW,
+        needs=("--annotation",),
+        help="Match the whole name with --annotation.",
     ),
     option(
         "--data-load-events",
@@ -118,9 +118,7 @@ def find_path(
         if executor.is_here:
             preparation.compile_critical_path()
         run = open_traces(paths, reading, executor, whole=True)
-        if options.rank is not None or len(run.ranks) == 1:
-            warn(_without_effect(options.rank, reading, execution, run))
-        warn(run.warnings)
+        warn((*_without_effect(options.rank, reading, run), *run.warnings))
         with progress(run) if options.rank is None else nullcontext() as advance:
             path = critical_path(
                 run,
@@ -138,7 +136,6 @@ def one_rank(
     paths: tuple[str, ...],
     rank: int | None,
     reading: ReadOptions,
-    execution: ExecutionOptions,
 ) -> tuple["Trace", "Sequence[SkippedRank]"]:
     """Return the trace of a rank, by default of the first, and the skipped ranks.
 
@@ -148,8 +145,6 @@ def one_rank(
 
     Raises
     ------
-    ConfigError
-        If an option of many machines is given.
     FastcommError
         If the rank, or with --keep-going every rank, cannot be read.
 
@@ -157,13 +152,8 @@ def one_rank(
     from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli.messages import say, warn
 
-    if execution.dask is not None:
-        raise ConfigError(
-            "--dask: --compat, --overlay, --save and --deps read one rank on this machine; "
-            "leave --dask out"
-        )
     run = open_traces(paths, reading, whole=True)
-    warn((*_without_effect(rank, reading, execution, run), *run.warnings))
+    warn((*_without_effect(rank, reading, run), *run.warnings))
     if rank is None and reading.keep_going:
         trace, left_out = _first_readable(run)
     else:
@@ -195,13 +185,8 @@ def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]
     raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
-def _without_effect(
-    rank: int | None, reading: ReadOptions, execution: ExecutionOptions, run: "RunTraces"
-) -> list[str]:
-    """Return a warning for each option that has no effect where only one rank is read."""
-    warnings = []
-    if execution.workers > 1:
-        warnings.append("--workers changes nothing: one rank is read")
-    if reading.keep_going and rank is not None and not run.skipped:
-        warnings.append("--keep-going changes nothing: only the rank of --rank is read")
-    return warnings
+def _without_effect(rank: int | None, reading: ReadOptions, run: "RunTraces") -> list[str]:
+    """Return a warning if --keep-going has no effect, since only the rank of --rank is read."""
+    if not reading.keep_going or rank is None or run.skipped:
+        return []
+    return ["--keep-going changes nothing: only the rank of --rank is read"]

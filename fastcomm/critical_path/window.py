@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError
 from fastcomm.options import Window
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import KIND
@@ -23,7 +23,7 @@ from fastcomm_kernels.graph import Numbers
 _ALL = 1 << 62
 
 
-class WindowError(FastcommError):
+class WindowError(ConfigError):
     """The trace does not have the window."""
 
     @classmethod

@@ -403,6 +403,8 @@ def _change(table: Any, place: str, *, has_ideal: bool) -> DurationChange:
     names = ["delay", "ratio", "ideal"] if has_ideal else ["delay", "ratio"]
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: expected an object with {' and '.join(names)}")
+    if not table:
+        raise ConfigError(f"{place} changes nothing; expected {' or '.join(names)}")
     if unknown := set(table) - set(names):
         raise ConfigError(
             f"{place}: unknown key {', '.join(map(repr, sorted(unknown)))}: expected "

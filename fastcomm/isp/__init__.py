@@ -6,7 +6,7 @@ The `Question` of a search has model, world sizes, global batch, memory and cons
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastcomm.checks import IMBALANCE, PENALTY, RANKS
+from fastcomm.checks import IMBALANCE, PENALTY, RANKS, non_default
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
@@ -194,9 +194,7 @@ def batch(options: SearchOptions) -> MicroBatchRule:
     )
     if total is None and least is None and most is None:
         if bsz is None or num is None:
-            raise ConfigError(
-                "missing global batch: give its tokens, as in 4Mi, or micro_bsz and micro_num"
-            )
+            raise _missing(options)
         return MicroBatchRule(least=1, most=_ANY, micro_bsz=bsz, micro_num=num)
     if total is not None and (least is not None or most is not None):
         raise ConfigError("global batch: expected one number or a range, not both")
@@ -220,12 +218,8 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
 
     """
     model, world_size, length = options.model, options.world_size, options.seq_len
-    if model is None:
-        raise ConfigError("missing option --model")
-    if world_size is None:
-        raise ConfigError("missing option --world-size")
-    if length is None:
-        raise ConfigError("missing option --seq-len")
+    if model is None or world_size is None or length is None or _lacks_batch(options):
+        raise _missing(options)
     algos = algorithms(options.algorithms)
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
@@ -233,8 +227,12 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     # DeepSpeed-Ulysses overlaps nothing: both parts count in full.
     penalty = 1.0 if ulysses else options.penalty
     lengths = numbers(length, "sequence length") or ()
+    loaded = _model(model, options.vocab)
+    _check_experts(loaded, options)
+    if options.p2p == "scatter" and "mtp" not in algos:
+        raise ConfigError("--p2p scatter has no effect without mtp; add it to --algorithms")
     question = Question(
-        model=_model(model, options.vocab),
+        model=loaded,
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
         batch=batch(options),
@@ -261,6 +259,35 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     if len(lengths) == 1 or seq_len:
         question.check()
     return question
+
+
+_EXAMPLES = {"model": "llama3-8b", "world_size": "64", "seq_len": "8Ki"}
+
+
+def _missing(options: SearchOptions) -> ConfigError:
+    """Return the error that names all missing options, each with an example."""
+    names = {name: text for name, text in _EXAMPLES.items() if getattr(options, name) is None}
+    if _lacks_batch(options):
+        names["global_batch"] = "4Mi"
+    shown = {f"--{name.replace('_', '-')}": text for name, text in names.items()}
+    example = " ".join(f"{name} {text}" for name, text in shown.items())
+    batch = " (or --micro-bsz and --micro-num)" if "global_batch" in names else ""
+    return ConfigError(f"missing {', '.join(shown)}{batch}; for example: {example}")
+
+
+def _lacks_batch(options: SearchOptions) -> bool:
+    """Whether nothing says how many tokens a step has."""
+    ranges = options.global_batch, options.global_batch_min, options.global_batch_max
+    micro = options.micro_bsz, options.micro_num
+    return all(value is None for value in ranges) and None in micro
+
+
+def _check_experts(model: Model, options: SearchOptions) -> None:
+    """Raise `ConfigError` if options on experts are given for a model without experts."""
+    names = ("imbalance", "dispatch", "overlap_experts")
+    own = [f"--{n.replace('_', '-')}" for n in non_default(options) if n in names]
+    if own and not model.experts:
+        raise ConfigError(f"{model.name} has no experts; leave {', '.join(own)} out")
 
 
 def _model(name: str | Path, vocab: str | float | None) -> Model:

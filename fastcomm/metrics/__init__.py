@@ -18,7 +18,7 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
-from fastcomm.trace.run import warnings_of_run
+from fastcomm.trace.run import ranges, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
@@ -44,6 +44,7 @@ class RankNote:
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     is_host_run: bool = False  # whether the host computes and communicates, without a device
+    steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         device_time=None if "times" in meta.lacks or meta.is_truncated else outside,
         unused=meta.unused,
         is_host_run=meta.is_host_run,
+        steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
     )
 
 

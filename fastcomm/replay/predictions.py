@@ -1,10 +1,12 @@
 """Predict steps with changed durations, another number of hosts, or other groups of tensors.
 
 A change of durations has a key: a long name of a node, with or without suffix or rank; a
-tensor, link, device, rank or category; DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL. If several
-keys match a node, the first in this order wins.
+tensor, link, device, rank (by name, or by number where that is unique) or category;
+DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL. If several keys match a node, the first in this
+order wins.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,19 +57,20 @@ def durations(replayer: Replayer, changes: Mapping[str, DurationChange]) -> Floa
     """
     durations = replayer.measured.avg.copy()
     used: set[str] = set()
-    links = _links(replayer)
+    links, numbers = _links(replayer), _rank_numbers(replayer)
     for i in range(len(durations)):
-        for key in _keys(replayer, i, links.get(i, ())):
+        for key in _keys(replayer, i, links.get(i, ()), numbers):
             change = changes.get(key)
             if change is not None:
                 used.add(key)
                 durations[i] = change.applied(durations[i])
                 break
     if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
+        i = min(links, default=0)
+        examples = filter(None, _keys(replayer, i, links.get(i, ()), numbers))
         raise ConfigError(
             f"{unused[0]!r} matches no operation, or more specific keys match all of its "
-            "operations. Keys are a long name, tensor:, link:, device:, rank:, category:, or "
-            "DELAY_ALL[_CMP|_COMM]"
+            f"operations. Keys of one operation are {', '.join(map(repr, examples))}"
         )
     return durations
 
@@ -86,7 +89,16 @@ def _links(replayer: Replayer) -> dict[int, tuple[str, ...]]:
     return links
 
 
-def _keys(replayer: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
+def _rank_numbers(replayer: Replayer) -> dict[str, str]:
+    """Return the key "rank:5" of each process whose rank has a number of its own."""
+    number = {pid: pid.rpartition(".rank")[2] for pid in replayer.pids}
+    count = Counter(number.values())
+    return {pid: f"rank:{n}" for pid, n in number.items() if n.isdecimal() and count[n] == 1}
+
+
+def _keys(
+    replayer: Replayer, i: int, links: tuple[str, ...], numbers: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return all keys that match a node, the most specific first."""
     cat = replayer.categories[i]
     name = replayer.names[i]
@@ -99,7 +111,8 @@ def _keys(replayer: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]
     device = f"device:{replayer.devices[replayer.operations.device[i]]}"
     exact = (replayer.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
     own = (*exact, *tensors, *links, device)
-    return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
+    ranks = (f"rank:{name.pid}", numbers.get(str(name.pid), ""))
+    return (*own, *ranks, f"category:{cat}", kind, _ALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

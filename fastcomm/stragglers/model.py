@@ -229,16 +229,18 @@ def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Flo
 
     """
     durations, ideal = model.measured.copy(), model.ideal_times()
-    for way in ("forward", "backward"):
-        if f"{way}-send" in changes and f"{way}-recv" not in changes:
-            raise ConfigError(
-                f"'{way}-send': operations wait for receives, not for sends; change "
-                f"'{way}-pp-comm', which is both"
-            )
+    is_send = np.array([op.optype.endswith("-send") for op in model.table.ops])[:, None, None]
     for key, change in changes.items():
         mask = _selected(model, key)
         if not mask.any():
             raise ConfigError(f"{key!r} matches no operation of the table")
+        # Sends that change with their receives are half of a change, and harmless.
+        if not (mask & ~is_send).any() and key.replace("-send", "-recv") not in changes:
+            both = f"change {key.replace('-send', '-pp-comm')!r}, which is both"
+            raise ConfigError(
+                f"{key!r} changes nothing: operations wait for receives, not for sends; "
+                f"{'name the receives' if 'op:' in key else both}"
+            )
         base = np.where(mask & change.is_ideal, ideal, durations)
         durations = np.where(mask, change.applied(base), durations)
     return durations
@@ -270,9 +272,10 @@ def _matches(model: JobModel, condition: str, key: str) -> Flags:
     if field in _NUMBERS and value.isdecimal():
         return _numbered(model, field, int(value))
     raise ConfigError(
-        f"{key!r}: invalid condition {condition!r}: expected all, a type "
-        f"({', '.join(sorted(types))}), op:NAME, or rank:, dp_rank:, stage: or step: with a "
-        "number"
+        f"invalid key {key!r}: {condition!r} is not all, a type "
+        f"({', '.join(sorted(name for name in types if not name.endswith('-send')))}), "
+        "op:TYPE_PLACE_STAGE as in op:forward-compute_0_2, or rank:7, dp_rank:1, stage:3 or "
+        "step:12; + joins several"
     )
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange import clocks
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
 from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.readers.dpro.statistics import has_steps, with_steps
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.kineto import head
 from fastcomm.trace.events import EventRows
@@ -317,7 +317,10 @@ def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
     )
 
 
-def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:
+_RULE = "update"  # by default
+
+
+def read(path: Path, *, rule: str = _RULE, align: str = "auto", whole: bool = True) -> Input:
     """Read a dPRO trial or a uniform trace.
 
     Parameters
@@ -345,6 +348,8 @@ def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool =
     trace = json_files.read(path) if whole else json_files.scan(path)
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
+    if rule != _RULE and has_steps(trace):
+        raise ConfigError(f"{path}: the trace has steps; leave --step-boundary out")
     return Input(trace=with_steps(trace, rule))
 
 

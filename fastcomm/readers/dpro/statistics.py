@@ -102,6 +102,18 @@ RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[in
 }
 
 
+def has_steps(trace: UniformTrace) -> bool:
+    """Whether the trace has steps of all of its processes."""
+    pids, is_known = _pids(trace), trace.step != NULL
+    return set(pids[trace.counts]) == set(pids[trace.counts & is_known])
+
+
+def _pids(trace: UniformTrace) -> Ints:
+    """Return the index of the process of each event."""
+    pid_of = {pid: i for i, pid in enumerate(trace.pids)}
+    return np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
+
+
 def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
     """Return the trace with a step for every event.
 
@@ -123,9 +135,7 @@ def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
     if rule not in RULES:
         raise ConfigError(f"invalid step rule {rule!r}: expected one of {', '.join(RULES)}")
     cats = [category(name) for name in trace.names]
-    step = trace.step.copy()
-    pid_of = {pid: i for i, pid in enumerate(trace.pids)}
-    pids = np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
+    step, pids = trace.step.copy(), _pids(trace)
     for pid in range(len(trace.pids)):
         rows = np.flatnonzero((pids == pid) & trace.counts)
         recorded = step[rows]

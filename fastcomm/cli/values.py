@@ -1,0 +1,204 @@
+"""Types of the values of arguments and options: numbers, lists, paths."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastcomm.checks import (
+    MOST_LISTED,
+    MOST_NUMBER,
+    MOST_WORKERS,
+    RANKS,
+    Range,
+    invalid,
+    shortened,
+)
+from fastcomm.cli.commands import long_name
+from fastcomm.errors import TraceFileError, shell_joined
+
+_MOST_DIGITS = len(str(MOST_NUMBER))
+
+
+class Number(click.FloatRange):
+    """A finite number of a range, in a unit that is `unit` times that of the range."""
+
+    def __init__(self, within: Range, *, unit: float = 1.0) -> None:
+        """Accept numbers of `within` when multiplied by `unit`: 1e-6 for us of seconds."""
+        super().__init__(within.least / unit, within.most / unit, min_open=within.is_open)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; a usage error for NaN, which no comparison refuses."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+class Rate(click.ParamType[str]):
+    """A bandwidth with its unit, kept as text."""
+
+    name = "rate"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the text; ConfigError where it is no bandwidth."""
+        from fastcomm.units import parse_bandwidth
+
+        parse_bandwidth(value, option_name(param))
+        return value
+
+
+class NumberList(click.ParamType[tuple[int, ...]]):
+    """Numbers as in 0-7,12."""
+
+    name = "list"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers; ConfigError where the text is no list of numbers."""
+        return numbers(option_name(param), str(value))
+
+
+def option_name(param: click.Parameter | None) -> str:
+    """Return the long name of a parameter as a user writes it."""
+    return long_name(param) if param else "value"
+
+
+def whole(text: str) -> int | None:
+    """Return the number that digits write; None for other texts, or above 2^53 - 1."""
+    is_number = text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) <= MOST_NUMBER
+    return int(text) if is_number else None
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a text such as "0-7,12"; errors begin with `name`.
+
+    Raises
+    ------
+    ConfigError
+        If the text is anything else, or names more than 2^20 numbers.
+
+    """
+    values: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        least, most = whole(first), whole(last if dash else first)
+        if least is None or most is None or least > most:
+            expected = f"numbers from 0 to {MOST_NUMBER}, as in 0-7,12"
+            raise invalid(name, repr(shortened(part)), expected)
+        if len(values) + most - least >= MOST_LISTED:
+            expected = f"at most {MOST_LISTED} numbers, as in 0-7,12"
+            raise invalid(name, repr(shortened(text)), expected)
+        values.extend(range(least, most + 1))
+    return tuple(values)
+
+
+NUMBER = click.IntRange(0, MOST_NUMBER)
+COUNT = click.IntRange(1, int(RANKS.most))
+RANK = click.IntRange(0, 1 << 31)
+WORKERS = click.IntRange(1, MOST_WORKERS)
+STEPS = click.IntRange(1, 1 << 16)
+BYTES = click.IntRange(1, 1 << 40)
+SECONDS = Number(Range(0, 1e6, is_open=True))
+
+
+class FileOrUrl(click.Path):
+    """A path that exists, or a URL, of which reading it says whether it does."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return a URL unchanged, or the path of a file that exists."""
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
+class TracePath(click.Path):
+    """A trace or a directory that exists, for `command` where another one reads its like."""
+
+    def __init__(self, command: str = "") -> None:
+        super().__init__(exists=True, path_type=Path)
+        self._command = command
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for standard input."""
+        from fastcomm.readers.detection import refuse_standard_input
+
+        refuse_standard_input(value)
+        return super().convert(value, param, ctx)
+
+
+class RunArgument(TracePath):
+    """A trace or a directory of traces; of dPRO trials, the error names `command` of dpro."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for a dPRO trial or a uniform trace."""
+        from fastcomm.readers import dpro
+
+        path = super().convert(value, param, ctx)
+        if dpro.claims(path):
+            raise dpro.trial_error(path, self._command)
+        return path
+
+
+class TrialPath(TracePath):
+    """A dPRO trial or a uniform trace; of a run, the error names its command."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for traces of a profiler."""
+        from fastcomm.readers.dpro import inputs
+
+        path = super().convert(value, param, ctx)
+        if inputs.is_run(path):
+            line = shell_joined(["fastcomm", self._command, str(path)])
+            raise TraceFileError(f"{path} is no dPRO trial; for traces of a profiler: {line}")
+        return path
+
+
+class Output(click.Path):
+    """A file or a directory to write to, which need not exist."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; ConfigError for a URL or an empty name, before anything is done."""
+        from fastcomm.files import refuse_output
+
+        refuse_output(option_name(param), value)
+        return super().convert(value, param, ctx)
+
+
+class OutputFile(Output):
+    """A file to write: no device, FIFO or symbolic link, which writing would replace."""
+
+    def __init__(self, *, dir_okay: bool = False) -> None:
+        super().__init__(dir_okay=dir_okay, path_type=Path)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise FastcommError where it must not be replaced."""
+        from fastcomm.files import check_replaceable, note_output
+
+        path = super().convert(value, param, ctx)
+        check_replaceable(path)
+        note_output(path)
+        return path
+
+
+class OutputFolder(Output):
+    """A directory to write to."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
