@@ -17,7 +17,6 @@ MODULES = {
 
 # Left to untie; nothing may be added.
 FOR_TYPES = [
-    ("fastcomm.critical_path", "fastcomm.critical_path.what_if"),
     ("fastcomm.executors.dask_cluster", "fastcomm.executors.dask"),
 ]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fastcomm.compat import hta_graph
 from fastcomm.compat.hta_graph import Clipped, Linked
-from fastcomm.critical_path import CriticalPath, PathSource, overlay, saved
+from fastcomm.critical_path import CriticalPath, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
 from fastcomm.critical_path.rules import (
@@ -25,6 +25,7 @@ from fastcomm.critical_path.rules import (
     EventDescriptions,
     Fact,
     PathRules,
+    PathSource,
     TraceEvents,
     short_name,
 )
