@@ -14,7 +14,7 @@ from fastcomm.readers.kineto import reader, stream
 from fastcomm.readers.kineto.reader import METRICS
 from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels import json_scan, words
+from fastcomm_kernels import json_scan, string_tables
 from fastcomm_kernels._llvm import PADDING
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
@@ -36,7 +36,7 @@ def scan_of(text):
     block = np.frombuffer(text + bytes(PADDING), np.uint8)
     rows = np.empty((1 << 17, METRICS.scan_columns.width()), np.int64)
     strings, state = (
-        words.no_strings(1 << 16, 1 << 22),
+        string_tables.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),
     )
     begin = stream.events_begin(text, 0)

@@ -84,11 +84,6 @@ def oracle_lines(graph, path):
     }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces")
-
-
 def synchronized():
     """Work behind which an event is recorded, and all that may wait for it."""
     lane, stream = (1, 100), (7, 0)

@@ -18,7 +18,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.kineto.stream import TextWindow, blocks, find
-from fastcomm_kernels import json_scan, words
+from fastcomm_kernels import json_events, json_scan, string_tables
 from fastcomm_kernels.arrays import NULL, Ints
 
 _CHUNK = 1 << 12
@@ -46,9 +46,9 @@ class Selection:
     positions: bool = False  # whether to keep the index of each event among all in the file
 
     @cached_property
-    def scan_columns(self) -> words.ScanColumns:
+    def scan_columns(self) -> json_events.ScanColumns:
         """The selection as the scanner takes it."""
-        return words.ScanColumns(
+        return json_events.ScanColumns(
             kinds=self.kinds,
             keep=list(self.keep),
             prefixes=list(self.prefixes),
@@ -111,7 +111,7 @@ class _Reader:
         ]
         self.detail_names = (*selection.detail_args, *selection.detail_texts)
         self.window = TextWindow(blocks(path))
-        self.strings = words.no_strings()
+        self.strings = string_tables.no_strings()
         self.chunks: list[dict[str, NDArray[Any]]] = []
         self.detail_chunks: list[Ints] = []
         self.detail_count = 0
@@ -177,7 +177,7 @@ class _Reader:
             state[json_scan.BASE] = window.base
             status = json_scan.scan(window.text, window.n, state, plan, self.strings, rows)
             if status == json_scan.STRINGS_FULL:
-                self.strings = words.grown(self.strings)
+                self.strings = string_tables.grown(self.strings)
             elif status == json_scan.HOPELESS:
                 self._check_dropped()
             elif status == json_scan.MORE and not state[json_scan.LAST]:
@@ -202,10 +202,10 @@ class _Reader:
         """Move the filled rows to columns."""
         filled = rows[: self.state[json_scan.ROWS]]
         self.state[json_scan.ROWS] = 0
-        has_details, first = filled[:, words.DETAIL] > 0, len(self.names)
+        has_details, first = filled[:, json_events.DETAIL] > 0, len(self.names)
         details = filled[has_details, first : first + len(self.detail_names)]
-        filled[:, words.DETAIL] = -1
-        filled[has_details, words.DETAIL] = self.detail_count + np.arange(len(details))
+        filled[:, json_events.DETAIL] = -1
+        filled[has_details, json_events.DETAIL] = self.detail_count + np.arange(len(details))
         self.detail_count += len(details)
         self.detail_chunks.append(details)
         self.chunks.append(
@@ -412,7 +412,7 @@ class _Reader:
                 for name in self.kept_names
             },
             details={name: details[:, k] for k, name in enumerate(self.detail_names)},
-            texts=[_unescaped(text) for text in words.texts_of(self.strings)],
+            texts=[_unescaped(text) for text in string_tables.texts_of(self.strings)],
             envelope=members,
             event_count=int(self.state[json_scan.EVENTS]),
             warnings=tuple(self.warnings),
