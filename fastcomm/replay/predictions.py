@@ -16,7 +16,7 @@ import numpy as np
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import DurationChange, read_changes
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
-from fastcomm.readers.dpro.job import RING, Topology
+from fastcomm.readers.dpro.topology import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer, ReplayPath
 from fastcomm.replay.dependency import Dependencies, combined, group_name, network_edges
