@@ -10,7 +10,7 @@ import pytest
 from timing import best
 
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader, stream
+from fastcomm.readers.kineto import envelope, reader
 from fastcomm.readers.kineto.reader import METRICS
 from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
@@ -39,7 +39,7 @@ def scan_of(text):
         string_tables.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),
     )
-    begin = stream.events_begin(text, 0)
+    begin = envelope.events_begin(text, 0)
 
     def scan():
         state[:] = 0
