@@ -45,10 +45,8 @@ def ring_of(size):
 
 
 def graph_of(topology, counts=None):
-    def communicate(pid, group):
-        return dependency.network_edges(pid, group, ONE_TENSOR, counts or {}, topology)
-
-    return dependency.combined(topology.pid_of.values(), ONE_TENSOR, [(0,)], communicate)
+    pids = topology.pid_of.values()
+    return dependency.network_graph(pids, ONE_TENSOR, [(0,)], counts or {}, topology)
 
 
 @st.composite
