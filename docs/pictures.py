@@ -17,12 +17,13 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
-from fastcomm.analyses.critical_path import RunPath, critical_path
+from fastcomm.analyses.critical_path import critical_path
+from fastcomm.analyses.report import RunPath
 from fastcomm.metrics import (
     Partial,
     merge,
 )
-from fastcomm.metrics.result import answer
+from fastcomm.metrics.computation import compute
 from fastcomm.report import html
 from fastcomm.report.html import run_page
 from fastcomm.synthetic import Job, write
@@ -50,12 +51,12 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     run = open_run(folder / "demo", options=OpenOptions(whole=True))
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
-    found = answer(merge(parts), byte_kind="payload", link=_LINK)
+    found = compute(merge(parts), byte_kind="payload", link=_LINK)
     demo = run_page.run_page(found, ["demo"], critical=RunPath(path=path))
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
-    many = answer(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
+    many = compute(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
     html.write(demo, folder / "demo.html")
     html.write(run_page.run_page(many, ["traces/"]), folder / "big.html")
     return folder / "demo.html", folder / "big.html"

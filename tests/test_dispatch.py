@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.dispatch import terms_for
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import Recipe, fast, placement, schedules, sweeps, traffic
+from fastcomm.dispatch import Recipe, fast, placement, schedules, sweeps
 from fastcomm.dispatch import placement as dispatch_placement
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
@@ -77,7 +77,7 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
     arrays = np.load(path, allow_pickle=False)
     meta = json.loads(str(arrays["meta"]))
     inter, intra = (
-        traffic.Cost(
+        Cost(
             start_s=meta[f"{kind}_alpha_us"],
             unit_s=meta[f"{kind}_beta_us_per_MB"] * meta["MB_per_unit"],
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fastcomm.dispatch import Recipe, fast, schedules, traffic
 from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
-from fastcomm.hardware import GpuLinks
+from fastcomm.hardware import Cost, GpuLinks
 from fastcomm_kernels import dispatch
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
@@ -155,8 +155,8 @@ def demands(draw):
 @given(demands(), st.sampled_from(fast.DECOMPOSITIONS), st.sampled_from([0.0, 3.0]))
 def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition, start):
     demand, width = made
-    intra = traffic.Cost(start_s=start, unit_s=0.5)
-    found = fast.schedule(demand, width, traffic.Cost(unit_s=1.0), intra, decomposition)
+    intra = Cost(start_s=start, unit_s=0.5)
+    found = fast.schedule(demand, width, Cost(unit_s=1.0), intra, decomposition)
     arrived = oracle.delivered(found.balanced.tolist(), found.permutations, found.weights)
     block = fast.blocked(demand, width)
     for (s, d, j), units in arrived.items():
@@ -173,8 +173,8 @@ def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition
 def test_a_node_evens_out_what_its_nics_send_where_that_pays(start_s, load):
     demand = np.zeros((4, 4), np.int64)
     demand[0, 2:] = 50  # one of two GPUs sends all
-    intra = traffic.Cost(start_s=start_s, unit_s=0.5)
-    found = fast.schedule(demand, 2, traffic.Cost(unit_s=1.0), intra)
+    intra = Cost(start_s=start_s, unit_s=0.5)
+    found = fast.schedule(demand, 2, Cost(unit_s=1.0), intra)
     assert found.servers.tolist() == [[0, load], [0, 0]]
 
 
