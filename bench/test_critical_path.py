@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tiled import tiled
 
-from fastcomm.compat import hta, hta_graph
+from fastcomm.compat import hta_events, hta_graph
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.critical_path.overlay import Drawing, write
@@ -89,8 +89,8 @@ def test_the_corrected_path(bar, large, definition):
 
 def test_the_path_of_hta(bar, large, definition):
     run, count = definition
-    linked = hta_graph.linked(large, keep_last=True)
-    clipped = hta.clip(linked, "", 0)
+    linked = hta_events.linked(large, keep_last=True)
+    clipped = hta_events.clip(linked, "", 0)
 
     def ours():
         graph = hta_graph.build(clipped)

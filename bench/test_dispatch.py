@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import Recipe, traffic
+from fastcomm.dispatch import Recipe, fast
+from fastcomm.dispatch.fast import assigned_stages, pad
 from fastcomm.dispatch.sampler import alias_table, folded_zipf
 from fastcomm.dispatch.simulation import simulate
-from fastcomm.dispatch.traffic import assigned_stages, pad
 from fastcomm.dispatch.workload import Workload
 from fastcomm.hardware import Cost
 from fastcomm_kernels import dispatch
@@ -109,7 +109,7 @@ def test_the_schedule_of_fast(bar, name, nodes):
     few = pad(servers[:8, :8])
     bar(
         name,
-        lambda: traffic.schedule(demand, 8, inter, intra),
+        lambda: fast.schedule(demand, 8, inter, intra),
         lambda: assigned_stages(few),
         count=1,
         yardstick_count=1,

@@ -10,11 +10,11 @@ import pytest
 from timing import best
 
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader, stream
+from fastcomm.readers.kineto import envelope, reader
 from fastcomm.readers.kineto.reader import METRICS
 from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels import json_scan, words
+from fastcomm_kernels import json_scan, string_tables
 from fastcomm_kernels._llvm import PADDING
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
@@ -36,10 +36,10 @@ def scan_of(text):
     block = np.frombuffer(text + bytes(PADDING), np.uint8)
     rows = np.empty((1 << 17, METRICS.scan_columns.width()), np.int64)
     strings, state = (
-        words.no_strings(1 << 16, 1 << 22),
+        string_tables.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),
     )
-    begin = stream.events_begin(text, 0)
+    begin = envelope.events_begin(text, 0)
 
     def scan():
         state[:] = 0

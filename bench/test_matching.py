@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fastcomm.exchange.matching import CollectiveCalls, Messages, match, match_messages
+from fastcomm.exchange.matching import CollectiveCalls, match
+from fastcomm.exchange.messages import Messages, match_messages
 from fastcomm_kernels.arrays import NULL
 
 RANKS, MEMBERS, CALLS, LOST = 64, 8, 10_000, 200

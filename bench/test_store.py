@@ -10,7 +10,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.metrics import Partial
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.store import reader as store_reader
+from fastcomm.store import rank_file
 from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
@@ -33,7 +33,7 @@ def metrics(read, path):
 
 
 # Of a store, as `fastcomm metrics` reads it.
-reopened = partial(store_reader.read, is_narrow=True)
+reopened = partial(rank_file.read, is_narrow=True)
 
 
 def test_reopening(rank, bar):
@@ -52,7 +52,7 @@ def test_reopening_whole(rank, bar):
     whole = TraceOptions(whole=True)
     bar(
         "reopen_whole",
-        partial(store_reader.read, stored, whole),
+        partial(rank_file.read, stored, whole),
         partial(reader.read, trace, whole),
         count=events,
     )

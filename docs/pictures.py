@@ -23,7 +23,7 @@ from fastcomm.metrics import (
     Partial,
     merge,
 )
-from fastcomm.metrics.result import compute
+from fastcomm.metrics.computation import compute
 from fastcomm.report import html
 from fastcomm.report.html import run_page
 from fastcomm.synthetic import Job, write

@@ -7,8 +7,8 @@ from decimal import Decimal
 from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
 from fastcomm.readers.kineto import chrome, stream
-from fastcomm_kernels.json_scan import NULL, WORD
-from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 
 SELECTION = chrome.Selection(
     kinds={name.encode(): kind for name, kind in KINDS.items()},
@@ -45,7 +45,8 @@ def found(scanned):
         row["name"] = scanned.texts[columns["name"][k]]
         for key in ("process", "thread"):
             value = columns[key][k]
-            row[key] = scanned.texts[WORD - value] if NULL < value <= WORD else _known(value)
+            is_text = NULL < value <= TEXT_LANE
+            row[key] = scanned.texts[TEXT_LANE - value] if is_text else _known(value)
         for key in NUMBERS:
             row[key] = _known(columns[key][k])
         detail = columns["detail"][k]

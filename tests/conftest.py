@@ -88,3 +88,17 @@ def isp_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data of the strategy search at {folder}")
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder that all examples of a module's tests write to."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def path_of(tmp_path):
+    """Return a function that finds the critical path of some events."""
+    from path_events import finder  # imports the kernels
+
+    return finder(tmp_path)

@@ -3,7 +3,7 @@
 from math import isnan
 
 import numpy as np
-import oracle_metrics
+import oracle_waits
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -116,19 +116,19 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
     ranks = list(range(5))
     found, _ = ask(ranks, table(by_rank(events)), "raw")
     said = {(each.op, each.tag, each.size_from): each for each in found.skew}
-    wanted = oracle_metrics.skew(events, STEPS)
+    wanted = oracle_waits.skew(events, STEPS)
     assert set(said) == set(wanted)
     for key, values in wanted.items():
         same({name: getattr(said[key], name) for name in values}, values)
     said = {(each.rank, each.tag): each for each in found.waits}
-    wanted = oracle_metrics.waits(events, STEPS)
+    wanted = oracle_waits.waits(events, STEPS)
     assert set(said) == set(wanted)
     for key, values in wanted.items():
         same({name: getattr(said[key], name) for name in values}, values)
     assert found.matching.matched == found.matching.events == len(events)
     # Ends coincide, so that clocks are found to agree.
     assert {each.offset_ns for each in found.offsets} <= {0, None}
-    joined = {rank for each in oracle_metrics.meetings(events) for rank in ranks_of(each)}
+    joined = {rank for each in oracle_waits.meetings(events) for rank in ranks_of(each)}
     assert {each.rank for each in found.offsets if each.offset_ns is not None} == joined
 
 
@@ -193,7 +193,7 @@ def test_exposed_time_of_an_event_excludes_compute_and_other_communication(event
     ordered = sorted(events)
     for place, event in enumerate(ordered):
         others = ordered[:place] + ordered[place + 1 :]
-        assert found[place] == oracle_metrics.alone(event, others, compute)
+        assert found[place] == oracle_waits.alone(event, others, compute)
 
 
 @given(st.lists(st.integers(0, 40).map(float) | st.just(float("nan")), max_size=9))
@@ -204,7 +204,7 @@ def test_outliers_follow_the_documented_rule(values):
         if len(known) < 2:
             assert place not in found
             continue
-        apart, middle = oracle_metrics.outlier([v for _, v in known], index, 3.0, SCORE)
+        apart, middle = oracle_waits.outlier([v for _, v in known], index, 3.0, SCORE)
         assert found.get(place) == (middle if apart else None)
 
 

@@ -14,7 +14,7 @@ from numba.core import config
 from oracle_chrome import is_wanted, records, spelled
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.kineto import chrome, stream
+from fastcomm.readers.kineto import chrome, envelope
 
 INTERPRETED = bool(config.DISABLE_JIT)
 
@@ -329,7 +329,7 @@ def test_garbage_takes_no_longer_than_its_size(tmp_path, filler):
 
 
 def test_garbage_before_the_events_is_searched_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "LIMIT", 1 << 18)
+    monkeypatch.setattr(envelope, "LIMIT", 1 << 18)
     with pytest.raises(TraceFileError, match=r"no .traceEvents."):
         scan(
             tmp_path,

@@ -52,9 +52,9 @@ def test_a_second_document_after_a_damaged_one_is_an_error(tmp_path):
 
 
 def test_a_long_second_document_is_an_error(tmp_path, monkeypatch):
-    from fastcomm.readers.kineto import stream
+    from fastcomm.readers.kineto import envelope
 
-    monkeypatch.setattr(stream, "LIMIT", 1000)
+    monkeypatch.setattr(envelope, "LIMIT", 1000)
     with pytest.raises(TraceFileError, match="a second document begins"):
         scan(tmp_path, trace(*EVENTS) + trace(*EVENTS * 9))
 

@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 from critical_path_traces import documents
 from hypothesis import given
-from path_events import US, WHOLE, call, finder, op, read, steps, sync, work
+from path_events import US, WHOLE, call, op, read, steps, sync, work
 
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.errors import FastcommError
-
-
-@pytest.fixture
-def path_of(tmp_path):
-    return finder(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces")
 
 
 @given(documents())

@@ -10,7 +10,7 @@ from critical_path_traces import documents, row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastcomm.compat import hta, hta_graph
+from fastcomm.compat import hta_events, hta_graph
 from fastcomm.graph import LongestPath, longest_path
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -55,9 +55,9 @@ def lines(trace, linked, clipped, graph, path):
 @golden.each_case()
 def test_graph_and_path_are_those_of_the_reference(case):
     trace = reader.read(golden.path_of(case), TraceOptions(whole=True))
-    linked = hta_graph.linked(trace)
+    linked = hta_events.linked(trace)
     assert len(linked.rows) == case["rows_after_trimming"]
-    clipped = hta.clip(linked, case["annotation"], golden.instance_of(case))
+    clipped = hta_events.clip(linked, case["annotation"], golden.instance_of(case))
     graph = hta_graph.build(
         clipped, case["data_load_events"] or (), zero_launches=case["zero_weight_launch_edges"]
     )
@@ -82,11 +82,6 @@ def oracle_lines(graph, path):
         if path is None
         else [f"{graph.nodes[n][1]} {SIDE[graph.nodes[n][2]]}" for n in path],
     }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces")
 
 
 def synchronized():
@@ -158,8 +153,8 @@ def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotatio
     path_of = folder / "rank0.json"
     path_of.write_text(json.dumps(document))
     trace = reader.read(path_of, TraceOptions(whole=True))
-    linked = hta_graph.linked(trace)
-    clipped = hta.clip(linked, annotation, instance)
+    linked = hta_events.linked(trace)
+    clipped = hta_events.clip(linked, annotation, instance)
     graph = hta_graph.build(clipped, ["data_load"], zero_launches=zero)
     found = longest_path(graph, searched(graph.weight))
     if found is None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.compat import hta
+from fastcomm.compat import hta, hta_graph
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.saved import load
@@ -317,6 +317,6 @@ def test_a_saved_graph_with_unknown_rules_is_refused(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     trace = read_whole(k.write(tmp_path / "rank0.json", events))
     path = hta.find_path(trace, Window(annotation="")).save(str(tmp_path / "graph"))
-    assert hta.restore_cpgraph(path).about.rules is hta.RULES
+    assert hta.restore_cpgraph(path).about.rules is hta_graph.RULES
     with pytest.raises(FastcommError, match="unknown rules 'hta': expected corrected"):
         load(path)

@@ -5,7 +5,7 @@ import pytest
 from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
-from path_events import US, call, finder, op, read, steps, sync, work
+from path_events import US, call, op, read, steps, sync, work
 
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
@@ -15,16 +15,6 @@ from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm_kernels.hta import SYNC
-
-
-@pytest.fixture
-def path_of(tmp_path):
-    return finder(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces")
 
 
 @given(st.data())

@@ -9,7 +9,7 @@ import pytest
 from commands import contents, invoke
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors import dask, dask_cluster
+from fastcomm.executors import dask
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
     """A directory that is used from a few ranks on."""
-    monkeypatch.setattr(dask_cluster, "WIDTH", 4)
+    monkeypatch.setattr(dask, "WIDTH", 4)
     return tmp_path / "scratch"
 
 

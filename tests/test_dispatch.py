@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.dispatch import terms_for
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import Recipe, placement, schedules, simulation, traffic
+from fastcomm.dispatch import Recipe, fast, placement, schedules, sweeps
 from fastcomm.dispatch import placement as dispatch_placement
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
@@ -77,20 +77,20 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
     arrays = np.load(path, allow_pickle=False)
     meta = json.loads(str(arrays["meta"]))
     inter, intra = (
-        traffic.Cost(
+        Cost(
             start_s=meta[f"{kind}_alpha_us"],
             unit_s=meta[f"{kind}_beta_us_per_MB"] * meta["MB_per_unit"],
         )
         for kind in ("inter", "intra")
     )
     demand, width = arrays["demand"], meta["gpus"]
-    block = traffic.blocked(demand, width)
+    block = fast.blocked(demand, width)
     servers, moved, balance = kernels.balance(block, intra.pair)
     assert np.array_equal(servers, arrays["server_matrix"])
     rows = arrays["stage_perm"].astype(np.int32)
     weights = arrays["stage_freq"].astype(np.int64)
     redist = kernels.redistribution(block, rows, weights, intra.pair)
-    theirs = traffic.FastSchedule(
+    theirs = fast.FastSchedule(
         servers=servers,
         permutations=rows,
         weights=weights,
@@ -108,11 +108,11 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
         (theirs.inter_s.sum(), "inter_sum_us"),
         (redist[-1], "last_redist_us"),
         (redist.max(), "max_redist_us"),
-        (traffic.spreadout_s(demand, width, inter, intra), "spreadout_us"),
+        (fast.spreadout_s(demand, width, inter, intra), "spreadout_us"),
     ):
         assert found == pytest.approx(meta[key], rel=1e-12), key
-    for decomposition in traffic.DECOMPOSITIONS:
-        ours = traffic.schedule(demand, width, inter, intra, decomposition)
+    for decomposition in fast.DECOMPOSITIONS:
+        ours = fast.schedule(demand, width, inter, intra, decomposition)
         assert ours.total_s <= meta["t_us"] * (1 + 1e-12)
         arrived = oracle.delivered(ours.balanced.tolist(), ours.permutations, ours.weights)
         remote = np.kron(1 - np.eye(len(block), dtype=np.int64), np.ones((width, width), int))
@@ -124,12 +124,12 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
 def test_fast_is_within_2_percent_of_its_bound(nodes):
     demand = np.random.default_rng(nodes).integers(0, 10_000, (nodes * 8, nodes * 8))
     inter, intra = Cost(start_s=0.7e-6, unit_s=84e-9), Cost(start_s=0.1e-6, unit_s=2.3e-9)
-    found = traffic.schedule(demand, 8, inter, intra)
+    found = fast.schedule(demand, 8, inter, intra)
     servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3))
     np.fill_diagonal(servers, 0)
     bound = max(servers.sum(axis=0).max(), servers.sum(axis=1).max()) / 8 * inter.unit_s
     assert bound <= found.total_s <= 1.02 * bound
-    assert traffic.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
+    assert fast.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
 
 
 @pytest.mark.compiled
@@ -344,14 +344,14 @@ def test_an_impossible_placement_is_refused(words, message):
 
 def test_a_sweep_has_a_row_for_each_point_and_strategy():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=20, batch_size=1, iter_num=1)
-    grid = dict([simulation.axis("num-nodes=1,2"), simulation.axis("zipf_alpha=1.5, 3")])
-    found = simulation.sweep(recipe, grid, ["deepep", "fast"], terms_of)
+    grid = dict([sweeps.axis("num-nodes=1,2"), sweeps.axis("zipf_alpha=1.5, 3")])
+    found = sweeps.sweep(recipe, grid, ["deepep", "fast"], terms_of)
     assert [(row["num_nodes"], row["zipf_alpha"], row["strategy"]) for row in found.rows()] == [
         (n, a, s) for n in (1, 2) for a in (1.5, 3.0) for s in ("deepep", "fast")
     ]
     for text in ("color=1", "topk", "topk=many"):
         with pytest.raises(ConfigError, match="--over"):
-            simulation.axis(text)
+            sweeps.axis(text)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_a_shipped_cluster_gives_the_links_of_its_gpus():
 
 def test_an_unknown_decomposition_is_refused():
     with pytest.raises(ConfigError, match="invalid decomposition 'luck'"):
-        traffic.stages(np.ones((2, 2), np.int64), "luck")
+        fast.stages(np.ones((2, 2), np.int64), "luck")
 
 
 @pytest.mark.compiled

@@ -15,8 +15,8 @@ from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scr
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, inert, shell_quoted
 from fastcomm.metrics import Partial, gaps, merge
+from fastcomm.metrics.computation import compute
 from fastcomm.metrics.links import Link
-from fastcomm.metrics.result import compute
 from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages

@@ -9,7 +9,7 @@ from html_page import many_ranks
 
 from fastcomm.errors import inert
 from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.result import compute
+from fastcomm.metrics.computation import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report.html import html, run_page
 from fastcomm.synthetic import Job, write

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from fastcomm_kernels import json_scan, words
+from fastcomm_kernels import json_events, json_scan, string_tables
 from fastcomm_kernels._llvm import PADDING
 
-NULL = json_scan.NULL
+NULL = json_events.NULL
 
 
 def padded(text):
     return np.frombuffer(text + bytes(PADDING), np.uint8).copy()
 
 
-WANTED = words.ScanColumns(
+WANTED = json_events.ScanColumns(
     kinds={b"kernel": 0, b"cpu_op": 1},
-    keep=[words.KEEP_ALL, words.KEEP_NAMED, words.KEEP_NONE],
+    keep=[json_events.KEEP_ALL, json_events.KEEP_NAMED, json_events.KEEP_NONE],
     prefixes=[b"c10d::", b"x"],
     numbers=[b"stream"],
     detail_numbers=[b"Seq"],
@@ -33,9 +33,9 @@ def scan(text, *, at=0, last=True, rows=50, strings=None, lost=False):
     cells = np.zeros((rows, WANTED.width()), np.int64)
     state = state_at(at, last)
     state[json_scan.SEARCHING] = lost
-    strings = strings or words.no_strings(64, 1 << 10)
+    strings = strings or string_tables.no_strings(64, 1 << 10)
     why = json_scan.scan(padded(text), len(text), state, WANTED.plan(), strings, cells)
-    return why, state, cells[: state[json_scan.ROWS]], words.texts_of(strings)
+    return why, state, cells[: state[json_scan.ROWS]], string_tables.texts_of(strings)
 
 
 EVENT = b'{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2}'
@@ -45,7 +45,20 @@ def test_an_event_becomes_a_row():
     args = b', "args": {"stream": 7, "Seq": 3, "dtype": "Float"}}'
     why, state, rows, texts = scan(EVENT[:-1] + args + b"]}")
     assert why == json_scan.DONE
-    assert rows[0, : json_scan.ARGS + 3].tolist() == [0, 1, 0, 7, 1500, 3500, 0, 1, 0, 7, 3, 0]
+    assert rows[0, : json_events.ARGS + 3].tolist() == [
+        0,
+        1,
+        0,
+        7,
+        1500,
+        3500,
+        0,
+        1,
+        0,
+        7,
+        3,
+        0,
+    ]
     assert texts == [b"Float", b"gemm"]
     assert state[json_scan.EVENTS] == 1
 
@@ -53,7 +66,7 @@ def test_an_event_becomes_a_row():
 def test_missing_keys_of_an_event_are_null():
     why, _, rows, _ = scan(b'{"cat": "kernel", "ph": "X", "ts": 1, "dur": 0}]}')
     assert why == json_scan.DONE
-    assert rows[0, : json_scan.ARGS + 1].tolist() == [
+    assert rows[0, : json_events.ARGS + 1].tolist() == [
         0,
         0,
         NULL,
@@ -103,7 +116,7 @@ def test_full_buffers_are_reported():
     why, state, rows, _ = scan((EVENT + b",") * 3 + b"]}", rows=2)
     assert (why, len(rows)) == (json_scan.ROWS_FULL, 2)
     assert state[json_scan.AT] == 2 * len(EVENT) + 2
-    why, state, rows, _ = scan(EVENT + b"]}", strings=words.no_strings(4, 2))
+    why, state, rows, _ = scan(EVENT + b"]}", strings=string_tables.no_strings(4, 2))
     assert (why, len(rows), state[json_scan.AT]) == (json_scan.STRINGS_FULL, 0, 0)
 
 
@@ -151,7 +164,7 @@ def test_a_broken_event_loses_no_other_event(broken):
     assert state[json_scan.DROPPED] >= 1
     assert state[json_scan.DROPS] >= len(good)
     assert state[json_scan.DROPS] <= text.index(b"good2")
-    found = [texts[code] for code in rows[:, json_scan.NAME]]
+    found = [texts[code] for code in rows[:, json_events.NAME]]
     assert [name for name in found if name.startswith(b"good")] == [
         b"good1",
         b"good2",
@@ -198,9 +211,9 @@ def test_numeric_thread_ids_are_not_strings():
     null = EVENT.replace(b'"tid": 7', b'"tid": null')
     negative = EVENT.replace(b'"tid": 7', b'"tid": -7')
     _, _, rows, texts = scan(b",".join([huge, word, null, negative]) + b"]}")
-    found = rows[:, json_scan.THREAD].tolist()
+    found = rows[:, json_events.THREAD].tolist()
     assert found[0] == found[2] == NULL
-    assert texts[json_scan.WORD - found[1]] == b"Spans"
+    assert texts[json_events.TEXT_LANE - found[1]] == b"Spans"
     assert found[3] == -7
 
 
@@ -210,12 +223,12 @@ def test_the_last_of_two_values_counts():
         b' {"Seq": 1, "Seq": null, "dtype": "b"}}'
     )
     _, _, rows, texts = scan(event + b"]}")
-    columns = [json_scan.START, json_scan.STOP, json_scan.ARGS, json_scan.ARGS + 1]
+    columns = [json_events.START, json_events.STOP, json_events.ARGS, json_events.ARGS + 1]
     assert rows[0, columns].tolist() == [2000, 4000, NULL, NULL]
-    assert texts[rows[0, json_scan.NAME]] == b"second"
-    assert texts[rows[0, json_scan.ARGS + 2]] == b"b"
+    assert texts[rows[0, json_events.NAME]] == b"second"
+    assert texts[rows[0, json_events.ARGS + 2]] == b"b"
     _, _, rows, _ = scan(event[:-1] + b', "args": null}]}')
-    assert rows[0, json_scan.DETAIL] == NULL
+    assert rows[0, json_events.DETAIL] == NULL
 
 
 @pytest.mark.parametrize(
@@ -240,7 +253,7 @@ def test_a_missing_or_null_text_is_null():
     for value in (b"null", b"", b" "):
         event = EVENT[:-1] + b', "args": {"dtype": %s, "Seq": 1}}' % value
         _, _, rows, _ = scan(event + b"]}")
-        assert rows[0, json_scan.ARGS + 1 : json_scan.ARGS + 3].tolist() == [1, NULL]
+        assert rows[0, json_events.ARGS + 1 : json_events.ARGS + 3].tolist() == [1, NULL]
 
 
 def test_a_scan_gives_up_where_most_is_broken():
@@ -253,7 +266,7 @@ def test_an_empty_prefix_keeps_every_name():
     plan = WANTED._replace(prefixes=[b""]).plan()
     text, state = padded(EVENT.replace(b"kernel", b"cpu_op") + b"]}"), state_at(0, 1)
     cells = np.zeros((2, WANTED.width()), np.int64)
-    json_scan.scan(text, len(text) - PADDING, state, plan, words.no_strings(), cells)
+    json_scan.scan(text, len(text) - PADDING, state, plan, string_tables.no_strings(), cells)
     assert state[json_scan.ROWS] == 1
 
 

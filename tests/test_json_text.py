@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fastcomm_kernels import json_scan, json_text
+from fastcomm_kernels import json_events, json_text
 from fastcomm_kernels import json_text as fastcomm_kernels_json_text
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import PADDING, address
 
-NULL = json_scan.NULL
+NULL = json_events.NULL
 BLANKS = bytes(range(1, 33))
 
 
@@ -30,7 +30,7 @@ def decimal_of(text, i, scale, to):
 @kernel
 def integer_of(text, i, to):
     """A whole number, or what stands in its place."""
-    return json_scan.integer(address(text), i, address(to), 0)
+    return json_events.integer(address(text), i, address(to), 0)
 
 
 @kernel

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.exchange.matching import NONE, Messages, Sides, match_messages
+from fastcomm.exchange.matching import NONE
+from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm_kernels.arrays import NULL
 
 ROUTES = st.sampled_from([(0, 1), (1, 0), (0, 2), (2, 1)])

@@ -15,7 +15,7 @@ from same import same
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
 from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.result import compute
+from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule

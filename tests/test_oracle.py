@@ -7,19 +7,9 @@ from decimal import Decimal
 from functools import cache
 
 import pytest
-from oracle_kineto import (
-    bus_bytes,
-    comm_events,
-    element_size,
-    is_compute,
-    iterations,
-    message_and_payload,
-    nanoseconds,
-    operation,
-    read,
-    table_row,
-)
+from oracle_kineto import comm_events, is_compute, iterations, nanoseconds, read, table_row
 from oracle_metrics import metrics, percentile, phases_of, segments
+from oracle_sizes import bus_bytes, element_size, message_and_payload, operation
 
 pytestmark = pytest.mark.compiled
 

@@ -11,7 +11,7 @@ from job_traces import job_partials
 
 from fastcomm.metrics import merge, pieces, spill
 from fastcomm.metrics import pieces as metrics_pieces
-from fastcomm.metrics.result import compute
+from fastcomm.metrics.computation import compute
 from fastcomm.synthetic import Job
 
 STREAMS, SIZES, TIMES = (

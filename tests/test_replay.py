@@ -18,8 +18,9 @@ from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
-from fastcomm.readers.dpro import frameworks, job, trial
+from fastcomm.readers.dpro import tensorflow, trial
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay import Options, Replayer, dependency, execution_graph, gaps, predictions
 from fastcomm.replay.predictions import partial
 from fastcomm.replay.result import session
@@ -295,7 +296,7 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
 @needed
 def test_a_neighbor_without_files_is_an_error(read):
     lonely = {rank: pid for rank, pid in read.topology.pid_of.items() if rank != 3}
-    topology = job.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
+    topology = Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
     with pytest.raises(FastcommError, match="with rank 3 of NCCL, which has no files"):
         dependency.dependencies(replace(read, topology=topology), OPT_STEP)
 
@@ -306,7 +307,7 @@ def test_a_graph_without_communication_has_independent_ranks(tmp_path):
         'graph [ node [ id 0 label "a" ] node [ id 1 label "gradients/b" ] '
         "edge [ source 0 target 1 ] ]"
     )
-    assert frameworks.tensorflow_graph(path).edges == [("FW.a", "BW.gradients/b")]
+    assert tensorflow.graph_of(path).edges == [("FW.a", "BW.gradients/b")]
 
 
 @given(st.data())

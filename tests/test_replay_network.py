@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.dpro import Name, job, trial
+from fastcomm.readers.dpro import Name, trial
 from fastcomm.readers.dpro.job import LocalGraph
-from fastcomm.replay import Options, Replayer, dependency
+from fastcomm.readers.dpro.topology import TREE, Topology, Tree
+from fastcomm.replay import Options, Replayer, dependency, slices
 from fastcomm.replay.gaps import Measured
 from fastcomm.replay.result import session
 
@@ -30,24 +31,22 @@ def topology_of(parents):
     for child, parent in enumerate(parents, 1):
         down[parent].append(child)
     tree = {
-        rank: job.Tree(up=parents[rank - 1] if rank else None, down=tuple(below))
+        rank: Tree(up=parents[rank - 1] if rank else None, down=tuple(below))
         for rank, below in down.items()
     }
     pids = {rank: f"host{rank}.rank0" for rank in tree}
-    return job.Topology(ring={}, tree={0: tree}, pid_of=pids, algorithm=job.TREE)
+    return Topology(ring={}, tree={0: tree}, pid_of=pids, algorithm=TREE)
 
 
 def ring_of(size):
     ring = {rank: (rank + 1) % size for rank in range(size)}
     pids = {rank: f"host{rank}.rank0" for rank in ring}
-    return job.Topology(ring={0: ring}, tree={}, pid_of=pids)
+    return Topology(ring={0: ring}, tree={}, pid_of=pids)
 
 
 def graph_of(topology, counts=None):
-    def communicate(pid, group):
-        return dependency.network_edges(pid, group, ONE_TENSOR, counts or {}, topology)
-
-    return dependency.combined(topology.pid_of.values(), ONE_TENSOR, [(0,)], communicate)
+    pids = topology.pid_of.values()
+    return dependency.network_graph(pids, ONE_TENSOR, [(0,)], counts or {}, topology)
 
 
 @st.composite
@@ -113,8 +112,8 @@ def test_a_ring_passes_data_through_every_rank(size):
 
 
 def test_a_single_rank_replays_its_measured_time():
-    alone = job.Topology(ring={}, tree={}, pid_of={})
-    assert dependency.peers("host0.rank0", alone) == ()
+    alone = Topology(ring={}, tree={}, pid_of={})
+    assert slices.peers("host0.rank0", alone) == ()
     for topology in (topology_of([]), ring_of(1)):
         edges = list(graph_of(topology).edges)
         took = "host0.rank0->Comm.0.MEMCPY_IN_FUSION_BUFFER"
@@ -125,7 +124,7 @@ def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
     made.mxnet(tmp_path, shape=(5, 1), network="tree")
     read = trial.read(tmp_path)
     assert read.topology.algorithm == "tree"
-    assert read.topology.tree[0][1] == job.Tree(up=0, down=(3, 4))
+    assert read.topology.tree[0][1] == Tree(up=0, down=(3, 4))
     graph = session(read).replayed.replayer.graph
     assert "host1.rank0->Comm.2.SEND~>0_0_0_0_1_3" in graph.nodes
     assert len(session(read, Options(rules=dpro.RULES)).replayed.by_pid()) == 5

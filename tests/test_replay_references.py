@@ -15,7 +15,7 @@ from replay_data import FOLDER, TRIAL, needed
 from fastcomm import stragglers
 from fastcomm.compat import dpro
 from fastcomm.readers.dpro import trial
-from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.readers.dpro.steps import with_steps
 from fastcomm.replay import Options
 from fastcomm.replay.predictions import DurationChange, daydream, durations
 from fastcomm.replay.result import session

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.dpro import Event, frameworks, job, json_files, trial
+from fastcomm.readers.dpro import Event, job, json_files, mxnet, tensorflow, trial
 from fastcomm.readers.dpro.job import Parameter, ParameterDict, parse_parameters
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.replay.result import session
@@ -91,15 +91,15 @@ def test_any_mxnet_trace_follows_the_documented_rules(tmp_path_factory, drawn):
     begin = [("a_fwd", 1, 0), ("b_fwd", 1, 0), ("b_fwd_backward", 1, 0), ("a_fwd", 1, 0)]
     for raw, dur, gap in [*begin, *drawn]:
         rows.append({"name": raw, "ph": "X", "ts": at, "dur": dur, "pid": 0, "tid": 0})
-        ops.append((raw, frameworks.mxnet_name(raw), at * 1000, (at + dur) * 1000))
+        ops.append((raw, mxnet.name_of(raw), at * 1000, (at + dur) * 1000))
         at += dur + gap
     path = tmp_path_factory.mktemp("mxnet") / "temp.json"
     path.write_text(json.dumps(rows))
     known = ParameterDict(parameters=(), update_of={})
     symbol = path.with_name("symbol.txt")
     symbol.write_text("Op:x, Name=a\nOp:x, Name=b\n\targ[0]=a(0)\n\toutput[0]=b(0)\n")
-    graph = frameworks.mxnet_graph(symbol, known)
-    found = frameworks.mxnet_events(path, "p", graph)
+    graph = mxnet.graph_of(symbol, known)
+    found = mxnet.events_of(path, "p", graph)
     wanted = oracle.mxnet(ops, set(NAMES))
     assert [(e.name, e.start, e.start + e.dur) for e in found] == wanted
 
@@ -114,7 +114,7 @@ def test_any_mxnet_trace_follows_the_documented_rules(tmp_path_factory, drawn):
     ],
 )
 def test_mxnet_names_become_standard_names(raw, name):
-    assert frameworks.mxnet_name(raw) == name
+    assert mxnet.name_of(raw) == name
 
 
 def test_tensors_of_mxnet_have_sizes_and_updates(tmp_path):
@@ -135,7 +135,7 @@ def test_tensors_are_updated_together_where_the_optimizer_says_so(tmp_path):
 
 def test_updates_follow_the_specification():
     def updates(aggregate):
-        return frameworks.mxnet_parameters(parse_parameters("a;b;c"), aggregate).update_of
+        return mxnet.parameters_of(parse_parameters("a;b;c"), aggregate).update_of
 
     assert updates(0) == {2: ("UPDATE_0",), 1: ("UPDATE_1",), 0: ("UPDATE_2",)}
     assert updates(2) == {2: ("UPDATE_0",), 1: ("UPDATE_0",), 0: ("UPDATE_1",)}
@@ -220,8 +220,8 @@ def test_without_streams_device_processes_are_used(tmp_path):
     made.tensorflow1(tmp_path)
     path = tmp_path / "host0" / "0" / "temp.json"
     path.write_text(path.read_text().replace("/stream:all", "/memcpy"))
-    graph = frameworks.tensorflow_graph(tmp_path / "host0" / "0" / "dag.gml")
-    assert len(frameworks.tensorflow_events(path, "p", graph)) == 24
+    graph = tensorflow.graph_of(tmp_path / "host0" / "0" / "dag.gml")
+    assert len(tensorflow.events_of(path, "p", graph)) == 24
 
 
 def event(name, start, dur, step=0):

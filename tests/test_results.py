@@ -14,7 +14,7 @@ from fastcomm import isp
 from fastcomm.analyses.doctor import examine
 from fastcomm.analyses.stats import RunStatistics
 from fastcomm.cli import COMMANDS, main
-from fastcomm.dispatch import placement, simulation
+from fastcomm.dispatch import placement, simulation, sweeps
 from fastcomm.isp import search
 from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
@@ -160,7 +160,7 @@ RESULTS = {
     "search sweep": lambda *_: searched((4096,)),
     "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
     "place": lambda *_: placed("local"),
-    "dispatch sweep": lambda *_: simulation.sweep(
+    "dispatch sweep": lambda *_: sweeps.sweep(
         RECIPE, {"zipf_alpha": [1.1, 2.0]}, ["deepep"], simulation.terms_of
     ),
     "doctor": lambda *_: examine(),

@@ -14,14 +14,15 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.dpro import (
     Event,
     communication,
-    frameworks,
     inputs,
     job,
     json_files,
     of_events,
+    tensorflow,
     trial,
 )
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.topology import Tree, read_topology
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_metadata_of_the_trial_is_read(read):
             assert read.topology.ring[int(channel)][int(rank)] == each["next"]
     for host, shift in summary["alignment_us"].items():
         assert read.shifts[f"{host}.rank0"] == shift * 1000
-    assert read.topology.tree[0][0] == job.Tree(up=None, down=(1,))
+    assert read.topology.tree[0][0] == Tree(up=None, down=(1,))
 
 
 @needed
@@ -157,7 +158,7 @@ def test_an_absent_file_and_a_folder_without_ranks_are_errors(tmp_path):
     ],
 )
 def test_tensorflow_names_become_standard_names(raw, label):
-    assert frameworks.relabel(raw) == label
+    assert tensorflow.relabel(raw) == label
 
 
 def test_operations_after_backward_are_updates(tmp_path):
@@ -166,7 +167,7 @@ def test_operations_after_backward_are_updates(tmp_path):
     nodes = "".join(f'node [ id {i} label "{n}" ]' for i, n in enumerate(chain))
     edges = "".join(f"edge [ source {i} target {i + 1} ]" for i in range(4))
     path.write_text(f"graph [ directed 1 {nodes} {edges} ]")
-    graph = frameworks.tensorflow_graph(path)
+    graph = tensorflow.graph_of(path)
     assert graph.nodes == ("FW.a", "BW.gradients/b", "BW.c", "Comm.0", "UPDATE_.Assign_d")
 
 
@@ -245,7 +246,7 @@ def test_rings_that_disagree_and_bad_trees_are_errors(tmp_path):
         for pid, content in said.items():
             files[pid] = tmp_path / f"{pid}.json"
             files[pid].write_text(json.dumps(content))
-        return job.read_topology(files)
+        return read_topology(files)
 
     ring = "1[a] -> 0[b] [receive],0[b] -> 1[a] [send]"
     other = "0[b] -> 1[a] [receive],1[a] -> 2[c] [send]"

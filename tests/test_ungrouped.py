@@ -15,7 +15,7 @@ from ungrouped_events import MS, US, matched
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.metrics import Partial, matching, merge, spill, ungrouped
-from fastcomm.metrics.result import compute
+from fastcomm.metrics.computation import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page

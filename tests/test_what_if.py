@@ -45,11 +45,6 @@ def step(tmp_path):
     return found_in(k.write(tmp_path / "rank0.json", EVENTS))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces")
-
-
 def scale(what, value):
     return Edit(action="scale", target=what, value=value)
 

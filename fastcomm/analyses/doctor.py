@@ -20,7 +20,7 @@ from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileE
 from fastcomm.executors.processes import installed, versions
 from fastcomm.files import place
 from fastcomm.result import TableResult
-from fastcomm.store import Entry, Manifest, TableFile, read_manifest, reader, table_name
+from fastcomm.store import Entry, Manifest, TableFile, rank_file, read_manifest, table_name
 from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import counted, format_bytes
@@ -295,7 +295,7 @@ def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
 
 def _read_pages(file: StoredFile) -> None:
     """Read all pages to verify their checksums. Raises `TraceFileError`."""
-    with reader.opened(file.path) as pages:
+    with rank_file.opened(file.path) as pages:
         arrow_files.check(pages.metadata, file.size, file.path)
         for group in range(pages.metadata.num_row_groups):
             pages.read_row_group(group)

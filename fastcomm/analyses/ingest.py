@@ -24,8 +24,8 @@ from fastcomm.store import (
     UnstoredRank,
     file_name,
     files,
+    rank_file,
     read_manifest,
-    reader,
     to_json,
     writer,
 )
@@ -254,10 +254,10 @@ def _unchanged(path: Path, origin: dict[str, Any]) -> Trace | None:
     if not path.exists():
         return None
     try:
-        about = reader.about(path)
+        about = rank_file.about(path)
         if any(about.get(key) != value for key, value in origin.items()):
             return None
-        return reader.read(path, TraceOptions(whole=True))
+        return rank_file.read(path, TraceOptions(whole=True))
     except TraceFileError:
         return None  # damaged: it is written again
 

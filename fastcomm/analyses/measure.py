@@ -6,14 +6,9 @@ from functools import partial
 
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
-from fastcomm.metrics import (
-    Partial,
-    RankNote,
-    merge,
-    spill,
-    without_device_clock,
-)
-from fastcomm.metrics.result import Metrics, compute
+from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
+from fastcomm.metrics.computation import compute
+from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges

@@ -244,13 +244,13 @@ def sweep(
     The axes are options of a workload: skew, nodes, top-k, tokens.
     """
     from fastcomm.compat.dispatch import STRATEGIES
-    from fastcomm.dispatch import simulation
+    from fastcomm.dispatch import sweeps
     from fastcomm.report import dispatch as report
 
-    grid = dict(simulation.axis(text) for text in over)
+    grid = dict(sweeps.axis(text) for text in over)
     _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
-    result = simulation.sweep(
+    result = sweeps.sweep(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, report.sweep)

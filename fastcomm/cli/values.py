@@ -129,7 +129,7 @@ class TracePath(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; raise TraceFileError for standard input."""
-        from fastcomm.readers.detection import refuse_standard_input
+        from fastcomm.readers.search import refuse_standard_input
 
         refuse_standard_input(value)
         return super().convert(value, param, ctx)

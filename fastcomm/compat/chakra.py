@@ -266,18 +266,14 @@ class _ChakraRank:
         names = self.trace.events["name"].take(self.work.row).to_pylist()
         comm = self.trace.comm.to_pylist()
         for place, name in enumerate(names):
-            waits = [
-                node
-                for before in self.work.waits_for(place).tolist()
-                for node in self.last[before]
-            ]
+            befores = self.work.waits_for(place).tolist()
+            waits = [node for before in befores for node in self.last[before]]
             start, stop = int(self.work.start[place]), int(self.work.stop[place])
             if host := int(self.work.host_ns[place]):
                 yield self._compute("host", start - host, start, waits, on_host=True)
                 waits = [self.count - 1]
             first = self.count
-            event = int(self.work.comm[place])
-            if event < 0:
+            if (event := int(self.work.comm[place])) < 0:
                 yield self._compute(name, start, stop, waits)
             else:
                 yield from self._communication(comm[event], name, start, stop, waits)
@@ -295,8 +291,8 @@ class _ChakraRank:
             duration_micros=_us(more.pop("stop", start)) - _us(start),
         )
         self.count += 1
-        is_cpu_op = more.pop("on_host", False)
-        node.attr.append(classes.Attribute(name="is_cpu_op", bool_val=is_cpu_op))
+        on_host = more.pop("on_host", False)
+        node.attr.append(classes.Attribute(name="is_cpu_op", bool_val=on_host))
         for key, value in more.items():
             width = "string_val" if isinstance(value, str) else "int64_val"
             width = "int32_val" if key in ("comm_src", "comm_dst", "comm_tag") else width

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import schedules
+from fastcomm.dispatch.fast import assigned_stages, pad
 from fastcomm.dispatch.schedules import (
     NoAnswerError,
     Strategy,
@@ -16,14 +17,7 @@ from fastcomm.dispatch.schedules import (
     deepep_counts,
     end_loads,
 )
-from fastcomm.dispatch.traffic import (
-    Matrix,
-    Traffic,
-    assigned_stages,
-    largest_sum,
-    pad,
-    sum_by_node,
-)
+from fastcomm.dispatch.traffic import Matrix, Traffic, largest_sum, sum_by_node
 from fastcomm.units import parse_bandwidth
 
 

@@ -5,7 +5,6 @@
 """
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.compat import hta_graph
-from fastcomm.compat.hta_graph import Clipped, Linked
-from fastcomm.critical_path import CriticalPath, PathSource, overlay, saved
+from fastcomm.compat import hta_events, hta_graph
+from fastcomm.compat.hta_events import Linked, clip
+from fastcomm.compat.hta_graph import RULES, SEARCHED_FROM_NS, longest
+from fastcomm.critical_path import CriticalPath, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
-from fastcomm.critical_path.rules import (
-    CORRECTED,
-    TYPES,
-    EventDescriptions,
-    Fact,
-    PathRules,
-    TraceEvents,
-    short_name,
-)
-from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, instances
+from fastcomm.critical_path.rules import CORRECTED, TYPES, PathSource, TraceEvents
+from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
-from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
+from fastcomm.graph import EDGE_KINDS
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces
@@ -42,53 +34,6 @@ if TYPE_CHECKING:
     import networkx
 
 _LOG = logging.getLogger("fastcomm")
-_SEARCHED_FROM_NS = -1000  # weights up to this count as 0 in HTA's search
-_COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
-
-
-def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
-    """Return HTA's class of an edge's time; "" for kinds of edges without one."""
-    if kind == "kernel_kernel":
-        return "gpu_kernel_kernel_overhead"
-    if kind == "launch":
-        return "gpu_kernel_launch_overhead"
-    if kind != "operator":
-        return ""
-    name, _, stream, _, _ = owner
-    short = short_name(str(name or ""))
-    if stream is None or stream == -1:
-        is_load = any(re.search(text, short) for text in loads)
-        return "data_loading" if is_load else "cpu_bound"
-    return "gpu_communication_bound" if _COMM.match(short) else "gpu_compute_bound"
-
-
-def _search(
-    graph: Graph, events: EventDescriptions, _: Flags
-) -> tuple[LongestPath | None, None]:
-    """Search for the longest path; None if there is a cycle, or a stream waits for itself."""
-    searched = np.where(graph.weight <= _SEARCHED_FROM_NS, 0, graph.weight)
-    return _longest(graph, events, searched), None
-
-
-def _longest(graph: Graph, events: EventDescriptions, weight: Ints) -> LongestPath | None:
-    """Return the longest path; None if there is a cycle, or a stream waits for itself."""
-    sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
-    source, target = (
-        events.describe(graph.event[side[sync]], ["stream"])["stream"].fill_null(-1).to_numpy()
-        for side in (graph.source, graph.target)
-    )
-    if ((source == target) & (source != -1)).any():
-        return None
-    return longest_path(graph, weight)
-
-
-RULES = PathRules(
-    name="hta",
-    search=_search,
-    edge_class=_edge_class,
-    edge_kinds=("operator", "dependency", "launch", "kernel_kernel", "sync"),
-    is_exact=False,
-)
 
 
 class Edge(NamedTuple):
@@ -132,8 +77,8 @@ class CPGraph(CriticalPath):
         self._forget()
         if strict and self.about.rules.name == RULES.name:
             weight = self.graph.weight
-            is_invalid = bool((weight < _SEARCHED_FROM_NS).any())
-            self.path = None if is_invalid else _longest(self.graph, self.events, weight)
+            is_invalid = bool((weight < SEARCHED_FROM_NS).any())
+            self.path = None if is_invalid else longest(self.graph, self.events, weight)
         else:
             search = self.about.rules.search
             self.path, self.slack = search(self.graph, self.events, self.on_device)
@@ -335,7 +280,7 @@ def find_path(
 
     """
     window = window or Window()
-    linked = hta_graph.linked(trace, keep_last=keep_last)
+    linked = hta_events.linked(trace, keep_last=keep_last)
     annotation, exact = window.annotation, window.exact
     if annotation is None:
         exact = window.step is not None
@@ -370,59 +315,6 @@ def _step(trace: Trace, linked: Linked, times: TimeRange) -> int | None:
     middle = (times.start + times.stop) // 2 + linked.origin
     steps = trace.iterations.to_pylist()
     return next((s["number"] for s in steps if s["start"] <= middle < s["stop"]), None)
-
-
-def clip(linked: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:
-    """Select the rows of a window.
-
-    Parameters
-    ----------
-    linked
-        The rank.
-    annotation
-        Name of the annotation, or a part of it; "" for the whole trace.
-    instance
-        Number of the annotation, or the first and the last number.
-    exact
-        Whether the annotation is a whole name.
-
-    Raises
-    ------
-    WindowError
-        If there is no such window.
-
-    """
-    rows = linked.rows
-    window = TimeRange(start=0, stop=int(rows.stop.max(initial=0)))
-    inside = np.ones(len(rows), np.bool_)
-    if annotation:
-        marks = _marks(linked, annotation, instances(instance), exact)
-        window = TimeRange(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
-        inside = (rows.start >= window.start) & (rows.start <= window.stop)
-    host = inside & (rows.stream == -1) & (rows.stop > rows.start)
-    reached = np.zeros(len(rows), np.bool_)
-    reached[linked.partner[host & (linked.partner >= 0)]] = True
-    selected = host | (reached & (rows.stream != -1)) | rows.named(("Stream Wait Event",))
-    return Clipped(linked=linked, rows=np.flatnonzero(selected), window=window)
-
-
-def _marks(linked: Linked, annotation: str, numbers: tuple[int, int], exact: bool) -> Ints:
-    """Return the rows of an annotation, from a first to a last instance.
-
-    HTA numbers the matching rows in the order of its table, not by time.
-    """
-    rows = linked.rows
-    is_match = rows.named((annotation,)) if exact else rows.containing(annotation)
-    marks = np.flatnonzero(is_match)
-    if not len(marks):
-        raise WindowError.no_annotation(annotation)
-    comes_later = linked.has_steps & ~linked.linking[marks]
-    marks = marks[np.lexsort((rows.position[marks], comes_later))]
-    first, last = numbers
-    if first >= len(marks):
-        raise WindowError.no_instance(annotation, first, len(marks))
-    chosen: Ints = marks[first : last + 1]
-    return chosen
 
 
 def overlay_critical_path_analysis(

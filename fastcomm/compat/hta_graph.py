@@ -1,166 +1,24 @@
 """Build the graph of a window by the rules of HolisticTraceAnalysis.
 
-`linked` rounds, links and trims the events of a rank; `build` adds the edges in HTA's order.
+`hta_events` prepares the events; `build` adds the edges in the order of HTA.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path.window import TimeRange
-from fastcomm.files import place
-from fastcomm.graph import Graph
-from fastcomm.readers.kineto.stream import find
+from fastcomm.compat.hta_events import Clipped, Linked
+from fastcomm.critical_path.rules import EventDescriptions, Fact, PathRules, short_name
+from fastcomm.graph import EDGE_KIND, Graph, LongestPath, longest_path
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes
-from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
-from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
-
-_STEP = r"^ProfilerStep#(\d+)"
-# Processes of the events in which the profiler describes itself, of category "Trace".
-_SPANS = ("Spans", "Traces")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linked:
-    """The events of a rank, rounded and trimmed, with links between launches and work."""
-
-    rows: EventRows
-    linking: Flags  # device work and waits, which calls link to
-    partner: Numbers  # row of the linked event, or NONE
-    has_partner: Flags  # False if the partner is the first event of the file, as in HTA
-    origin: int  # ns of the time 0
-    has_steps: bool  # several steps; HTA's table then begins with the `linking` rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clipped:
-    """The events of a window."""
-
-    linked: Linked
-    rows: Ints  # of `linked`
-    window: TimeRange
-
-
-def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
-    """Prepare the events of a rank as HTA does.
-
-    Parameters
-    ----------
-    trace
-        The rank, with all events.
-    keep_last
-        Keep the last profiled step.
-
-    """
-    rows = EventRows.whole(trace)
-    spans = np.isin(np.array(trace.lanes["process"].to_pylist(), object), _SPANS)
-    if spans.any():
-        rows = rows.take((rows.kind != KIND["other"]) | ~spans[rows.lane])
-    rows = replace(
-        rows,
-        start=rows.start - trace.meta.base,
-        stream=np.where(rows.stream == NULL, -1, rows.stream),
-        correlation=np.where(rows.correlation == NULL, -1, rows.correlation),
-    )
-    rows = _rounded(rows, trace)
-    order = np.arange(len(rows))
-    graphs.settle(order, rows.start, rows.position)
-    if (np.diff(order) < 0).any():
-        rows = rows.take(order)
-    linking = (rows.stream >= 0) & (rows.correlation >= 0)
-    linking |= rows.named(("Event Sync", "Context Sync"))
-    partner = _partners(rows, linking)
-    origin = int(rows.start[0]) if len(rows) else 0
-    rows = replace(rows, start=rows.start - origin, stop=rows.stop - origin)
-    whole = Linked(
-        rows=rows,
-        linking=linking,
-        partner=partner,
-        has_partner=(partner >= 0) & (rows.position[partner] > 0),
-        origin=origin + trace.meta.base,
-        has_steps=len(np.unique(rows.name[rows.matching(_STEP)])) > 1,
-    )
-    return _trimmed(whole) if whole.has_steps and not keep_last else whole
-
-
-def _rounded(rows: EventRows, trace: Trace) -> EventRows:
-    """Return the rows on the clock of the file, in integer us if it has fractions.
-
-    Times are rounded as float64, as HTA does after it has parsed the JSON text.
-    """
-    stop = rows.stop - trace.meta.base
-    if not _is_fractional(rows.start, stop, trace):
-        return replace(rows, stop=stop)
-    start, length = _doubles(rows.start), _doubles(stop - rows.start)
-    return replace(
-        rows,
-        start=np.ceil(start).astype(np.int64) * 1000,
-        stop=np.floor(start + length).astype(np.int64) * 1000,
-    )
-
-
-def _is_fractional(start: Ints, stop: Ints, trace: Trace) -> bool:
-    """Return whether the file has a start with a decimal point; HTA then rounds all times."""
-    if (start % 1000).any():
-        return True
-    # A start with a decimal point may be of an event that was not read; this matters only for
-    # ends with fractions.
-    return bool((stop % 1000).any()) and find(place(trace.meta.path), _FLOAT) is not None
-
-
-_FLOAT = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
-
-
-def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return microseconds as float64, nearest to their decimal text."""
-    integer, fraction = np.divmod(ns, 1000)
-    return integer.astype(np.float64) + fraction / 1000.0
-
-
-def _partners(rows: EventRows, linking: Flags) -> Numbers:
-    """Return the row that each row is linked to.
-
-    A row whose correlation is unique is linked to the first event of the file, as in HTA.
-    """
-    (code,), count = codes(np.where(rows.correlation == -1, NULL, rows.correlation))
-    partner = matching.partners(code, count, linking, rows.position)
-    zero = np.flatnonzero(rows.position == 0)
-    if len(zero):
-        partner[(partner == NONE) & (rows.correlation >= 0)] = zero[0]
-    return partner
-
-
-def _trimmed(whole: Linked) -> Linked:
-    """Drop the last profiled step, and the work that it launched."""
-    rows = whole.rows
-    marks = rows.matching(_STEP) & ~whole.linking
-    if not marks.any():
-        return whole
-    keep = ~whole.linking & (rows.start < rows.start[marks].max())
-    (code,), count = codes(rows.correlation)
-    launched = np.zeros(count + 1, np.bool_)
-    launched[code[keep]] = True
-    keep |= whole.linking & launched[code]
-    place = np.cumsum(keep, dtype=np.int32) - 1
-    partner = whole.partner[keep]
-    partner = np.where((partner >= 0) & keep[partner], place[partner], NONE).astype(np.int32)
-    return Linked(
-        rows=rows.take(keep),
-        linking=whole.linking[keep],
-        partner=partner,
-        has_partner=whole.has_partner[keep] & (partner >= 0),
-        origin=whole.origin,
-        has_steps=True,
-    )
-
 
 LOCKED = ("cudaHostAlloc", "cudaLaunchKernel", "cudaMemcpyAsync")
 BLOCKING = (
@@ -416,3 +274,52 @@ def _processes(linked: Linked) -> Ints:
     encoded = linked.rows.lanes["process"].combine_chunks().dictionary_encode()
     numbers: Ints = encoded.indices.to_numpy().astype(np.int64)[linked.rows.lane]
     return numbers
+
+
+SEARCHED_FROM_NS = -1000  # weights up to this count as 0 in HTA's search
+_COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
+
+
+def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+    """Return HTA's class of an edge's time; "" for kinds of edges without one."""
+    if kind == "kernel_kernel":
+        return "gpu_kernel_kernel_overhead"
+    if kind == "launch":
+        return "gpu_kernel_launch_overhead"
+    if kind != "operator":
+        return ""
+    name, _, stream, _, _ = owner
+    short = short_name(str(name or ""))
+    if stream is None or stream == -1:
+        is_load = any(re.search(text, short) for text in loads)
+        return "data_loading" if is_load else "cpu_bound"
+    return "gpu_communication_bound" if _COMM.match(short) else "gpu_compute_bound"
+
+
+def _search(
+    graph: Graph, events: EventDescriptions, _: Flags
+) -> tuple[LongestPath | None, None]:
+    """Search for the longest path; None if there is a cycle, or a stream waits for itself."""
+    searched = np.where(graph.weight <= SEARCHED_FROM_NS, 0, graph.weight)
+    return longest(graph, events, searched), None
+
+
+def longest(graph: Graph, events: EventDescriptions, weight: Ints) -> LongestPath | None:
+    """Return the longest path; None if there is a cycle, or a stream waits for itself."""
+    sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
+    source, target = (
+        events.describe(graph.event[side[sync]], ["stream"])["stream"].fill_null(-1).to_numpy()
+        for side in (graph.source, graph.target)
+    )
+    if ((source == target) & (source != -1)).any():
+        return None
+    return longest_path(graph, weight)
+
+
+RULES = PathRules(
+    name="hta",
+    search=_search,
+    edge_class=_edge_class,
+    edge_kinds=("operator", "dependency", "launch", "kernel_kernel", "sync"),
+    is_exact=False,
+)

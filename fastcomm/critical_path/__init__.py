@@ -4,9 +4,9 @@
 event is its position in the trace's file.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,44 +18,24 @@ from fastcomm.critical_path.rules import (
     FACTS,
     OWN,
     TYPES,
+    DataDependencies,
     EventDescriptions,
-    PathRules,
+    PathSource,
     TraceEvents,
     classes,
     short_names,
 )
-from fastcomm.critical_path.window import DeviceTime, TimeRange, step_note
+from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.graph.edits import Edit, EditSweep
 from fastcomm.result import Result
+from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags, Ints
 
-if TYPE_CHECKING:
-    from fastcomm.critical_path.rules import DataDependencies
-    from fastcomm.critical_path.what_if import WhatIf
-    from fastcomm.graph.edits import Edit
-    from fastcomm.trace.run import SkippedRank
-
 _MOST_CLASSES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathSource:
-    """Rules, window and trace that a path was valid_path with."""
-
-    rules: PathRules
-    window: TimeRange
-    path: str  # of the trace
-    rank: int
-    base: int = 0  # ns to add to the times in the file
-    clipped: int = 0  # events of the window
-    data_load: tuple[str, ...] = ()  # regular expressions of events that load data
-    notes: tuple[str, ...] = ()
-
-    def noting(self, note: str) -> Self:
-        """Return a copy with one more note, before all others."""
-        return replace(self, notes=(note, *self.notes))
+_OWNER = ("kind", "process", "thread", "stream", "op", "tag")  # in `breakdown`
 
 
 class CriticalPath(Result):
@@ -93,21 +73,10 @@ class CriticalPath(Result):
         on_device: Flags,
         across: RankJoin | None = None,
     ) -> Self:
-        """Search for the path by the rules of `about`.
+        """Search for the path in a graph by the rules of `about`.
 
-        Parameters
-        ----------
-        graph
-            Events as nodes.
-        events
-            Describes the events.
-        about
-            Rules, window and trace.
-        on_device
-            For each node, whether its event runs on the device.
-        across
-            Ranks, if there are several.
-
+        `on_device` flags nodes whose event runs on the device; `across` has the ranks, if there
+        are several.
         """
         path, slack = about.rules.search(graph, events, on_device)
         return cls(graph, events, about, on_device, path, slack, across)
@@ -195,8 +164,7 @@ class CriticalPath(Result):
                 "event": owners["id"],
                 "name": owners["name"],
                 "short_name": short_names(owners["name"]),
-                **{key: owners[key] for key in ("kind", "process", "thread", "stream")},
-                **{key: owners[key] for key in ("op", "tag")},
+                **{key: owners[key] for key in _OWNER},
                 "to_event": targets["id"],
             }
         )
@@ -230,11 +198,8 @@ class CriticalPath(Result):
         if self.data is not None:
             tables |= self.data.to_arrow()
         if self.is_joined:
-            tables |= {
-                "ranks": self.by_rank(),
-                "hold_ups": self.hold_ups(),
-                "collectives": self.across.collectives,
-            }
+            tables |= {"ranks": self.by_rank(), "hold_ups": self.hold_ups()}
+            tables["collectives"] = self.across.collectives
         return tables
 
     def figures(self) -> dict[str, str]:
@@ -255,9 +220,8 @@ class CriticalPath(Result):
     def notes(self) -> tuple[str, ...]:
         """Notes on the path; by the corrected rules, also on what the device does along it."""
         about, events = self.about, self.events
-        if self.path is None or not about.rules.is_exact:
-            return about.notes
-        if not isinstance(events, TraceEvents):
+        is_exact = self.path is not None and about.rules.is_exact
+        if not is_exact or not isinstance(events, TraceEvents):
             return about.notes
         device = DeviceTime.of(events.trace, self.breakdown, self.graph.event)
         more = (device.note(), step_note(events.trace, about.window, self.wall_ns))
@@ -270,21 +234,23 @@ class CriticalPath(Result):
         """
         graph, path, about = self.graph, self.valid_path, self.about
         length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
-        edges = {name: counts[name] for name in about.rules.edge_kinds}
-        if not edges.get("join"):
-            edges.pop("join", None)
+        kinds = (name for name in about.rules.edge_kinds if name != "join" or counts[name])
         data = {} if self.data is None else {"data": self.data.to_dict()}
+        if self.is_joined:
+            ranks = self.across.contents(self.breakdown, self.by_rank(), self.crossings)
+        else:
+            ranks = {"rank": about.rank}
         ids = {} if self.is_joined else {"event_ids": self.event_ids}
         return {
             "rules": about.rules.name,
             "path_of_trace": about.path,
-            **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
+            **ranks,
             "step": about.window.step,
             "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
             "events": about.clipped,
             "nodes": graph.connected_nodes,
             "nodes_listed": len(graph.event),
-            "edges": edges,
+            "edges": {name: counts[name] for name in kinds},
             "path": {
                 "nodes": len(path.nodes),
                 "events": self.event_count,
@@ -301,23 +267,6 @@ class CriticalPath(Result):
             "notes": list(self.notes),
             **data,
             "failed": [asdict(rank) for rank in self.failed],
-        }
-
-    def _rank_contents(self) -> dict[str, Any]:
-        """Return the part of the JSON document about several ranks."""
-        across = self.across
-        keys = ["rank", "bound_by"]
-        classes = self.breakdown.group_by(keys).aggregate([("duration_ns", "sum")])
-        order = [("duration_ns_sum", "descending"), ("rank", "ascending")]
-        classes = classes.sort_by(order).rename_columns([*keys, "on_path_ns"])
-        return {
-            "expected_ranks": across.expected_ranks,
-            "ranks": self.by_rank().to_pylist(),
-            "hold_ups": self.hold_ups().to_pylist(),
-            "classes_by_rank": classes.to_pylist(),
-            "crossings": self.crossings,
-            "collectives": len(across.collectives["instance"].unique()),
-            "violations": across.violations,
         }
 
     def by_rank(self) -> pa.Table:
@@ -370,19 +319,12 @@ class CriticalPath(Result):
         own = pc.and_(pc.is_valid(event), pc.is_in(class_, value_set=pa.array(OWN)))
         table = self.breakdown.filter(own)
         keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
-        sums = table.group_by(keys).aggregate(
-            [("duration_ns", "sum"), ("duration_ns", "count")]
-        )
-        sums = sums.rename_columns(
-            [
-                {"duration_ns_sum": "self_ns", "duration_ns_count": "edges"}.get(n, n)
-                for n in sums.column_names
-            ]
-        )
+        aggregates = [("duration_ns", "sum"), ("duration_ns", "count")]
+        sums = table.group_by(keys).aggregate(aggregates)
         order = [("self_ns", "descending"), (keys[0], "ascending")]
-        return sums.sort_by(order).slice(0, count)
+        return sums.rename_columns([*keys, "self_ns", "edges"]).sort_by(order).slice(0, count)
 
-    def what_if(self, *edits: "Edit") -> "WhatIf":
+    def what_if(self, *edits: Edit) -> "WhatIf":
         """Replay the window with edits, and return its length and path before and after.
 
         Edits are made by `fastcomm.scale`, `fastcomm.set_time` and `fastcomm.remove`, as in
@@ -404,6 +346,64 @@ class CriticalPath(Result):
         from fastcomm.critical_path.saved import save  # imports this module
 
         return save(self, out_dir)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WhatIf(Result):
+    """A step before and after its edits."""
+
+    edits: tuple[Edit, ...]
+    before_ns: int
+    after_ns: int
+    replay_error_ns: int  # of the replay without edits, at the worst node
+    before: CriticalPath
+    after: CriticalPath
+    sweeps: tuple[EditSweep, ...] = ()
+    failed: tuple[SkippedRank, ...] = ()
+
+    @property
+    def speedup(self) -> float | None:
+        """Ratio of the step time before to that after; None if nothing remains."""
+        return self.before_ns / self.after_ns if self.after_ns else None
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        before, paths = self.before, {"before": self.before, "after": self.after}
+        return {
+            "rank": None if before.is_joined else before.about.rank,
+            "step": before.step,
+            "edits": [str(edit) for edit in self.edits],
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "speedup": self.speedup,
+            "replay_error_ns": self.replay_error_ns,
+            "summary_ns": {name: path.summary_ns() for name, path in paths.items()},
+            # Ids are unique within a rank.
+            "path": {
+                name: {"event_ids": None if path.is_joined else path.event_ids}
+                for name, path in paths.items()
+            },
+            "sweeps": [
+                {"edit": one.name, "values": list(one.values), "span_ns": list(one.span_ns)}
+                for one in self.sweeps
+            ],
+            "notes": list(before.notes),
+            "failed": [asdict(rank) for rank in self.failed],
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the edges of the new path as `path_after`, and the sweeps if there are any."""
+        sweeps = [one.to_arrow() for one in self.sweeps]
+        more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
+        return {"path_after": self.after.breakdown, **more}
+
+    def figures(self) -> dict[str, str]:
+        """Return the step time before and after, and the edits."""
+        return {
+            "before": format_ns(self.before_ns),
+            "after": format_ns(self.after_ns),
+            "edits": ", ".join(map(str, self.edits)) or "none",
+        }
 
 
 def _sums(table: pa.Table, key: str) -> dict[str, int]:

@@ -4,7 +4,7 @@ Times are ns on the clock of the first rank.
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -176,6 +176,33 @@ class RankJoin:
         names = ["rank", "tag", "group", "held_up_ns", "wait_ns", "later_ns"]
         order = [("later_ns", "descending"), ("rank", "ascending"), ("group", "ascending")]
         return sums.rename_columns(names).sort_by(order)
+
+    def contents(self, breakdown: pa.Table, ranks: pa.Table, crossings: int) -> dict[str, Any]:
+        """Return the part of a path's JSON document that is about its ranks.
+
+        Parameters
+        ----------
+        breakdown
+            Table of the edges of the path.
+        ranks
+            Result of `by_rank`.
+        crossings
+            Number of times that the path goes from one rank to another.
+
+        """
+        keys = ["rank", "bound_by"]
+        classes = breakdown.group_by(keys).aggregate([("duration_ns", "sum")])
+        order = [("duration_ns_sum", "descending"), ("rank", "ascending")]
+        classes = classes.sort_by(order).rename_columns([*keys, "on_path_ns"])
+        return {
+            "expected_ranks": self.expected_ranks,
+            "ranks": ranks.to_pylist(),
+            "hold_ups": self.hold_ups().to_pylist(),
+            "classes_by_rank": classes.to_pylist(),
+            "crossings": crossings,
+            "collectives": len(self.collectives["instance"].unique()),
+            "violations": self.violations,
+        }
 
 
 def _by_rank(table: pa.Table, column: str) -> dict[int, int]:

@@ -11,9 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path import CriticalPath, PathSource, corrected
+from fastcomm.critical_path import CriticalPath, corrected
 from fastcomm.critical_path.across import RankJoin, collectives
-from fastcomm.critical_path.rules import CORRECTED, EVENT, EventDescriptions, TraceEvents
+from fastcomm.critical_path.rules import (
+    CORRECTED,
+    EVENT,
+    EventDescriptions,
+    PathSource,
+    TraceEvents,
+)
 from fastcomm.critical_path.window import errors_of, find
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.arrivals import Instances

@@ -1,28 +1,23 @@
 """Build the graph of a window by the corrected rules, which use all constraints that hold.
 
-The events are the operators and calls of the window, and the work that they launched. Waits are
-recognized by synchronization events of the profiler, and by the names of calls. A constraint
-that the measured times contradict is left out.
+A constraint that the measured times contradict is left out.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
+from fastcomm.critical_path.waits import Selected, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
-from fastcomm.trace.columns import Integers, codes, filled, lookup, pair_codes
-from fastcomm.trace.events import EventRows
+from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NULL, Flags, Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NULL, Flags
+from fastcomm_kernels.graph import NONE
 
 # Calls that take the lock of the process. Nsight Systems appends a version to names.
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
@@ -32,263 +27,6 @@ _LOCKED = (
     r"|hip(Ext)?(Module)?LaunchKernel|hipGraphLaunch"
     r"|(cuda|hip)Mem(cpy|set)Async)" + _VERSION
 )
-# Calls that return when work launched before has ended.
-_WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
-_WAITS_ON_HOST = r"^wait for a collective$|_functional(_autograd)?::wait_tensor$"
-_WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
-_WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
-# Calls that return when their copy has ended.
-_COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
-# Copies that their call waits for, whatever its name.
-_WAITED_FOR = r"DtoH.*Pageable"
-
-_RECORDS = r"^(cuda|hip|cu)EventRecord"
-
-_LATE = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
-    """The events of a window, and its synchronization events."""
-
-    rows: EventRows  # by (start, host before device, longer first)
-    is_device: Flags  # of `rows`
-    call: Numbers  # of `rows`: row of the launch of work, or NONE
-    syncs: EventRows
-    sync_call: Numbers  # of `syncs`: row of the call, or NONE
-
-    @classmethod
-    def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
-        """Select the operators and calls of a window, and the work that they launched.
-
-        Work whose launch is not in the trace belongs to the window in which it starts.
-
-        Parameters
-        ----------
-        trace
-            The rank, with all events.
-        window
-            The window.
-        data_load
-            Regular expressions of names of events that load data.
-
-        """
-        whole = EventRows.whole(trace)
-        is_work = whole.of_kind("kernel", "memcpy", "memset")
-        is_sync = whole.kind == KIND["sync"]
-        call = np.full(len(whole), NONE, np.int32)
-        on_device = np.flatnonzero(is_work | is_sync)
-        call[on_device] = whole.launch_of(on_device)
-        inside = (whole.start >= window.start) & (whole.start < window.stop)
-        host = whole.of_kind("runtime", "cpu_op")
-        for regex in data_load:
-            host |= ~is_work & ~is_sync & whole.matching(regex)
-        host &= inside
-        launched = np.where(call >= 0, host[call], inside)
-        is_selected = host | (is_work & launched)
-        order = _ordered(whole, is_work, np.flatnonzero(is_selected))
-        place = np.full(len(whole) + 1, NONE, np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        syncs = np.flatnonzero(is_sync & launched & (call >= 0))
-        return cls(
-            rows=whole.without("position", "stream", "wait_stream", "wait_record").take(order),
-            is_device=is_work[order],
-            call=place[call[order]],
-            syncs=whole.take(syncs),
-            sync_call=place[call[syncs]],
-        )
-
-
-def _ordered(rows: EventRows, is_work: Flags, order: Ints) -> Ints:
-    """Sort row numbers by (start, host before device, longer first), in place."""
-    tie = -rows.stop
-    tie[is_work] += _LATE
-    graphs.settle(order, rows.start, tie)
-    return order
-
-
-_Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
-
-
-def _waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
-    """Return the rows that wait for the end of work, and the role and goal of each call."""
-    rows, syncs = selected.rows, selected.syncs
-    role = np.full(len(rows), kernels.NO_ROLE, np.int32)
-    goal = np.full(len(rows), NONE, np.int32)
-    call = rows.kind == KIND["runtime"]
-    waiting = (
-        _WAITS_FOR_DEVICE,
-        _WAITS_FOR_STREAM,
-        _WAITS_FOR_EVENT,
-        _WAITS_ON_HOST,
-    )
-    for regex in waiting:
-        role[call & rows.matching(regex)] = kernels.FOR_SOMETHING
-    streams = _Streams.of(selected)
-    for name, kind in (
-        ("Stream Sync", kernels.FOR_STREAM),
-        ("Context Sync", kernels.FOR_DEVICE),
-    ):
-        own = np.flatnonzero(syncs.named((name,)) & (selected.sync_call >= 0))
-        at = selected.sync_call[own]
-        role[at] = kind
-        if kind == kernels.FOR_STREAM:
-            goal[at] = streams.lanes(syncs.lane[own], syncs.stream[own])
-        else:
-            goal[at] = streams.devices(syncs.lane[own])
-    pairs = [*_copies(selected), *_events(selected, role, streams)]
-    return _indexed(pairs, len(rows), _are_known(syncs)), role, goal
-
-
-def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Waits:
-    """Index pairs by the waiting row; `rows` is the number of rows of the trace."""
-    waiting = np.concatenate([np.empty(0, np.int32), *(pair[0] for pair in pairs)])
-    source = np.concatenate([np.empty(0, np.int32), *(pair[1] for pair in pairs)])
-    kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
-    first, order = graphs.index(waiting.astype(np.int32), rows)
-    return kernels.Waits(first, source[order].astype(np.int32), kind[order], are_known)
-
-
-def _copies(selected: Selected) -> list[_Pairs]:
-    """Return the calls that wait for their copies, by their names or by pageable memory."""
-    rows = selected.rows
-    work = np.flatnonzero(selected.is_device & (selected.call >= 0))
-    call = selected.call[work]
-    waits = rows.matching(_COPIES)[call]
-    guessed = ~waits & rows.matching(_WAITED_FOR)[work]
-    guessed &= rows.stop[work] <= rows.stop[call]
-    return [
-        (call[waits], work[waits], kernels.SYNC),
-        (call[guessed], work[guessed], kernels.INFERRED),
-    ]
-
-
-def _events(selected: Selected, role: Numbers, streams: "_Streams") -> list[_Pairs]:
-    """Return the rows that wait for a CUDA event, and the last work before its record."""
-    rows, syncs = selected.rows, selected.syncs
-    empty = np.full(0, NONE, np.int32)
-    records = np.flatnonzero(rows.matching(_RECORDS))
-    on_event = syncs.named(("Stream Wait Event", "Event Sync")) & (selected.sync_call >= 0)
-    if not len(records) or not on_event.any():
-        return [(empty, empty, kernels.SYNC)]
-    work = np.flatnonzero(selected.is_device & (selected.call >= 0))
-    # Work by the start of its launch; a launch of a CUDA graph has several pieces of work.
-    work = work[np.argsort(selected.call[work], kind="stable")]
-    waits = np.flatnonzero(on_event)
-    source = _recorded(selected, streams, work, records, waits)
-    call = selected.sync_call[waits]
-    is_host = syncs.named(("Event Sync",))[waits]
-    role[call[is_host]] = kernels.NO_ROLE
-    waiting = np.where(is_host, call, _delayed(selected, streams, work, waits))
-    is_known = (source >= 0) & (waiting >= 0)
-    return [(waiting[is_known], source[is_known], kernels.SYNC)]
-
-
-def _recorded(
-    selected: Selected, streams: "_Streams", work: Ints, records: Ints, waits: Ints
-) -> Numbers:
-    """Return for each wait the last work launched before its record, or NONE."""
-    rows, syncs = selected.rows, selected.syncs
-    (of_wait, of_record), count = codes(syncs.wait_record[waits], rows.correlation[records])
-    goal = np.full(count + 1, NONE, np.int32)
-    goal[of_wait] = streams.lanes(syncs.lane[waits], syncs.wait_stream[waits])
-    goal[-1] = NONE
-    marks = np.flatnonzero(goal[of_record] != NONE)
-    lanes = (records[marks], goal[of_record[marks]])
-    by_record = np.full(count + 1, NONE, np.int32)
-    by_record[of_record[marks]] = _last_launched(
-        selected, (work, rows.lane[work]), lanes, rows.lanes.num_rows
-    )
-    by_record[-1] = NONE
-    return by_record[of_wait]
-
-
-def _last_launched(
-    selected: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
-) -> Numbers:
-    """Return for each mark the last work launched before it; pairs are (rows, lanes)."""
-    work, lane = works
-    # Positions in `work` instead of rows, as a launch may have several pieces of work.
-    start = np.concatenate(
-        [selected.rows.start[selected.call[work]], selected.rows.start[marks[0]]]
-    )
-    behind = len(work) + np.arange(len(marks[0]))
-    at = matching.launches_before(
-        (np.arange(len(work)), lane), (behind, marks[1]), start, lanes
-    )
-    last: Numbers = np.append(work, NONE)[at].astype(np.int32)
-    return last
-
-
-def _delayed(selected: Selected, streams: "_Streams", work: Ints, waits: Ints) -> Numbers:
-    """Return for each stream wait the next work that its thread launches on the stream."""
-    rows, syncs = selected.rows, selected.syncs
-    call = selected.sync_call[waits]
-    order = np.argsort(call, kind="stable")
-    launch = selected.call[work]
-    goal = streams.lanes(syncs.lane[waits[order]], syncs.stream[waits[order]])
-    lane, mark_lane, lanes = pair_codes(
-        (rows.lane[launch], rows.lane[work]), (rows.lane[call[order]], goal)
-    )
-    start = np.concatenate([rows.start[launch], rows.start[call[order]]])
-    marks = len(work) + np.arange(len(order))
-    at = matching.launches_behind(
-        (np.arange(len(work)), lane), (marks, mark_lane), start, lanes
-    )
-    delayed = np.full(len(waits), NONE, np.int32)
-    delayed[order] = np.append(work, NONE)[at]
-    return delayed
-
-
-def _are_known(syncs: EventRows) -> bool:
-    """Return whether the trace has waits with their records, so that none has to be guessed."""
-    on_stream = syncs.named(("Stream Wait Event",))
-    return len(syncs) > 0 and not (
-        on_stream.any() and (syncs.wait_record[on_stream] == NULL).all()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """The lanes on which work runs, by device and stream.
-
-    Some formats do not record the device of a synchronization event. Then it refers to the
-    stream of its number, if only one device has work on such a stream.
-    """
-
-    device: tuple[int, ...]  # by lane
-    by_both: dict[tuple[int, int], int]  # lane by device and stream
-    by_stream: dict[int, int]  # lane, or NONE if several devices have the stream
-
-    @classmethod
-    def of(cls, selected: Selected) -> Self:
-        """Return the lanes of the selected work."""
-        table = selected.rows.lanes
-        threads = table["thread"].to_pylist()
-        device = tuple(filled(table["device"], NONE).tolist())
-        by_both, by_stream = {}, {}
-        for lane in np.unique(selected.rows.lane[selected.is_device]).tolist():
-            if re.fullmatch(r"-?\d{1,18}", threads[lane]):
-                stream = int(threads[lane])
-                by_both[device[lane], stream] = lane
-                by_stream[stream] = NONE if stream in by_stream else lane
-        return cls(device, by_both, by_stream)
-
-    def lanes(self, of: Numbers, stream: Ints) -> Numbers:
-        """Return the lane of each synchronization event by its lane and stream, or NONE."""
-        lanes = [
-            self.by_both.get((self.device[lane], number), self.by_stream.get(number, NONE))
-            for lane, number in zip(of.tolist(), stream.tolist(), strict=True)
-        ]
-        return np.array(lanes, np.int32)
-
-    def devices(self, of: Numbers) -> Numbers:
-        """Return the device of each synchronization event by its lane; NONE for all devices."""
-        working = {device for device, _ in self.by_both}
-        devices = [
-            self.device[lane] if self.device[lane] in working else NONE for lane in of.tolist()
-        ]
-        return np.array(devices, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +61,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     nodes = kernels.nodes_of(rows.start, rows.stop, ends)
     del tie, ends
     lanes = _lanes(selected, trace)
-    waits, role, goal = _waits_of(selected)
+    waits, role, goal = waits_of(selected)
     locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.corrected import Selected
 from fastcomm.critical_path.rules import DataDependencies
+from fastcomm.critical_path.waits import Selected
 from fastcomm.critical_path.what_if import Reordering, pieces_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError

@@ -6,14 +6,15 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.events import lane_streams
@@ -270,6 +271,24 @@ class PathRules:
     # Whether each edge is a constraint that the measured times satisfy: then the path covers
     # the window, edges are in order of time, and the graph can be replayed.
     is_exact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSource:
+    """Rules, window and trace of a path."""
+
+    rules: PathRules
+    window: TimeRange
+    path: str  # of the trace
+    rank: int
+    base: int = 0  # ns to add to the times in the file
+    clipped: int = 0  # events of the window
+    data_load: tuple[str, ...] = ()  # regular expressions of events that load data
+    notes: tuple[str, ...] = ()
+
+    def noting(self, note: str) -> Self:
+        """Return a copy with one more note, before all others."""
+        return replace(self, notes=(note, *self.notes))
 
 
 def _bound_path(

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import arrow_files, files
-from fastcomm.critical_path import CriticalPath, PathSource
-from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, SavedEvents
+from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, PathSource, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside

@@ -6,7 +6,7 @@ outputs wait for it. All other events keep their order, and close the gap.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.checks import check_type
-from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
-from fastcomm.graph.edits import Edit, selected
-from fastcomm.result import Result
-from fastcomm.trace.run import SkippedRank
+from fastcomm.graph.edits import Edit, EditSweep, selected
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Flags, Ints
@@ -41,87 +39,6 @@ def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
         )
     rounded: Ints = np.rint(durations).astype(np.int64)
     return rounded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditSweep:
-    """Step time for several values of one edit."""
-
-    edit: Edit  # its own value is not used
-    values: tuple[float, ...]
-    span_ns: tuple[int, ...]  # step time for each value
-
-    @property
-    def name(self) -> str:
-        """Action and target of the edit."""
-        return f"{self.edit.action} {self.edit.target}"
-
-    def to_arrow(self) -> pa.Table:
-        """Return a table with one row per value."""
-        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
-        return pa.table({"edit": [self.name] * len(self.values), **columns})
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class WhatIf(Result):
-    """A step before and after its edits."""
-
-    edits: tuple[Edit, ...]
-    before_ns: int
-    after_ns: int
-    replay_error_ns: int  # of the replay without edits, at the worst node
-    before: CriticalPath
-    after: CriticalPath
-    sweeps: tuple[EditSweep, ...] = ()
-    failed: tuple[SkippedRank, ...] = ()
-
-    @property
-    def speedup(self) -> float | None:
-        """Ratio of the step time before to that after; None if nothing remains."""
-        return self.before_ns / self.after_ns if self.after_ns else None
-
-    def contents(self) -> dict[str, Any]:
-        """Return the JSON document without its version."""
-        before, after = self.before, self.after
-        return {
-            "rank": None if before.is_joined else before.about.rank,
-            "step": before.step,
-            "edits": [str(edit) for edit in self.edits],
-            "before_ns": self.before_ns,
-            "after_ns": self.after_ns,
-            "speedup": self.speedup,
-            "replay_error_ns": self.replay_error_ns,
-            "summary_ns": {"before": before.summary_ns(), "after": after.summary_ns()},
-            "path": {
-                "before": {"event_ids": _event_ids(before)},
-                "after": {"event_ids": _event_ids(after)},
-            },
-            "sweeps": [
-                {"edit": one.name, "values": list(one.values), "span_ns": list(one.span_ns)}
-                for one in self.sweeps
-            ],
-            "notes": list(before.notes),
-            "failed": [asdict(rank) for rank in self.failed],
-        }
-
-    def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the edges of the new path as `path_after`, and the sweeps if there are any."""
-        sweeps = [one.to_arrow() for one in self.sweeps]
-        more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
-        return {"path_after": self.after.breakdown, **more}
-
-    def figures(self) -> dict[str, str]:
-        """Return the step time before and after, and the edits."""
-        return {
-            "before": format_ns(self.before_ns),
-            "after": format_ns(self.after_ns),
-            "edits": ", ".join(map(str, self.edits)) or "none",
-        }
-
-
-def _event_ids(path: CriticalPath) -> list[int] | None:
-    """Return the ids of the events on a path; None if they are of several ranks."""
-    return None if path.is_joined else path.event_ids
 
 
 class Replay:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.traffic import FastSchedule, Matrix, Traffic, schedule, spreadout_s
+from fastcomm.dispatch.fast import FastSchedule, schedule, spreadout_s
+from fastcomm.dispatch.traffic import Matrix, Traffic
 from fastcomm.errors import FastcommError
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch

@@ -8,103 +8,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.exchange.matching import (
     NONE,
     ROOTED,
     CollectiveCalls,
+    CommunicationEvents,
     Matches,
-    Messages,
     match,
-    match_messages,
 )
-from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
-from fastcomm_kernels.arrays import NULL, Flags, Ints
-
-_ENDS_TOGETHER = numbers(ENDS_TOGETHER)
-
-_OPTIONAL = (
-    "rank",
-    "group",
-    "group_size",
-    "seq",
-    "bytes",
-    "payload_bytes",
-    "bus_bytes",
-    "partner",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicationEvents:
-    """Communication events of ranks whose times are known, one array per column.
-
-    NULL, or False, stands for null and for columns that the table does not have.
-    """
-
-    rank: Ints
-    tag: NDArray[np.int8]
-    op: NDArray[np.int8]
-    group: Ints
-    group_size: Ints
-    seq: Ints
-    bytes: Ints
-    payload_bytes: Ints
-    bus_bytes: Ints
-    partner: Ints
-    sends: Flags
-    start: Ints
-    stop: Ints
-    alone: Ints
-
-    @classmethod
-    def of(cls, table: pa.Table) -> "CommunicationEvents":
-        """Convert a table with the columns of `traffic.rows`, or with some of them.
-
-        Rows without a start time are dropped.
-        """
-        if table["start_ns"].null_count:
-            table = table.filter(table["start_ns"].is_valid())
-        rows, present = table.num_rows, set(table.column_names)
-        nulls, all_false = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
-        names = {name: name for name in _OPTIONAL} | {"alone": "alone_ns"}
-        start = filled(table["start_ns"])
-        return cls(
-            tag=table["tag"].to_numpy(),
-            op=table["op"].to_numpy(),
-            sends=table["sends"].to_numpy() if "sends" in present else all_false,
-            start=start,
-            stop=start + table["duration_ns"].to_numpy(),
-            **{
-                name: filled(table[column]) if column in present else nulls
-                for name, column in names.items()
-            },
-        )
-
-    @property
-    def synchronous(self) -> Ints:
-        """Rows of collectives that end on all members at the same time."""
-        return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
-
-    @property
-    def collectives(self) -> Ints:
-        """Rows of collectives that can be matched: synchronous, or with a known root."""
-        rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
-        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
-
-    @property
-    def messages(self) -> Ints:
-        """Rows of point-to-point messages whose partner is known."""
-        is_message = (self.op == OP["SendRecv"]) & (self.partner != NULL)
-        return np.flatnonzero(self._is_shared & is_message & (self.partner != self.rank))
-
-    @property
-    def _is_shared(self) -> Flags:
-        is_shared: Flags = (self.group != NULL) & (self.group_size != 1)
-        return is_shared
+from fastcomm.exchange.messages import Messages, match_messages
+from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm_kernels.arrays import Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,8 @@ import pyarrow as pa
 
 from fastcomm.exchange import clocks
 from fastcomm.exchange.arrivals import Instances, MeetingPairs
-from fastcomm.exchange.matching import (
-    NONE,
-    CollectiveCalls,
-    Matches,
-    Messages,
-    Sides,
-    match,
-    match_messages,
-)
+from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
+from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.trace import Trace

@@ -10,16 +10,18 @@ none is merged twice, since a merge names its inputs.
 Importing this module raises `ConfigError` if Dask is not installed.
 """
 
-import time
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import uuid4
 
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors import (
+    WIDTH,
     Progress,
     SharedObject,
     Task,
@@ -30,27 +32,27 @@ from fastcomm.executors import (
 )
 from fastcomm.executors.dask_cluster import (
     FORMS,
+    WAIT_S,
+    ClusterConnection,
     ClusterObject,
     InterruptibleClient,
-    Scratch,
+    call_checked,
     client_arguments,
-    make,
     quiet,
-    remove,
 )
-from fastcomm.executors.processes import check_code, check_same, code, versions
+from fastcomm.executors.processes import check_code, code
 from fastcomm.process import temporary_folder
-from fastcomm.trace.run import RunTraces, SkippedRank, Source
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread, one_by_one
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-WAIT_S = 60.0  # for the scheduler, and for a first worker
-_LOOK_S = 1.0  # between two checks that the cluster still works
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @contextmanager
@@ -97,33 +99,78 @@ def connected(
         yield executor
 
 
-@dataclass(slots=True, kw_only=True)
-class Dask:
-    """The executor of a connected Dask cluster."""
+@dataclass(frozen=True, slots=True)
+class _Scratch(Generic[P]):
+    """Merges the partial results of a task on workers; it is sent to them."""
 
-    client: "Client"
-    address: str
-    wait_s: float = WAIT_S
-    scratch: Path | None = None
-    warnings: list[str] = field(default_factory=list)
+    task: Task[P, Any]
+    folder: Path | None  # for the spill files of this run; None: merge in memory
+
+    @classmethod
+    def of(cls, shared: Path | None, task: Task[P, Any], ranks: int) -> "_Scratch[P]":
+        """Use a folder in the shared directory if there is one and ranks are many."""
+        if shared is None or task.spill is None or ranks <= WIDTH:
+            return cls(task, None)
+        return cls(task, shared / f"fastcomm-{uuid4().hex}")
 
     @property
-    def is_here(self) -> bool:
-        """Whether the workers run on this machine, started by `local:N`."""
-        return self.address.startswith("local:")
+    def spread(self) -> Spread:
+        """The function that spreads work of `finish`; serial if data are in memory."""
+        return one_by_one if self.folder is None else _spread
 
-    def check_versions(self) -> None:
-        """Compare the versions of the scheduler and all workers with those of this process."""
-        with self._reaching():
-            by_address = {"the scheduler": self.client.run_on_scheduler(versions)}
-            answers = self.client.run(versions, on_error="return")
-        for worker, answer in answers.items():
-            if isinstance(answer, OSError):
-                continue  # the worker left meanwhile
-            if isinstance(answer, Exception):
-                raise self._no_fastcomm(worker, answer)
-            by_address[worker] = answer
-        self.warnings = [f"--dask {self.address}: {text}" for text in check_same(by_address)]
+    def merge(self, parts: Sequence[P]) -> P:
+        """Merge partial results on a worker, and spill the large tables to a file."""
+        whole = self.task.merge(parts)
+        if self.folder is None or self.task.spill is None:
+            return whole
+        with _checked_folder(self.folder):
+            # A lost worker may have written the same before: names are unique.
+            return self.task.spill(whole, self.folder / uuid4().hex)
+
+
+def _make(folder: Path) -> None:
+    """Make a directory on a worker, once; late writers of a finished run then fail."""
+    with _checked_folder(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory on a worker."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _checked_folder(folder: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a FastcommError about the spill directory."""
+    try:
+        yield
+    except OSError as error:
+        raise FastcommError(
+            f"{folder}: {error.strerror or error}; expected a directory that all workers share "
+            "and can write, with space for spill files"
+        ) from error
+
+
+def _spread(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
+    """Call a function on each item, from a worker on all workers; a `Spread`."""
+    from distributed import worker_client
+
+    with worker_client() as client:
+        # The function has large arguments: send it once to a worker, not with each item.
+        scattered = client.scatter(function, hash=False)
+        futures = [
+            client.submit(call_checked, code(), scattered, thing, pure=False)
+            for thing in things
+        ]
+        results: list[B] = client.gather(futures)
+        return results
+
+
+@dataclass(slots=True, kw_only=True)
+class Dask(ClusterConnection):
+    """The executor of a connected Dask cluster."""
+
+    scratch: Path | None = None
 
     def gather(
         self,
@@ -149,7 +196,7 @@ class Dask:
                 return self._gather_once(others, task, fatal, keep_going, progress)
             except _killed() as error:
                 if len(fatal) == before:
-                    raise self._too_large() from error
+                    raise self.too_large() from error
             progress = None  # it was called with all ranks already
 
     def _gather_once(
@@ -161,7 +208,7 @@ class Dask:
         progress: Progress | None,
     ) -> R:
         """Run a task on ranks, and add those that kill their workers to `fatal`."""
-        scratch = Scratch.of(self.scratch, task, len(run.sources))
+        scratch = _Scratch.of(self.scratch, task, len(run.sources))
         with self._run_folder(scratch.folder):
             return self._gather_into(run, task, scratch, fatal, keep_going, progress)
 
@@ -176,22 +223,22 @@ class Dask:
         if folder is None:
             yield
             return
-        self.answer(self._submit(make, folder))
+        self.answer(self.submit(_make, folder))
         try:
             yield
         except BaseException:
             # Workers may be busy for long: do not wait.
             with suppress(Exception):
-                fire_and_forget(self._submit(remove, folder))
+                fire_and_forget(self.submit(_remove, folder))
             raise
         with suppress(Exception):
-            self.answer(self._submit(remove, folder))
+            self.answer(self.submit(_remove, folder))
 
     def _gather_into(
         self,
         run: RunTraces,
         task: Task[P, R],
-        scratch: Scratch[P],
+        scratch: _Scratch[P],
         fatal: dict[int, SkippedRank],
         keep_going: bool,
         progress: Progress | None,
@@ -199,7 +246,7 @@ class Dask:
         """Measure the ranks, merge partial results as they arrive, and finish the task."""
         work = _Work(self, run, task.measure_source)
         reducer: TreeReducer[Future[P]] = TreeReducer(
-            lambda parts: self._submit(scratch.merge, list(parts))
+            lambda parts: self.submit(scratch.merge, list(parts))
         )
         left_out = list(fatal.values())
         every = len(run.sources) + len(fatal)
@@ -217,111 +264,20 @@ class Dask:
                     progress(source)
             failed = by_rank(left_out, every, run.skipped)
             merged = reducer.result()
-            return self.answer(self._submit(task.finish, merged, failed, scratch.spread))
+            return self.answer(self.submit(task.finish, merged, failed, scratch.spread))
         finally:
             work.cancel()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on a worker."""
         try:
-            return self.answer(self._submit(function))
+            return self.answer(self.submit(function))
         except _killed() as error:
-            raise self._too_large() from error
+            raise self.too_large() from error
 
     def hold(self, make: Callable[[], T]) -> SharedObject[T]:
         """Create an object on a worker; other workers copy it when they need it."""
         return ClusterObject(self, make)
-
-    def _submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        # Merging has priority over reading: it frees memory.
-        return self.client.submit(function, *args, pure=False, priority=1)
-
-    def answer(self, future: "Future[T]") -> T:
-        """Wait for a future, and return its result. Raises the error of the future."""
-        done: SimpleQueue[Any] = SimpleQueue()
-        future.add_done_callback(done.put)
-        self.next(done)
-        if (error := self.error(future)) is not None:
-            raise error
-        with self._reaching():
-            answer: T = self.client.gather(future, direct=True)
-            return answer
-
-    def next(self, done: "SimpleQueue[Future[Any]]") -> "Future[Any]":
-        """Return the next completed future. Raises `ClusterError` if none can complete."""
-        alone_since = None
-        while True:
-            try:
-                future = done.get(timeout=_LOOK_S)
-            except Empty:
-                alone_since = self._check_workers(alone_since)
-                continue
-            if future.status not in ("pending", "lost"):
-                return future
-            # Its worker is lost, and another recomputes it.
-            future.add_done_callback(done.put)
-
-    def error(self, future: "Future[Any]") -> Exception | None:
-        """Return the error of a done future. Raises `ClusterError` if the cluster failed."""
-        if future.status == "finished":
-            return None
-        if future.status != "error":
-            raise self._gone(str(future.status))
-        with self._reaching():
-            error: Exception = future.exception()
-        # A worker that joined after the check may have no fastcomm.
-        return self._no_fastcomm("a worker", error) if _is_import_error(error) else error
-
-    def _check_workers(self, alone_since: float | None) -> float | None:
-        """Return the time since when the scheduler has no worker; None if it has one.
-
-        Raises `ClusterError` if the scheduler is gone, or has no worker for `wait_s`. A killed
-        worker is not always replaced: a nanny gives up if its worker dies before it reports
-        its start.
-        """
-        if self.client.status not in ("running", "newly-created"):
-            raise self._gone(self.client.status)
-        with self._reaching():
-            if self.client.nthreads():
-                return None
-        alone_since = alone_since or time.monotonic()
-        if time.monotonic() - alone_since > self.wait_s:
-            raise ClusterError(
-                f"--dask {self.address}: no worker for {self.wait_s:g} s; workers did not "
-                "start, or were killed and not restarted (see their logs): start workers and "
-                "run the command again"
-            )
-        return alone_since
-
-    @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Convert connection errors of the client to `ClusterError`."""
-        from asyncio import CancelledError
-
-        try:
-            yield
-        except FastcommError:
-            raise
-        except (OSError, CancelledError, RuntimeError, ValueError) as error:
-            raise self._gone(f"{type(error).__name__}: {error}") from error
-
-    def _too_large(self) -> ClusterError:
-        return ClusterError(
-            f"--dask {self.address}: workers were killed repeatedly while they merged or "
-            "compared ranks. Probably they ran out of memory: give each worker more"
-        )
-
-    def _gone(self, reason: str) -> ClusterError:
-        return ClusterError(
-            f"--dask {self.address}: the scheduler is gone, or does not answer ({reason}); "
-            "there is no result: start it and run the command again"
-        )
-
-    def _no_fastcomm(self, where: str, error: Exception) -> ClusterError:
-        return ClusterError(
-            f"--dask {self.address}: {where} cannot run fastcomm ({error}): install fastcomm "
-            f"{versions()['fastcomm']} in the environment of the scheduler and of every worker"
-        )
 
 
 class _Work:
@@ -394,8 +350,3 @@ def _killed() -> type[Exception]:
 
     killed: type[Exception] = KilledWorker
     return killed
-
-
-def _is_import_error(error: Exception) -> bool:
-    """Whether a worker could not load the task because it has no such code."""
-    return isinstance(error, ModuleNotFoundError | AttributeError) and "fastcomm" in str(error)

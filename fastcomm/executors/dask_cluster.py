@@ -1,22 +1,19 @@
-"""Find or start a Dask cluster, and keep data on its workers or in a shared directory."""
+"""Find or start a Dask cluster, and keep objects on its workers."""
 
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from uuid import uuid4
 
 from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors import WIDTH, Task
-from fastcomm.executors.processes import blocked_signals, check_code, code
+from fastcomm.executors.processes import blocked_signals, check_code, check_same, code, versions
 from fastcomm.process import safe_children, temporary_folder
-from fastcomm.trace.run import Spread, one_by_one
 
 try:
     import dask
@@ -29,8 +26,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from distributed import Future
-
-    from fastcomm.executors.dask import Dask
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -114,7 +109,9 @@ def _cluster(workers: int, security: Security, folder: str) -> SpecCluster:
 
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
-_LOOK_S = 0.1  # between two checks for a file
+WAIT_S = 60.0  # for the scheduler, and for a first worker
+_LOOK_S = 1.0  # between two checks that the cluster still works
+_FILE_LOOK_S = 0.1  # between two checks for a file
 
 
 def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def _wait_for(path: Path, address: str, wait_s: float) -> None:
                 f"--dask {address}: no such file for {wait_s:g} s; `dask scheduler "
                 "--scheduler-file` writes it"
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_FILE_LOOK_S)
 
 
 @contextmanager
@@ -186,11 +183,136 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
+@dataclass(slots=True, kw_only=True)
+class ClusterConnection:
+    """A client of a Dask cluster, whose failures are `ClusterError`s."""
+
+    client: "Client"
+    address: str
+    wait_s: float = WAIT_S
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the workers run on this machine, started by `local:N`."""
+        return self.address.startswith("local:")
+
+    def check_versions(self) -> None:
+        """Compare the versions of the scheduler and all workers with those of this process."""
+        with self._reaching():
+            by_address = {"the scheduler": self.client.run_on_scheduler(versions)}
+            answers = self.client.run(versions, on_error="return")
+        for worker, answer in answers.items():
+            if isinstance(answer, OSError):
+                continue  # the worker left meanwhile
+            if isinstance(answer, Exception):
+                raise self._no_fastcomm(worker, answer)
+            by_address[worker] = answer
+        self.warnings = [f"--dask {self.address}: {text}" for text in check_same(by_address)]
+
+    def submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
+        """Call a function on a worker, before further ranks are read: merging frees memory."""
+        return self.client.submit(function, *args, pure=False, priority=1)
+
+    def answer(self, future: "Future[T]") -> T:
+        """Wait for a future, and return its result. Raises the error of the future."""
+        done: SimpleQueue[Any] = SimpleQueue()
+        future.add_done_callback(done.put)
+        self.next(done)
+        if (error := self.error(future)) is not None:
+            raise error
+        with self._reaching():
+            answer: T = self.client.gather(future, direct=True)
+            return answer
+
+    def next(self, done: "SimpleQueue[Future[Any]]") -> "Future[Any]":
+        """Return the next completed future. Raises `ClusterError` if none can complete."""
+        alone_since = None
+        while True:
+            try:
+                future = done.get(timeout=_LOOK_S)
+            except Empty:
+                alone_since = self._check_workers(alone_since)
+                continue
+            if future.status not in ("pending", "lost"):
+                return future
+            # Its worker is lost, and another recomputes it.
+            future.add_done_callback(done.put)
+
+    def error(self, future: "Future[Any]") -> Exception | None:
+        """Return the error of a done future. Raises `ClusterError` if the cluster failed."""
+        if future.status == "finished":
+            return None
+        if future.status != "error":
+            raise self._gone(str(future.status))
+        with self._reaching():
+            error: Exception = future.exception()
+        # A worker that joined after the check may have no fastcomm.
+        return self._no_fastcomm("a worker", error) if _is_import_error(error) else error
+
+    def _check_workers(self, alone_since: float | None) -> float | None:
+        """Return the time since when the scheduler has no worker; None if it has one.
+
+        Raises `ClusterError` if the scheduler is gone, or has no worker for `wait_s`. A killed
+        worker is not always replaced: a nanny gives up if its worker dies before it reports
+        its start.
+        """
+        if self.client.status not in ("running", "newly-created"):
+            raise self._gone(self.client.status)
+        with self._reaching():
+            if self.client.nthreads():
+                return None
+        alone_since = alone_since or time.monotonic()
+        if time.monotonic() - alone_since > self.wait_s:
+            raise ClusterError(
+                f"--dask {self.address}: no worker for {self.wait_s:g} s; workers did not "
+                "start, or were killed and not restarted (see their logs): start workers and "
+                "run the command again"
+            )
+        return alone_since
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Convert connection errors of the client to `ClusterError`."""
+        from asyncio import CancelledError
+
+        try:
+            yield
+        except FastcommError:
+            raise
+        except (OSError, CancelledError, RuntimeError, ValueError) as error:
+            raise self._gone(f"{type(error).__name__}: {error}") from error
+
+    def too_large(self) -> ClusterError:
+        """Return the error that workers were killed repeatedly."""
+        return ClusterError(
+            f"--dask {self.address}: workers were killed repeatedly while they merged or "
+            "compared ranks. Probably they ran out of memory: give each worker more"
+        )
+
+    def _gone(self, reason: str) -> ClusterError:
+        return ClusterError(
+            f"--dask {self.address}: the scheduler is gone, or does not answer ({reason}); "
+            "there is no result: start it and run the command again"
+        )
+
+    def _no_fastcomm(self, where: str, error: Exception) -> ClusterError:
+        return ClusterError(
+            f"--dask {self.address}: {where} cannot run fastcomm ({error}): install fastcomm "
+            f"{versions()['fastcomm']} in the environment of the scheduler and of every worker"
+        )
+
+
+def _is_import_error(error: Exception) -> bool:
+    """Whether a worker could not load the task because it has no such code."""
+    return isinstance(error, ModuleNotFoundError | AttributeError) and "fastcomm" in str(error)
+
+
 class ClusterObject(Generic[S]):
     """A `SharedObject` in the memory of the workers of a cluster."""
 
-    def __init__(self, executor: "Dask", make: Callable[[], S]) -> None:
-        self.executor, self.make = executor, make
+    def __init__(self, cluster: ClusterConnection, make: Callable[[], S]) -> None:
+        self.cluster, self.make = cluster, make
         self.target = self._create()
 
     def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
@@ -203,13 +325,13 @@ class ClusterObject(Generic[S]):
         try:
             for place, future in enumerate(futures):
                 try:
-                    answers.append(self.executor.answer(future))
+                    answers.append(self.cluster.answer(future))
                 except KilledWorker:
                     answers.append(None)
                     again.append(place)
         finally:
             with suppress(Exception):
-                self.executor.client.cancel(futures)
+                self.cluster.client.cancel(futures)
         for place in again:
             answers[place] = self._apply_alone(functions[place])
         return answers
@@ -226,103 +348,23 @@ class ClusterObject(Generic[S]):
         if self.target.status == "error":
             self.target = self._create()
         try:
-            return self.executor.answer(self._apply(function))
+            return self.cluster.answer(self._apply(function))
         except KilledWorker as error:
             raise ClusterError(
-                f"--dask {self.executor.address}: a worker was killed, also in a second "
+                f"--dask {self.cluster.address}: a worker was killed, also in a second "
                 "attempt without other work. Probably it ran out of memory: give workers more"
             ) from error
 
     def _create(self) -> "Future[S]":
-        return self.executor.client.submit(_create, self.make, code(), pure=False)
+        return self.cluster.client.submit(call_checked, code(), self.make, pure=False)
 
     def _apply(self, function: Callable[[S], T]) -> "Future[T]":
-        return self.executor.client.submit(_apply, self.target, function, code(), pure=False)
+        return self.cluster.client.submit(
+            call_checked, code(), function, self.target, pure=False
+        )
 
 
-def _create(make: Callable[[], S], expected: str) -> S:
-    """Create an object on a worker, after a check that it runs the caller's code."""
+def call_checked(expected: str, function: Callable[..., T], *args: Any) -> T:
+    """Call a function on a worker, after a check that it runs the caller's code."""
     check_code(expected)
-    return make()
-
-
-def _apply(target: S, function: Callable[[S], T], expected: str) -> T:
-    """Apply a function on a worker, after a check that it runs the caller's code."""
-    check_code(expected)
-    return function(target)
-
-
-A = TypeVar("A")
-B = TypeVar("B")
-P = TypeVar("P")
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch(Generic[P]):
-    """Merges the partial results of a task on workers; it is sent to them."""
-
-    task: Task[P, Any]
-    folder: Path | None  # for the spill files of this run; None: merge in memory
-
-    @classmethod
-    def of(cls, shared: Path | None, task: Task[P, Any], ranks: int) -> "Scratch[P]":
-        """Use a folder in the shared directory if there is one and ranks are many."""
-        if shared is None or task.spill is None or ranks <= WIDTH:
-            return cls(task, None)
-        return cls(task, shared / f"fastcomm-{uuid4().hex}")
-
-    @property
-    def spread(self) -> Spread:
-        """The function that spreads work of `finish`; serial if data are in memory."""
-        return one_by_one if self.folder is None else _spread
-
-    def merge(self, parts: Sequence[P]) -> P:
-        """Merge partial results on a worker, and spill the large tables to a file."""
-        whole = self.task.merge(parts)
-        if self.folder is None or self.task.spill is None:
-            return whole
-        with _checked_folder(self.folder):
-            # A lost worker may have written the same before: names are unique.
-            return self.task.spill(whole, self.folder / uuid4().hex)
-
-
-def make(folder: Path) -> None:
-    """Make a directory on a worker, once; late writers of a finished run then fail."""
-    with _checked_folder(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def remove(folder: Path) -> None:
-    """Remove a directory on a worker."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _checked_folder(folder: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a FastcommError about the spill directory."""
-    try:
-        yield
-    except OSError as error:
-        raise FastcommError(
-            f"{folder}: {error.strerror or error}; expected a directory that all workers share "
-            "and can write, with space for spill files"
-        ) from error
-
-
-def _spread(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-    """Call a function on each item, from a worker on all workers; a `Spread`."""
-    from distributed import worker_client
-
-    with worker_client() as client:
-        # The function has large arguments: send it once to a worker, not with each item.
-        scattered = client.scatter(function, hash=False)
-        futures = [
-            client.submit(_call, scattered, thing, code(), pure=False) for thing in things
-        ]
-        results: list[B] = client.gather(futures)
-        return results
-
-
-def _call(function: Callable[[A], B], thing: A, expected: str) -> B:
-    check_code(expected)
-    return function(thing)
+    return function(*args)

@@ -77,6 +77,25 @@ _VALUES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditSweep:
+    """Step time for several values of one edit."""
+
+    edit: Edit  # its own value is not used
+    values: tuple[float, ...]
+    span_ns: tuple[int, ...]  # step time for each value
+
+    @property
+    def name(self) -> str:
+        """Action and target of the edit."""
+        return f"{self.edit.action} {self.edit.target}"
+
+    def to_arrow(self) -> pa.Table:
+        """Return a table with one row per value."""
+        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
+        return pa.table({"edit": [self.name] * len(self.values), **columns})
+
+
 def scale(selection: str, factor: float) -> Edit:
     """Multiply the durations of the selected events by a factor: `scale("comm:TP", 0.5)`.
 
@@ -139,7 +158,7 @@ def selected(events: pa.Table, selection: str) -> Flags:
     Parameters
     ----------
     events
-        Table with the columns of `rows.EVENT`.
+        Table with the columns of `EVENT` of `critical_path.rules`.
     selection
         One or several conditions joined by ``+``, all of which must hold: a kind of event
         (comm, compute, copy, host), a kind with a tag (``comm:TP``), or a column with a value

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.arrivals import (
-    CommunicationEvents,
     MatchedEvents,
     collective_participants,
     concatenate,
@@ -28,8 +27,8 @@ from fastcomm.exchange.clocks import (
     offset_by_row,
     offsets,
 )
-from fastcomm.exchange.matching import NONE
-from fastcomm.exchange.sequences import LEAST
+from fastcomm.exchange.matching import NONE, CommunicationEvents
+from fastcomm.exchange.streams import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.pieces import Cells, Piece

@@ -382,9 +382,8 @@ def _per_step(
 
 def _steps(measured: Measurements, measure: str, of: Suspect) -> dict[str, Any]:
     """Return the number of steps behind a difference, and its spread between them."""
-    difference = measured.grid.middle(measure, of.rows) - measured.grid.middle(
-        measure, of.others
-    )
+    grid = measured.grid
+    difference = grid.middle(measure, of.rows) - grid.middle(measure, of.others)
     is_joined = of.together != 1
     return {
         "steps": int((~np.isnan(difference)).sum()),
@@ -394,10 +393,8 @@ def _steps(measured: Measurements, measure: str, of: Suspect) -> dict[str, Any]:
 
 def _is_awaited(measured: Measurements, of: Suspect) -> bool:
     """Whether the others wait for the rank, for at least half of its cost."""
-    own, peers = (
-        measured.waits.get(of.rank),
-        median(measured.waits, measured.ranks_of(of.others)),
-    )
+    own = measured.waits.get(of.rank)
+    peers = median(measured.waits, measured.ranks_of(of.others))
     return own is not None and peers is not None and peers - own >= of.cost / 2
 
 

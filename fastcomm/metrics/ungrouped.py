@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import EndOffsets
-from fastcomm.exchange.sequences import NONE, Refusal, Sample, Stream, edges, places
+from fastcomm.exchange.sequences import NONE, edges
+from fastcomm.exchange.streams import Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.pieces import Piece
 from fastcomm.trace.columns import filled

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, table_mapping
+from fastcomm.readers import OpenOptions, RankSources, table_rows
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
@@ -171,20 +171,20 @@ _LAID = "times restart in each iteration: iterations are placed one after anothe
 
 def claims(path: Path) -> bool:
     """Return whether a file is a table with the columns of a preset."""
-    if not table_mapping.is_table(path):
+    if not table_rows.is_table(path):
         return False
     try:
-        return preset_of(table_mapping.columns_of(path)) is not None
+        return preset_of(table_rows.columns_of(path)) is not None
     except TraceFileError:
         return False
 
 
 def is_damaged(path: Path) -> bool:
     """Return whether a file is named like a table and cannot be read as one."""
-    if not table_mapping.is_table(path):
+    if not table_rows.is_table(path):
         return False
     try:
-        table_mapping.columns_of(path)
+        table_rows.columns_of(path)
     except TraceFileError:
         return True
     return False
@@ -199,7 +199,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     owner: dict[int, Path] = {}
     members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
-        columns = table_mapping.columns_of(path)
+        columns = table_rows.columns_of(path)
         mapping = options.config.table or preset_of(columns)
         if mapping is None:
             raise ConfigError(
@@ -237,7 +237,7 @@ def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
     columns = [*keys, *(_span_columns(mapping) if mapping.restarts else ())]
     distinct_rows: set[tuple[Any, ...]] = set()
     spans: dict[int, tuple[int, int]] = {}
-    for table in table_mapping.batches(path, list(dict.fromkeys(columns))):
+    for table in table_rows.batches(path, list(dict.fromkeys(columns))):
         distinct = table.select(keys).group_by(keys).aggregate([])
         distinct_rows.update(zip(*(distinct[key].to_pylist() for key in keys), strict=True))
         if mapping.restarts:
@@ -302,8 +302,8 @@ def _widen(
     spans: dict[int, tuple[int, int]], table: pa.Table, mapping: TableMapping, path: Path
 ) -> None:
     """Widen the first start and last stop of each iteration by some rows."""
-    start, stop = table_mapping.times(table, mapping, path)
-    number = table_mapping.whole_numbers(table, mapping.iteration or "", path)
+    start, stop = table_rows.times(table, mapping, path)
+    number = table_rows.whole_numbers(table, mapping.iteration or "", path)
     for iteration, low, high in zip(*_extents(number, start, stop), strict=True):
         first, last = spans.get(iteration, (low, high))
         spans[iteration] = min(first, low), max(last, high)
@@ -351,13 +351,13 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     """
     texts = [name for name in (mapping.kind, mapping.name, mapping.group) if name]
     where = pc.field(mapping.rank) == rank.rank
-    parts = table_mapping.batches(path, mapping.columns, texts, where)
+    parts = table_rows.batches(path, mapping.columns, texts, where)
     table = pa.concat_tables([_plain(part, texts) for part in parts])
-    start, stop = table_mapping.times(table, mapping, path)
-    warnings = [note] if (note := table_mapping.resolution(table, mapping)) else []
+    start, stop = table_rows.times(table, mapping, path)
+    warnings = [note] if (note := table_rows.resolution(table, mapping)) else []
     found_by = ""
     if mapping.iteration is not None:
-        number = table_mapping.whole_numbers(table, mapping.iteration, path)
+        number = table_rows.whole_numbers(table, mapping.iteration, path)
         if mapping.restarts:
             shift = np.array([rank.shifts[k] for k in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift

@@ -22,8 +22,8 @@ from fastcomm.readers.dpro import (
     coarse,
     is_rank,
 )
-from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, step_time
+from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import GapRules, Measured
 from fastcomm_kernels import graph as graphs

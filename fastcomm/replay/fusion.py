@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log, sqrt
+from typing import Any
 
 import numpy as np
 
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer
-from fastcomm.replay.dependency import Group, combined, group_name, network_edges
+from fastcomm.replay.dependency import Group, group_name, network_graph
 
 _TEST_INTERVAL = 10  # every tenth group, by size, tests the model instead of fitting it
 
@@ -132,6 +133,17 @@ class Fusion:
         """Ratio of the mean step time before to that with the groups."""
         return self.before.mean_ns / self.replayed.mean_ns
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part of a replay's JSON document about the groups."""
+        return {
+            "groups": [list(group) for group in self.groups],
+            "mean_step_ns": self.replayed.mean_ns,
+            "before_ns": self.before.mean_ns,
+            "speedup": self.speedup,
+            "tried": self.tried,
+            "model_error": self.model.error,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
@@ -150,12 +162,7 @@ class _Candidates:
                 "nccl_rank_graph.json, which dPRO's NCCL writes"
             )
         counts = {group_name(group): self._counts(group) for group in groups}
-        graph = combined(
-            trial.trace.pids,
-            trial.graph,
-            groups,
-            lambda pid, group: network_edges(pid, group, trial.graph, counts, topology),
-        )
+        graph = network_graph(trial.trace.pids, trial.graph, groups, counts, topology)
         original = self.replayer.measured
         own = {node: i for i, node in enumerate(self.replayer.graph.nodes)}
         waits = {

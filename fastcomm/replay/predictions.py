@@ -18,10 +18,10 @@ import numpy as np
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import DurationChange, read_changes
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
-from fastcomm.readers.dpro.job import RING, Topology
+from fastcomm.readers.dpro.topology import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer, ReplayPath
-from fastcomm.replay.dependency import Dependencies, combined, group_name, network_edges
+from fastcomm.replay.dependency import Dependencies, group_name, network_graph
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
 from fastcomm_kernels.arrays import Floats
@@ -272,12 +272,8 @@ def on_hosts(trial: Trial, replayer: Replayer, hosts: int) -> Replayed:
         head: {**trial.counts.get(head, {}), "chunkNum": turns}
         for head in map(group_name, replayer.graph.groups)
     }
-    graph = combined(
-        topology.pid_of.values(),
-        trial.graph,
-        replayer.graph.groups,
-        lambda pid, group: network_edges(pid, group, trial.graph, counts, topology),
-    )
+    pids, groups = topology.pid_of.values(), replayer.graph.groups
+    graph = network_graph(pids, trial.graph, groups, counts, topology)
     scale = (len(original.pid_of) - 1) / (hosts - 1)
     return Replayer.of(graph, _scaled(replayer, graph, scale), replayer.options).run()
 
@@ -380,14 +376,7 @@ class Predictions:
             hosts = len(self.hosts.by_pid())
             document["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
         if self.fusion is not None:
-            document["fusion"] = {
-                "groups": [list(group) for group in self.fusion.groups],
-                "mean_step_ns": self.fusion.replayed.mean_ns,
-                "before_ns": self.fusion.before.mean_ns,
-                "speedup": self.fusion.speedup,
-                "tried": self.fusion.tried,
-                "model_error": self.fusion.model.error,
-            }
+            document["fusion"] = self.fusion.to_dict()
         return document
 
 

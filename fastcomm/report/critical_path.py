@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm import result
-from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.rules import DataDependencies
-from fastcomm.critical_path.what_if import EditSweep, WhatIf
+from fastcomm.graph.edits import EditSweep
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranks_words

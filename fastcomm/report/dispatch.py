@@ -11,7 +11,8 @@ from rich.text import Text
 from fastcomm import result as results
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
+from fastcomm.dispatch.simulation import Simulation, StrategyResult
+from fastcomm.dispatch.sweeps import DispatchSweep
 from fastcomm.report import files
 from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
 from fastcomm.result import TableResult

@@ -30,7 +30,7 @@ from fastcomm.store import (
     Fingerprint,
     TableFile,
     file_name,
-    reader,
+    rank_file,
     table_name,
 )
 from fastcomm.store.files import footer_sha256, table_file
@@ -257,7 +257,7 @@ class StoredRank:
     def of(cls, trace: Trace, folder: Path) -> Self:
         """Describe a rank whose file is in the store."""
         path = folder / file_name(trace.meta.rank)
-        metadata = reader.about(path)
+        metadata = rank_file.about(path)
         meta = trace.meta
         entry = Entry(
             rank=meta.rank,

@@ -142,10 +142,10 @@ def _refuse_traces(path: Path) -> None:
 
     The error suggests a command that reads the input.
     """
-    from fastcomm.readers import detection, packed
+    from fastcomm.readers import detection, packed, search
     from fastcomm.readers.config import Config
 
-    detection.refuse_standard_input(path)
+    search.refuse_standard_input(path)
     if remedy := packed(path):
         raise TraceFileError(remedy)
     format_ = detection.format_of(path, Config())

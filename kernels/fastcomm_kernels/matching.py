@@ -15,6 +15,14 @@ _NEVER = -(1 << 62)
 
 
 @kernel
+def row_of_lane(lanes: Lane, row: int, lane: int) -> int:
+    """Return the first row, from `row` on, whose lane is at least `lane`."""
+    while row < len(lanes) and lanes[row] < lane:
+        row += 1
+    return row
+
+
+@kernel
 def enclosing(
     range_lane: Lane,
     range_start: Ints,
@@ -37,8 +45,7 @@ def enclosing(
     for q in range(len(lane)):
         if lane[q] != current:
             current, depth = lane[q], 0
-            while r < len(range_lane) and range_lane[r] < current:
-                r += 1
+            r = row_of_lane(range_lane, r, current)
         while r < len(range_lane) and range_lane[r] == current and range_start[r] <= start[q]:
             while depth and range_stop[stack[depth - 1]] <= range_stop[r]:
                 depth -= 1
@@ -89,8 +96,7 @@ def projected(
     for q in range(len(lane)):
         if lane[q] != current:
             current, depth = lane[q], 0
-            while r < len(range_lane) and range_lane[r] < current:
-                r += 1
+            r = row_of_lane(range_lane, r, current)
         while r < len(range_lane) and range_lane[r] == current and range_start[r] <= start[q]:
             open_[depth] = r
             depth += 1
@@ -225,9 +231,8 @@ def align(
     n, m = len(a_code), len(b_code)
     low = min(0, n - m) - widest
     width = max(0, n - m) + widest - low + 1
-    best = np.full(
-        width + 1, _NEVER, np.int64
-    )  # score so far, by how many more items of a than of b were used
+    # Score so far, by how many more items of a than of b were used.
+    best = np.full(width + 1, _NEVER, np.int64)
     steps = np.zeros((m + 1, width), np.uint8)
     for c in range(width):
         if 0 <= c + low <= n:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange import clocks
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
-from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.statistics import has_steps, with_steps
+from fastcomm.readers.dpro.steps import has_steps, with_steps
+from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.kineto import head
 from fastcomm.trace.events import EventRows

@@ -29,8 +29,7 @@ from fastcomm.readers.dpro import (
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.stream import CutShortError, document
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.words import KEEP_ALL
+from fastcomm_kernels.json_events import KEEP_ALL, TEXT_LANE
 
 SLICE_IDS = ("loopId", "channelId", "chunkId", "sliceId")
 _PRECISE = 1 << 43  # above this a float64 does not hold thousandths of its unit
@@ -253,7 +252,7 @@ def _thread_label(value: int, texts: list[str]) -> str:
     """Return the label of a process or thread, which is a number or a text."""
     if value == NULL:
         return ""
-    return texts[WORD - value] if value <= WORD else str(value)
+    return texts[TEXT_LANE - value] if value <= TEXT_LANE else str(value)
 
 
 def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:

@@ -12,20 +12,20 @@ from fastcomm.readers.dpro import (
     UniformTrace,
     alignment,
     communication,
-    frameworks,
+    mxnet,
     of_events,
+    tensorflow,
 )
 from fastcomm.readers.dpro.job import (
     LocalGraph,
     Parameter,
     ParameterDict,
-    Topology,
     parse_parameters,
-    read_topology,
     sequential_updates,
 )
 from fastcomm.readers.dpro.json_files import event_errors, event_rows, ns, read_json
-from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.readers.dpro.steps import with_steps
+from fastcomm.readers.dpro.topology import Topology, read_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,21 +180,21 @@ def _job(
     tensors = _tensors(ranks, metadata)
     if first(ranks, _SYMBOL) is not None or "opt_aggregate_num" in metadata:
         parameters = _mxnet_parameters(ranks, tensors, metadata)
-        graph = frameworks.mxnet_graph(_file(ranks, "dag.gml", _SYMBOL), parameters)
+        graph = mxnet.graph_of(_file(ranks, "dag.gml", _SYMBOL), parameters)
         merges = merge is not False
         return _Job(
             graph=graph,
             parameters=parameters,
-            events=lambda path, pid: frameworks.mxnet_events(path, pid, graph, merge=merges),
+            events=lambda path, pid: mxnet.events_of(path, pid, graph, merge=merges),
             coarse=coarse,
         )
-    graph = frameworks.tensorflow_graph(_file(ranks, "dag.gml"))
+    graph = tensorflow.graph_of(_file(ranks, "dag.gml"))
     with event_errors(ranks[0].folder / "metadata.json"):
-        parameters = frameworks.tensorflow_parameters(tensors, metadata, graph)
+        parameters = tensorflow.parameters_of(tensors, metadata, graph)
 
     def events(path: Path, pid: str) -> list[Event]:
         merges = path.name == _PIECES if merge is None else merge
-        operations = frameworks.tensorflow_events(path, pid, graph, merge=merges)
+        operations = tensorflow.events_of(path, pid, graph, merge=merges)
         return sequential_updates(operations) if clip_updates else operations
 
     return _Job(graph=graph, parameters=parameters, events=events, coarse=coarse)
@@ -210,7 +210,7 @@ def _mxnet_parameters(
             f"{place}: no gradient_name_list, which has the names of the tensors"
         )
     with event_errors(place):
-        return frameworks.mxnet_parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
+        return mxnet.parameters_of(tensors, int(metadata.get("opt_aggregate_num") or 0))
 
 
 def _file(ranks: Sequence[RankFolder], *names: str) -> Path:

@@ -21,7 +21,7 @@ from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import LACKS, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
-from fastcomm_kernels.words import KEEP_ALL, KEEP_NONE
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NONE
 
 # A kind for the scanner only: `scan` makes it a copy or a kernel, by the event's name.
 _BY_NAME = len(KINDS)

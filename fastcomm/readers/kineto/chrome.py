@@ -4,7 +4,6 @@ Memory is the kept columns and a block or two, whatever the size of the file. Of
 of the decompressed text.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, unpack
-from fastcomm.readers.kineto import stream
+from fastcomm.readers.kineto import envelope
+from fastcomm.readers.kineto.envelope import unescaped
 from fastcomm.readers.kineto.stream import TextWindow, blocks, find
-from fastcomm_kernels import json_scan, words
+from fastcomm_kernels import json_events, json_scan, string_tables
 from fastcomm_kernels.arrays import NULL, Ints
 
 _CHUNK = 1 << 12
@@ -46,9 +46,9 @@ class Selection:
     positions: bool = False  # whether to keep the index of each event among all in the file
 
     @cached_property
-    def scan_columns(self) -> words.ScanColumns:
+    def scan_columns(self) -> json_events.ScanColumns:
         """The selection as the scanner takes it."""
-        return words.ScanColumns(
+        return json_events.ScanColumns(
             kinds=self.kinds,
             keep=list(self.keep),
             prefixes=list(self.prefixes),
@@ -111,7 +111,7 @@ class _Reader:
         ]
         self.detail_names = (*selection.detail_args, *selection.detail_texts)
         self.window = TextWindow(blocks(path))
-        self.strings = words.no_strings()
+        self.strings = string_tables.no_strings()
         self.chunks: list[dict[str, NDArray[Any]]] = []
         self.detail_chunks: list[Ints] = []
         self.detail_count = 0
@@ -131,7 +131,7 @@ class _Reader:
                 self.is_truncated = True
             self._check_dropped()
             members = self._members(head, tail, allow_truncated)
-        except stream.NestedError as error:
+        except envelope.NestedError as error:
             raise TraceFileError(f"{self.path}: {error}") from error
         if behind := self.window.behind:
             self.warnings.append(
@@ -145,19 +145,19 @@ class _Reader:
         window, at = self.window, ~0
         while window.more(0):
             head = window.bytes()
-            if (at := stream.events_begin(head, ~at)) >= 0:
+            if (at := envelope.events_begin(head, ~at)) >= 0:
                 self.state[json_scan.AT] = at
                 return head[:at]
-            if not stream.begins(head):
+            if not envelope.begins(head):
                 problem = (
                     unpack(head, self.path) or f"found {described(head)}, expected {{ or ["
                 )
                 raise TraceFileError(f"{self.path}: no JSON trace: {problem}")
-            if window.n > stream.LIMIT:
+            if window.n > envelope.LIMIT:
                 break
         # If the text before the events is damaged, its braces are unreliable.
         head = window.bytes()
-        if (at := stream.events_begin(head, 0, nested=True)) >= 0:
+        if (at := envelope.events_begin(head, 0, nested=True)) >= 0:
             self.state[json_scan.AT] = at
             return head[:at]
         if not window.n and not window.cut:
@@ -177,7 +177,7 @@ class _Reader:
             state[json_scan.BASE] = window.base
             status = json_scan.scan(window.text, window.n, state, plan, self.strings, rows)
             if status == json_scan.STRINGS_FULL:
-                self.strings = words.grown(self.strings)
+                self.strings = string_tables.grown(self.strings)
             elif status == json_scan.HOPELESS:
                 self._check_dropped()
             elif status == json_scan.MORE and not state[json_scan.LAST]:
@@ -202,10 +202,10 @@ class _Reader:
         """Move the filled rows to columns."""
         filled = rows[: self.state[json_scan.ROWS]]
         self.state[json_scan.ROWS] = 0
-        has_details, first = filled[:, words.DETAIL] > 0, len(self.names)
+        has_details, first = filled[:, json_events.DETAIL] > 0, len(self.names)
         details = filled[has_details, first : first + len(self.detail_names)]
-        filled[:, words.DETAIL] = -1
-        filled[has_details, words.DETAIL] = self.detail_count + np.arange(len(details))
+        filled[:, json_events.DETAIL] = -1
+        filled[has_details, json_events.DETAIL] = self.detail_count + np.arange(len(details))
         self.detail_count += len(details)
         self.detail_chunks.append(details)
         self.chunks.append(
@@ -221,13 +221,13 @@ class _Reader:
         for _ in range(_RESUMES):
             tail = self._remaining_text(head)
             try:
-                stream.members(head, tail)
-            except stream.NestedError:
+                envelope.members(head, tail)
+            except envelope.NestedError:
                 self._check_one_list(tail)
                 raise
-            except (stream.CutError, stream.DamagedError):
+            except (envelope.CutError, envelope.DamagedError):
                 own = self._first_document(head, tail)
-                if not stream.holds_events(own):
+                if not envelope.holds_events(own):
                     return own
             else:
                 return tail
@@ -244,15 +244,15 @@ class _Reader:
         Raises `TraceFileError` if that text is another document.
         """
         self._check_first(head)
-        end = stream.document_end(head, tail)
-        behind = b"" if end is None else tail[end:].lstrip(stream.NOTHING)
+        end = envelope.document_end(head, tail)
+        behind = b"" if end is None else tail[end:].lstrip(envelope.NOTHING)
         if not behind:
             self._check_one_list(tail)
             return tail
         offset = self.window.base + len(tail) - len(behind)
-        if stream.begins_document(behind):
+        if envelope.begins_document(behind):
             raise self._second_document(offset)
-        if stream.holds_events(behind):
+        if envelope.holds_events(behind):
             return tail
         self.warnings.append(
             f"{self.path}: {len(behind)} bytes behind the end of the trace, from byte {offset} "
@@ -263,15 +263,15 @@ class _Reader:
     def _check_damaged(self, head: bytes) -> None:
         """Raise TraceFileError if another document begins inside the events."""
         self._check_first(head)
-        is_bare = head.strip(stream.NOTHING) == b"["
-        pattern = stream.BARE_LIST if is_bare else stream.EVENTS_LIST
+        is_bare = head.strip(envelope.NOTHING) == b"["
+        pattern = envelope.BARE_LIST if is_bare else envelope.EVENTS_LIST
         offset = find(self.path, pattern, len(head))
         if offset is not None:
             raise self._second_document(offset) if is_bare else self._two_lists(offset)
 
     def _check_first(self, head: bytes) -> None:
         """Raise TraceFileError if a second document begins before the events."""
-        offset = stream.second_begin(head)
+        offset = envelope.second_begin(head)
         if offset is not None:
             raise self._second_document(offset)
 
@@ -284,7 +284,7 @@ class _Reader:
 
     def _check_one_list(self, tail: bytes) -> None:
         """Raise TraceFileError if a second list of events follows."""
-        offset = stream.second_list(tail)
+        offset = envelope.second_list(tail)
         if offset is not None:
             raise self._two_lists(self.window.base + offset)
 
@@ -307,10 +307,10 @@ class _Reader:
         window, start = self.window, int(self.state[json_scan.AT])
         while window.more(start):
             start = 0
-            if window.n > stream.LIMIT:
+            if window.n > envelope.LIMIT:
                 self._first_document(head, window.bytes())
                 raise TraceFileError(
-                    f"{self.path}: more than {stream.LIMIT >> 20} MiB behind the events, "
+                    f"{self.path}: more than {envelope.LIMIT >> 20} MiB behind the events, "
                     f"from byte {window.base} on"
                 )
         self.state[json_scan.AT], self.state[json_scan.LAST] = 0, 1
@@ -329,9 +329,9 @@ class _Reader:
         for block in blocks(self.path):
             parts.append(block[max(0, offset - start) :])
             start += len(block)
-            if start - offset > stream.LIMIT:
+            if start - offset > envelope.LIMIT:
                 return None
-        return stream.tail_in(head, b"".join(parts))
+        return envelope.tail_in(head, b"".join(parts))
 
     def _truncated(self, allowed: bool, where: str) -> None:
         """Warn that the text ends early, or raise TraceFileError unless that is allowed.
@@ -386,21 +386,21 @@ class _Reader:
     def _members(self, head: bytes, tail: bytes | None, allowed: bool) -> dict[str, Any]:
         """Return the members of the outer object, or the main ones if it is not valid JSON."""
         if tail is None:
-            return stream.recovered_members(head)
+            return envelope.recovered_members(head)
         self._check_one_list(tail)
         text = head + b"]" + tail
         try:
             if self.window.cut:
-                raise stream.CutError
-            return stream.members(head, tail)
-        except stream.CutError:
+                raise envelope.CutError
+            return envelope.members(head, tail)
+        except envelope.CutError:
             self._truncated(allowed, "behind the events, inside the envelope")
-        except stream.DamagedError as error:
+        except envelope.DamagedError as error:
             self.warnings.append(
                 f"{self.path}: the text around the events is not valid JSON ({error}); "
                 "read key by key"
             )
-        return stream.recovered_members(text)
+        return envelope.recovered_members(text)
 
     def _scanned(self, members: dict[str, Any]) -> Scanned:
         """Return the result of the scan; frees the chunks."""
@@ -412,21 +412,9 @@ class _Reader:
                 for name in self.kept_names
             },
             details={name: details[:, k] for k, name in enumerate(self.detail_names)},
-            texts=[_unescaped(text) for text in words.texts_of(self.strings)],
+            texts=[unescaped(text) for text in string_tables.texts_of(self.strings)],
             envelope=members,
             event_count=int(self.state[json_scan.EVENTS]),
             warnings=tuple(self.warnings),
             is_truncated=self.is_truncated,
         )
-
-
-def _unescaped(data: bytes) -> str:
-    """Return the text of a JSON string without quotes; half surrogate pairs are replaced."""
-    text = data.decode(errors="replace")
-    if "\\" not in text:
-        return text
-    try:
-        unescaped = str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
-        return text
-    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

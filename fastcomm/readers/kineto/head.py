@@ -16,7 +16,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, rank_from_name, unpack
-from fastcomm.readers.kineto import stream
+from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
 
@@ -110,7 +110,7 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
         return Peek("foreign", error=error, is_whole=head.is_whole or name == "array")
     if (kind := _kind(text)) is None:
         return Peek("damaged", error=head.error or "no JSON, or truncated JSON")
-    begin = stream.events_begin(head.text, 0)
+    begin = envelope.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
     is_on_host = info.get("backend") in _HOST_BACKENDS
@@ -160,7 +160,7 @@ def _is_foreign(text: bytes, head: _Beginning) -> bool:
 def _is_nested(text: bytes) -> bool:
     """Return whether every list of events in a text belongs to an inner object."""
     ends = [match.end() for match in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
-    return bool(ends) and all(stream.is_inner(text[:end]) for end in ends)
+    return bool(ends) and all(envelope.is_inner(text[:end]) for end in ends)
 
 
 def _is_filled(text: bytes) -> bool:

@@ -46,8 +46,7 @@ from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 
 # Names of the host's calls into the collective libraries.
 COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
@@ -451,9 +450,9 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
 
 def _lane_names(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
     """Return processes or threads as texts: a number, a name from the trace, or ""."""
-    if (column > WORD).all():  # avoids millions of Python objects
+    if (column > TEXT_LANE).all():  # avoids millions of Python objects
         return pa.array(column).cast(pa.string())
     return [
-        "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)
+        "" if value == NULL else texts[TEXT_LANE - value] if value <= TEXT_LANE else str(value)
         for value in column.tolist()
     ]

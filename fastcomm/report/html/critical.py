@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.what_if import EditSweep, WhatIf
+from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.errors import shell_joined, shell_quoted
+from fastcomm.graph.edits import EditSweep
 from fastcomm.report import html
 from fastcomm.report.critical_path import LABELS
 from fastcomm.report.html import (

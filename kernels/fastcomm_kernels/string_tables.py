@@ -1,8 +1,8 @@
 """Look up byte strings in text: tables of known strings, and codes for those that occur.
 
 A text is a column of bytes with `PADDING` more behind its end, accessed by its address (see
-`_llvm`). Strings are found by a hash and confirmed by their bytes. Tables, and the selection of
-a scan, are plain columns of integers, so that kernels pass one address.
+`_llvm`). Strings are found by a hash and confirmed by their bytes. Tables are
+plain columns of integers, so that kernels pass one address.
 """
 
 from typing import NamedTuple
@@ -33,16 +33,6 @@ LONGEST = 40
 # code where the string begins in the pool, and the end of the last; then the slots, pairs of
 # hash and code, with the code -1 if empty.
 _COUNT, REFUSED, _SLOTS, _LAST, _ROOM, _PLACES = range(6)
-
-# Columns of a row; from ARGS on those of the event's args. If DETAIL is NULL, the event has no
-# details, and their columns are undefined.
-KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range(10)
-# Which events of a kind are kept: none, all, or those whose name has a selected prefix.
-KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
-# A selection is one column: these cells; then, at the places in them, a table of categories and
-# one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask.
-_KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
-_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, _HEAD = range(6, 11)
 
 
 class Strings(NamedTuple):
@@ -154,7 +144,7 @@ def move_slots(slots: Ints, larger: Ints) -> None:
         larger[2 * slot + 1] = slots[old + 1]
 
 
-def word_table(entries: dict[bytes, int]) -> Ints:
+def string_table(entries: dict[bytes, int]) -> Ints:
     """Return a table for `find`: strings of at most `LONGEST` bytes, and their values."""
     slots = 1 << max(4, (4 * len(entries)).bit_length())
     table = np.full((slots, SLOT), -1, np.int64)
@@ -202,63 +192,3 @@ def texts_of(strings: Strings) -> list[bytes]:
     place = strings.cells[_PLACES:][: count + 1].tolist()
     pool = strings.pool[: place[count]].tobytes()
     return [pool[place[code] : place[code + 1]] for code in range(count)]
-
-
-class ScanColumns(NamedTuple):
-    """The selection of a scan: which events and args to keep."""
-
-    kinds: dict[bytes, int]  # value of `cat` -> kind
-    keep: list[int]  # by kind: KEEP_NONE, KEEP_ALL or KEEP_NAMED; the last is for unknown kinds
-    prefixes: list[bytes]  # for KEEP_NAMED: at most eight bytes of a name
-    numbers: list[bytes]  # args that are integers, a column each
-    detail_numbers: list[bytes]  # args that are integers and that few events have
-    detail_texts: list[bytes]  # args of few events, any value as text
-
-    def width(self) -> int:
-        """Return the columns of a row, with room to clear eight at a time."""
-        args = len(self.numbers) + len(self.detail_numbers) + len(self.detail_texts)
-        return ARGS + args + 7
-
-    def plan(self) -> Ints:
-        """Return the selection as one array for `scan`."""
-        numbers = [*self.numbers, *self.detail_numbers]
-        args = {key: 2 * column for column, key in enumerate(numbers, ARGS)}
-        first = ARGS + len(numbers)
-        args |= {key: 2 * column + 1 for column, key in enumerate(self.detail_texts, first)}
-        prefixes = [
-            int.from_bytes(part.ljust(8, b"\0"), "little", signed=True)
-            for word in self.prefixes
-            for part in (word, b"\xff" * len(word))
-        ]
-        tables = [word_table(self.kinds), word_table(args)]
-        parts = [*tables, np.array(self.keep, np.int64), np.array(prefixes, np.int64)]
-        ends = np.cumsum([_HEAD, *map(len, parts)])
-        head = np.zeros(_HEAD, np.int64)
-        head[[_KINDS, ARG_KEYS, _KEEP, _PREFIXES, _PREFIXES_END]] = ends
-        head[[_LAST_KIND, LAST_ARG]] = [len(table) // SLOT - 1 for table in tables]
-        head[[OTHER, COLUMNS, DETAILS]] = (
-            len(self.keep) - 1,
-            first + len(self.detail_texts),
-            ARGS + len(self.numbers),
-        )
-        return np.concatenate([head, *parts])
-
-
-@kernel
-def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
-    """Return whether events of a kind and name are kept; `size` -1 is an unknown name."""
-    keep = get(plan, get(plan, _KEEP) + kind)
-    if keep != KEEP_NAMED or size < 0:
-        return keep != KEEP_NONE
-    word = first_word(text, name, size)
-    for k in range(get(plan, _PREFIXES), get(plan, _PREFIXES_END), 2):
-        if word & get(plan, k + 1) == get(plan, k):
-            return True
-    return False
-
-
-@kernel
-def kind_of(plan: Address, text: Address, i: int, size: int) -> int:
-    """Return the kind of a category."""
-    kind = find(plan, get(plan, _KINDS), get(plan, _LAST_KIND), text, i, size)
-    return get(plan, OTHER) if kind < 0 else kind

@@ -1,0 +1,270 @@
+"""Compute the metrics of a run from the merged partial of all ranks."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics import (
+    Partial,
+    described,
+    gaps,
+    iteration_clock,
+    missing_data,
+    note_warnings,
+    traffic,
+)
+from fastcomm.metrics import pieces as pieces_
+from fastcomm.metrics.across import Across, Material, across, table_of
+from fastcomm.metrics.breakdown import (
+    Breakdown,
+    IterationTimes,
+    Overlap,
+    PhaseWindows,
+    RankTime,
+    breakdown,
+    iteration_times,
+    overlap,
+    rank_times,
+    whole_windows,
+    windows_cdf,
+    windows_from,
+)
+from fastcomm.metrics.findings import Finding, findings_table, in_order
+from fastcomm.metrics.headline import StepTimes, symptoms
+from fastcomm.metrics.pieces import Piece
+from fastcomm.metrics.result import Metrics
+from fastcomm.metrics.traffic import Exposure, Volume, exposures
+from fastcomm.options import ByteKind, ClockKind
+from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
+from fastcomm.trace.schema import OPS, TAGS
+
+
+def compute(  # noqa: PLR0913 - one keyword per choice
+    partial: Partial,
+    *,
+    byte_kind: ByteKind,
+    link: float | None,
+    warnings: Sequence[str] = (),
+    world_size: int | None = None,
+    failed: Sequence[SkippedRank] = (),
+    clocks: ClockKind = "aligned",
+    spread: Spread = one_by_one,
+    with_tables: bool = True,
+) -> Metrics:
+    """Compute the metrics from the merged partial of all ranks.
+
+    Parameters
+    ----------
+    partial
+        Of all ranks that were read.
+    byte_kind
+        The kind of bytes in bandwidth and volume.
+    link
+        Bandwidth of a link in bytes per second; None if unknown.
+    warnings
+        Warnings that come before those of the metrics.
+    world_size
+        Number of ranks of the job, if the caller knows it.
+    failed
+        Ranks that could not be read.
+    clocks
+        Whether times of ranks are compared on aligned clocks.
+    spread
+        Maps a function over arguments, maybe in other processes.
+    with_tables
+        Whether the tables include those with a row per event or window.
+
+    """
+    ranks = tuple(note.rank for note in partial.notes)
+    missing = missing_data(partial.notes)
+    timed = len(ranks) - len(missing.get("times", ()))
+    numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
+    count = len(numbers) if timed else None
+    agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
+    material = _material(partial)
+    tags = np.unique(material.sums["tag"].to_numpy()).tolist()
+    comparison, tables = across(material, clocks, spread)
+    over_all = _over_all(partial, material.pieces, tags, spread)
+    outside = gaps.outside(note.device_time for note in partial.notes)
+    times = rank_times(partial.iterations)
+    volume = traffic.volume(material.sums, count, timed)
+    size = world_size or agreed_world_size
+    expected = expected_ranks(ranks, size, failed)
+    summary = _Summary.of(
+        partial.iterations, comparison, volume, tags, is_whole=len(times) == expected
+    )
+    return Metrics(
+        ranks=ranks,
+        iterations=count,
+        found_by=tuple(sorted({note.found_by for note in partial.notes})),
+        iteration_clock=iteration_clock(partial.notes),
+        outside=outside,
+        bytes=byte_kind,
+        link_bandwidth=link,
+        **{item.name: getattr(summary, item.name) for item in fields(summary)},
+        by_rank=times,
+        windows=over_all.windows if timed else None,
+        bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
+        across=comparison,
+        warnings=(
+            *warnings,
+            *gaps.fewer_steps(times, ranks, len(numbers)),
+            *note_warnings(partial.notes, missing, outside),
+        ),
+        world_size=size,
+        failed=tuple(failed),
+        missing=missing,
+        tables={
+            **_small_tables(partial, material.sums, link),
+            "ranks": table_of(RankTime, times),
+            **(_large_tables(partial, material.pieces) if with_tables else {}),
+            "collectives": over_all.collectives,
+            **tables,
+            "findings": findings_table(summary.findings),
+        },
+    )
+
+
+def _material(partial: Partial) -> Material:
+    """Return the data by which ranks are compared."""
+    return Material(
+        ranks=tuple(note.rank for note in partial.notes),
+        iterations=partial.iterations,
+        pieces=partial.pieces(),
+        sums=partial.all_sums(),
+        groups=partial.groups,
+        members=partial.members,
+        world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
+        is_host_run=any(note.is_host_run for note in partial.notes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summary:
+    """Means over all steps and ranks, and the findings."""
+
+    iteration: IterationTimes
+    breakdown: Breakdown
+    volume: dict[str, Volume]
+    overlap: Overlap
+    exposure: dict[str, Exposure]
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(
+        cls,
+        iterations: pa.Table,
+        across: Across,
+        volume: dict[str, Volume],
+        tags: Sequence[int],
+        *,
+        is_whole: bool,
+    ) -> Self:
+        """Summarize the table of iterations; `is_whole`: whether all ranks were measured."""
+        times, parts = iteration_times(iterations), breakdown(iterations)
+        overlapped = overlap(iterations, [TAGS[tag] for tag in tags])
+        exposure = exposures(parts.exact, times.mean_ns, across.waits, volume)
+        symptoms_ = symptoms(
+            StepTimes(
+                iterations=iterations,
+                breakdown=parts,
+                step_ns=times.mean_ns,
+                exposure=exposure,
+                overlap=overlapped.average_overlap_ratio,
+                is_matched=across.matching.matched > 0,
+                is_whole=is_whole,
+            )
+        )
+        return cls(
+            iteration=times,
+            breakdown=parts,
+            volume=volume,
+            overlap=overlapped,
+            exposure=exposure,
+            findings=in_order([*across.causes, *symptoms_]),
+        )
+
+
+def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[str, pa.Table]:
+    """Return the tables with a row per iteration, rank or process group."""
+    return {
+        "iterations": traffic.iteration_rates(partial.iterations, link),
+        "bandwidth_by_rank": traffic.by_rank(sums, link),
+        "groups": partial.groups,
+        "group_members": partial.members,
+        "group_tags": _group_tags(partial),
+    }
+
+
+def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
+    """Return the tables with a row per event or window."""
+    windows = whole_windows(partial.all_windows())
+    columns = [name for name in partial.events.column_names if name != "payload_bytes"]
+    return {
+        "windows": _with_names(windows, {"from": TAGS, "to": TAGS}),
+        "windows_cdf": windows_cdf(windows),
+        "events": _with_names(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _OverAll:
+    """Percentiles over the events, and statistics of the windows, of all ranks."""
+
+    p95: dict[int, float]  # of rates, by tag
+    collectives: pa.Table  # schema `pieces.COLLECTIVES`
+    windows: tuple[PhaseWindows, ...]
+
+
+def _over_all(
+    partial: Partial, pieces: Sequence[Piece], tags: Sequence[int], spread: Spread
+) -> _OverAll:
+    """Compute all at once, so that no worker waits for one task to finish."""
+    ops = sorted({op for piece in pieces for op in piece.ops})
+    tag_p95, op_rates = (
+        functools.partial(pieces_.p95, pieces),
+        functools.partial(pieces_.collective_rates, pieces),
+    )
+    tag_windows = functools.partial(windows_from, partial.all_windows())
+    tasks = [(tag_p95, tag) for tag in tags] + [(op_rates, op) for op in ops]
+    results: list[Any] = spread(
+        _called, tasks + [(tag_windows, tag) for tag in range(len(TAGS))]
+    )
+    first, last = len(tags), len(tasks)
+    return _OverAll(
+        p95=dict(zip(tags, results[:first], strict=True)),
+        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *results[first:last]]),
+        windows=tuple(window for windows in results[last:] for window in windows),
+    )
+
+
+def _called(task: tuple[Callable[[int], Any], int]) -> Any:
+    function, argument = task
+    return function(argument)
+
+
+def _with_names(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
+    """Return the table with names in place of numbers in some columns."""
+    for name, values in columns.items():
+        column = pa.DictionaryArray.from_arrays(
+            table[name].combine_chunks().cast(pa.int32()), pa.array(values)
+        )
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _group_tags(partial: Partial) -> pa.Table:
+    """Return a row per kind of group and tag: the tag's source, and how many ranks have it."""
+    keys = ["description", "size", "tag", "tag_source", "candidates"]
+    groups = partial.groups
+    if partial.tagged is not None:
+        groups = described(partial.tagged, groups)
+    rows = groups.group_by(keys, use_threads=False).aggregate(
+        [("rank", "count_distinct"), ("events", "sum")]
+    )
+    rows = rows.rename_columns([*keys, "on_ranks", "events"])
+    return rows.sort_by([(key, "ascending") for key in ("tag", "description", "size")])

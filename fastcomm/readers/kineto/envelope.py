@@ -1,0 +1,215 @@
+"""The outer object of a trace: where it begins and ends, and the members around its events.
+
+Offsets are bytes of the decompressed text.
+"""
+
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+LIMIT = 1 << 26  # bytes of the members before or behind the events
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+_MOST_LISTS = 64  # each one costs a scan of the text before it
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+NOTHING = _BOM + _BLANKS + b"\0"  # bytes without meaning between documents
+_BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
+_KEY = b'"traceEvents"'
+# A second list of events may follow a comma or a stray bracket.
+_DOCUMENT = re.compile(rb"[{\[]|[\s,;\]]*\[\s*\{|" + re.escape(GZIP) + b"|" + re.escape(ZSTD))
+_LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
+_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_MISSING = re.compile(rb":\s*(?=[,}])")
+_MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
+# A list behind a trace that is a bare list: no value or event can begin there.
+BARE_LIST = re.compile(
+    rb"(?:\][\s,;]*|[^:,\[\s]\s*)(\[)\s*\{\s*"
+    rb'"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s|args)"\s*:'
+)
+EVENTS_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
+# Unfinished strings match as well, which keeps the time linear.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_EVENT = re.compile(rb'"ph"\s*:\s*"X"')
+
+
+class CutError(Exception):
+    """The outer object is truncated."""
+
+
+class DamagedError(Exception):
+    """The outer object is not valid JSON."""
+
+
+class NestedError(Exception):
+    """The list of events is not a member of the outer object."""
+
+
+def begins_document(text: bytes) -> bool:
+    """Return whether text behind a document begins another one, compressed or not."""
+    return _DOCUMENT.match(text) is not None
+
+
+def begins(text: bytes) -> bool:
+    """Return whether a text may be the beginning of a trace."""
+    start = _start(text)
+    return text[start : start + 1] in (b"", b"{", b"[") or _BOM.startswith(text)
+
+
+def _start(text: bytes) -> int:
+    """Return the offset of the first character, without copying the text."""
+    return _BEFORE.match(text).end()  # type: ignore[union-attr]
+
+
+def events_begin(text: bytes, look_from: int, *, nested: bool = False) -> int:
+    """Return the offset of the list of events, or ``~offset`` where to search a longer text.
+
+    Parameters
+    ----------
+    text
+        The beginning of a trace.
+    look_from
+        Offset at which the search begins.
+    nested
+        Whether a list inside an inner object counts.
+
+    """
+    start = _start(text)
+    if text.startswith(b"[", start):
+        return start + 1
+    for _ in range(_MOST_LISTS):
+        key = text.find(_KEY, look_from)
+        if key < 0:
+            break
+        match = _LIST.match(text, key + len(_KEY))
+        look_from = match.end() if match else key + len(_KEY)
+        if match and match[1] and (nested or not is_inner(text[start:key])):
+            return look_from
+        if look_from == len(text):
+            return ~key
+    return ~max(look_from, len(text) - len(_KEY), 0)
+
+
+def is_inner(before: bytes) -> bool:
+    """Return whether a key behind a text belongs to an object inside the outer one."""
+    with suppress(orjson.JSONDecodeError):  # fast, and decides most texts
+        return not isinstance(orjson.loads(before + b'"":0}'), dict)
+    outside = _STRING.sub(b"", before)
+    return outside.count(b"{") - outside.count(b"}") > 1
+
+
+def members(head: bytes, tail: bytes) -> dict[str, Any]:
+    """Return the members of the outer object, with an empty list of events.
+
+    Parameters
+    ----------
+    head, tail
+        The text before the first event, and the text behind the list's end.
+
+    Returns
+    -------
+    dict
+        Empty if the trace is a bare list.
+
+    Raises
+    ------
+    CutError, DamagedError, NestedError
+        If the text is truncated, is not JSON, or the list belongs to an inner object.
+
+    """
+    return _parsed(head.removeprefix(_BOM) + b"]" + tail.rstrip(_BLANKS + b"\0"))
+
+
+def _parsed(text: bytes | memoryview) -> dict[str, Any]:
+    """Parse a document whose list of events was cut out; {} if it is an array."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        cut = text[-1:] not in (b"}", b"]") or "unexpected end" in str(error)
+        if cut and bytes(text[:64]).lstrip(_BLANKS).startswith(b"{"):
+            raise CutError from error
+        raise DamagedError(str(error)) from error
+    if isinstance(value, list):
+        return {}
+    if value.get("traceEvents") != []:
+        raise NestedError('"traceEvents" is not a key of the outer object')
+    return dict(value)
+
+
+def document_end(head: bytes, tail: bytes) -> int | None:
+    """Return the offset in `tail` at which the outer value ends; None if it is not JSON."""
+    text = (head.removeprefix(_BOM) + b"]" + tail).decode("latin-1")  # a character a byte
+    try:
+        _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return None
+    return end - len(text.lstrip()) + len(tail)
+
+
+def second_begin(head: bytes) -> int | None:
+    """Return the offset in `head` at which another outer object begins, or None."""
+    end = document_end(head, b"")
+    if end is not None and end < 0:
+        behind = head[end + 1 :].lstrip(NOTHING)
+        return len(head) - len(behind)
+    begins = [match.start() for match in _BEGIN.finditer(head)]
+    return begins[1] if len(begins) > 1 else None
+
+
+def second_list(tail: bytes) -> int | None:
+    """Return the offset in `tail` of another list of events, or None."""
+    match = EVENTS_LIST.search(tail)
+    return match and match.start()
+
+
+def holds_events(tail: bytes) -> bool:
+    """Return whether the text that should follow the events has events."""
+    return _EVENT.search(tail) is not None
+
+
+def tail_in(head: bytes, text: bytes) -> bytes | None:
+    """Return the text behind the list's end, if that is in `text`, which begins damaged."""
+    before = head.removeprefix(_BOM) + b"]"
+    buffer = bytearray(len(before)) + text.rstrip(_BLANKS + b"\0")
+    for match, _ in zip(_MAYBE_END.finditer(text), range(256), strict=False):
+        # The head is written over text that is done with, so that nothing long is copied.
+        buffer[match.end() : match.end() + len(before)] = before
+        with suppress(CutError, DamagedError):
+            _parsed(memoryview(buffer)[match.end() :])
+            return text[match.end() :]
+    return None
+
+
+def recovered_members(text: bytes) -> dict[str, Any]:
+    """Return the main members of an outer object that is invalid or truncated."""
+    recovered: dict[str, Any] = {}
+    if base := _BASE.search(text):
+        recovered["baseTimeNanoseconds"] = int(base[1])
+    if info := _INFO.search(text):
+        inside = text[info.end() :]
+        for attempt in (inside, _MISSING.sub(b": null", inside)):
+            try:
+                recovered["distributedInfo"], _ = json.JSONDecoder().raw_decode(
+                    attempt.decode(errors="replace")
+                )
+                break
+            except (ValueError, RecursionError):
+                continue
+    return recovered
+
+
+def unescaped(data: bytes) -> str:
+    """Return the text of a JSON string without quotes; half surrogate pairs are replaced."""
+    text = data.decode(errors="replace")
+    if "\\" not in text:
+        return text
+    try:
+        unescaped = str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return text
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

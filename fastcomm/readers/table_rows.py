@@ -1,0 +1,228 @@
+"""Read the rows of a user's table."""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.dataset as pa_dataset
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fastcomm import arrow_files, files
+from fastcomm.errors import TraceFileError, is_utf8
+from fastcomm.readers.kineto.stream import CutShortError, blocks
+from fastcomm.readers.table_mapping import UNITS, TableMapping
+from fastcomm_kernels.arrays import Ints
+
+PARQUET = (".parquet", ".pq")
+CSV = (".csv", ".csv.gz")
+_LARGEST = float(1 << 63)
+_COARSE = 10  # ns
+_MOST_NAMED = 5  # rows in a message
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file is a table, by its name."""
+    return path.name.lower().endswith((*PARQUET, *CSV)) and path.is_file()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise errors of reading a file as TraceFileError with its path."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceFileError(f"{path}: not a readable Parquet or CSV table: {error}") from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the names of the columns; TraceFileError if the file is not a table."""
+    with _reading(path):
+        if path.name.lower().endswith(PARQUET):
+            return arrow_files.names(path)
+        return list(_csv(path, None, ()).schema.names)
+
+
+def batches(
+    path: Path, columns: Sequence[str], texts: Sequence[str] = (), where: pc.Expression = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of a table as smaller tables.
+
+    Parameters
+    ----------
+    path
+        A Parquet or CSV file.
+    columns
+        Columns to read.
+    texts
+        Those that are text, whatever a CSV file suggests.
+    where
+        Condition on rows; None yields all.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is damaged.
+
+    """
+    with _reading(path):
+        if path.name.lower().endswith(PARQUET):
+            files.check(path)
+            yield from _parquet_rows(path, list(columns), where)
+            return
+        with _csv(path, columns, texts) as reader:
+            for batch in reader:
+                table = pa.Table.from_batches([batch])
+                yield table if where is None else table.filter(where)
+
+
+def _parquet_rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
+    """Yield the matching rows of a Parquet file as smaller tables."""
+    size = path.stat().st_size
+    with files.named(path) as source:
+        texts = arrow_files.check(pq.read_metadata(source), size, path, columns)
+    as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
+    place: Any = path
+    rows: pa_dataset.Dataset | pa_dataset.Fragment
+    if not files.is_local(path):
+        rows = pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
+    elif is_utf8(str(path)):
+        rows = pa_dataset.dataset(path, format=as_codes)
+    else:
+        rows = as_codes.make_fragment(pa.OSFile(os.fsencode(path)))
+    decoder = arrow_files.DictionaryDecoder(size, path, texts)
+    for batch in rows.to_batches(columns=columns, filter=where):
+        yield decoder.decode(pa.Table.from_batches([batch]))
+
+
+def _csv(
+    path: Path, columns: Sequence[str] | None, texts: Sequence[str]
+) -> pa_csv.CSVStreamingReader:
+    """Open a CSV file. Without `columns` all are read; those in `texts` are read as text."""
+    options = pa_csv.ConvertOptions(
+        include_columns=columns, column_types=dict.fromkeys(texts, pa.string())
+    )
+    return pa_csv.open_csv(pa.PythonFile(_Text(path), "r"), convert_options=options)
+
+
+class _Text(io.RawIOBase):
+    """The decompressed text of a file as a stream, with the limits of `blocks`."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks = blocks(path)
+        self._path = path
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes; none at the end."""
+        try:
+            if not self._block:
+                self._block = memoryview(next(self._blocks, b""))
+        except CutShortError as error:
+            raise EOFError("the compressed file is truncated") from error
+        size = len(self._block) if size < 0 else size
+        data, self._block = self._block[:size], self._block[size:]
+        return bytes(data)
+
+
+def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Ints]:
+    """Return start and stop of each row in ns.
+
+    A stop from a duration is added in the type of the columns. Raises `TraceFileError` for
+    nulls, values that are not times, negative durations, and stops before starts.
+    """
+    start = _numbers(table, mapping.start, path)
+    end = _numbers(table, mapping.stop or mapping.duration or "", path)
+    if mapping.duration is not None:
+        if len(bad := np.flatnonzero(~(end >= 0))):
+            raise TraceFileError(
+                f"{path}: column {mapping.duration}: found {end[bad[0]]} in "
+                f"{_rows_of_rank(bad)}, expected 0 or more"
+            )
+        if len(end) and not end.any():
+            raise TraceFileError(
+                f"{path}: column {mapping.duration}: all durations of a rank (its rows 0 to "
+                f"{len(end) - 1}) are 0"
+            )
+        end = start + end
+    # Columns of times are in ns already.
+    scale = 1 if pa.types.is_temporal(table[mapping.start].type) else UNITS[mapping.unit]
+    start_ns = _to_ns(start, scale, mapping.start, path)
+    stop_ns = _to_ns(end, scale, mapping.stop or mapping.duration or "", path)
+    if len(late := np.flatnonzero(stop_ns < start_ns)):
+        first = late[0]
+        raise TraceFileError(
+            f"{path}: an operation stops at {stop_ns[first]} ns before it starts at "
+            f"{start_ns[first]} ns, as {len(late)} do; expected {mapping.start} <= "
+            f"{mapping.stop}"
+        )
+    return start_ns, stop_ns
+
+
+def _rows_of_rank(rows: Ints) -> str:
+    """Return the first rows as text; a table that is read has the rows of one rank."""
+    first = ", ".join(map(str, rows[:_MOST_NAMED].tolist()))
+    return f"row {first}{', ...' if len(rows) > _MOST_NAMED else ''} of a rank's rows (from 0)"
+
+
+def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[Any]:
+    """Return a column without nulls as numbers, times as ns."""
+    column = table[name]
+    if column.null_count:
+        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, expected none")
+    with _reading(path):
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("ns")).cast(pa.int64())
+        elif pa.types.is_duration(column.type):
+            column = column.cast(pa.duration("ns")).cast(pa.int64())
+        elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise TraceFileError(
+                f"{path}: column {name}: found {column.type}, expected numbers"
+            )
+    numbers: NDArray[Any] = column.to_numpy()
+    return numbers
+
+
+def _to_ns(numbers: NDArray[Any], scale: int, name: str, path: Path) -> Ints:
+    """Return numbers in units of `scale` ns as integer ns, halves rounded to even."""
+    exact = numbers.astype(np.float64) * scale
+    if len(bad := np.flatnonzero(~(np.abs(exact) < _LARGEST))):
+        raise TraceFileError(
+            f"{path}: column {name}: {numbers[bad[0]]} is not a valid time in this unit "
+            f"({scale} ns), in {_rows_of_rank(bad)}"
+        )
+    if np.issubdtype(numbers.dtype, np.integer):
+        return numbers.astype(np.int64) * scale
+    return np.rint(exact).astype(np.int64)
+
+
+def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
+    """Return a warning about coarse floating-point times, or None."""
+    column = table[mapping.start]
+    if not pa.types.is_floating(column.type) or not table.num_rows:
+        return None
+    largest = np.abs(column.to_numpy()).max()
+    step = float(np.spacing(largest)) * UNITS[mapping.unit]
+    if step < _COARSE:
+        return None
+    return f"times are {column.type.bit_width}-bit floats: up to {step:.0f} ns apart"
+
+
+def whole_numbers(table: pa.Table, name: str, path: Path) -> Ints:
+    """Return a column of integers as int64; TraceFileError for nulls and other values."""
+    column = table[name]
+    if column.null_count:
+        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, expected none")
+    with _reading(path):
+        numbers: Ints = column.cast(pa.int64()).to_numpy()
+    return numbers

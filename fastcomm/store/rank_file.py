@@ -1,0 +1,337 @@
+"""Read the file of one rank of a store."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm import files, store
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.options import StepClock
+from fastcomm.readers.assembly import TraceOptions
+from fastcomm.store.files import check_provenance, over, reapplied, restored
+from fastcomm.trace import schema
+from fastcomm.trace.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_NUMBERS = {
+    "kind": schema.KIND,
+    "op": schema.OP,
+    "tag": schema.TAG,
+    "tag_source": {name: number for number, name in enumerate(schema.TAG_SOURCES)},
+}
+_META = {
+    "rank": int,
+    "format": str,
+    "found_by": str,
+    "base": int,
+    "world_size": int | None,
+    "clock": str | None,
+}
+_EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_COMM = {
+    name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
+}
+_SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
+_TEXT_COLUMNS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
+_DAMAGE = (
+    *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
+    *(AttributeError, OverflowError, RecursionError),
+)
+_TEXTS = {
+    *(pa.string(), pa.large_string(), pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+}
+
+
+def about(path: Path) -> dict[str, Any]:
+    """Return the metadata of the file of a rank; TraceFileError if it is damaged."""
+    with opened(path) as file:
+        return _about(file, path)
+
+
+def read(
+    path: Path,
+    options: TraceOptions,
+    rank: int | None = None,
+    *,
+    is_narrow: bool = False,
+    provenance: dict[str, Any] | None = None,
+) -> Trace:
+    """Read one rank of a store.
+
+    Tags and iterations are found again if the options differ from the stored ones. A file has
+    the windows of iterations on both clocks; they are found again if the requested ones are
+    missing.
+
+    Parameters
+    ----------
+    path
+        The file of the rank.
+    options
+        What to read; with `whole`, all events rather than device work.
+    rank
+        The rank that the store expects; None if unknown.
+    is_narrow
+        Whether the columns that metrics need are enough.
+    provenance
+        Source and options of the rank, as the manifest states them.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is damaged, is of another rank or source, or lacks requested events.
+
+    """
+    from fastcomm import arrow_files
+
+    with opened(path) as file:
+        metadata = _about(file, path)
+        if rank is not None and metadata["meta"]["rank"] != rank:
+            raise TraceFileError(
+                f"{path}: the file says rank {metadata['meta']['rank']}, the store rank {rank}"
+            )
+        if options.whole and not metadata["whole"]:
+            raise TraceFileError(
+                f"{path}: holds only what metrics need; ingest the traces again for the rest"
+            )
+        stored = restored(metadata["reading"])
+        check_provenance(metadata, provenance, path)
+        effective = over(options, stored)
+        clock = _clock(metadata, options.iterations.clock, stored.iterations.clock)
+        is_changed = effective != stored or not _has_windows(
+            metadata, clock, stored.iterations.clock
+        )
+        is_narrow = is_narrow and not is_changed
+        is_whole = options.whole and not is_narrow
+        sections = len(store.SECTIONS) if is_whole else 2 if is_changed else 1
+        groups = range(sum(metadata["row_groups"][:sections]))
+        file_schema = file.schema_arrow
+        columns = _columns(file_schema, metadata, is_narrow=is_narrow, is_whole=is_whole)
+        _check_texts(file_schema, columns)
+        arrow_files.check(file.metadata, path.stat().st_size, path, columns, groups)
+        trace = _trace(_rows(file, groups, columns), metadata, path, is_narrow=is_narrow)
+    if is_changed:
+        effective = replace(effective, iterations=replace(effective.iterations, clock=clock))
+        return reapplied(trace, effective, stored)
+    return trace.on_host_clock() if clock == "host" else trace
+
+
+def _clock(metadata: Mapping[str, Any], requested: StepClock, stored: StepClock) -> StepClock:
+    """Return the clock of the iterations: the requested one, else the stored one.
+
+    Stores without device windows stored "host" unless another clock was requested.
+    """
+    if requested != "auto":
+        return requested
+    return stored if "device_iterations" in metadata or stored == "device" else "auto"
+
+
+def _has_windows(metadata: Mapping[str, Any], clock: StepClock, stored: StepClock) -> bool:
+    """Return whether the file has the windows of iterations that the clock needs."""
+    if "device_iterations" not in metadata and stored == "device":
+        return False  # its only windows are on the device's clock
+    return clock != "device" or metadata.get("device_iterations") is not None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator["pq.ParquetFile"]:
+    """Open the file of a rank; any error while it is open becomes one with its path."""
+    import pyarrow.parquet as pq  # slow import, and few runs are stores
+
+    try:
+        files.check(path)
+        with (
+            files.named(path) as source,
+            pq.ParquetFile(
+                source,
+                read_dictionary=_TEXT_COLUMNS,
+                page_checksum_verification=True,
+                # Reading ahead pays if each read is a request over a network.
+                pre_buffer=not files.is_local(path),
+            ) as file,
+        ):
+            yield file
+    except FileNotFoundError as error:
+        raise TraceFileError(
+            f"{path}: no such file, though the store has its rank; ingest its trace again"
+        ) from error
+    except FastcommError as error:
+        if isinstance(error, TraceFileError):
+            raise
+        raise TraceFileError(f"{path}: {error}") from error
+    except _DAMAGE as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise TraceFileError(
+            f"{path}: damaged, or no file of a store ({cause}); ingest its trace again"
+        ) from error
+
+
+def _check_texts(file_schema: pa.Schema, columns: Iterable[str]) -> None:
+    """Raise TypeError for texts in place of numbers, which could expand enormously."""
+    for name in columns:
+        if file_schema.field(name).type in _TEXTS:
+            raise TypeError(f"column {name} holds texts")
+
+
+def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
+    """Return the metadata of a file after checking the types of its values."""
+    text = (file.metadata.metadata or {})[store.ABOUT]
+    try:
+        metadata: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:  # a source whose name is not UTF-8
+        metadata = json.loads(text)
+    store.checked_layout(metadata["layout"], str(path))
+    meta = metadata["meta"]
+    for name, kind in _META.items():
+        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
+            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
+    for name in ("warnings", "lacks", "unused"):
+        # Stores of older releases lack "unused".
+        if not all(isinstance(text, str) for text in meta.get(name, ())):
+            raise TypeError(f"{name} are no texts")
+    if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
+        raise TypeError("device_notes are no texts")
+    for name in ("is_truncated", "is_host_run"):
+        if not isinstance(meta.get(name, False), bool):
+            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
+    return metadata
+
+
+def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
+    """Raise IndexError for indices outside 0 to `count`, which later code relies on."""
+    ends = pc.min_max(column)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if least is not None and not 0 <= least <= most < count:
+        raise IndexError(f"{name} {least} to {most}, of {count}")
+
+
+def _columns(
+    file_schema: pa.Schema, metadata: dict[str, Any], *, is_narrow: bool, is_whole: bool
+) -> list[str]:
+    """Return the columns to read; those of partners only if the file may have any."""
+    tables = schema.NARROW if is_narrow else schema.ALL
+    names = {_EVENTS[name] for name in tables["events"].names}
+    names |= {_COMM[name] for name in tables["comm"].names if name != "event"}
+    if not is_narrow:
+        names.add("event")  # without it, rows are of one section, in the order of events
+    present, one_message = set(file_schema.names), set(schema.OF_ONE)
+    if metadata.get("partners") is False or not present.issuperset(schema.PARTNERS):
+        names -= {*schema.PARTNERS, *one_message}
+    elif not present.issuperset(one_message):  # stored by an older fastcomm
+        names = names - one_message | set(schema.PARTNERS)
+    if is_whole:
+        names |= set(schema.ARGS.names) & present
+    return sorted(names)
+
+
+def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
+    """Return the rows of some row groups, sorted by event."""
+    from fastcomm import arrow_files
+
+    # Ranks are read in parallel; for a small rank, further threads cost more than they save.
+    table = file.read_row_groups(
+        list(groups), columns=columns, use_threads=file.metadata.num_rows > store.ROW_GROUP
+    )
+    # Dictionaries are merged by code; if not, `_in_numbers` checks all columns but "name".
+    names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
+    arrow_files.check_codes(table.select(names))
+    if len(groups) > 1:
+        table = table.unify_dictionaries().combine_chunks()
+    if "event" in columns:
+        event = table["event"].to_numpy()
+        if (event[1:] < event[:-1]).any():
+            table = table.take(pa.array(np.argsort(event, kind="stable")))
+    return table
+
+
+@lru_cache(maxsize=64)
+def _numbers(name: str, texts: tuple[str, ...]) -> pa.Array:
+    """Return the numbers of `trace.schema` for texts of a column; KeyError for other texts."""
+    return pa.array([_NUMBERS[name][text] for text in texts], pa.int8())
+
+
+def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with the numbers of `trace.schema` for its texts.
+
+    Raises KeyError or IndexError for texts and codes that the schema lacks.
+    """
+    if name not in _NUMBERS:
+        return column
+    numbers = [
+        _numbers(name, tuple(chunk.dictionary.to_pylist())).take(chunk.indices)
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(numbers, pa.int8())
+
+
+_BEFORE_DEVICE_CLOCK = (
+    "stored without windows on the device's clock: iterations are by the host's marks; ingest "
+    "the traces again, or pass --step-boundary device"
+)
+
+
+def _trace(rows: pa.Table, metadata: dict[str, Any], path: Path, *, is_narrow: bool) -> Trace:
+    """Assemble a trace from its rows and metadata; `is_narrow` leaves out unneeded columns."""
+    small = {
+        name: pa.table(metadata[name], table_schema)
+        for name, table_schema in _SMALL.items()
+        if name != "lanes" or not is_narrow
+    }
+    _check_places(rows["group_id"], small["groups"].num_rows, "group")
+    meta: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in metadata["meta"].items()
+    }
+    parts = {
+        "comm": _communication(rows),
+        "groups": small["groups"],
+        "iterations": small["iterations"],
+        "meta": Meta(**meta, path=str(path)),
+    }
+    if is_narrow:
+        trace = Trace.narrow(events=_events(rows, schema.NARROW["events"]), **parts)
+        return _with_device_iterations(trace, metadata)
+    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
+    args = [name for name in schema.ARGS.names if name in rows.schema.names]
+    trace = Trace.of(
+        events=_events(rows, schema.EVENTS),
+        lanes=small["lanes"],
+        args=rows.select(args) if args else None,
+        **parts,
+    )
+    return _with_device_iterations(trace, metadata)
+
+
+def _with_device_iterations(trace: Trace, metadata: Mapping[str, Any]) -> Trace:
+    """Return the trace with its stored iterations on the device's clock, if it has any."""
+    columns = metadata.get("device_iterations")
+    table = None if columns is None else pa.table(columns, schema.ITERATIONS)
+    notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
+    return trace.with_device_iterations(table, notes)
+
+
+def _events(rows: pa.Table, table_schema: pa.Schema) -> pa.Table:
+    columns = [_in_numbers(name, rows[_EVENTS[name]]) for name in table_schema.names]
+    return pa.Table.from_arrays(columns, schema=table_schema)
+
+
+def _communication(rows: pa.Table) -> pa.Table:
+    """Return the rows that communicate, with the columns of `schema.COMM` that were read."""
+    event = pc.indices_nonzero(rows["op"].is_valid())
+    present = set(rows.column_names)
+    names = [name for name, column in _COMM.items() if column in present]
+    table_schema = pa.schema([schema.COMM.field(name) for name in (*names, "event")])
+    chosen = rows.select([_COMM[name] for name in names]).take(event)
+    columns = map(_in_numbers, names, chosen.columns)
+    return pa.Table.from_arrays([*columns, event.cast(pa.int32())], schema=table_schema)
