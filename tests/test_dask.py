@@ -275,7 +275,7 @@ def test_python_ends_though_closing_the_client_was_interrupted():
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=150,
     )
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
