@@ -50,7 +50,7 @@ READERS = [
     (f"dispatch compare {SHAPE}", "w.npz"),
     (f"dispatch compare {SHAPE}", "w.npy"),
     (f"dispatch compare {SHAPE}", "w.parquet"),
-    ("dispatch generate -o {folder}/w --popularity", "p.txt"),
+    ("dispatch generate -o {folder}/w --law popularity --popularity", "p.txt"),
     (f"dispatch compare {{folder}}/good.npz {SHAPE} --cluster", "c.toml"),
     (f"{SEARCH} --model 7 --cluster", "c.toml"),
     (

@@ -314,7 +314,7 @@ def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
     path = cut(tmp_path, paired(), '"0.2.')
     words = (path, "--allow-truncated")
     assert "n/a: there is no iteration" in invoke("metrics", *words).stdout
-    error = invoke("critical-path", *words, code=1).stderr
+    error = invoke("critical-path", *words, code=2).stderr
     assert "truncated, without a complete step. Select another part with --annotation" in error
 
 

@@ -69,7 +69,7 @@ WRITERS = [
     ("critical-path {inputs}/rank0.json --save {out}/saved", 900),
     ("what-if {inputs}/rank0.json --scale compute=0.5 --output {out}/report", 900),
     ("dpro stats {inputs}/trace.json --output {out}/report", 900),
-    ("dpro stats {inputs}/trace.json --step-boundary none --output {out}/report", 900),
+    ("dpro stats {inputs}/trace.json --output {out}/report", 900),
     ("dpro convert {inputs}/trace.json {out}/uniform.json", 900),
     ("dpro convert {inputs}/trace.json {out}/uniform.json.gz", 900),
     ("dispatch generate --num-nodes 1 --seq-len 512 --iter-num 2 -o {out}/workload", 900),

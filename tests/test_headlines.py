@@ -63,7 +63,7 @@ def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name
     if subject(found["headline"]) is None:
         assert found["headline"].startswith("The largest part of the step is n/a: ")
     assert found["headline"] in unwrapped(shown)
-    places = [unwrapped(shown).index(each["text"]) for each in found["findings"]]
+    places = [unwrapped(shown).index(each["text"]) for each in found["findings"][:3]]
     assert places == sorted(places)
     is_symptom = [each["kind"] in SYMPTOMS for each in found["findings"]]
     assert is_symptom == sorted(is_symptom)

@@ -231,7 +231,7 @@ def test_a_missing_option_is_named():
     said = call("--model", "7B", code=2)
     assert "missing --world-size, --seq-len, --global-batch" in said
     assert "for example: --world-size 64 --seq-len 8Ki --global-batch 4Mi" in said
-    with pytest.raises(ConfigError, match="missing --global-batch"):
+    with pytest.raises(ConfigError, match="missing global_batch"):
         search.search_strategies(model="7B", world_size=8, seq_len=4096)
 
 

@@ -174,7 +174,7 @@ def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
     text = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(text[: int(part * len(text))]))
     done = invoke("metrics", tmp_path, "--allow-truncated")
-    assert done.stdout.startswith("3 of 4 ranks, 2 iterations")
+    assert done.stdout.startswith("3 of 4 ranks, 2 steps")
     assert "no step of rank 1 counts" in " ".join(done.stdout.split())
     assert "healthy" not in done.stdout
     assert "None of the 3 ranks that were measured stands apart" in " ".join(

@@ -223,7 +223,7 @@ def test_kernels_of_experts_are_listed_with_how_that_is_known(tmp_path):
     (said,) = [each for each in found["warnings"] if "by their name" in each]
     assert said.startswith("DeepEP kernels are EP by their name alone")
     printed = fastcomm("metrics", tmp_path).stdout
-    assert "heuristic" in printed
+    assert "guessed" in printed
     assert "DeepEP kernels are EP by their name" in printed
     page = tmp_path / "page.html"
     fastcomm("metrics", tmp_path, "--html", page)

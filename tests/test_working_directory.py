@@ -33,7 +33,7 @@ GROUPS += ["distributed.comm.backends", "universal_pathlib.implementations"]
 SHAPE = "--num-nodes 1 --gpus-per-node 8 --experts-per-gpu 1 --seq-len 64"
 
 ON_WORKERS = [
-    "info . --json",
+    "info . --all --json",
     "metrics . --json --output {out}/metrics",
     "compare . . --json",
     "critical-path . --json",
@@ -139,7 +139,10 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how)
 @pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
 def test_replay_and_doctor_import_no_module_of_the_directory(trapped, how):
     trial = REPLAY / "trial" / "trace"
-    call(trapped, f"dpro replay {trial} --json{how}" if "workers" in how else f"doctor{how}")
+    call(
+        trapped,
+        f"dpro replay {trial} --bottleneck --json{how}" if "workers" in how else f"doctor{how}",
+    )
     assert fired(trapped) == []
 
 

@@ -160,6 +160,7 @@ class OptionsCommand(cloup.Command):
         own = [param for param in self.params if isinstance(param, Option)]
         problems = [problem for param in own for problem in param.problems(ctx)]
         if problems and not ctx.resilient_parsing:
+            ctx.close()  # its options, such as --wide, lose their effect
             raise click.UsageError(" ".join(problems), ctx)
         return rest
 

@@ -259,9 +259,9 @@ def sweep(
 def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> None:
     """Raise `ConfigError` if an axis is an option that is given, or that has no effect."""
     own = {name: values[0] for name, values in grid.items() if hasattr(shape, name)}
-    if given := [name for name in own if getattr(shape, name) is not None]:
-        option_name = f"--{given[0].replace('_', '-')}"
-        raise ConfigError(f"{option_name} has no effect with --over {given[0]}; leave one out")
+    if typed := [name for name in own if getattr(shape, name) is not None]:
+        option_name = f"--{typed[0].replace('_', '-')}"
+        raise ConfigError(f"{option_name} has no effect with --over {typed[0]}; leave one out")
     try:
         replace(shape, **own)
     except ConfigError as error:
