@@ -189,3 +189,11 @@ def test_a_rank_that_is_recorded_later_still_matches(tmp_path, metrics):
             json.dump(text, file)
     late = json.loads(invoke("metrics", tmp_path, "--steps", 3, "--json").stdout)
     assert late["matching"]["share"] == 1
+
+
+def test_statistics_and_converted_traces_have_operators_and_collectives(tmp_path):
+    stats = json.loads(invoke("stats", RUN, "--json").stdout)
+    assert {name.partition(".")[0] for name in stats["categories"]} >= {"operator", "Comm"}
+    invoke("convert", RUN, tmp_path / "all.json")
+    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert {event["cat"] for event in events if "cat" in event} >= {"operator", "Comm"}

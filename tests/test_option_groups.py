@@ -140,7 +140,6 @@ def test_a_help_text_names_the_one_partner():
         ("metrics . --dask-wait 9 --xlsx", ["--dask-wait needs --dask.", "needs --output."]),
         ("metrics . --full --json", ["--full has no effect with --json; leave one out."]),
         ("metrics . --wide --json", ["--wide has no effect with --json; leave one out."]),
-        ("info . --workers 2", ["--workers needs --all."]),
         ("critical-path . --exact", ["--exact needs --annotation."]),
         ("critical-path . --instance 0", ["--instance needs --annotation."]),
         (
@@ -148,8 +147,8 @@ def test_a_help_text_names_the_one_partner():
             ["--all-edges needs --overlay.", "--all-events", "needs --compat hta."],
         ),
         (
-            "critical-path . --workers 2 --rank 1 --save x",
-            ["--workers has no effect with --rank or --save; leave one out."],
+            "critical-path . --workers 2 --dask local:2",
+            ["--workers has no effect with --dask; leave one out."],
         ),
         ("stats . --against . --output x", ["--output has no effect with --against;"]),
         (

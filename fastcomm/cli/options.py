@@ -183,7 +183,8 @@ dask_wait_option = option(
 
 # With these, one rank is read, on this machine.
 _ONE_RANK = ("--compat", "--overlay", "--save", "--deps", "--to uniform")
-_PROCESSES = workers_option(needs=("--all",), not_with=("--dask", "--rank", *_ONE_RANK))
+# Scripts state the number of workers for all commands: with one rank it has no effect.
+_PROCESSES = workers_option(not_with=("--dask",))
 _CLUSTER: list[Callable[[Any], Any]] = [
     option(
         "--dask",

@@ -252,7 +252,7 @@ def operations(trace: Trace) -> Iterator[Event]:
     naming, rank = Naming(trace), pid(trace.meta.rank)
     is_operation = naming.is_work.copy()
     is_operation[list(naming.communication)] = True
-    if not naming.is_work.any():
+    if trace.meta.is_host_run or not naming.is_work.any():
         is_operation |= naming.outermost
     communication = _communication(trace)
     threads = trace.lanes["thread"].to_pylist()
