@@ -329,7 +329,11 @@ def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
 
 
 def _waiting_share(waits: Sequence[Wait], volume: Volume) -> float | None:
-    """Return the share of wait in matched exposed time; None where too little is matched."""
+    """Return the share of wait in the exposed time of matched collectives of a parallelism.
+
+    `waits` and `volume` are of one tag. None if there is no exposed time, or if fewer than half
+    of the events of `volume` are matched.
+    """
     wait = sum(row.exposed_wait_ns for row in waits)
     total = wait + sum(row.exposed_transfer_ns for row in waits)
     matched = sum(row.collectives for row in waits)

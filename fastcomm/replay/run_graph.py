@@ -111,7 +111,11 @@ def measured(step: StepConstraints) -> StepTime:
 
 
 def operations(step: StepConstraints) -> StepNodes:
-    """Convert a graph whose edges take time into one whose nodes take time."""
+    """Convert a graph whose edges take time into one whose nodes take time.
+
+    An edge of an event that takes time becomes a node. All other edges remain edges, with their
+    time as a lag.
+    """
     graph = step.graph
     weight = measured_delays(graph, step.on_device)
     own = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE) & (weight > 0)

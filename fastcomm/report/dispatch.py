@@ -258,7 +258,10 @@ def _times(value: float | None) -> str:
 
 
 def write_dispatch(result: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write dispatch.json, dispatch.csv and dispatch.parquet, and return their paths."""
+    """Write dispatch.parquet, dispatch.csv, with `xlsx` dispatch.xlsx, and dispatch.json.
+
+    Returns their paths in this order.
+    """
     text = results.dumps(result.to_dict())
     tables = {"dispatch": result.to_arrow()}
     book = "dispatch" if xlsx else None

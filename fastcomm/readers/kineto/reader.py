@@ -275,8 +275,9 @@ def _check_sign(path: Path, rank: object) -> None:
 def claims(path: Path) -> bool:
     """Return whether the file is the trace of a rank, or would be if it were readable.
 
-    These are files that begin like a trace, that have PyTorch's name for traces, that are named
-    after a rank but unreadable, and that cannot be opened.
+    Only names with a suffix of `SUFFIXES` that are not those of execution traces can be. Of
+    these, it is a file that begins like a trace, that has PyTorch's name for traces, that is
+    named after a rank but unreadable, or that cannot be opened.
     """
     if not _may_be_trace(path):
         return False
