@@ -387,7 +387,7 @@ def _steps(measured: Measurements, measure: str, of: Suspect) -> dict[str, Any]:
     """Return `steps` and `spread_ns` of the evidence of a suspect.
 
     These are the number of steps where `measure` is known of the suspect and its peers, and the
-    standard deviation of the difference over steps.
+    standard deviation over steps of the difference, or of the excess of ranks found together.
     """
     grid = measured.grid
     difference = grid.middle(measure, of.rows) - grid.middle(measure, of.others)

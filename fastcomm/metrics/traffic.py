@@ -101,7 +101,11 @@ class Bandwidth:
 
 
 def rows(view: View) -> pa.Table:
-    """Return a row per communication event inside an iteration."""
+    """Return a row per communication event inside an iteration.
+
+    `start_ns` is on the clock of the rank's trace. `alone_ns` is exposed time in ns.
+    Of unknown group, sequence number, stream, size, bytes and partner the value is null.
+    """
     comm = view.comm
     return pa.table(
         {

@@ -114,7 +114,19 @@ def _sum_text(simulation: Simulation) -> str:
 
 
 def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
-    """Print a row for each point of the grid, with a column for each strategy."""
+    """Print a row for each point of the grid, with a column for each strategy, then bars.
+
+    A cell has the time of a strategy and its multiple of the best possible time, which is the
+    last column. Bars compare the times of all points and strategies.
+
+    Parameters
+    ----------
+    grid
+        Simulated points.
+    console
+        Where to print; stdout by default.
+
+    """
     console = plain_console(console)
     names = list(grid.points[0].strategies)
     rows = table(*grid.axes, *names, "best possible")

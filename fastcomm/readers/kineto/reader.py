@@ -216,7 +216,11 @@ def _distributed_info(scanned: Scanned) -> dict[str, Any]:
 
 
 def _host_run(path: Path, options: TraceOptions, assigned: Assigned | None) -> Scanned:
-    """Return the events of a run without an accelerator, with its work as that of a device."""
+    """Return the events of one rank without an accelerator, with its work as that of a device.
+
+    `path` is the file of the rank. `assigned` has the groups of its threads and the numbers of
+    its collectives, from all ranks; None for this file alone.
+    """
     selection = EVERYTHING_ON_HOST if options.whole else ON_HOST
     scanned, _ = scan(path, selection, allow_truncated=options.allow_truncated)
     rank = _host_rank(scanned, 0)
