@@ -192,9 +192,9 @@ def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 def _balanced_loads(traffic: Traffic, preference: tuple[int, int]) -> Matrix:
     """Return the loads of balanced multicast in tokens, shape (GPUs, 4).
 
-    The columns are sends and receives between nodes, and sends and receives inside nodes. The
-    free NIC with the highest score carries a token: `preference` has the scores of the local rank of
-    a target GPU, and of the source's own local rank.
+    The columns are sends and receives between nodes, and sends and receives inside nodes.
+    Unless the source's own NIC suits, the free NIC with the highest score carries a token:
+    `preference` has the scores of the local rank of a target GPU, and of the source's own.
     """
     loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
     layer, quota = traffic.layer, _quota(traffic)

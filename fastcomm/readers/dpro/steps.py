@@ -53,7 +53,7 @@ def _walk(
     Parameters
     ----------
     cats
-        Fine category of each event, in order of start.
+        Fine category of each event, in the order of the trace.
     begins
         Whether a step begins between two categories.
     moves
