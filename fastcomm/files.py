@@ -210,6 +210,10 @@ class Limits:
 
 
 def _limit(name: str) -> float:
+    """Return a limit from the environment variable `name`; its value in `USUAL` if unset.
+
+    Raises `ConfigError` unless it is a number above 0.
+    """
     text = os.environ.get(name, "")
     try:
         value = float(text or USUAL[name])

@@ -82,6 +82,10 @@ def dumps(value: Any) -> str:
 
 
 def _utf8(value: Any) -> Any:
+    """Return a value of a JSON document with all its texts, keys too, as valid UTF-8.
+
+    Tuples become lists.
+    """
     if isinstance(value, str):
         return utf8(value)
     if isinstance(value, Mapping):

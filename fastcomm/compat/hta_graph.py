@@ -256,7 +256,12 @@ def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -
 
 
 def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
-    """Return for each wait the work of its thread's next launch on the stream that waits."""
+    """Return, for each row of `linked`, the work that a wait for an event delays.
+
+    The work is a row of the next launch of the thread of a `cudaStreamWaitEvent` on the stream
+    that waits; NONE for other rows and without such a launch. `launches` and `work` have the
+    rows of launches and of what each launches.
+    """
     rows = linked.rows
     marks = np.flatnonzero(rows.named(("cudaStreamWaitEvent",)) & linked.has_partner)
     lane, mark_lane, lanes = pair_codes(

@@ -117,7 +117,10 @@ def _activations(block: OriginalBlock, question: Question) -> Costs:
 
 
 def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
-    """Return the seconds of a layer's attention by its formula, one value per row."""
+    """Return the seconds of a layer's attention by its formula, one value per row of `block`.
+
+    They include the forward and backward pass, and the second forward pass of recompute.
+    """
     local = question.model.hidden // block.sp
     forward = cluster.attention.forward(block.bsz, question.seq_len, local)
     backward = cluster.attention.backward(block.bsz, question.seq_len, local)

@@ -158,7 +158,11 @@ class _Joiner:
         self.violations = 0
 
     def path(self, notes: Sequence[str], expected: int) -> CriticalPath:
-        """Return the path through the joined graph."""
+        """Return the path through the joined graph.
+
+        `notes` are shown with those of all ranks; `expected` is the number of ranks of the run,
+        also of ranks that were not read.
+        """
         points = self._join_points()
         time, event, is_end, rank_of, on_device = self._node_columns(points)
         order = np.argsort(time, kind="stable")

@@ -250,7 +250,11 @@ def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[st
 
 
 def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
-    """Return the class of an event: (name, kind, stream, is on the device, operation)."""
+    """Return the class of an event, one of `CLASSES`.
+
+    `owner` is (name, kind, stream, whether on the device, operation of a collective or None).
+    `loads` are regular expressions for names of host events that load data.
+    """
     name, kind, _, is_device, op = owner
     if not is_device:
         is_load = any(re.search(text, str(name)) for text in loads)

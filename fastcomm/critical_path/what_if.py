@@ -145,7 +145,10 @@ class Replay:
         )
 
     def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
-        """Return the path through an edited graph; `through` has each node's deciding edge."""
+        """Return the path through an edited graph to its latest node.
+
+        `through` has the edge that determines the time of each node; NONE for the first nodes.
+        """
         path = (
             LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
             if len(graph.time)

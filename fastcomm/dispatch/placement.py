@@ -119,13 +119,13 @@ def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Pla
     Parameters
     ----------
     load
-        Load of each logical expert.
+        Load of each logical expert of one layer, shape (experts,).
     replicas
         Number of physical experts, a multiple of `gpus`.
     groups
         Number of groups of experts, a divisor of the experts.
     nodes, gpus
-        Size of the cluster.
+        Numbers of nodes, and of GPUs of all nodes.
 
     Raises
     ------

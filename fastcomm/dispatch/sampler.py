@@ -187,7 +187,12 @@ def _fill(draw: Draw, key: np.uint64, expert: Ids, threads: int) -> None:
 
 
 def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Draw:
-    """Return the function that draws the experts of a slice of tokens."""
+    """Return the function that draws the experts of a slice of tokens.
+
+    Its arguments are the number of the first token, the random key of the layer (`layer_key`),
+    and the array (tokens, top-k) that it fills. `src` has the GPU of each token. `popularity`
+    has the weight of each expert, for the sampler "popularity" only.
+    """
     if recipe.sampler == "gate":
         nodes = recipe.num_nodes
         return _weighted_draw(

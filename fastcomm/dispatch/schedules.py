@@ -144,7 +144,22 @@ def deepep(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
-    """Time a two-level all-to-all: to the source's rank in the target's node, then on."""
+    """Time a two-level all-to-all: to the source's rank in the target's node, then on.
+
+    Parameters
+    ----------
+    traffic
+        Tokens of one layer, from GPUs to experts.
+    terms
+        Which tokens count, bytes of a token, and speeds of the links.
+
+    Returns
+    -------
+    Timing
+        Times in seconds of both levels at once: the busiest link determines them. Loads are
+        tokens, a row per GPU.
+
+    """
     nodes, width = traffic.nodes, traffic.width
     block = traffic.demand(terms.demand).reshape(nodes, width, nodes, width)
     node, rank = np.arange(nodes), np.arange(width)
@@ -175,7 +190,12 @@ def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _balanced_loads(traffic: Traffic, preference: tuple[int, int]) -> Matrix:
-    """Return the loads of balanced multicast; `preference` scores target and own NICs."""
+    """Return the loads of balanced multicast in tokens, shape (GPUs, 4).
+
+    The columns are sends and receives between nodes, and sends and receives inside nodes.
+    Unless the source's own NIC suits, the free NIC with the highest score carries a token:
+    `preference` has the scores of the local rank of a target GPU, and of the source's own.
+    """
     loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
     layer, quota = traffic.layer, _quota(traffic)
     dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, preference, loads)

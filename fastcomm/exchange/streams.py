@@ -141,14 +141,19 @@ class Sample:
 
     @classmethod
     def of(cls, start: Ints, stop: Ints, end: Ints) -> "Sample":
-        """Align the clocks of ranks by ends.
+        """Align the clocks of ranks by the ends of their collectives.
+
+        The clock of each rank is moved by the median of its ends minus those of the reference
+        rank. Results are start and stop minus the end on the reference rank, in ns; NaN where a
+        rank misses a collective.
 
         Parameters
         ----------
         start, stop
-            Shape (ranks, collectives), on the clock of each rank; NULL where a rank misses one.
+            Shape (ranks, collectives), in ns on the clock of each rank; NULL where a rank
+            misses one.
         end
-            Ends on the reference rank, one per collective.
+            Ends on the reference rank in ns, one per collective.
 
         """
         is_missing = stop == NULL

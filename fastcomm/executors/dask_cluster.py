@@ -156,7 +156,10 @@ def _check(address: str) -> None:
 
 
 def _wait_for(path: Path, address: str, wait_s: float) -> None:
-    """Wait for a scheduler file: the job of the scheduler may still be queued."""
+    """Wait until a scheduler file exists: the job of the scheduler may still be queued.
+
+    `address` is the value of --dask. Raises `ClusterError` after `wait_s` seconds.
+    """
     until = time.monotonic() + wait_s
     while not path.is_file():
         if time.monotonic() > until:

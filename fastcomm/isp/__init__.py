@@ -81,7 +81,10 @@ class Question:
         self._check_shards()
 
     def _check_batch(self) -> None:
-        """Raise `ConfigError` if the global batch, in tokens, is impossible."""
+        """Raise `ConfigError` if the minimum global batch (tokens) is above the maximum.
+
+        A strict batch must also be a multiple of the sequence length.
+        """
         batch = self.batch
         if batch.least > batch.most:
             raise ConfigError(

@@ -195,8 +195,8 @@ def scaling_efficiency(rate: float, rate_of_one: float) -> float:
 def two_gpus(algo: str) -> dict[str, float]:
     """Return what each of two ranks sends and saves per layer.
 
-    `sent` and `sent_with_checkpoints` are in units of D b S h bytes, `kept` in units of D/2 b S
-    h bytes.
+    `algo` is "mtp", "msp", "fsp" or "isp". `sent` and `sent_with_checkpoints` are in units of
+    D b S h bytes, `kept` in units of D/2 b S h bytes, where D is the bytes of an element.
     """
     sent = {"mtp": (4.0, 6.0), "msp": (4.0, 6.0), "fsp": (5.0, 7.0), "isp": (2.0, 3.0)}[algo]
     repeated = {"mtp": 8, "msp": 4, "fsp": 0, "isp": 0}[algo]

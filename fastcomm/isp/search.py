@@ -264,7 +264,27 @@ def sweep(
     seq_lens: Sequence[int],
     attention: AttentionTable | None = None,
 ) -> SearchSweep:
-    """Search every world size of the question at every sequence length."""
+    """Search every world size of the question at every sequence length.
+
+    Parameters
+    ----------
+    question
+        Model, batch and world sizes; its sequence length is replaced.
+    cluster
+        Cluster to search on.
+    seq_lens
+        Sequence lengths in tokens.
+    attention
+        Measured times of attention, which correct the times of the formula; None for the
+        formula alone.
+
+    Returns
+    -------
+    SearchSweep
+        A cell per sequence length and world size, world sizes ascending. `scaling` is the rate
+        per GPU divided by that of the smallest world size with a result.
+
+    """
     cells = []
     for seq_len in seq_lens:
         smallest_rate = None

@@ -90,7 +90,10 @@ class HeatArrays:
 
 
 def table(grid: HeatArrays) -> pa.Table:
-    """Return a row per rank and iteration with known time."""
+    """Return a row per rank and iteration with known time.
+
+    The columns are `rank`, `iteration`, and each measure of the grid in ns; null if unknown.
+    """
     shape = (len(grid.ranks), len(grid.iterations))
     is_timed = (grid.values["time_ns"] != NULL).reshape(-1)
     columns = {

@@ -216,7 +216,10 @@ def _compute_kind(measured: Measurements, of: Suspect) -> Kind:
 
 
 def _more_tokens(measured: Measurements, of: Suspect) -> float:
-    """Return the share of expert tokens above the peers'; 0 if unknown."""
+    """Return by which share a rank has more expert tokens than the median of its peers.
+
+    0.1 is 10 % more; negative for fewer; 0 if unknown.
+    """
     tokens = measured.received.get(of.rank)
     peers = median(measured.received, measured.ranks_of(of.others))
     return tokens / peers - 1 if tokens is not None and peers else 0.0
@@ -381,7 +384,11 @@ def _per_step(
 
 
 def _steps(measured: Measurements, measure: str, of: Suspect) -> dict[str, Any]:
-    """Return the number of steps behind a difference, and its spread between them."""
+    """Return `steps` and `spread_ns` of the evidence of a suspect.
+
+    These are the number of steps where `measure` is known of the suspect and its peers, and the
+    standard deviation over steps of the difference, or of the excess of ranks found together.
+    """
     grid = measured.grid
     difference = grid.middle(measure, of.rows) - grid.middle(measure, of.others)
     is_joined = of.together != 1

@@ -101,7 +101,11 @@ class Bandwidth:
 
 
 def rows(view: View) -> pa.Table:
-    """Return a row per communication event inside an iteration."""
+    """Return a row per communication event inside an iteration.
+
+    `start_ns` is on the clock of the rank's trace. `alone_ns` is exposed time in ns.
+    Of unknown group, sequence number, stream, size, bytes and partner the value is null.
+    """
     comm = view.comm
     return pa.table(
         {
@@ -329,7 +333,11 @@ def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
 
 
 def _waiting_share(waits: Sequence[Wait], volume: Volume) -> float | None:
-    """Return the share of wait in matched exposed time; None where too little is matched."""
+    """Return the share of wait in the exposed time of matched collectives of a parallelism.
+
+    `waits` and `volume` are of one tag. None if there is no exposed time, or if fewer than half
+    of the events of `volume` are matched.
+    """
     wait = sum(row.exposed_wait_ns for row in waits)
     total = wait + sum(row.exposed_transfer_ns for row in waits)
     matched = sum(row.collectives for row in waits)

@@ -138,7 +138,10 @@ class _Signs:
 
     @classmethod
     def of(cls, events: Events, collectives: Collectives) -> "_Signs":
-        """Search each different name once."""
+        """Find annotations of DDP or FSDP, names of training and inference, and device compute.
+
+        Each different name is searched once.
+        """
         is_compute = events.of_kind("kernel", "host_work")
         is_compute[collectives.row] = False
         marks = _names(events, events.rows("annotation"))

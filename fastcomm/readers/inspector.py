@@ -268,9 +268,12 @@ def _notes(log: Log, columns: Mapping[str, Ints]) -> list[str]:
 
 
 def _missing_count(columns: Mapping[str, Ints]) -> int:
-    """Return how many sequence numbers are missing between the first and the last.
+    """Return how many sequence numbers are missing, summed over all communicators.
 
-    NCCL versions count the operations of a communicator together, or by kind.
+    `columns` has `communicator`, `seq` (sequence number) and `name` (code of the operation), a
+    value per operation. NCCL versions count the operations of a communicator together, or by
+    kind: by kind if a communicator has a number twice. Numbers count as missing between the
+    first and the last.
     """
     count = 0
     for communicator in np.unique(columns["communicator"]).tolist():

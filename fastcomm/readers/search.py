@@ -108,7 +108,7 @@ class Search:
 
 
 def refuse_standard_input(path: str | Path) -> None:
-    """Raise TraceFileError for standard input, which cannot be read twice, and no name."""
+    """Raise TraceFileError if the path is empty or standard input, which is read only once."""
     if not str(path):
         raise TraceFileError("an empty path; pass a trace, or a directory of traces")
     if str(path) in ("-", "/dev/stdin"):

@@ -111,7 +111,11 @@ def measured(step: StepConstraints) -> StepTime:
 
 
 def operations(step: StepConstraints) -> StepNodes:
-    """Convert a graph whose edges take time into one whose nodes take time."""
+    """Convert a graph whose edges take time into one whose nodes take time.
+
+    An edge of an event that takes time becomes a node. All other edges remain edges, with their
+    time as a lag.
+    """
     graph = step.graph
     weight = measured_delays(graph, step.on_device)
     own = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE) & (weight > 0)
@@ -133,10 +137,12 @@ class _Representatives:
 
     @classmethod
     def of(cls, graph: Graph, edges: Ints, indegree: Ints) -> "_Representatives":
-        """Choose an operation for each node.
+        """Choose an operation for each node, and whether the node is its start or its end.
 
-        This is the operation that ends at the node if no other edge does, else the only one
-        that starts there, else an operation of its own.
+        `edges` are the edges that become operations, numbered by position; operations of nodes
+        follow. `indegree` has the number of edges that end at each node. The choice is the
+        operation that ends at the node if no other edge does, else the only one that starts
+        there, else an operation of its own.
         """
         size = len(graph.time)
         operation, at_start = np.full(size, -1, np.int64), np.zeros(size, bool)

@@ -52,7 +52,11 @@ def show(path: CriticalPath, console: Console | None = None) -> None:
 
 
 def _show_ranks(path: CriticalPath, console: Console) -> None:
-    """Print each rank's part of the path, and the rank that causes the longest wait."""
+    """Print each rank's time on the path and its waits, and the rank that causes the most wait.
+
+    After the table, print how often the path goes from one rank to another, and how much each
+    rank's clock was corrected.
+    """
     shown = table(
         *("rank", "on the path", "slack", "wait", "transfer", "last to arrive", "wait caused"),
         drop=("slack", "transfer"),

@@ -116,7 +116,10 @@ def waits(across: Across) -> TerminalTable:
 
 
 def slow_links(across: Across) -> TerminalTable:
-    """Return the groups whose collectives are slower than those of their peers."""
+    """Return the groups whose collectives are slower than those of similar groups.
+
+    Only the first `_MOST_ROWS` groups are listed, the most lost time per step first.
+    """
     rows = table("slow links", "ranks", "bus bandwidth", "of peers", "lost/step")
     slow = [row for row in across.links if row.is_slow]
     for row in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
@@ -238,7 +241,11 @@ def _groups(metrics: Metrics) -> TerminalTable:
 
 
 def notes(metrics: Metrics) -> Iterator[str]:
-    """Yield explanations of the tables of `--full`."""
+    """Yield explanations of the tables of `--full`.
+
+    These are how the time of a step is divided, what bandwidth includes, the number of events
+    of unknown size if there are any, and notes on matched collectives.
+    """
     link = metrics.link_bandwidth
     yield (
         "Parts of a step: all time with compute is compute; of the rest, all time with "

@@ -114,7 +114,19 @@ def _sum_text(simulation: Simulation) -> str:
 
 
 def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
-    """Print a row for each point of the grid, with a column for each strategy."""
+    """Print a row for each point of the grid, with a column for each strategy, then bars.
+
+    A cell has the time of a strategy and its multiple of the best possible time, which is the
+    last column. Bars compare the times of all points and strategies.
+
+    Parameters
+    ----------
+    grid
+        Simulated points.
+    console
+        Where to print; stdout by default.
+
+    """
     console = plain_console(console)
     names = list(grid.points[0].strategies)
     rows = table(*grid.axes, *names, "best possible")
@@ -258,7 +270,10 @@ def _times(value: float | None) -> str:
 
 
 def write_dispatch(result: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write dispatch.json, dispatch.csv and dispatch.parquet, and return their paths."""
+    """Write dispatch.parquet, dispatch.csv, with `xlsx` dispatch.xlsx, and dispatch.json.
+
+    Returns their paths in this order.
+    """
     text = results.dumps(result.to_dict())
     tables = {"dispatch": result.to_arrow()}
     book = "dispatch" if xlsx else None

@@ -74,7 +74,11 @@ def _read(info: Info) -> str:
 
 
 def _time(details: tuple[RankInfo, ...]) -> str:
-    """Return the start (UTC) and duration of the run; without clocks only the duration."""
+    """Return the start (UTC) and duration of the run as text.
+
+    If any rank has no clock, it is only the duration of the longest rank; "unknown" if no rank
+    has times.
+    """
     spans = [
         (rank.start, rank.stop)
         for rank in details

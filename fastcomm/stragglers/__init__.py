@@ -40,7 +40,10 @@ class SubsetScenario:
         return joined(self._replayed(part) for part in model.parts())
 
     def _replayed(self, model: JobModel) -> JobTimes:
-        """Replay the scenario on a part of the steps."""
+        """Replay all steps of `model`, a part of the job's steps; times are in ns.
+
+        The operations of the subset have other durations or launch delays than all others.
+        """
         own = self._mask(model)
         if self.way == "launched":
             return model.replay(model.measured, np.where(own, model.delays, 0.0))

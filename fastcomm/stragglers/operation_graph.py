@@ -269,7 +269,10 @@ def _collectives(builder: _Builder) -> None:
 
 
 def _finished(builder: _Builder) -> OperationGraph:
-    """Convert edges and groups to arrays."""
+    """Return the finished graph: edges (operation, later operation), groups, and their order.
+
+    Operations are positions in `builder.ops`. Those of a group start together.
+    """
     size = len(builder.ops)
     group_of = np.full(size, ALONE, np.int64)
     for g, members in enumerate(builder.groups):

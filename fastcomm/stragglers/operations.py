@@ -301,6 +301,7 @@ def _check_types(types: Sequence[str], place: str) -> None:
 def _template(dp: Ints, at: Ints) -> int:
     """Return the first step in which data rank 0 has its most frequent number of operations.
 
+    `dp` has the data rank of each row, `at` the index of its step; the result is such an index.
     Raises FastcommError if the table has no data rank 0.
     """
     own = np.flatnonzero(dp == 0)

@@ -227,7 +227,10 @@ def _places(text: str, run: str, within: list[int]) -> Ints:
 
 
 def _digits(values: Ints, width: int) -> Bytes:
-    """Return the decimal digits of each value, as text."""
+    """Return the decimal digits of values of 0 or more as ASCII codes, shape (values, `width`).
+
+    Zeros are on the left; digits beyond `width` are lost.
+    """
     text = np.empty((len(values), width), np.uint8)
     for column in reversed(range(width)):
         quotient = values // 10

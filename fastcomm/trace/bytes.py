@@ -176,7 +176,9 @@ def sizes(
 def _payload(op: NDArray[np.int8], sent: Ints, received: Ints, n: Ints) -> tuple[Ints, Ints]:
     """Return the payload S of calls, and the bytes on the side that has a part of S.
 
-    `n` is the number of ranks in the group; NULL is unknown.
+    S is the size of nccl-tests. The part is what a rank sends in an all-gather or gather, and
+    what it receives in all other calls. `sent` and `received` are bytes of this rank, `n` is
+    the number of ranks in the group; NULL is unknown.
     """
     gathers = _is(op, *(name for name, side in _WHOLE.items() if side == "out"))
     scatters = _is(op, *(name for name, side in _WHOLE.items() if side == "in"))

@@ -181,7 +181,11 @@ class EventRows(EventColumns):
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """Return all events of a trace; columns that were not read are NULL."""
+        """Return all events of a trace, also if only the columns for metrics were read.
+
+        Without these columns, `position` is the row, `stream` is that of the lane, and waits
+        are NULL.
+        """
         events, count = trace.events, trace.events.num_rows
         name = events["name"].combine_chunks()
         args = events.slice(0, 0).select([]) if trace.args is None else trace.args

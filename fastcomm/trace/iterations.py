@@ -119,7 +119,10 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int | None:
-    """Return the number in a name; -1 without a group, None without a match."""
+    """Return the number in a name, from the first group of a pattern found anywhere in it.
+
+    -1 if the pattern has no group or the group is no number; None without a match.
+    """
     match = pattern.search(name)
     if match is None:
         return None

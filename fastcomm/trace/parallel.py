@@ -307,7 +307,10 @@ def _axes_of(grid: Grid, dimensions: str) -> tuple[_Axis, ...]:
 
 
 def _offsets(axes: Sequence[_Axis]) -> list[int]:
-    """Return the offsets of the members of a group from its first."""
+    """Return the offsets of a group's ranks from its first rank, ascending.
+
+    `axes` are sorted by stride, the smallest first.
+    """
     offsets = [0]
     for size, stride in axes:
         offsets = [at * stride + offset for at in range(size) for offset in offsets]

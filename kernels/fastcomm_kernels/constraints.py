@@ -117,7 +117,7 @@ class State(NamedTuple):
 
 @kernel
 def no_state(rows: int, lanes: int) -> State:
-    """Return the state before the first event."""
+    """Return the state before the first of `rows` events on `lanes` streams and threads."""
     by_lane = np.full((5, lanes), NONE, np.int32)
     return State(
         by_lane[0],

@@ -32,7 +32,7 @@ def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
 
 @kernel
 def equal(columns: Matrix, a: int, b: int) -> bool:
-    """Return whether two rows agree in every column."""
+    """Return whether rows `a` and `b` agree in all columns, of shape (columns, rows)."""
     c = 0
     while c < len(columns) and columns[c, a] == columns[c, b]:
         c += 1

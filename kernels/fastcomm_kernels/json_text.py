@@ -358,10 +358,11 @@ def skip_with_care(text: Address, i: int) -> int:
 
 @kernel
 def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
-    """Return where the objects that begin at `begin` end, and where the next values begin.
+    """Return the end of each object that begins at `begin`, and the begin of the next value.
 
-    The next value is behind the comma and blanks. Both are ``~index`` if an object does not
-    end.
+    All are indices of bytes in `block`. An end is the byte behind the object; the next value
+    is behind the comma and blanks. If an object does not end, both are ``~index`` of the byte
+    where the scan stopped.
     """
     text = address(block)
     end, behind = np.empty_like(begin), np.empty_like(begin)

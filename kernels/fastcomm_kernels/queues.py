@@ -148,7 +148,10 @@ def promise(queues: Queues, d: int, when: int) -> None:
 
 @kernel
 def arrive(queues: Queues, d: int, node: int, free: int) -> None:
-    """Queue a node for its device, which is free from `free` on."""
+    """Queue a node for device `d`, which is free from `free` on (bits of a float time).
+
+    A node that is ready by then goes to the heap `choice`, any other to `future`.
+    """
     # A node that is ready before the device is free counts as ready now.
     if get(queues.ready, node) <= free:
         push_choice(queues, d, node)
@@ -220,7 +223,10 @@ def heaps_for(device: Ints, devices: int) -> Heaps:
 
 @kernel
 def queues_of(heaps: Heaps, priority: Ints, ready: Floats) -> Queues:
-    """Return the addresses of the columns; the caller keeps the arrays alive."""
+    """Return the addresses of the columns; the caller keeps the arrays alive.
+
+    `priority` is by node, the least goes first; `ready` has the time when each node is ready.
+    """
     room, future, futures, choice, choices, arrival, soon, first = heaps
     return Queues(
         address(room),

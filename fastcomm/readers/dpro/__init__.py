@@ -96,7 +96,11 @@ class Name:
 
 
 def _parts(standard: str) -> tuple[str, str, str | None]:
-    """Return category, operation and sub-operation of a standard name."""
+    """Return category, operation and sub-operation of a standard name, split at the dots.
+
+    The operation may have dots itself. A name of two parts has no sub-operation (None). A name
+    without dots is the operation, and its category follows from its beginning ("" if unknown).
+    """
     parts = standard.split(".")
     if len(parts) == 1:
         cat = next((cat for cat in _UNDOTTED if standard.startswith(cat)), "")
@@ -382,7 +386,8 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 def trial_error(path: Path, command: str) -> TraceFileError:
     """Return the error for a trial or a uniform trace where the traces of a run are needed.
 
-    It names the command of `fastcomm dpro` that reads the path.
+    It names the command of `fastcomm dpro` that reads the path: `command`, but "stats" instead
+    of "replay" for a uniform trace, which has no dependencies.
     """
     kind = "dPRO trial" if path.is_dir() else "uniform trace"
     if kind == "uniform trace" and command == "replay":

@@ -69,7 +69,10 @@ class Naming:
 
     @cached_property
     def op_cat(self) -> Ints:
-        """Category: FORWARD, BACKWARD or UPDATE."""
+        """Category of each event in `at`: FORWARD, BACKWARD or UPDATE.
+
+        Events outside an annotation of a phase have the category of their thread.
+        """
         op_cats = self._by_name(_class)
         is_op = self.events.kind == KIND["cpu_op"]
         is_mark = is_op & (op_cats == BACKWARD)

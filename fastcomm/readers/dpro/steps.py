@@ -46,12 +46,14 @@ def _after_update(before: str, cat: str) -> bool:
 def _walk(
     cats: Sequence[str], begins: Callable[[str, str], bool], moves: Callable[[str], bool]
 ) -> list[int]:
-    """Return the step of each event of one process.
+    """Return the step of each event of one process, counted from 0.
+
+    An update that comes after the next step has begun counts to the step before.
 
     Parameters
     ----------
     cats
-        Fine category of each event.
+        Fine category of each event, in the order of the trace.
     begins
         Whether a step begins between two categories.
     moves

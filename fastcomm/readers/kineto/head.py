@@ -83,7 +83,10 @@ def is_trace_name(name: str) -> bool:
 
 
 def peek(path: Path) -> Peek:
-    """Return what the beginning of a JSON file tells; errors are part of the result."""
+    """Return the kind of a JSON file, and its rank and world size, from its beginning.
+
+    An unreadable file raises nothing: the result has the error.
+    """
     try:
         status = path.stat()
     except OSError as error:

@@ -304,7 +304,11 @@ def _number(values: Sequence[Any], index: int | None) -> int:
 
 
 def _group_size(signature: _Signature, counts: tuple[int, int], splits: Sequence[str]) -> int:
-    """Return the number of ranks that the tensors of an operator imply, or NULL."""
+    """Return the number of ranks that the tensors of an operator imply, or NULL.
+
+    `counts` are the elements of the input and the output. `splits` are JSON lists with a length
+    per rank, empty if all are equal.
+    """
     count_in, count_out = counts
     if lengths := [len(_loads(text)) for text in splits if text not in ("", "[]")]:
         return lengths[0]

@@ -203,7 +203,12 @@ _Members = dict[int, tuple[HostRank, Ints]]
 def _sequences(
     ranks: Sequence[HostRank], chosen: Sequence[ByThread]
 ) -> dict[tuple[int, ...], _Members]:
-    """Return the collectives of each group, messages excepted, by the ranks of the group."""
+    """Return the collectives of each group, messages excepted, by the ranks of the group.
+
+    `chosen` has the index of the group of each thread, one dictionary for each of `ranks`. For
+    each group, the result has by position in `ranks` the rank and the indices of its
+    collectives in calling order.
+    """
     sequences: dict[tuple[int, ...], _Members] = {}
     for place, (rank, groups) in enumerate(zip(ranks, chosen, strict=True)):
         order = rank.collectives.calling_order()

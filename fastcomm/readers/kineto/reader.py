@@ -216,7 +216,11 @@ def _distributed_info(scanned: Scanned) -> dict[str, Any]:
 
 
 def _host_run(path: Path, options: TraceOptions, assigned: Assigned | None) -> Scanned:
-    """Return the events of a run without an accelerator, with its work as that of a device."""
+    """Return the events of one rank without an accelerator, with its work as that of a device.
+
+    `path` is the file of the rank. `assigned` has the groups of its threads and the numbers of
+    its collectives, from all ranks; None for this file alone.
+    """
     selection = EVERYTHING_ON_HOST if options.whole else ON_HOST
     scanned, _ = scan(path, selection, allow_truncated=options.allow_truncated)
     rank = _host_rank(scanned, 0)
@@ -275,8 +279,9 @@ def _check_sign(path: Path, rank: object) -> None:
 def claims(path: Path) -> bool:
     """Return whether the file is the trace of a rank, or would be if it were readable.
 
-    These are files that begin like a trace, that have PyTorch's name for traces, that are named
-    after a rank but unreadable, and that cannot be opened.
+    Only names with a suffix of `SUFFIXES` that are not those of execution traces can be. Of
+    these, it is a file that begins like a trace, that has PyTorch's name for traces, that is
+    named after a rank but unreadable, or that cannot be opened.
     """
     if not _may_be_trace(path):
         return False

@@ -38,7 +38,10 @@ class WaitRows:
 
 
 def read_waits(export: Export, process: int) -> WaitRows:
-    """Read the waits of a process, each with the last record of its CUDA event before it.
+    """Read the synchronizations of a process, each with the event record that it waits for.
+
+    That is the last record of its CUDA event before it; without one, the columns are NULL.
+    `process` is the number of a process in the export (`globalPid >> 24`).
 
     Raises `TraceFileError` if a table lacks a required column or has impossible times.
     """

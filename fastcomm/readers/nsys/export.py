@@ -116,7 +116,10 @@ def _errors_of(file: Path) -> Iterator[None]:
 
 
 def _fits(actual: pa.DataType, type_: str) -> bool:
-    """Return whether a column of the Arrow type can be read as INTEGER, TEXT or BLOB."""
+    """Return whether a column of the Arrow type can be read as `type_`.
+
+    `type_` is one of the constants INTEGER, TEXT and BLOB.
+    """
     if pa.types.is_null(actual):
         return True
     if type_ == INTEGER:

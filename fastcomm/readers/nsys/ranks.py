@@ -240,7 +240,11 @@ def _evidence(
 def _contradiction(
     members: _Members, by_world: Mapping[int, int], conflicts: Sequence[int]
 ) -> str:
-    """Return the warning about file names that contradict the largest communicator."""
+    """Return the warning about file names that contradict the largest communicator.
+
+    `by_world` has the rank in that communicator by position in `members`; `conflicts` are the
+    positions whose file names say another rank, at least one.
+    """
     path = members[conflicts[0]][0].report.path
     return (
         f"{path.name} is rank {by_world[conflicts[0]]} of the largest communicator, unlike its "

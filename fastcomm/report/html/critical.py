@@ -64,8 +64,9 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
 
 
 def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
-    """Return the largest parts of the path that a what-if can shorten, longest first.
+    """Return the three largest parts of the path that a what-if can shorten, longest first.
 
+    The parts are the communication of each parallelism, and the gaps between kernels.
     `run` has the command line arguments that name the run.
     """
     arguments = run if path.is_joined else f"{run} --rank {path.about.rank}"

@@ -136,7 +136,10 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
 
 
 def _cells(grid: _Grid, ranks: list[str], iterations: list[str], measure: str) -> Spec:
-    """Return the chart of a grid in ns, with the labels of its `ranks` and `iterations`."""
+    """Return the chart of a grid in ms, with the labels of its `ranks` and `iterations`.
+
+    `grid` has shape (ranks, iterations), in ns; NaN (unknown) is an empty cell.
+    """
     values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
     hover = f"rank %{{y}}, iteration %{{x}}<br>{measure} %{{z}} ms"
     drawn = heat(values, ranks, hover, "ms") | {"x": iterations}

@@ -65,7 +65,10 @@ def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
 
 
 def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
-    """Return a finding with its cost, its evidence, and the command to run next."""
+    """Return a finding with its cost, its evidence, and the command to run next.
+
+    The cost is in ns per step, and a share of the step. The command is empty if none is known.
+    """
     command = suggestions.next(finding)
     return PageFinding(
         title=(finding.text,),

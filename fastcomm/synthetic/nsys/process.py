@@ -180,7 +180,10 @@ class ProcessWriter:
         self._synchronize(step, launches)
 
     def _synchronize(self, step: RankStep, launches: list[int]) -> None:
-        """Write the call with which the host waits for all streams."""
+        """Write the call with which the host waits for all streams after a step.
+
+        `launches` has the host times of the step's launches in ns, ascending.
+        """
         begin = launches[-1] + 20_000
         last = max(work.stop for work in step.works)
         call = self.host.cuda(
