@@ -91,7 +91,7 @@ def find_partners(
     for k in np.flatnonzero(np.isin(op, ROOTED)).tolist():
         call = int(calls.around[k])
         row = call if call >= 0 else int(rows[k])
-        partners.root[k] = _member(members[k], calls.detail("Rank", row))
+        partners.root[k] = member(members[k], calls.detail("Rank", row))
     sends_to, receives_from = list(partners.sends_to), list(partners.receives_from)
     names = [None if place < 0 else groups[place].name for place in group.tolist()]
     messages = np.flatnonzero(op == OP["SendRecv"]).tolist()
@@ -105,7 +105,7 @@ def find_partners(
     return Partners(root=partners.root, sends_to=sends_to, receives_from=receives_from)
 
 
-def _member(ranks: tuple[int, ...] | None, place: int) -> int:
+def member(ranks: tuple[int, ...] | None, place: int) -> int:
     """Return the global rank at a place of a group, or NULL."""
     return ranks[place] if ranks is not None and 0 <= place < len(ranks) else NULL
 
@@ -164,7 +164,7 @@ class _Calls:
         if side is None:
             return None
         peer = self.detail(_PEERS[side], row)
-        peer = peer if peer >= 0 else _member(ranks, self.detail("Rank", row))
+        peer = peer if peer >= 0 else member(ranks, self.detail("Rank", row))
         return None if peer < 0 else (side, peer)
 
     def messages_of(

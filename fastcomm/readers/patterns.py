@@ -48,8 +48,11 @@ class Pattern:
     fused: bool = False  # whether the kernel does more than communicate
 
 
+# Libraries of the host, by the beginning of the names of their annotations.
+HOST_LIBRARIES = ("gloo", "mpi", "ucc")
+
 PATTERNS = (
-    *(Pattern(regex=rf"^{name}:(\w+)", library=name) for name in ("gloo", "mpi", "ucc")),
+    *(Pattern(regex=rf"^{name}:(\w+)", library=name) for name in HOST_LIBRARIES),
     Pattern(regex=r"^ncclKernel_([A-Za-z]+)", library="NCCL"),  # up to 2.18
     Pattern(regex=r"^ncclDevKernel_([A-Za-z]+)", library="NCCL"),  # from 2.19, and RCCL
     Pattern(regex=r"^ncclSymk?DevKernel_([A-Za-z]+)", library="NCCL"),  # symmetric memory
@@ -222,9 +225,6 @@ PATTERNS = (
     ),
     Pattern(regex=r"mscclpp", library="MSCCL++", op="OTHER"),
 )
-
-# Libraries of the host, by the beginning of the names of their annotations.
-HOST_LIBRARIES = ("gloo", "mpi", "ucc")
 
 # Libraries that serve every parallelism; the others serve one, or a few.
 COLLECTIVE_LIBRARIES = (*HOST_LIBRARIES, "NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")

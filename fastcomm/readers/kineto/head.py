@@ -19,6 +19,7 @@ from fastcomm.readers import described, rank_from_name, unpack
 from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
+from fastcomm.readers.patterns import HOST_LIBRARIES
 
 # profiler: a trace of the PyTorch profiler. uniform: events of another tool. events: a list of
 # events, none of which is in the beginning. foreign: other JSON. damaged: a file that cannot be
@@ -50,7 +51,6 @@ _MORE_CATEGORIES = frozenset(
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MOST_LISTS = 16
-_HOST_BACKENDS = ("gloo", "mpi", "ucc")
 RANK_KEYS = ("rank", "world_size")
 
 
@@ -116,7 +116,7 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
     begin = envelope.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
-    is_on_host = info.get("backend") in _HOST_BACKENDS
+    is_on_host = info.get("backend") in HOST_LIBRARIES
     return Peek(kind, rank, world, is_on_host=is_on_host)
 
 

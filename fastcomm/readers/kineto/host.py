@@ -22,13 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.readers.communication import member
 from fastcomm.readers.kineto.chrome import Scanned
+from fastcomm.readers.patterns import HOST_LIBRARIES
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
 # Annotations of the libraries that work on the host.
-_INTERVAL = re.compile(r"(gloo|mpi|ucc):(\w+)")
+_INTERVAL = re.compile(rf"({'|'.join(HOST_LIBRARIES)}):(\w+)")
 # Annotations of libraries that work on a device: then the device's work was not recorded.
 _ON_DEVICE = re.compile(r"(nccl|xccl|hccl):")
 # Operators in which a thread waits for a collective, or enqueues it.
@@ -95,8 +97,7 @@ class HostCollectives:
     interval: Ints  # row of the annotation
     operator: Ints  # row of the c10d operator, or -1
     thread: Ints  # that carried it out: a number of the trace
-    start: Ints  # ns, as in the file
-    called: Ints  # start of the operator, or of the annotation
+    called: Ints  # ns, as in the file: start of the operator, or of the annotation
     stop: Ints
     key: tuple[tuple[str, str, str], ...]  # operation; dimensions and type of the input
     calls: tuple["Call", ...]
@@ -119,7 +120,6 @@ class HostCollectives:
             interval=interval,
             operator=operator,
             thread=columns["thread"][interval],
-            start=columns["start"][interval],
             called=columns["start"][np.where(operator >= 0, operator, interval)],
             stop=columns["stop"][interval],
             key=tuple(
@@ -395,7 +395,7 @@ def _metadata(
 
     rows = []
     for call, group in zip(collectives.calls, groups, strict=True):
-        peer = _rank_at(group, call.peer)
+        peer = member(None if group is None else group.ranks, call.peer)
         rows.append(
             {
                 "Collective name": code(call.operation),
@@ -427,12 +427,6 @@ def _metadata(
 _SPLITS = ("In split size", "Out split size")
 
 
-def _rank_at(group: ProcessGroup | None, place: int) -> int:
-    """Return the rank at a place of a group, or NULL."""
-    ranks = None if group is None else group.ranks
-    return ranks[place] if ranks is not None and 0 <= place < len(ranks) else NULL
-
-
 def _ranks_text(group: ProcessGroup | None) -> str:
     """Return the ranks of a group as a trace has them, or ""."""
     return json.dumps(group.ranks) if group is not None and group.ranks else ""
@@ -455,6 +449,18 @@ def _copies(
     return copies
 
 
+def _parts(
+    columns: Mapping[str, NDArray[Any]],
+    parts: tuple[Sequence[Ints], Sequence[Ints], Sequence[Ints]],
+    kind: int,
+) -> dict[str, NDArray[Any]]:
+    """Return copies of rows with other times and no launch; `parts` are rows, starts, stops."""
+    rows, start, stop = map(np.concatenate, parts)
+    copies = _copies(columns, rows, kind)
+    copies |= {"start": start, "stop": stop, "correlation": np.full(len(rows), NULL, np.int64)}
+    return copies
+
+
 def _compute(
     scanned: Scanned, collectives: HostCollectives, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
@@ -468,10 +474,7 @@ def _compute(
         pieces = _without(columns, outer, inner)
         for parts, piece in zip((rows, starts, stops), pieces, strict=True):
             parts.append(piece)
-    compute = _copies(columns, np.concatenate(rows), KIND["host_work"])
-    compute["start"], compute["stop"] = np.concatenate(starts), np.concatenate(stops)
-    compute["correlation"] = np.full(len(compute["start"]), NULL, np.int64)
-    return compute
+    return _parts(columns, (rows, starts, stops), KIND["host_work"])
 
 
 def _training_threads(
@@ -534,9 +537,7 @@ def _waits(
         rows.append(outer[:-1][waits])
         starts.append(begin[waits])
         stops.append(last[waits])
-    waiting = _copies(columns, np.concatenate(rows), KIND["runtime"])
-    waiting["start"], waiting["stop"] = np.concatenate(starts), np.concatenate(stops)
-    waiting["correlation"] = np.full(len(waiting["start"]), NULL, np.int64)
+    waiting = _parts(columns, (rows, starts, stops), KIND["runtime"])
     waiting["name"] = np.full(len(waiting["start"]), len(texts), columns["name"].dtype)
     texts.append(WAIT)
     return waiting
