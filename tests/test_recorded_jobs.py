@@ -1,0 +1,153 @@
+"""What fastcomm says about real PyTorch jobs with planted faults; `tests/jobs` records them.
+
+FASTCOMM_JOBS names another folder of recordings, such as the new ones of `make jobs`.
+"""
+
+import gzip
+import json
+import os
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from commands import invoke
+
+RECORDED = Path(os.environ.get("FASTCOMM_JOBS", Path(__file__).parent / "jobs" / "recorded"))
+JOBS = sorted(path.name for path in RECORDED.glob("*") if path.is_dir())
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not JOBS, reason=f"no recorded jobs at {RECORDED}"),
+]
+RANKS = [0, 1, 2, 3]
+SYMPTOMS = ("exposed_communication", "copies", "idle")
+# Description and parallelism of the groups of each kind of job.
+GROUPS = {
+    "ddp": {("default_pg", "DP")},
+    "fsdp": {("default_pg", "DP")},
+    "tp_fsdp": {("mesh_dp", "DP"), ("mesh_tp", "TP")},
+    "pp": {("default_pg", "PP")},
+    "pp_dp": {("mesh_pp", "PP"), ("mesh_dp", "DP")},
+    "ep": {("default_pg", "DP"), ("default_pg", "EP")},
+}
+# Finding and ranks of each fault that one rank or stage has.
+CAUSES = {
+    "straggler": ({"straggler"}, [2]),
+    "sleep": ({"jittery_host"}, [2]),
+    "loader": ({"jittery_host"}, [2]),
+    "neighbor": ({"straggler", "jittery_host"}, [2]),
+    "stage": ({"imbalanced_stage"}, None),
+}
+STAGE = {"pp": [2], "pp_dp": [2, 3]}
+PLANTED = [job for job in JOBS if job.partition("-")[2] in CAUSES]
+
+
+@cache
+def truth(job):
+    return json.loads((RECORDED / job / "truth.json").read_text())
+
+
+@cache
+def measured(job, part):
+    return json.loads(invoke("metrics", RECORDED / job / part, "--json").stdout)
+
+
+def causes(metrics):
+    return [each for each in metrics["findings"] if each["kind"] not in SYMPTOMS]
+
+
+def planted(job):
+    """Kinds and ranks of the finding that a job's fault has to cause."""
+    kinds, ranks = CAUSES[truth(job)["fault"]]
+    return kinds, ranks or STAGE[truth(job)["kind"]]
+
+
+def tolerance_ms(job):
+    """30 % of the cost, or the spread between clean blocks, if that is more."""
+    return max(0.3 * truth(job)["cost_ms"], truth(job)["clean_spread_ms"])
+
+
+@pytest.mark.parametrize("part", ["clean", "faulty"])
+@pytest.mark.parametrize("job", JOBS)
+def test_the_parallelism_of_every_group_is_right_and_every_collective_is_matched(job, part):
+    metrics = measured(job, part)
+    assert metrics["ranks"] == RANKS
+    groups = {(group["description"], group["tag"]) for group in metrics["groups"]}
+    assert groups == GROUPS[truth(job)["kind"]]
+    assert metrics["matching"]["share"] == 1
+    assert metrics["matching"]["events"] == sum(group["events"] for group in metrics["groups"])
+
+
+@pytest.mark.parametrize("job", PLANTED)
+def test_the_first_finding_is_the_planted_cause_with_its_cost(job):
+    kinds, ranks = planted(job)
+    first = measured(job, "faulty")["findings"][0]
+    assert first["kind"] in kinds
+    assert first["ranks"] == ranks
+    assert first["confidence"] in ("high", "medium")
+    assert first["cost_ns"] / 1e6 == pytest.approx(truth(job)["cost_ms"], abs=tolerance_ms(job))
+
+
+def test_garbage_collection_in_turns_blames_no_rank():
+    first, *others = causes(measured("ddp-gc", "faulty"))
+    assert (first["kind"], first["ranks"]) == ("pauses", RANKS)
+    assert first["cost_ns"] / 1e6 == pytest.approx(
+        truth("ddp-gc")["cost_ms"], abs=tolerance_ms("ddp-gc")
+    )
+    assert {each["confidence"] for each in others} <= {"low"}
+
+
+def test_uneven_experts_are_found_with_their_cost_or_not_for_sure():
+    """The cost is within the spread between blocks, but their tokens can be counted."""
+    for cause in causes(measured("ep-experts", "faulty")):
+        if cause["confidence"] != "low":
+            assert (cause["kind"], cause["ranks"]) == ("hot_expert", [2])
+            assert cause["cost_ns"] / 1e6 == pytest.approx(
+                truth("ep-experts")["cost_ms"], abs=tolerance_ms("ep-experts")
+            )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_clean_run_has_no_finding_above_its_spread(job):
+    for cause in causes(measured(job, "clean")):
+        is_small = cause["cost_ns"] / 1e6 <= truth(job)["clean_spread_ms"]
+        assert is_small or cause["confidence"] == "low", cause["text"]
+
+
+@pytest.mark.parametrize("job", [*PLANTED, "ddp-gc"])
+def test_a_comparison_names_the_same_cause(job):
+    parts = (RECORDED / job / part for part in ("clean", "faulty"))
+    first = json.loads(invoke("compare", *parts, "--json").stdout)["causes"][0]
+    kinds, ranks = ({"pauses"}, RANKS) if job == "ddp-gc" else planted(job)
+    assert first["kind"] in kinds
+    assert first["ranks"] == ranks
+    assert first["effect_ns"] > 0
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 50, -50])
+@pytest.mark.parametrize("job", ["ddp-straggler", "fsdp-straggler"])
+def test_a_planted_clock_offset_is_within_the_reported_spread(job, ahead_ms, tmp_path):
+    for part in (RECORDED / job / "clean").iterdir():
+        shutil.copy(part, tmp_path)
+    late = tmp_path / "rank2.json.gz"
+    text = gzip.decompress(late.read_bytes()).decode()
+    text = re.sub(
+        r'("baseTimeNanoseconds":)(\d+)',
+        lambda match: f"{match[1]}{int(match[2]) + ahead_ms * 10**6}",
+        text,
+    )
+    late.write_bytes(gzip.compress(text.encode()))
+    clocks = json.loads(invoke("metrics", tmp_path, "--json").stdout)["clocks"]
+    for row in clocks["offsets"]:
+        true = ahead_ms * 10**6 * (row["rank"] == 2)
+        assert abs(row["offset_ns"] - true) <= row["spread_ns"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_critical_path_joins_all_ranks_and_is_mostly_on_the_slow_one(job):
+    path = json.loads(invoke("critical-path", RECORDED / job / "faulty", "--json").stdout)
+    assert [row["rank"] for row in path["ranks"]] == RANKS
+    if truth(job)["fault"] == "straggler":
+        longest = max(path["ranks"], key=lambda row: row["on_path_ns"])
+        assert longest["rank"] in planted(job)[1]
