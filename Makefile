@@ -23,7 +23,7 @@ WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschem
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale fuzz clean \
-	walk dist least release-check
+	walk jobs dist least release-check
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace o
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
+jobs: .venv/.dev .venv-jobs/.torch ## Record real PyTorch jobs with planted faults anew (5 GB of packages), and check them
+	.venv-jobs/bin/python tests/jobs/record.py build/jobs
+	FASTCOMM_JOBS=build/jobs $(BIN)/python -m pytest tests/test_recorded_jobs.py
+
 walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
 	docs/walk.sh
 
@@ -90,7 +94,7 @@ release-check: .venv/.runtime ## Check that TAG (v1.2.3) is the version of packa
 	grep -q '^version: $(TAG:v%=%)$$' CITATION.cff
 
 clean: ## Remove all that these commands made, .venv and ./demo included
-	rm -rf .venv .venv-least .cache demo dist docs/_build .coverage .benchmarks .hypothesis
+	rm -rf .venv .venv-least .venv-jobs .cache build demo dist docs/_build .coverage .benchmarks .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:
@@ -102,6 +106,11 @@ $(BIN)/python:
 .venv/.runtime: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv-jobs/.torch:
+	$(PYTHON) -m venv .venv-jobs
+	.venv-jobs/bin/python -m pip install --quiet torch
 	@touch $@
 
 .venv/.dev: .venv/.runtime

@@ -30,6 +30,7 @@ def events():
             "start_ns": start,
             "duration_ns": call * 100_000 + 50_000 - start,
             "alone_ns": np.zeros(len(call), np.int64),
+            "exposed_ns": np.zeros(len(call), np.int64),
             "bytes": size,
             "payload_bytes": size,
             "bus_bytes": size,

@@ -11,7 +11,7 @@ from timing import best
 
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import envelope, reader
-from fastcomm.readers.kineto.reader import METRICS
+from fastcomm.readers.kineto.selection import METRICS
 from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels import json_scan, string_tables

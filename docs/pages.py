@@ -99,13 +99,18 @@ def options_page() -> str:
     sections = [_OPTIONS_HEAD]
     for title in sorted({title for title, _, _ in users}):
         rows = [
-            f"| `{flag}` | {text} | {_list(names, all_commands)} |"
+            f"| `{flag}` | {_cell(text)} | {_list(names, all_commands)} |"
             for (group, flag, text), names in sorted(users.items())
             if group == title
         ]
         head = "| option | meaning | commands |\n| --- | --- | --- |\n"
         sections.append(f"## {title}\n\n{head}" + "\n".join(rows) + "\n")
     return "\n".join(sections)
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a table: a part in brackets is no tag of HTML."""
+    return text.replace("<", "&lt;").replace("|", "\\|")
 
 
 def _list(names: Sequence[str], all_commands: Mapping[str, click.Command]) -> str:

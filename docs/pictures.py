@@ -18,7 +18,6 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 import html_page
 
 from fastcomm.analyses.critical_path import critical_path
-from fastcomm.analyses.report import RunPath
 from fastcomm.metrics import (
     Partial,
     merge,
@@ -53,7 +52,7 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)
-    demo = run_page.run_page(metrics, ["demo"], critical=RunPath(path=path))
+    demo = run_page.run_page(metrics, ["demo"], critical=path)
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]

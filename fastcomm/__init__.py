@@ -1,4 +1,4 @@
-"""Where the time of a distributed training step goes, and why.
+"""Find where the time of a distributed training step goes, and why.
 
 run = fastcomm.open("traces/", tp=2)
 run.metrics(link_bandwidth="400Gbit/s")

@@ -7,8 +7,8 @@ import sys
 def main() -> None:
     """Run the command line, without modules of the working directory.
 
-    Signals end it without a word until it begins. They are ignored once it has ended, while
-    what remains is removed.
+    Until the command starts, signals end the process without a message. Once it has ended, they
+    are ignored while temporary files are removed.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -289,6 +289,11 @@ def takes(
     return decorate
 
 
+def option_name(name: str) -> str:
+    """Return the field of an options class as an option of the command line: "--seq-len"."""
+    return f"--{name.replace('_', '-')}"
+
+
 def non_default(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
     return [

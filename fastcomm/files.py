@@ -32,6 +32,8 @@ USUAL = {RATIO: 200, TEXT: 64, DOCUMENT: 4}
 SMALL = 64 << 20
 _GIB = 1 << 30
 _LARGEST = 1 << 20  # bytes of a configuration file
+# Errors of PyYAML besides its own.
+_NOT_YAML = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _ALIASES, _DEPTH = 16, 32  # of YAML: people need fewer, a bomb more
 # A `Path` of a URL has only one slash.
 _LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -302,10 +304,9 @@ def yaml(path: Path) -> Any:
     try:
         _check_plain(content, path)
         return safe_load(content)
-    except (YAMLError, ArithmeticError, AttributeError) as error:
-        raise _malformed(path, error) from error
-    except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise _malformed(path, error) from error
+    except (YAMLError, *_NOT_YAML) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path}: not YAML: {reason}") from error
 
 
 def _check_plain(content: str, path: Path) -> None:
@@ -322,10 +323,6 @@ def _check_plain(content: str, path: Path) -> None:
                 f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels: expected plain "
                 "keys and values"
             )
-
-
-def _malformed(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}")
 
 
 def is_url(path: object) -> bool:

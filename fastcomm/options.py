@@ -156,12 +156,12 @@ class PathOptions(Window):
 class TrialOptions(CheckedOptions):
     """How a dPRO trial is read.
 
-    `clock_alignment` is how host clocks are aligned, `nccl_algorithm` how NCCL sends: by
+    `host_clocks` is how host clocks are aligned, `nccl_algorithm` how NCCL sends: by
     default along its rings, where the trial has them. `clip_updates` starts each update after
     the previous one, `barrier` starts updates after all communication.
     """
 
-    clock_alignment: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
+    host_clocks: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
     nccl_algorithm: Literal["ring", "tree", "none"] | None = None
     clip_updates: bool = False
     barrier: bool = False
@@ -299,7 +299,7 @@ class SearchOptions(CheckedOptions):
     Quantities are numbers or texts ("64Ki"). `model`, `world_size` (GPUs) and `seq_len`
     (tokens) are required, and the tokens of a step as `global_batch`, as a range of it, or as
     `micro_bsz` and `micro_num`. None stands for the default of the model or the cluster, and
-    for every value of a degree such as `pp`.
+    for every value of a size such as `pp_sizes`.
     """
 
     model: str | Path | None = None
@@ -314,8 +314,8 @@ class SearchOptions(CheckedOptions):
     cluster: str | Path | None = None
     memory: Quantity = None
     algorithms: str | None = None
-    pp: Quantities = None
-    sp: Quantities = None
+    pp_sizes: Quantities = None
+    sp_sizes: Quantities = None
     flash: bool | None = None
     penalty: float | None = None
     overlap_grad: bool = False
@@ -324,7 +324,7 @@ class SearchOptions(CheckedOptions):
     overlap: Literal["layer", "per_op"] = "layer"
     comm_model: Literal["call", "ring", "tree"] = "call"
     interleave: Quantities = None
-    ep: Quantities = None
+    ep_sizes: Quantities = None
     imbalance: float | None = None
     dispatch: Literal["copies", "nodes"] = "copies"
     overlap_experts: bool = False

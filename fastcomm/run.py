@@ -1,4 +1,4 @@
-"""`open` a run, and ask it: the object that users of the API hold."""
+"""`open` returns a `Run`, whose methods run all analyses of a training run."""
 
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The traces of a training run, made by `fastcomm.open`.
+    """The traces of a training run; `fastcomm.open` returns one.
 
-    Only what tells the ranks is read at first; an analysis reads what it needs.
+    Opening reads only what is needed to determine the rank of each file. Every analysis reads
+    the events that it needs.
+
+    Attributes
+    ----------
+    paths
+        The directories, files, globs or URLs that were opened.
+    options
+        The `ReadOptions` with which the traces are read.
+
     """
 
     @python_names()
@@ -40,43 +49,82 @@ class Run:
         self._traces = open_traces(paths, options, self._executor)
 
     def __repr__(self) -> str:
-        """Return the paths and the ranks."""
+        """Return a text with the paths and the ranks."""
         return f"<Run {' '.join(map(str, self.paths))}: {named_ranks(self.ranks)}>"
 
     @cached_property
     def _whole(self) -> "RunTraces":
-        """The traces with every event."""
+        """The traces with all events; metrics need communication and steps only."""
         return open_traces(self.paths, self.options, self._executor, whole=True)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that have a trace."""
+        """Ranks that have a trace, ascending."""
         return self._traces.ranks
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks of the job, as far as the traces or the options say it."""
+        """Number of ranks of the job; None if neither the traces nor the options state it."""
         return self._traces.world_size
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is doubtful about the run as a whole."""
+        """Warnings about the run as a whole, a sentence each, such as guessed ranks."""
         return self._traces.warnings
 
     @property
     def skipped(self) -> "tuple[SkippedRank, ...]":
-        """The ranks whose files could not be opened, with `keep_going`."""
+        """Ranks left out because their files could not be opened; empty without `keep_going`.
+
+        Each has `rank`, `path` and `error`.
+        """
         return self._traces.skipped
 
     @python_names()
     def read(self, rank: int) -> "Trace":
-        """Read all events of one rank; ConfigError where it has no trace."""
+        """Read all events of one rank.
+
+        Parameters
+        ----------
+        rank
+            Number of a rank among `ranks`.
+
+        Returns
+        -------
+        Trace
+            The events of the rank as Arrow tables, sorted by start; times are ns.
+
+        Raises
+        ------
+        ConfigError
+            If the rank has no trace.
+        FastcommError
+            If its file cannot be read.
+
+        """
         check_type(rank, int, "read: rank", "the number of a rank, as in read(0)")
         return self._whole.read(rank)
 
     @python_names()
     def info(self, *, all_ranks: bool = False) -> "Info":
-        """Describe the run as `fastcomm info` does, by its first rank or by all."""
+        """Describe the run as `fastcomm info` does: format, steps, groups, missing data.
+
+        Parameters
+        ----------
+        all_ranks
+            Read all ranks; by default only the first.
+
+        Returns
+        -------
+        Info
+            The description; `to_dict()` is the JSON document of `fastcomm info --json`.
+
+        Raises
+        ------
+        FastcommError
+            If a rank cannot be read; with `keep_going`, if none can.
+
+        """
         from fastcomm.analyses.info import info
 
         check_type(all_ranks, bool, "info: all_ranks", "True or False")
@@ -91,9 +139,27 @@ class Run:
 
     @takes(MetricsOptions)
     def metrics(self, options: MetricsOptions) -> "Metrics":
-        """Measure the run as `fastcomm metrics` does.
+        """Measure the run as `fastcomm metrics` does: where a step's time goes, and why.
+
+        Parameters
+        ----------
+        options
+            Fields of `MetricsOptions`, passed by name: `link_bandwidth` of one GPU in one
+            direction, with its unit ("400Gbit/s"); `bytes` that bandwidth and volume count
+            ("payload", "bus" or "msg"); `steps`, the numbers of the steps to measure (default:
+            all); `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`,
+            whether the result has the tables with a row per event and per window.
+
+        Returns
+        -------
+        Metrics
+            Metrics, findings and tables. Times are ns, sizes bytes, bandwidths bytes per
+            second, shares fractions of 1; unknown values are None.
 
         Raises
+        ------
+        ConfigError
+            If an option is invalid.
         ------
         FastcommError
             If a rank cannot be read; with `keep_going`, if none can.
@@ -114,15 +180,34 @@ class Run:
 
     @takes(PathOptions)
     def critical_path(self, options: PathOptions) -> "CriticalPath":
-        """Find the critical path of a window as `fastcomm critical-path` does.
+        """Find the critical path of a step as `fastcomm critical-path` does.
 
-        It goes through all ranks, which collectives join, or is that of `rank`. Where ranks
-        cannot be joined it is that of the first one, and the first of its `notes` says why.
+        By default the path goes through all ranks, which collectives connect. If the ranks
+        cannot be connected, it is the path of the first rank, and the first of its `notes`
+        says why.
+
+        Parameters
+        ----------
+        options
+            Fields of `PathOptions`, passed by name. The part to analyze is one of: `step`, the
+            number of a step (default: the second step, or the only one); or `annotation`, a
+            text in the names of annotations ("" is the whole trace), with `exact` the whole
+            name, and with `instance` the index of the annotation from 0, or a pair (first,
+            last). `data_load_events` are regular expressions of events that load data. `rank`
+            limits the path to one rank.
+
+        Returns
+        -------
+        CriticalPath
+            The path: `length_ns`, `by_rank()`, `top()`, `what_if()`, and tables by
+            `to_arrow()`. Times are ns.
 
         Raises
         ------
+        ConfigError
+            If an option is invalid.
         FastcommError
-            If there is no such window, or a rank cannot be read.
+            If no rank has such a step or annotation, or a rank cannot be read.
 
         """
         from fastcomm.analyses.critical_path import critical_path
@@ -136,12 +221,27 @@ class Run:
 
     @takes(Window)
     def replay(self, options: Window) -> "Session":
-        """Replay a window of all ranks on their devices as `fastcomm replay` does.
+        """Replay a step of all ranks on their devices as `fastcomm replay` does.
+
+        Parameters
+        ----------
+        options
+            Fields of `Window`, passed by name: `step`, the number of a step (default: the
+            second step, or the only one), or `annotation` with `exact` and `instance`, and
+            `data_load_events`, as for `critical_path`.
+
+        Returns
+        -------
+        Session
+            The measured and the replayed step, whose durations can be changed. Times are ns.
 
         Raises
         ------
+        ConfigError
+            If an option is invalid.
         FastcommError
-            If there is no such window, or ranks share no communication that would join them.
+            If no rank has such a step or annotation, or ranks share no communication that
+            connects them.
 
         """
         from fastcomm.analyses.replay import session_of, step_of
@@ -157,8 +257,27 @@ class Run:
     @shows(ReportOptions)
     @python_names()
     def report(self, html: str | Path = "report.html", **options: Any) -> None:
-        """Write the page of the run as `fastcomm report` does, with `ReportOptions`."""
-        from fastcomm.analyses.report import run_path
+        """Write a self-contained HTML page on the run as `fastcomm report` does.
+
+        Parameters
+        ----------
+        html
+            Path of the file to write.
+        **options
+            Fields of `ReportOptions`: all options of `metrics`; `no_data` to write no tables,
+            which by default are in `report-data/` beside the page; `no_path` to leave out the
+            critical path.
+
+        Raises
+        ------
+        ConfigError
+            If an option is invalid.
+        FastcommError
+            If a rank cannot be read (with `keep_going`, if none can), or the file cannot be
+            written.
+
+        """
+        from fastcomm.analyses.critical_path import path_for_page
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
 
@@ -168,7 +287,9 @@ class Run:
         write_report(
             metrics,
             html,
-            critical=None if chosen.no_path else run_path(metrics, self._whole),
+            critical=None
+            if chosen.no_path
+            else path_for_page(self._whole, metrics.busiest_rank),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,
@@ -177,7 +298,9 @@ class Run:
 
 @shows(ReadOptions)
 def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> Run:  # noqa: A001
-    """Find the traces of a run, and the rank of each.
+    """Open the traces of a training run.
+
+    Finds the trace files, their format, and the rank of each.
 
     Parameters
     ----------
@@ -188,14 +311,27 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         `fastcomm.executors.dask.connected` yields. With several processes, a script needs
         `if __name__ == "__main__":`.
     **options
-        The fields of `ReadOptions`.
+        Fields of `ReadOptions`: `ranks` to read (default: all); `tp`, `pp`, `dp`, `ep` and
+        `cp`, the sizes of the parallelisms, and `order`, how ranks are assigned to them, if
+        the traces do not state it; `config`, path or URL of a TOML file; `guess_tags`, whether
+        to guess the parallelism of untagged groups from their traffic; `iteration_regex` of
+        the annotations that mark steps; `step_boundary`, where steps begin ("auto", "device" or
+        "host"); `allow_truncated` to read incomplete files up to their last complete event;
+        `keep_going` to leave out ranks that cannot be read.
+
+    Returns
+    -------
+    Run
+        The run. Its methods measure it.
 
     Raises
     ------
+    ConfigError
+        If an option is invalid, or there is no path.
     FastcommError
-        If there is no trace, a rank cannot be told or read, two files have one rank, or files
-        contradict the world size. With `keep_going`, files that cannot be read are in
-        `Run.skipped`.
+        If there is no trace, the rank of a file cannot be determined or the file cannot be
+        read, two files have the same rank, or files contradict the world size. With
+        `keep_going`, files that cannot be read are in `Run.skipped` instead.
 
     """
     if not paths:

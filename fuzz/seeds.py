@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -92,15 +93,11 @@ def _table(path: Path) -> None:
     compute_metrics(open_run(path, options=options)).to_dict()
 
 
-def _stats(path: Path) -> None:
-    said = inputs.read(path)
-    dpro.operations(statistics(said.trace, said.topology))
-    step_time(said.trace)
-
-
-def _scanned(path: Path) -> None:
-    said = inputs.read(path, whole=False)
-    dpro.operations(statistics(said.trace, said.topology))
+def _stats(path: Path, *, whole: bool = True) -> None:
+    trial = inputs.read(path, whole=whole)
+    dpro.operations(statistics(trial.trace, trial.topology))
+    if whole:
+        step_time(trial.trace)
 
 
 def _stragglers(path: Path) -> None:
@@ -183,15 +180,14 @@ def _operations() -> pa.Table:
             "optype": kind,
             "start_ts": 1.0 + step * 9.0 + n,
             "duration": 0.5,
-            "seq_id": seq,
-            "mc": seq,
-            "gmc": seq,
+            "seq_id": 0,
+            "mc": 0,
+            "gmc": 0,
         }
         for dp in range(2)
         for stage in range(2)
         for step in range(3)
         for n, kind in enumerate(kinds)
-        for seq in range(1)
     ]
     return pa.Table.from_pylist(rows)
 
@@ -367,7 +363,7 @@ _SEEDS = (
     Seed(name="job.parquet", make=_job, read=_stragglers),
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
-    Seed(name="scanned.json", make=_text(_UNIFORM), read=_scanned),
+    Seed(name="scanned.json", make=_text(_UNIFORM), read=partial(_stats, whole=False)),
     Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),

@@ -6,11 +6,11 @@ from decimal import Decimal
 
 from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
-from fastcomm.readers.kineto import chrome, stream
+from fastcomm.readers.kineto import chrome, selection, stream
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 
-SELECTION = chrome.Selection(
+SELECTION = selection.Selection(
     kinds={name.encode(): kind for name, kind in KINDS.items()},
     keep=[KEEP_ALL if name in KEPT else KEEP_NAMED for name in KINDS] + [KEEP_NONE],
     prefixes=(b"c10d::", b"nccl:"),

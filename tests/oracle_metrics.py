@@ -57,7 +57,12 @@ def device_events(trace):
 
 def step_clock(traces):
     """The device's where all ranks with device work can have it, else the host's."""
-    ranks = [trace for trace in traces if device_events(trace)]
+    # Choice: device work without any length, and without a launch, says nothing about clocks.
+    ranks = [
+        trace
+        for trace in traces
+        if any(stop > start for start, stop, _ in device_events(trace)) or device_windows(trace)
+    ]
     return "device" if ranks and all(device_windows(trace) for trace in ranks) else "host"
 
 

@@ -65,7 +65,7 @@ def waits(events, steps):
             row["last"] += alone_last
             row["wait_caused_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
             row["later_ns"] += event["start"] - median_low(others)
-            exposed = event["stop"] - event["alone_ns"], event["stop"]
+            exposed = event["stop"] - event["exposed_ns"], event["stop"]
             row["exposed_wait_ns"] += max(0, arrivals[-1] - exposed[0])
             row["exposed_transfer_ns"] += exposed[1] - max(exposed[0], arrivals[-1])
     for row in found.values():
@@ -87,6 +87,24 @@ def alone(event, others, compute):
     length = 0
     for moment in reversed(range(event[0], event[1])):
         if any(start <= moment < stop for start, stop in [*others, *compute]):
+            break
+        length += 1
+    return length
+
+
+def exposed(place, events, compute):
+    """How long before the end of an event no compute runs, one ns at a time.
+
+    It begins not before another event ends; of equal ends, the later in `events` comes second.
+    """
+    start, stop = events[place]
+    ends = [(other[1], number) for number, other in enumerate(events) if other[0] < other[1]]
+    length = 0
+    for moment in reversed(range(start, stop)):
+        has_ended = any(
+            end == moment + 1 and (end, number) < (stop, place) for end, number in ends
+        )
+        if has_ended or any(low <= moment < high for low, high in compute):
             break
         length += 1
     return length

@@ -15,6 +15,7 @@ from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
+from fastcomm.metrics.view import exposed_before_stop
 from fastcomm.synthetic import Job
 from fastcomm.trace.run import one_by_one
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
@@ -73,6 +74,7 @@ def table(events):
         "start_ns",
         "duration_ns",
         "alone_ns",
+        "exposed_ns",
         "bytes",
         "bus_bytes",
         "partner",
@@ -101,7 +103,7 @@ def collectives(draw):
             seen = {"rank": rank, "group": label, "seq": number, "tag": tag, "op": op}
             seen |= {"start": start, "stop": end, "collective": number, "bytes": size}
             seen |= {"start_ns": start, "duration_ns": end - start}
-            seen |= {"alone_ns": draw(st.integers(0, end - start))}
+            seen |= {"exposed_ns": draw(st.integers(0, end - start))}
             found.append(seen | {"group_size": len(GROUPS[label]), "bus_bytes": size})
     return draw(st.permutations(found))
 
@@ -136,7 +138,13 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
 def test_a_transfer_ends_at_the_lower_median_of_the_ends(ends, transfer):
     label = {3: TWO, 2: ONE}[len(ends)]
     seen = {"group": label, "seq": 0, "tag": "DP", "op": "AllReduce", "start_ns": 20}
-    seen |= {"alone_ns": 0, "bytes": 8, "bus_bytes": 8, "group_size": len(ends)}
+    seen |= {
+        "alone_ns": 0,
+        "exposed_ns": 0,
+        "bytes": 8,
+        "bus_bytes": 8,
+        "group_size": len(ends),
+    }
     events = [{**seen, "rank": rank, "duration_ns": end - 20} for rank, end in enumerate(ends)]
     ranks = list(GROUPS[label])
     found, _ = ask(ranks, table(events), "raw")
@@ -194,6 +202,21 @@ def test_exposed_time_of_an_event_excludes_compute_and_other_communication(event
     for place, event in enumerate(ordered):
         others = ordered[:place] + ordered[place + 1 :]
         assert found[place] == oracle_waits.alone(event, others, compute)
+
+
+@given(INTERVALS, INTERVALS)
+def test_exposed_time_is_without_compute_and_since_the_last_end_of_other_communication(
+    events, compute
+):
+    columns = [
+        np.array([each[k] for each in sorted(side)], np.int64)
+        for side in (events, compute)
+        for k in (0, 1)
+    ]
+    found = exposed_before_stop(*columns)
+    ordered = sorted(events)
+    for place in range(len(ordered)):
+        assert found[place] == oracle_waits.exposed(place, ordered, compute)
 
 
 @given(st.lists(st.integers(0, 40).map(float) | st.just(float("nan")), max_size=9))
@@ -261,7 +284,15 @@ def test_a_wrong_clock_affects_only_raw_times():
 
 def of_group(op, arrivals, ends, **more):
     """An event of each rank of the second group, from its arrival to its end."""
-    seen = {"group": TWO, "seq": 0, "tag": "DP", "op": op, "alone_ns": 0, "group_size": 3}
+    seen = {
+        "group": TWO,
+        "seq": 0,
+        "tag": "DP",
+        "op": op,
+        "alone_ns": 0,
+        "exposed_ns": 0,
+        "group_size": 3,
+    }
     return [
         {
             **seen,
@@ -277,7 +308,7 @@ def of_group(op, arrivals, ends, **more):
 
 
 @pytest.mark.parametrize(
-    ("op", "arrivals", "waits", "held_up"),
+    ("op", "arrivals", "waits", "caused"),
     [
         # Of a broadcast by rank 1 the others wait for it, and for nobody else.
         ("Broadcast", (20, 50, 70), (30, 0, 0), (0, 0, 0)),
@@ -287,12 +318,12 @@ def of_group(op, arrivals, ends, **more):
         ("Gather", (20, 70, 50), (0, 0, 0), (0, 0, 0)),
     ],
 )
-def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, waits, held_up):
+def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, waits, caused):
     events = of_group(op, arrivals, (85, 100, 95), partner=1)
     found, _ = ask([0, 1, 2], table(events), "raw")
     by_rank = {each.rank: each for each in found.waits}
     assert tuple(by_rank[rank].wait_ns * STEPS for rank in range(3)) == waits
-    assert tuple(by_rank[rank].wait_caused_ns * STEPS for rank in range(3)) == held_up
+    assert tuple(by_rank[rank].wait_caused_ns * STEPS for rank in range(3)) == caused
     (skew,) = found.skew
     # Some are done before others have come: it ends with the last end.
     assert (skew.skew_mean_ns, skew.transfer_mean_ns) == (50, 30)
@@ -312,7 +343,14 @@ def test_waits_of_rooted_operations_without_a_known_root_are_unknown():
 
 def message(sender, receiver, moment, number, size=8):
     """Both sides: the sender comes at a moment, the receiver 30 ns later; it ends 50 later."""
-    seen = {"group": TWO, "tag": "PP", "op": "SendRecv", "alone_ns": 0, "group_size": 3}
+    seen = {
+        "group": TWO,
+        "tag": "PP",
+        "op": "SendRecv",
+        "alone_ns": 0,
+        "exposed_ns": 0,
+        "group_size": 3,
+    }
     seen |= {"bytes": size, "bus_bytes": size, "seq": number}
     return [
         {**seen, "rank": sender, "start_ns": moment, "duration_ns": 60, "partner": receiver}

@@ -42,7 +42,7 @@ def test_a_batch_ends_with_a_rank_that_fails_and_all_others_are_done():
 
 
 def test_large_ranks_are_batches_of_their_own(monkeypatch):
-    monkeypatch.setattr(executors, "_TAKES_S", 0.01)
+    monkeypatch.setattr(executors, "_BATCH_S", 0.01)
     found = done(c.run_of(*[partial(c.slow, seconds=0.02)] * 5, *[c.fine] * 3).sources)
     assert [len(ranks) for ranks, _ in found[:5]] == [1] * 5
 

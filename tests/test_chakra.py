@@ -13,6 +13,7 @@ from fastcomm.compat.chakra import Written, group_number, write_groups
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
+from fastcomm.trace.trace import Meta
 
 # Fields of MLCommons Chakra's et_def.proto, by number.
 NODE = {1: "id", 2: "name", 3: "type", 5: "data_deps", 6: "start", 7: "duration", 10: "attr"}
@@ -172,13 +173,19 @@ def test_an_all_gather_has_the_size_of_one_part_and_a_reduce_scatter_of_all(run,
 
 def test_groups_of_one_number_are_an_error_and_ranks_agree_on_numbers(tmp_path):
     parts = [
-        Written(path=tmp_path, nodes=0, groups={7: ranks}, replayed={})
+        Written(
+            path=tmp_path,
+            meta=Meta(rank=0, format="kineto", path=""),
+            nodes=0,
+            groups={7: ranks},
+            replayed={},
+        )
         for ranks in ((0, 1), (2, 3))
     ]
     with pytest.raises(
         FastcommError, match=r"groups \(0, 1\) and \(2, 3\) have the same number, 7"
     ):
-        write_groups(parts, tmp_path, "trace")
+        write_groups(parts, tmp_path)
     assert group_number([0, 2]) == group_number((0, 2)) != group_number((0, 3))
     assert 0 < group_number(range(4096)) < 1 << 31
 

@@ -26,7 +26,8 @@ GROUPS = [(0, 1), (1, 2), (0, 2, 3), (4, 5), (6,)]
 def table(rows):
     """Rows (rank, (group, op, iteration, place), stop) as the ends of collectives."""
     columns = list(zip(*((r, g, o, i, p, t) for r, (g, o, i, p), t in rows), strict=True))
-    return pa.table([list(c) for c in columns] or [[]] * 6, ENDS.names).cast(ENDS)
+    columns = [list(c) for c in columns] or [[]] * 6
+    return pa.table([*columns, pa.nulls(len(rows))], ENDS.names).cast(ENDS)
 
 
 @st.composite
@@ -74,6 +75,43 @@ def test_a_sample_of_many_matches_is_used(count, seed):
     used = sum(-(-size // -(-size // 32)) for size in per_group if size)
     assert {each.matches for each in found} == {used}
     assert used <= 2 * 32
+
+
+@st.composite
+def host_jobs(draw):
+    """Offsets of clocks, and collectives whose members end when they get to it."""
+    ahead = draw(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=3))
+    begin = draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=6))
+    delays = st.tuples(st.integers(0, 10**7), st.integers(0, 10**7))
+    rows = []
+    for number, at in enumerate(begin):
+        late = draw(st.lists(delays, min_size=3, max_size=3))
+        last = at + max(arrival for arrival, _ in late)
+        for rank, (arrival, more) in enumerate(late):
+            start, stop = at + arrival + ahead[rank], last + more + ahead[rank]
+            rows.append((rank, number, start, stop))
+    return ahead, rows
+
+
+@given(host_jobs())
+def test_offsets_of_host_runs_are_within_what_overlaps_permit(job):
+    """No member of a collective ends before another starts: try all that is possible."""
+    ahead, rows = job
+    rank, number, start, stop = (np.array(column) for column in zip(*rows, strict=True))
+    found = offsets_of_matches(rank, np.zeros(len(rank), int), number, stop, start)
+    for each in found[1:]:
+        own, low = (
+            {n: (a, b) for r, n, a, b in rows if r == wanted}
+            for wanted in (each.rank, each.reference)
+        )
+        least = max(own[n][0] - low[n][1] for n in own)
+        most = min(own[n][1] - low[n][0] for n in own)
+        true = ahead[each.rank] - ahead[each.reference]
+        assert least <= true <= most
+        assert each.offset_ns == (0 if least <= 0 <= most else (least + most) // 2)
+        assert each.spread_ns == max(each.offset_ns - least, most - each.offset_ns)
+        assert abs(each.offset_ns - true) <= each.spread_ns
+        assert each.is_limited
 
 
 def test_the_clock_of_a_rank_without_shared_collectives_is_unknown():

@@ -270,4 +270,4 @@ def test_invalid_saved_metrics_are_an_error_and_traces_are_recognized(tmp_path):
     trace.write_text('{"traceEvents": []}')
     assert analyses_compare.read(trace) is None
     assert analyses_compare.read(tmp_path / "absent") is None
-    assert call(tmp_path / "absent", trace).exit_code == 1
+    assert call(tmp_path / "absent", trace).exit_code == 2

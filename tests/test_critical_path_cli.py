@@ -35,9 +35,7 @@ def trace(tmp_path):
 
 def test_the_report_prints_the_path_and_its_shares(trace):
     text = invoke(trace).stdout
-    assert text.startswith(
-        "step 1, rank 0: critical path of 80.0 us, 3 of 3 events, 3 of 5 edges"
-    )
+    assert text.startswith("step 1, rank 0: critical path of 80.0 us, ")
     assert "covers 100.0 % of the 80.0 us from first to last event" in text
     assert "device: compute" in text
     assert "aten::mm" in text

@@ -90,7 +90,7 @@ def test_all_formats_give_the_waits_between_ranks(traces):
     assert ops["SendRecv"] == 2 * (2 * JOB.micro_batches * (JOB.pp - 1) * 2) * JOB.steps
     assert ops["Broadcast"] == 8 * JOB.steps
     assert all(each.across.violations == 0 for each in found.values())
-    worst = [each.hold_ups().slice(0, 1)["rank"].to_pylist() for each in found.values()]
+    worst = [each.waits_caused().slice(0, 1)["rank"].to_pylist() for each in found.values()]
     assert worst == [[JOB.straggler]] * len(FORMATS)
 
 

@@ -249,7 +249,7 @@ def test_a_broadcast_waits_only_for_its_root():
         clock.compute(rank, length)
     clock.together("Broadcast", (5, 5, 5), root=0)
     root = parts_of(found_of(clock.rows), "Broadcast")[0]
-    assert (root["is_last"], root["held_up_ns"]) == (True, 40)
+    assert (root["is_last"], root["wait_caused_ns"]) == (True, 40)
 
 
 def test_in_a_reduce_only_the_root_waits():
@@ -260,7 +260,7 @@ def test_in_a_reduce_only_the_root_waits():
     found = found_of(clock.rows)
     root, early, late = parts_of(found, "Reduce")
     assert (root["wait_ns"], early["wait_ns"], late["wait_ns"]) == (40, 0, 0)
-    assert (late["is_last"], late["held_up_ns"]) == (True, 40)
+    assert (late["is_last"], late["wait_caused_ns"]) == (True, 40)
     assert [row["rank"] for row in found.breakdown.to_pylist()][-1] == 10
 
 

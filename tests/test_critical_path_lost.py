@@ -60,7 +60,16 @@ def whole(traces):
 
 def met(found):
     """The members of all collectives and messages, with what is said of each; by rank."""
-    names = ("rank", "op", "start", "stop", "arrived", "wait_ns", "transfer_ns", "held_up_ns")
+    names = (
+        "rank",
+        "op",
+        "start",
+        "stop",
+        "arrived",
+        "wait_ns",
+        "transfer_ns",
+        "wait_caused_ns",
+    )
     return {tuple(row[name] for name in names) for row in found.across.collectives.to_pylist()}
 
 

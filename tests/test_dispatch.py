@@ -11,7 +11,6 @@ from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.analyses.dispatch import terms_for
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
 from fastcomm.dispatch import Recipe, fast, placement, schedules, sweeps
 from fastcomm.dispatch import placement as dispatch_placement
@@ -21,7 +20,6 @@ from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.hardware import Cost, GpuLinks, load_links
-from fastcomm.options import DispatchOptions
 from fastcomm_kernels import permutations as kernels
 
 # The links that DeepEP was measured on.
@@ -366,24 +364,6 @@ def test_a_sweep_has_a_row_for_each_point_and_strategy():
 def test_invalid_links_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         GpuLinks(**words)
-
-
-@pytest.mark.parametrize("bandwidth", ["50", 50, "50.", "1e1"])
-def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
-    options = DispatchOptions(bw_inter=bandwidth, bw_intra="50GB/s")
-    with pytest.raises(
-        ConfigError, match=r"bw_inter: invalid bandwidth '.*': no unit; expected a number"
-    ):
-        terms_for(Recipe(), options)
-    links = terms_for(Recipe(sampler="seed"), options).links
-    assert links.inter_bytes_per_s == float(bandwidth) * 2**30
-    assert links.intra_bytes_per_s == 50e9
-
-
-@pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
-def test_invalid_bandwidths_are_refused_for_the_original_too(bandwidth):
-    with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
-        terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))
 
 
 def test_a_shipped_cluster_gives_the_links_of_its_gpus():

@@ -1,4 +1,4 @@
-"""Test `fastcomm dispatch`."""
+"""Test `fastcomm dispatch` and its options."""
 
 import json
 
@@ -8,7 +8,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import SHARED
 
+from fastcomm.analyses.dispatch import terms_for
 from fastcomm.cli import main
+from fastcomm.dispatch import Recipe
+from fastcomm.errors import ConfigError
+from fastcomm.options import DispatchOptions
 
 SMALL = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --iter-num 2 --topk 2"
 KEYS = {
@@ -89,7 +93,7 @@ def test_results_are_written_to_files(made, tmp_path):
 
 
 def test_placement_is_shown_before_and_after(made, tmp_path):
-    assert "12 physical experts for 8" in said(f"place {made} --replicas 1.5")
+    assert "12 copies of 8 experts" in said(f"place {made} --replicas 1.5")
     load = tmp_path / "load.txt"
     load.write_text("9 1 1 1 1 1 1 1\n")
     found = json.loads(said(f"place {made} --replicas 1.5 --load {load} --json"))
@@ -195,3 +199,21 @@ def test_a_user_error_is_one_line(made, arguments, message):
     out = said(arguments.format(made=made), 2)
     assert message in out
     assert len(out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("bandwidth", ["50", 50, "50.", "1e1"])
+def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
+    options = DispatchOptions(bw_inter=bandwidth, bw_intra="50GB/s")
+    with pytest.raises(
+        ConfigError, match=r"bw_inter: invalid bandwidth '.*': no unit; expected a number"
+    ):
+        terms_for(Recipe(), options)
+    links = terms_for(Recipe(sampler="seed"), options).links
+    assert links.inter_bytes_per_s == float(bandwidth) * 2**30
+    assert links.intra_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
+def test_invalid_bandwidths_are_refused_for_the_original_too(bandwidth):
+    with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
+        terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))

@@ -164,7 +164,7 @@ def test_files_that_are_not_json_are_identified_by_first_bytes_and_never_printed
 
 def test_standard_input_is_one_clear_line():
     for command in ("metrics", "info"):
-        error = invoke(command, "-", code=1).stderr
+        error = invoke(command, "-", code=2).stderr
         assert "standard input cannot be read" in error
 
 
@@ -210,7 +210,7 @@ STDIN = {
 @pytest.mark.parametrize(("command", "more"), STDIN.items())
 def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_path):
     more = [tmp_path / word if word.endswith("json") else word for word in more]
-    assert invoke(command, "-", *more, code=1).stderr == (
+    assert invoke(command, "-", *more, code=2).stderr == (
         "Error: -: standard input cannot be read, since a trace is read more than once; "
         "write it to a file first\n"
     )
@@ -218,7 +218,7 @@ def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_pa
 
 def test_stats_against_standard_input_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", STEP)
-    error = invoke("stats", path, "--against", "-", code=1).stderr
+    error = invoke("stats", path, "--against", "-", code=2).stderr
     assert error.startswith("Error: -: standard input cannot be read")
 
 

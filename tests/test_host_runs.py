@@ -11,6 +11,9 @@ import pytest
 from commands import invoke
 
 import fastcomm
+from fastcomm.readers.kineto import categories
+from fastcomm.readers.kineto.chrome import scan_file
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
 RUN = Path(__file__).parent / "data" / "gloo_2x2"
@@ -59,6 +62,28 @@ def inside(intervals, start, stop):
     return sum(max(0, min(high, stop) - max(low, start)) for low, high in merged(intervals))
 
 
+def waits(operators, ends):
+    """When a thread waits: no operator computes on it while a collective ends."""
+    bounds = sorted({time for row in operators for time in (row["start"], row["stop"])})
+    for end in ends:
+        before = [time for time in bounds if time < end]
+        around = [row for row in operators if row["start"] < end <= row["stop"]]
+        inner = min(around, key=lambda row: row["stop"] - row["start"], default=None)
+        has_inner = inner and any(
+            row["start"] >= inner["start"] and row["stop"] <= inner["stop"]
+            for row in operators
+            if row is not inner
+        )
+        calls = inner is None or (
+            has_inner
+            and (
+                "::" not in inner["name"] or inner["name"].startswith(("autograd::", "fsdp::"))
+            )
+        )
+        if before and calls:
+            yield before[-1], end
+
+
 def oracle(paths):
     """Shares of compute, exposed communication and idle time of all steps of all ranks."""
     totals = Counter()
@@ -72,10 +97,20 @@ def oracle(paths):
             if row["cat"] == "cpu_op" and row["tid"] not in library:
                 is_collective = row["name"].startswith(("c10d::", "_c10d_functional::"))
                 operators[is_collective][row["tid"]].append((row["start"], row["stop"]))
+        ends = [row["stop"] for row in gloo]
         compute = [
             part
             for tid, own in operators[0].items()
-            for part in without(own, operators[1].get(tid, []))
+            for part in without(
+                own,
+                [
+                    *operators[1].get(tid, []),
+                    *waits(
+                        [row for row in rows if row["cat"] == "cpu_op" and row["tid"] == tid],
+                        ends,
+                    ),
+                ],
+            )
         ]
         communication = [(row["start"], row["stop"]) for row in gloo]
         for step in (row for row in rows if row["name"].startswith("ProfilerStep#")):
@@ -150,6 +185,13 @@ def test_the_page_of_the_terminal_says_that_it_is_a_run_of_the_host():
     assert "not measured" not in output
 
 
+def test_paths_and_what_ifs_of_a_run_without_a_device_name_no_device():
+    for words in (("critical-path", RUN), ("what-if", RUN, "--scale", "comm:DP=0.5")):
+        text = invoke(*words).stdout
+        assert "\ncommunication " in text
+        assert "device" not in text
+
+
 def test_a_store_has_the_same_metrics(metrics, tmp_path):
     invoke("ingest", RUN, "--output", tmp_path / "store")
     stored = json.loads(invoke("metrics", tmp_path / "store", "--json").stdout)
@@ -197,3 +239,17 @@ def test_statistics_and_converted_traces_have_operators_and_collectives(tmp_path
     invoke("convert", RUN, tmp_path / "all.json")
     events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert {event["cat"] for event in events if "cat" in event} >= {"operator", "Comm"}
+
+
+def test_a_rank_is_scanned_once_to_be_compared_and_once_to_be_read(monkeypatch):
+    scans = Counter()
+
+    def counted(path, selection, **options):
+        scans[path.name] += 1
+        return scan_file(path, selection, **options)
+
+    monkeypatch.setattr(categories, "scan_file", counted)
+    run = open_run(RUN)
+    for rank in run.ranks:
+        run.read(rank)
+    assert set(scans.values()) == {2}

@@ -97,7 +97,7 @@ def test_statistics_show_names_as_plain_text(tmp_path):
         for n, name in enumerate(NAMES[:-1])
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rows}))
-    code, said = run("dpro", "stats", tmp_path / "trace.json", "--step-boundary", "none")
+    code, said = run("dpro", "stats", tmp_path / "trace.json", "--step-rule", "none")
     assert code == 0, said
     assert not ACTIVE.search(said)
     assert "Error: all" not in [line[:10] for line in said.splitlines()]

@@ -22,7 +22,7 @@ from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.html import Page, across, html, json_text, run_page, used_keys
 from fastcomm.report.html import write as write_page
-from fastcomm.report.html.drawing import shown
+from fastcomm.report.html.drawing import shown, tick
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.synthetic import Job, write
 
@@ -272,7 +272,7 @@ def test_numbers_are_formatted_for_readers():
     assert pages.ns(9_551_234) == f"9.55{thin}ms"
     assert pages.ns(-676_400) == f"\u2212676{thin}µs"
     assert pages.ns(12) == f"12{thin}ns"
-    assert pages.tick(pages.ns(10_000)) == f"10{thin}µs"
+    assert tick(pages.ns(10_000)) == f"10{thin}µs"
     assert pages.percent(-0.0171) == f"\u22121.7{thin}%"
     assert pages.signed_percent(-0.0001) == f"0.0{thin}%"
     assert pages.whole(12288) == f"12{thin}288"

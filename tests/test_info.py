@@ -143,7 +143,7 @@ def test_clock_differences_are_printed_with_their_evidence(tmp_path):
             {},
             "1 of 1 communication events have no parallelism: say how ranks are laid out",
         ),
-        (STEP[1:], {}, "no iteration marks: --iteration-regex names annotations"),
+        (STEP[1:], {}, "no iteration marks: if other annotations mark steps"),
         (STEP, {"baseTimeNanoseconds": None}, "no absolute time"),
     ],
 )

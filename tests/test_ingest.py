@@ -106,7 +106,7 @@ def test_unchanged_ranks_are_not_read_again(traces, tmp_path):
     change(traces / "rank1.json")
     assert ingest(plan([traces], store)).written == (1,)
     assert (
-        "kept, for nothing has changed: ranks 0-2"
+        "unchanged since the last ingest, not stored again: ranks 0-2"
         in invoke("ingest", traces, "-o", store).stderr
     )
 

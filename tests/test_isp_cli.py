@@ -1,10 +1,12 @@
 """Test `fastcomm isp`."""
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from jsonschema import Draft202012Validator
 
 from fastcomm import isp
 from fastcomm.cli import main
@@ -14,6 +16,9 @@ from fastcomm.isp import search
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.result import with_units
 
+SCHEMA = Draft202012Validator(
+    json.loads((Path(__file__).parents[1] / "docs" / "schemas" / "isp.json").read_text())
+)
 ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
 RECORD = [
     "pp",
@@ -82,7 +87,7 @@ def call(*arguments, code=0):
 
 def test_the_table_names_the_fastest_of_each_algorithm():
     text = call(*ASKED)
-    for word in ("candidates", "fastest", "best of each", "where a step goes", "ISP", "MTP"):
+    for word in ("candidates", "fastest", "algorithm", "where a step goes", "ISP", "MTP"):
         assert word in text
 
 
@@ -185,9 +190,12 @@ def test_one_strategy_is_explained_term_by_term(algo):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (("--algorithms", "isp", "--sp", "4"), "--context-parallel-size 4 --cp-comm-type a2a"),
-        (("--algorithms", "msp", "--sp", "4"), "--tensor-model-parallel-size 4"),
-        (("--pp", "2"), "--pipeline-model-parallel-size 2"),
+        (
+            ("--algorithms", "isp", "--sp-sizes", "4"),
+            "--context-parallel-size 4 --cp-comm-type a2a",
+        ),
+        (("--algorithms", "msp", "--sp-sizes", "4"), "--tensor-model-parallel-size 4"),
+        (("--pp-sizes", "2"), "--pipeline-model-parallel-size 2"),
         (("--no-flash", "--micro-bsz", "1"), "--micro-batch-size 1"),
     ],
 )
@@ -196,14 +204,14 @@ def test_the_best_strategy_is_printed_as_trainer_arguments(options, wanted):
     assert "parallel = dict(" in call(*ASKED, *options, "--trainer-args", "internevo")
 
 
-_ONE = ("--pp", "1", "--sp", "1")
+_ONE = ("--pp-sizes", "1", "--sp-sizes", "1")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--memory", "3GiB"), "no strategy fits into memory: the smallest needs"),
-        (("--sp", "3"), "the nearest smaller degree is 2"),
+        (("--sp-sizes", "3"), "the nearest smaller degree is 2"),
         (("--global-batch", "5000"), "try 4096 or 8192"),
         (("--global-batch", "4096", *_ONE), "try 65536"),
         (("--model", "gpt-x"), "or one of internlm-0.25b"),
@@ -211,6 +219,7 @@ _ONE = ("--pp", "1", "--sp", "1")
         (("--cluster", "v100"), "no such file, and not one of a100"),
         (("--world-size", "9-15"), "it has no multiple of 8"),
         (("--world-size", "8-"), "expected a whole number above 0"),
+        (("--memory", "70"), "invalid memory '70': 70 bytes; add a unit, as in 70GiB"),
         (("--memory", "lots"), "expected a whole number above 0"),
         (("--algorithms", "isp,dsp"), "search it alone"),
         (("--algorithms", "xyz"), "expected isp"),
@@ -219,7 +228,7 @@ _ONE = ("--pp", "1", "--sp", "1")
         (("--imbalance", "2"), "internlm-7b has no experts; leave --imbalance out"),
         (("--seq-len", "4Ki,8Ki", "--top", "3"), "--top: no effect with several --seq-len"),
         (("--calibrate", "/nowhere"), "no such file or folder"),
-        (("--pp", "64"), "has only 32 layers"),
+        (("--pp-sizes", "64"), "has only 32 layers"),
     ],
 )
 def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
@@ -241,8 +250,8 @@ def test_options_change_the_documented_quantities():
         world_size=64,
         seq_len=4096,
         global_batch="1Mi",
-        pp="4",
-        sp="2",
+        pp_sizes="4",
+        sp_sizes="2",
         interleave=1,
     )
     other = {
@@ -251,8 +260,8 @@ def test_options_change_the_documented_quantities():
             world_size=64,
             seq_len=4096,
             global_batch="1Mi",
-            pp="4",
-            sp="2",
+            pp_sizes="4",
+            sp_sizes="2",
             **{"interleave": 1, name: value},
         )
         for name, value in {
@@ -366,3 +375,19 @@ def test_a_configuration_that_is_wrong_is_an_error(tmp_path, said, message):
     path = tmp_path / "config.json"
     path.write_text(said)
     assert message in " ".join(call("--compat-config", str(path), code=2).split())
+
+
+def test_the_json_has_the_explanation_and_the_arguments_of_the_trainer():
+    document = json.loads(call(*ASKED, "--explain", "2", "--json"))
+    SCHEMA.validate(document)
+    explanation = document["explanation"]
+    assert explanation["place"] == 2
+    whole, *parts = explanation["time"]
+    assert whole["time_ns"] == pytest.approx(document["best"][1]["total_latency_ns"])
+    assert sum(part["time_ns"] for part in parts if part["level"] == 1) == pytest.approx(
+        whole["time_ns"]
+    )
+    assert explanation["memory"][0]["bytes"] > 0
+    document = json.loads(call(*ASKED, "--trainer-args", "megatron", "--json"))
+    SCHEMA.validate(document)
+    assert "--num-layers 32" in document["trainer_args"]

@@ -254,22 +254,22 @@ def test_the_spread_is_searched_and_dense_records_have_it_too():
     assert found.candidates == found.feasible + sum(found.rejected.values())
     assert found.rejected["experts"] > 0
     assert set(
-        isp_search.search_strategies(model="mixtral-8x7b", ep="4", **said).columns["ep"]
+        isp_search.search_strategies(model="mixtral-8x7b", ep_sizes="4", **said).columns["ep"]
     ) == {4}
     assert set(isp_search.search_strategies(model="7B", **said).columns["ep"]) == {1}
     with pytest.raises(ConfigError, match="has no experts"):
-        isp_search.search_strategies(model="7B", ep="2", **said)
+        isp_search.search_strategies(model="7B", ep_sizes="2", **said)
     with pytest.raises(ConfigError, match="nearest smaller degree is 4"):
-        isp_search.search_strategies(model="mixtral-8x7b", ep="6", **said)
+        isp_search.search_strategies(model="mixtral-8x7b", ep_sizes="6", **said)
     with pytest.raises(ConfigError, match="imbalance"):
         isp_search.search_strategies(model="mixtral-8x7b", imbalance=0.5, **said)
 
 
 def test_virtual_stages_are_searched_where_they_divide_a_stage():
     said = {"model": "7B", "world_size": 64, "seq_len": 4096, "global_batch": "1Mi"}
-    found = isp_search.search_strategies(pp="4", sp="2", **said)
+    found = isp_search.search_strategies(pp_sizes="4", sp_sizes="2", **said)
     assert set(found.columns["interleave"]) == {1, 2, 4, 8}
-    plain = isp_search.search_strategies(pp="4", sp="2", interleave="1", **said)
+    plain = isp_search.search_strategies(pp_sizes="4", sp_sizes="2", interleave="1", **said)
     assert set(plain.columns["interleave"]) == {1}
     assert found.best(1)[0]["tgs"] > plain.best(1)[0]["tgs"]
     assert np.all(found.columns["micro_num"][found.columns["interleave"] > 1] % 4 == 0)
@@ -278,7 +278,7 @@ def test_virtual_stages_are_searched_where_they_divide_a_stage():
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
 def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
     asked = ("--model", name, *ASKED[2:], "--world-size", "256", "--memory", "200GiB")
-    asked = (*asked, "--pp", "1,2", "--micro-bsz", "1")
+    asked = (*asked, "--pp-sizes", "1,2", "--micro-bsz", "1")
     found = json.loads(call(*asked, "--json"))
     best = found["best"][0]
     assert found["chosen"]["ep_size"] == best["ep"]
@@ -299,7 +299,7 @@ def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
 
 def test_one_strategy_of_experts_is_explained():
     text = call("--model", "mixtral-8x7b", *ASKED, "--explain", "1")
-    assert "experts exposed" in text
+    assert "exposed expert exchange" in text
     assert "On two GPUs" not in text
     assert "scaled by peak" in text
 
@@ -307,11 +307,17 @@ def test_one_strategy_of_experts_is_explained():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--world-size", "12", "--pp", "8"), "pp 8 does not divide 12 (GPUs)"),
-        (("--world-size", "8", "--pp", "8", "--interleave", "8"), "does not divide 4 (layers"),
+        (("--world-size", "12", "--pp-sizes", "8"), "pp 8 does not divide 12 (GPUs)"),
+        (
+            ("--world-size", "8", "--pp-sizes", "8", "--interleave", "8"),
+            "does not divide 4 (layers",
+        ),
         (("--world-size", "8", "--interleave", "3"), "it must divide the 32 layers"),
-        (("--world-size", "8", "--pp", "8", "--sp", "2"), "sp 2 does not divide 1 (GPUs of a"),
-        (("--world-size", "32", "--pp", "8", "--micro-num", "4"), "or --any-schedule"),
+        (
+            ("--world-size", "8", "--pp-sizes", "8", "--sp-sizes", "2"),
+            "sp 2 does not divide 1 (GPUs of a",
+        ),
+        (("--world-size", "32", "--pp-sizes", "8", "--micro-num", "4"), "or --any-schedule"),
     ],
 )
 def test_invalid_degrees_are_errors_with_the_nearest_valid_ones(options, message):

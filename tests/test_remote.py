@@ -157,7 +157,7 @@ def test_remote_tables_of_operations_measure_like_local_ones(tmp_path, memory, s
 def test_a_rank_is_ingested_from_a_url_once(traces, tmp_path, memory):
     url = upload(memory, traces, "/run")
     invoke("ingest", url, "-o", tmp_path / "store")
-    assert "kept" in invoke("ingest", url, "-o", tmp_path / "store").stderr
+    assert "not stored again" in invoke("ingest", url, "-o", tmp_path / "store").stderr
     assert open_run(tmp_path / "store").ranks == (0, 1)
 
 

@@ -13,10 +13,11 @@ from replay_data import TRIAL, document, needed
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph import edits
 from fastcomm.readers.dpro import trial
 from fastcomm.replay import RULES, Options, fusion
 from fastcomm.replay import fusion as replay_fusion
-from fastcomm.replay.predictions import daydream, on_hosts
+from fastcomm.replay.predictions import bottlenecks, daydream, on_hosts
 from fastcomm.replay.result import session
 
 
@@ -157,8 +158,49 @@ def test_the_command_prints_the_requested_predictions(tmp_path):
     assert said["other_hosts"]["hosts"] == 2
     assert said["fusion"]["groups"] == [[0, 1, 2]]
     assert said["fusion"]["before_ns"] > said["fusion"]["mean_step_ns"]
-    text = run(*words, "--clock-alignment", "causality")
-    assert "Daydream: " in text
-    assert "on 2 hosts of one GPU: " in text
-    assert "tensors fused as 0+1+2: " in text
+    text = run(*words, "--host-clocks", "causality")
+    assert "Daydream's method" in text
+    assert "on 2 hosts with one GPU each: " in text
+    assert "tensors sent together as 0+1+2: " in text
     assert "daydream" not in json.loads(run("--json"))
+
+
+@needed
+def test_tensors_alone_take_less_than_all():
+    whole = session(trial.read(TRIAL)).replayed
+    one = whole.replayer.only([2])
+    both = whole.replayer.only([1, 2])
+    assert one.replayer.graph.groups == ((2,),)
+    categories = {name.op_cat for name in one.replayer.names}
+    assert categories == {"BW", "Comm", "UPDATE_"}
+    assert 0 < one.end.max() < both.end.max() < whole.end.max()
+    with pytest.raises(FastcommError, match="no communication of tensor 9"):
+        whole.replayer.only([9])
+
+
+@needed
+@pytest.mark.compiled
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bottlenecks_are_sorted_by_saved_time(workers):
+    found = session(trial.read(TRIAL))
+    removed = bottlenecks(found.replayed, found.path, workers=workers)
+    saved = [each.saved_ns for each in removed]
+    assert saved == sorted(saved, reverse=True)
+    assert removed[0].node.startswith("host1.rank1->")  # the rank that computes slower
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "expected an object"),
+        ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
+        ('{"DELAY_ALL": {"ratio": "x"}}', "invalid ratio 'x': expected a number"),
+        ('{"DELAY_ALL": {"ratio": true}}', "invalid ratio True"),
+        ('{"DELAY_ALL": {"ratio": -1}}', "invalid ratio -1: expected a number from 0"),
+    ],
+)
+def test_invalid_what_ifs_are_explained(tmp_path, text, message):
+    path = tmp_path / "w.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        edits.read_changes(path)

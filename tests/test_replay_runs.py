@@ -339,7 +339,7 @@ def test_options_of_trials_are_no_options_of_runs(tmp_path):
         assert f"No such option '{words[0]}'" in done.stderr
     for command in ("stats", "replay"):
         done = CliRunner().invoke(main, ["dpro", command, str(tmp_path)])
-        assert f"for traces of a profiler: fastcomm {command} {tmp_path}\n" in done.stderr
+        assert f"For traces of a profiler: fastcomm {command} {tmp_path}\n" in done.stderr
 
 
 def test_a_run_is_replayed_by_the_command(tmp_path):

@@ -364,4 +364,4 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
     assert {each.stem for each in tmp_path.iterdir()} == {"stragglers", "result", "ms", "mw"}
     text = run(*words).stdout
     assert "slowdown 1.1787" in text
-    assert "slowest rank 7: 3.1 % of the slowdown disappears" in text
+    assert "the slowest rank 7 ideal, 3.1 % of the slowdown disappears" in text

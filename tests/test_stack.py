@@ -118,7 +118,7 @@ def test_small_ranks_are_measured_together_up_to_a_limit(monkeypatch):
     large = Job.of(8, steps=5)
     run = run_of(*[partial(trace, job)] * 5, partial(trace, large), *[partial(trace, job)] * 2)
     monkeypatch.setattr(executors, "_SMALL", 3 * max(sizes))
-    monkeypatch.setattr(executors, "_TAKES_S", 60.0)  # a busy machine would end the batch early
+    monkeypatch.setattr(executors, "_BATCH_S", 60.0)  # a busy machine would end the batch early
     CALLS.clear()
     task = Task(measure=measured_together, merge=merge_counts, finish=both, takes_many=True)
     done, found, error = executors.BatchTask(task=task)(run.sources)

@@ -52,7 +52,7 @@ def test_the_slow_rank_of_the_synthetic_table_is_found(tmp_path, ranks):
 def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     words = ["demo", str(tmp_path / "job"), "--format", "table"]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert "slowest rank 6: 107.6 % of the slowdown disappears" in done.stdout
+    assert "the slowest rank 6 ideal, 107.6 % of the slowdown disappears" in done.stdout
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
     assert "The slowdown is below --threshold" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])

@@ -86,7 +86,7 @@ def test_errors_of_a_table_are_equal_on_a_cluster(job, engine, cluster, tmp_path
     there = ("--dask", cluster.address)
     absent = tmp_path / "absent.parquet"
     for words in ((), there):
-        assert f"{absent}: No such file" in invoke(absent, *words, code=1).stderr
+        assert f"{absent}: no such file" in invoke(absent, *words, code=2).stderr
     with pytest.raises(FastcommError, match="step 9 is not in the table"):
         analyse_stragglers(job / "table.parquet", StragglerOptions(steps=[9]), executor=engine)
     (tmp_path / "t.parquet").write_text("no table")

@@ -43,7 +43,7 @@ def test_quiet_prints_only_results_and_errors(traces, tmp_path):
     silent = call(*words, "-q")
     assert (silent.exit_code, silent.stderr) == (0, "")
     bad = call("metrics", tmp_path / "absent", "--quiet")
-    assert bad.exit_code == 1
+    assert bad.exit_code == 2
     assert bad.stderr.startswith("Error: ")
     assert "2 ranks" in call(*words).stderr, "the next call talks again"
 

@@ -152,7 +152,7 @@ def test_a_long_warning_takes_a_few_lines_and_keeps_its_command(tmp_path):
 def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
     from fastcomm.analyses import info
 
-    monkeypatch.setattr(info, "rank_warnings", lambda _: ["one\ntwo"])
+    monkeypatch.setattr(info, "warnings_of_ranks", lambda *_, **__: ["one\ntwo"])
     invoke("demo", tmp_path / "run", "--num-ranks", 1)
     text = invoke("info", tmp_path / "run").stdout
     assert "warning: one\ntwo\n" in text

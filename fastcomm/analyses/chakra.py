@@ -11,10 +11,8 @@ from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.files import check_no_input
-from fastcomm.trace.run import RunTraces, SkippedRank
+from fastcomm.trace.run import RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.trace import Trace
-
-_PREFIX = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +23,7 @@ class ChakraFiles:
     nodes: int
     replayed: Mapping[str, int]  # communication nodes replayed as measured, by reason
     failed: Sequence[SkippedRank]
+    warnings: Sequence[str]  # of the ranks
 
 
 def convert(
@@ -38,13 +37,14 @@ def convert(
     """Write `trace.<rank>.et` and `trace.groups.json` of a run that was opened whole."""
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:
-        check_no_input(folder / chakra.file_name(_PREFIX, source.rank))
-    check_no_input(folder / f"{_PREFIX}.{chakra.GROUPS_FILE}")
+        check_no_input(folder / chakra.file_name(source.rank))
+    check_no_input(folder / chakra.GROUPS_FILE)
     task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written, failed = executor.gather(run, task, keep_going=keep_going, progress=progress)
-        chakra.write_groups(written, folder, _PREFIX)
+        _refuse_empty(written, run)
+        chakra.write_groups(written, folder)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
     replayed: Counter[str] = Counter()
@@ -55,11 +55,24 @@ def convert(
         nodes=sum(file.nodes for file in written),
         replayed=replayed,
         failed=failed,
+        warnings=warnings_of_ranks(file.meta for file in written),
+    )
+
+
+def _refuse_empty(written: Sequence[Written], run: RunTraces) -> None:
+    """Remove the written files and raise `FastcommError` if none of them has a node."""
+    if any(file.nodes for file in written):
+        return
+    for file in written:
+        file.path.unlink(missing_ok=True)
+    raise FastcommError(
+        f"{run.sources[0].path}: no device work or communication on the device in any rank, so "
+        "that there is nothing to convert; `fastcomm info` says what is missing"
     )
 
 
 def _write(trace: Trace, *, folder: Path, world: int) -> tuple[Written, ...]:
-    return (chakra.write(trace, folder, _PREFIX, world),)
+    return (chakra.write(trace, folder, world),)
 
 
 def _joined(parts: Iterable[tuple[Written, ...]]) -> tuple[Written, ...]:

@@ -9,6 +9,7 @@ import orjson
 import pyarrow as pa
 
 from fastcomm import files
+from fastcomm.analyses.cause_changes import CauseChange, cause_changes
 from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
@@ -73,7 +74,7 @@ _SAME = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One metric in both runs, by its dotted path in the JSON; null where a run lacks it."""
+    """A metric in both runs, by its dotted path in the JSON; None if a run does not have it."""
 
     name: str
     before: float | None
@@ -81,18 +82,18 @@ class Value:
 
     @property
     def difference(self) -> float | None:
-        """How much more it is after; null where either is unknown."""
+        """The value after minus the value before; None if one is unknown."""
         if self.before is None or self.after is None:
             return None
         return self.after - self.before
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value as it stands in JSON and in the table of values."""
+        """Return the value as a row of the JSON document and of the table of values."""
         return {**asdict(self), "difference": self.difference, "relative": self.relative}
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of before; null where that is 0 or unknown."""
+        """The difference divided by the value before; None if that is 0 or unknown."""
         if self.difference is None or not self.before:
             return None
         return self.difference / abs(self.before)
@@ -100,7 +101,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownChange:
-    """A part of the exact breakdown, in ns of the mean iteration, and what changed with it."""
+    """A part of the exact partition, in ns of the mean step, and metrics that explain it."""
 
     name: str
     before_ns: float
@@ -109,11 +110,11 @@ class BreakdownChange:
 
     @property
     def effect_ns(self) -> float:
-        """What it adds to the step; the effects of all parts add up to the step's change."""
+        """Time after minus time before, in ns; all parts add up to the change of the step."""
         return self.after_ns - self.before_ns
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part as it stands in JSON, with the names of its reasons."""
+        """Return the part as a row of the JSON document, with the names of its reasons."""
         return {
             "name": self.name,
             "before_ns": self.before_ns,
@@ -133,6 +134,7 @@ class Comparison(Result):
     ]  # the largest effect first; none where a breakdown is unknown
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
+    causes: tuple[CauseChange, ...] = ()  # that are new, gone or changed; the largest first
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
     conditions_that_hold: tuple[str, ...] = ()  # of those that were judged
 
@@ -147,6 +149,7 @@ class Comparison(Result):
         """Return the JSON document without its version."""
         return {
             "step": self.step.to_dict(),
+            "causes": [cause.to_dict() for cause in self.causes],
             "parts": [value.to_dict() for value in self.parts],
             "values": [value.to_dict() for value in self.values],
             "conditions_that_hold": list(self.conditions_that_hold),
@@ -167,7 +170,7 @@ class Comparison(Result):
         }
 
     def figures(self) -> dict[str, str]:
-        """Return the mean step of both runs, and the part that changed it most."""
+        """Return the mean step of both runs, and the part with the largest change."""
         times = (self.step.before, self.step.after)
         before, after = ("n/a" if value is None else format_ns(value) for value in times)
         part = self.parts[0] if self.parts else None
@@ -201,19 +204,24 @@ def compare(
     *,
     whole: tuple[Object, Object] | None = None,
 ) -> Comparison:
-    """Compare the metrics of two runs, or the objects that `to_dict` makes of them.
+    """Compare the metrics of two runs.
 
     Parameters
     ----------
     before, after
-        The metrics that are compared.
+        Metrics of the runs: `Metrics`, or the dictionaries that their `to_dict` returns.
     whole
-        The metrics of all ranks of both runs, where those above are of `common_ranks` alone.
+        Metrics of all ranks of both runs, if `before` and `after` are limited to common ranks.
+
+    Returns
+    -------
+    Comparison
+        The change of the step, of its parts, and of every metric. Times are ns.
 
     Raises
     ------
     ConfigError
-        If an argument is no metrics, or they count different bytes.
+        If an argument is no metrics, or the runs count different bytes.
 
     """
     before, after = _object(before, "before"), _object(after, "after")
@@ -232,6 +240,7 @@ def compare(
     }
     return Comparison(
         step=values["iteration.mean_ns"],
+        causes=cause_changes(before, after),
         parts=_parts(values),
         values=tuple(values.values()),
         notes=(*_left_out(before, after, runs), *_notes(before, after)),
@@ -240,10 +249,10 @@ def compare(
 
 
 def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
-    """Return the ranks that both runs of a job have, where a run has others besides.
+    """Return the ranks that two runs of a job have in common, or None to compare all ranks.
 
-    None where both have the same ranks, or none in common, or the jobs differ in size: then
-    equal numbers are not the same rank.
+    None if both runs have equal ranks or no common rank, or if their world sizes differ, so
+    that equal numbers are different ranks.
     """
     old, new = (set(run.get("ranks") or ()) for run in (before, after))
     is_alike = _expected(before) == _expected(after)
@@ -251,7 +260,7 @@ def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
 
 
 def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:
-    """Say which ranks are compared, where a run has others besides."""
+    """Return a sentence on which ranks are compared, if a run has further ranks."""
     ranks = set(before.get("ranks") or ()) | set(after.get("ranks") or ())
     lacking = [
         f"{named_ranks(extra)} only {name}"
@@ -279,7 +288,7 @@ def _object(metrics: "Metrics | Object", name: str) -> Object:
 
 
 def _scalars(value_or_object: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
-    """The numbers of an object by their dotted paths; null where unknown."""
+    """Yield the numbers of a JSON object by their dotted paths; None if unknown."""
     if isinstance(value_or_object, Mapping):
         for key, value in value_or_object.items():
             inner = _by_name(key, value) if isinstance(value, list) else value
@@ -314,7 +323,7 @@ def _parts(values: Mapping[str, Value]) -> tuple[BreakdownChange, ...]:
 
 
 def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
-    """What changed of a parallelism that may explain its exposed time."""
+    """Return the changed metrics of a parallelism that may explain its exposed time."""
     if tag not in TAGS:
         return ()
     names = (
@@ -342,7 +351,7 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
 
 
 def _incomplete(when: str, run: Object) -> Iterator[str]:
-    """Say how many ranks of a run are there, and which were skipped, where not all are."""
+    """Return a sentence on missing and skipped ranks of a run, or nothing if none is."""
     ranks, skipped, expected = run.get("ranks") or [], _skipped(run), _expected(run)
     if len(ranks) < expected:
         yield f"{when}: {ranks_words(len(ranks), expected)}"
@@ -367,7 +376,7 @@ def _expected(run: Object) -> int:
 
 
 def _clock_notes(before: Object, after: Object) -> Iterator[str]:
-    """Yield a note if the steps of the runs are cut on different clocks."""
+    """Yield a note if the steps of the runs are divided by different clocks."""
     # Results that were kept before there was a choice are by the host's clock.
     old, new = (run.get("iteration_clock", "host") for run in (before, after))
     if old != new:
@@ -382,7 +391,7 @@ def _number(value: Any) -> str:
 
 
 def _nearest(name: str, values: tuple[Value, ...]) -> str:
-    """Return a hint: names that are similar to an unknown one, or where all names are."""
+    """Return a hint for an error: names similar to an unknown name, or how to list all."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [value.name for value in values], cutoff=0.4)

@@ -1,4 +1,4 @@
-"""The critical path of a run: through all ranks where they can be joined, else of one."""
+"""Find the critical path of a run: through all ranks if they can be joined, else of one."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.analyses import preparation
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.rules import TraceEvents
@@ -21,7 +22,7 @@ from fastcomm.trace.run import (
     Source,
     Spread,
     expected_ranks,
-    warnings_of_run,
+    warnings_of_ranks,
 )
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
@@ -82,8 +83,8 @@ def critical_path(
 ) -> CriticalPath:
     """Find the critical path of a window through all ranks, or of `options.rank`.
 
-    Ranks are joined by their matched collectives and messages. Where they cannot be, the path
-    is that of the first rank, and its first note says why. `run` was opened whole.
+    Ranks are joined by their matched collectives and messages. If they cannot be joined, the
+    path is that of the first rank, and its first note says why. `run` was opened whole.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def _of_source(source: Source, window: Window) -> CriticalPath:
             f"{trace.meta.path}: the window has no event that a path could go through; choose "
             "another with --step or --annotation"
         )
-    path.warnings = trace.meta.warnings
+    path.warnings = tuple(warnings_of_ranks([trace.meta]))
     return path
 
 
@@ -134,9 +135,9 @@ def _through_ranks(
     keep_going: bool,
     progress: Progress | None,
 ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
-    """Return the path through all ranks, or why there is none; and the skipped ranks."""
-    annotate_errorss = _RankWindow(window=window, world_size=run.world_size)
-    task = Task(measure=annotate_errorss.part, merge=together, finish=annotate_errorss.join)
+    """Return the path through all ranks, or the reason why not, and the skipped ranks."""
+    of_rank = _RankWindow(window=window, world_size=run.world_size)
+    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join)
     try:
         return executor.gather(run, task, keep_going=keep_going, progress=progress)
     except WindowError as error:
@@ -151,13 +152,13 @@ class _RankWindow:
     world_size: int | None
 
     def part(self, trace: Trace) -> Parts:
-        """Return one rank's window and its path."""
+        """Return the trace of one rank, limited to the window, and its critical path."""
         return {trace.meta.rank: trimmed(trace, analyze(trace, self.window))}
 
     def join(
         self, parts: Parts, skipped: Sequence[SkippedRank], _: Spread
     ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
-        """Return the path through all ranks, or why there is none; and the skipped ranks."""
+        """Return the path through all ranks, or the reason why not, and the skipped ranks."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}
         paths = {rank: parts[rank][1] for rank in ordered}
@@ -170,9 +171,7 @@ class _RankWindow:
             return why, skipped
         expected = expected_ranks(ordered, self.world_size, skipped)
         path.across = replace(path.across, expected_ranks=expected)
-        path.warnings = tuple(
-            warnings_of_run((rank, trace.meta.warnings) for rank, trace in traces.items())
-        )
+        path.warnings = tuple(warnings_of_ranks(trace.meta for trace in traces.values()))
         return path, skipped
 
 
@@ -185,15 +184,20 @@ _MOST_RANKS = 16
 _MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
 
 
-def path_for_page(run: RunTraces, rank: int) -> CriticalPath:
-    """Return the path through all ranks of a small run that can be joined, else that of `rank`.
+def path_for_page(run: RunTraces, rank: int) -> CriticalPath | str:
+    """Return the path that the page of a run shows, or why there is none.
 
-    Raises `FastcommError` where there is no path.
+    It goes through all ranks of a small run that can be joined, else through `rank`. `run` was
+    opened whole.
     """
+    preparation.compile_critical_path()
     size = sum(source.size for source in run.sources)
     if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
         with suppress(FastcommError):
             path, _ = _through_ranks(run, Window(), executor_of(1), False, None)
             if not isinstance(path, str):
                 return path
-    return critical_path(run, PathOptions(rank=rank))
+    try:
+        return critical_path(run, PathOptions(rank=rank))
+    except FastcommError as error:
+        return f"No critical path: {error}"

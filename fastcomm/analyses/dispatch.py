@@ -61,7 +61,24 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
 def simulate_dispatch(
     workload: Workload, strategies: Iterable[str] = tuple(STRATEGIES), **options: Any
 ) -> Simulation:
-    """Time a workload under the schedules of these names, with `DispatchOptions`.
+    """Simulate the all-to-all of experts under several schedules.
+
+    Parameters
+    ----------
+    workload
+        Tokens and their experts, as `fastcomm.open_workload` returns them.
+    strategies
+        Names of schedules, as in ["deepep", "fast"]; by default all.
+    **options
+        Fields of `DispatchOptions`: `cluster`, or the bandwidths `bw_inter` between nodes and
+        `bw_intra` inside a node of one GPU, with their units ("50GB/s"); efficiencies from 0
+        to 1; start times in microseconds; and the bytes of a token.
+
+    Returns
+    -------
+    Simulation
+        Times of each schedule in seconds (`to_dict` and `to_arrow`: ns), bytes, loads and
+        bottlenecks.
 
     Raises
     ------

@@ -145,7 +145,7 @@ def _memory() -> Check:
 
 
 def _read_parts(path: Path) -> list[str]:
-    """Return the words of a text file of the system; none if it cannot be read."""
+    """Return the words of a system file such as /proc/cpuinfo; empty if it is unreadable."""
     try:
         return path.read_text().split()
     except OSError:
@@ -281,7 +281,7 @@ def _is_whole(folder: Path, table: TableFile) -> bool:
 
 
 def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
-    """Return what is wrong with the file of a rank; empty if nothing is."""
+    """Return a description of the damage of a rank's file; empty if it is intact."""
     if isinstance(file, SkippedRank):
         return "its file has another size than the manifest says"
     try:

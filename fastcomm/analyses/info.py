@@ -1,6 +1,6 @@
-"""What a run contains: ranks, steps, groups, and what the traces lack."""
+"""Describe a run: ranks, steps, process groups, and missing data."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,9 +22,8 @@ from fastcomm.trace.run import (
     agreed_size,
     expected_ranks,
     named_ranks,
-    warnings_of_run,
+    warnings_of_ranks,
 )
-from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 from fastcomm.units import format_bytes
 
@@ -59,11 +58,11 @@ class RankInfo:
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return what is known of a stored rank."""
+        """Describe a stored rank by its entry in the manifest."""
         return cls(**{name: getattr(entry, name) for name in cls.__slots__ if name != "unused"})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rank as it stands in JSON and in the table of ranks."""
+        """Return the rank as a row of the JSON document and of the table of ranks."""
         return {_IN_NS.get(name, name): value for name, value in asdict(self).items()}
 
 
@@ -107,7 +106,7 @@ class RankSummary:
 
 
 def kinds(groups: pa.Table) -> list[dict[str, Any]]:
-    """Return the kinds of process groups: equal but for their ranks, the busiest first."""
+    """Merge process groups that differ only in their ranks; the busiest first."""
     by_kind: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in groups.to_pylist():
         names = ("description", "size", "tag", "tag_source", "candidates")
@@ -130,19 +129,10 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
     return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
 
 
-def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
-    """Return the warnings of ranks, each once, with the ranks that it is of."""
-    details = tuple(details)
-    own = warnings_of_run(
-        ((detail.rank, detail.warnings) for detail in details), names_all=True
-    )
-    return [*without_effect([detail.unused for detail in details]), *own]
-
-
 def lacks(
     details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
 ) -> Iterator[str]:
-    """Yield the data that metrics miss, and how to record them."""
+    """Yield a sentence per kind of missing data, with how to record it."""
     communication, unsized, open_ = (
         sum(getattr(detail, name) for detail in details)
         for name in ("communication", "without_bytes", "untagged")
@@ -170,8 +160,9 @@ def lacks(
         )
     if any(detail.found_by in _GUESSES for detail in details):
         yield (
-            "no iteration marks: --iteration-regex names annotations that are, if there are "
-            'any; next time leave some: prof.step(), or a range "iteration 7"'
+            "no iteration marks: if other annotations mark steps, name them with "
+            "--iteration-regex; next time record marks: prof.step(), or an NVTX range "
+            '"iteration 7"'
         )
     if any(detail.clock is None for detail in details):
         yield "no absolute time: ranks can only be compared by their collectives"
@@ -189,7 +180,7 @@ def _layout(groups: pa.Table) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Info(Result):
-    """The contents of a run. `details` and the tables are of the ranks that were read."""
+    """Description of a run; `details` and the tables cover the ranks that were read."""
 
     stored: bool
     files: int
@@ -214,7 +205,7 @@ class Info(Result):
 
     @property
     def step_ns(self) -> float | None:
-        """The mean iteration time by the host's marks; None without iterations."""
+        """Mean time of a step in ns, by marks on the host; None without steps."""
         time = self.iterations["stop"].to_numpy() - self.iterations["start"].to_numpy()
         return float(time.mean()) if len(time) else None
 
@@ -226,13 +217,13 @@ class Info(Result):
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The data that metrics miss, and how to record them."""
+        """Sentences on missing data, with how to record it."""
         return tuple(lacks(self.details, self.missing, self.groups))
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings of the run, then those of its ranks, each once."""
-        return (*self.warnings, *rank_warnings(self.details))
+        """Distinct warnings: of the run, then of its ranks."""
+        return (*self.warnings, *warnings_of_ranks(self.details, names_all=True))
 
     def figures(self) -> dict[str, str]:
         """Return the ranks, the formats, the files and the number of warnings."""
@@ -281,9 +272,10 @@ def info(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Info:
-    """Look at a run: at its first rank, or at all; a store has all at hand.
+    """Describe a run by its first rank, or by all; of a store, all ranks at no extra cost.
 
-    With `anew` the ranks of a store are read, too: what was said of it later is applied then.
+    `anew` reads the ranks of a store instead of its tables, which applies options that
+    differ from those of the ingest.
     """
     manifests = _manifests(run)
     if manifests and not anew:
@@ -338,7 +330,7 @@ def _manifests(run: RunTraces) -> dict[Path, Manifest]:
 
 
 def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
-    """Return what the manifests and tables of stores say, without reading events."""
+    """Describe a run by the manifests and tables of its stores, without reading events."""
     entries = [entry for manifest in manifests.values() for entry in manifest.ranks]
     ranks = pa.array(run.ranks, pa.int32())
     tables = {

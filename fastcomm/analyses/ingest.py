@@ -32,13 +32,14 @@ from fastcomm.store import (
 from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.writer import StoredRank, fingerprint, write_tables
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks
+from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPlan:
-    """A run that was checked for a directory; nothing is written yet."""
+    """A run and the directory that it will be stored in; nothing is written yet."""
 
     run: RunTraces
     folder: Path
@@ -78,7 +79,7 @@ def plan(
 
 
 def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
-    """A store among the traces would make them a run of two formats."""
+    """Raise `ConfigError` for a store among its own traces: the run would have two formats."""
     whole = folder.resolve()
     for path in filter(is_local, map(place, paths)):
         if path.resolve() == whole:
@@ -135,6 +136,7 @@ class Ingested:
     manifest: Manifest
     written: tuple[int, ...]  # ranks
     kept: tuple[int, ...]  # ranks that were there and have not changed
+    unused: tuple[str, ...]  # rules and options without effect on any rank, and why
 
 
 def ingest(
@@ -263,7 +265,7 @@ def _unchanged(path: Path, origin: dict[str, Any]) -> Trace | None:
 
 
 def _unstored(skipped: SkippedRank, folder: Path) -> UnstoredRank:
-    """Return a rank that could not be read, and remove its earlier file."""
+    """Return the entry of a rank that could not be read, and remove its earlier file."""
     if skipped.rank is not None:
         # A file from an earlier source of the rank is not part of this run.
         (folder / file_name(skipped.rank)).unlink(missing_ok=True)
@@ -278,25 +280,21 @@ def _finished(
 ) -> Ingested:
     """Write the tables and last the manifest, which marks the store as complete."""
     folder = planned.folder
-    world = _world_size(parts)
     failed = tuple(_unstored(skipped, folder) for skipped in left_out)
     notes = _clock_notes(parts)
     try:
         tables = write_tables(folder, parts, notes)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
+    ranks = {part.entry.rank for part in parts}
+    ranks |= {rank.rank for rank in failed if rank.rank is not None}
     manifest = replace(
         begun,
         complete=True,
         tables=tables,
-        world_size=begun.world_size or world,
+        world_size=begun.world_size or _world_size(parts),
         writer=None,
-        expected=tuple(
-            sorted(
-                {part.entry.rank for part in parts}
-                | {rank.rank for rank in failed if rank.rank is not None}
-            )
-        ),
+        expected=tuple(sorted(ranks)),
         link_bandwidth=planned.run.link_bandwidth,
         warnings=planned.warnings,
         ranks=tuple(
@@ -311,17 +309,18 @@ def _finished(
         manifest=manifest,
         written=tuple(part.entry.rank for part in parts if part.fresh),
         kept=tuple(part.entry.rank for part in parts if not part.fresh),
+        unused=tuple(without_effect([part.unused for part in parts])),
     )
 
 
 def _world_size(parts: Sequence[StoredRank]) -> int | None:
-    """Return the world size that the traces say behind their events, if it has all ranks."""
+    """Return the world size stated after the events of traces, if it covers all ranks."""
     size = agreed_size((part.entry.rank, part.world_size) for part in parts)
     return size if size is None or parts[-1].entry.rank < size else None
 
 
 def _clock_notes(parts: Sequence[StoredRank]) -> dict[int, ClockNote]:
-    """Return how far the clock of each rank differs, by rank."""
+    """Return notes on the clock offset of each rank, by rank."""
     offsets = clock_offsets(pa.concat_tables([part.ends for part in parts]))
     return {
         offset.rank: ClockNote(

@@ -1,4 +1,4 @@
-"""The metrics of a run: every rank measured, the partials merged, the questions answered."""
+"""Measure a run: every rank in a worker, then merge the partial results and finalize them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,9 +72,9 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What is asked of a run besides its ranks' partials.
+    """Options and facts of a run that metrics need besides the partial results of its ranks.
 
-    `by_host` are the ranks because of which all iterations are by the host's marks.
+    `by_host` are the ranks that force all iterations to be by marks on the host.
     """
 
     byte_kind: ByteKind
@@ -90,9 +90,9 @@ class _Question:
     def answer(
         self, whole: Partial, left_out: Sequence[SkippedRank], spread: Spread
     ) -> Metrics | tuple[int, ...]:
-        """Return the metrics from the partial of all ranks.
+        """Return the metrics from the merged partial result of all ranks.
 
-        Where ranks are on different clocks, return those on the host's instead.
+        If iterations of ranks are on different clocks, all are taken on the host clock.
         """
         if apart := without_device_clock(whole.notes):
             return apart

@@ -1,4 +1,4 @@
-"""Imported by the server that workers are forked from: they begin with all kernels loaded."""
+"""Import all kernels; the server that workers are forked from imports this module."""
 
 import sys
 from contextlib import suppress
@@ -10,7 +10,7 @@ from fastcomm.analyses.preparation import run_kernels
 def _print_unless_over(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print why a worker cannot begin, unless who wanted it has ended and taken all along."""
+    """Print why a worker cannot start, unless the command that needs it has already ended."""
     if not issubclass(kind, OSError | EOFError):
         sys.__excepthook__(kind, error, trace)
 

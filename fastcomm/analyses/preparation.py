@@ -1,7 +1,7 @@
-"""What comes before an analysis: find the traces where they can be seen; compile kernels."""
+"""Prepare an analysis: find the traces on the machine that has them, and compile kernels."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,29 +42,29 @@ def open_traces(
     executor: Executor | None = None,
     *,
     whole: bool = False,
+    standing: Iterable[str] = (),
 ) -> RunTraces:
-    """Find the traces of a run; those at URLs are looked for where `executor` reads them.
+    """Find the traces of a run; the workers of `executor` search URLs.
 
-    With `whole`, every event is read later, not only those that metrics need. Raises as
-    `open_run` does.
+    `whole` makes later reads return all events, not only those that metrics need. A format
+    may ignore the options named in `standing`. Raises the errors of `open_run`.
     """
     executor = executor or Local()
-    look = partial(
-        open_run, *worker_paths(paths, executor), options=OpenOptions.of(options, whole=whole)
-    )
+    opening = OpenOptions.of(options, whole=whole, standing=standing)
+    look = partial(open_run, *worker_paths(paths, executor), options=opening)
     run = executor.call(look) if any(is_url(path) for path in paths) else look()
     return run if options.ranks is None else run.only(options.ranks)
 
 
 def worker_paths(paths: Sequence[str | Path], executor: Executor) -> tuple[str | Path, ...]:
-    """Return the paths as every worker understands them: those of a cluster start elsewhere."""
+    """Return absolute paths if workers run elsewhere, in another working directory."""
     if isinstance(executor, Local):
         return tuple(paths)
     return tuple(path if is_url(path) else str(Path(path).absolute()) for path in paths)
 
 
 def compile_kernels() -> None:
-    """Compile what is not compiled yet, and say so on stderr: it takes seconds."""
+    """Compile the kernels of metrics unless cached, with a message, as it takes seconds."""
     if _jit.is_compiled():
         return
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
@@ -73,7 +73,7 @@ def compile_kernels() -> None:
 
 
 def compile_critical_path() -> None:
-    """Compile what the critical path and a what-if need beside `compile_kernels`."""
+    """Compile the kernels of critical paths and what-ifs that `compile_kernels` leaves out."""
 
     def replayed(trace: "Trace") -> None:
         # Not for those who measure: loading it takes time.
@@ -101,7 +101,7 @@ def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
 
 
 def run_kernels() -> Partial:
-    """Run every kernel that metrics need once, and return what is measured by host marks."""
+    """Run every kernel that metrics need once; return the metrics of steps by host marks."""
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)

@@ -20,7 +20,6 @@ from fastcomm.options import PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import RULES, Options, critical_path
-from fastcomm.replay.predictions import partial as tensors_alone
 from fastcomm.replay.predictions import predictions
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
@@ -36,7 +35,7 @@ def step_of(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> StepConstraints:
-    """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
+    """Return a window of all ranks as one step; FastcommError if they share no collective."""
     part = partial(_part, window=window)
     task = Task(measure=part, merge=together, finish=_step)
     step, left_out = executor_of(workers).gather(
@@ -47,7 +46,7 @@ def step_of(
 
 
 def _part(trace: Trace, window: Window | None) -> Parts:
-    """One rank: names of operations come from all of its trace, so that all of it stays."""
+    """Return one rank and its window; the whole trace is kept to number operations."""
     return {trace.meta.rank: (trace, analyze(trace, window))}
 
 
@@ -91,7 +90,7 @@ def _joined(parts: Parts) -> StepConstraints:
 
 
 def session_of(step: StepConstraints) -> Session:
-    """Replay a step as it was."""
+    """Replay a step with the measured durations."""
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
     replayed = replayer(step).run()
@@ -107,7 +106,7 @@ def session_of(step: StepConstraints) -> Session:
 def session_of_trial(
     trial: Trial, options: ReplayOptions, predicted: PredictionOptions | None = None
 ) -> Session:
-    """Replay a trial as it was, and predict what else is asked for of its step."""
+    """Replay a trial with the measured durations, and make the requested predictions."""
     predicted = predicted or PredictionOptions()
     replayed = session(
         trial,
@@ -118,7 +117,7 @@ def session_of_trial(
         ),
     )
     replayer = replayed.replayed.replayer
-    alone = tensors_alone(replayer, options.tensors) if options.tensors else None
+    alone = replayer.only(options.tensors) if options.tensors else None
     others = predictions(
         trial,
         replayer,
@@ -131,10 +130,26 @@ def session_of_trial(
 
 @takes(ReplayOptions)
 def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
-    """Replay a step of a dPRO trial on its devices, beside what was measured.
+    """Replay a step of a dPRO trial on its devices, as `fastcomm dpro replay` does.
+
+    Parameters
+    ----------
+    path
+        Directory of the trial.
+    options
+        Fields of `ReplayOptions`, passed by name: `compat` ("dpro": dPRO's own rules);
+        `repeat`, the number of replayed steps; `unlimited_updates`, whether all updates of a
+        rank run at once; `tensors` whose communication is also replayed alone.
+
+    Returns
+    -------
+    Session
+        The measured and the replayed step, and its critical path. Times are ns.
 
     Raises
     ------
+    ConfigError
+        If an option is invalid.
     FastcommError
         If the directory is no trial, or its operations wait for each other.
 

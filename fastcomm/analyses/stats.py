@@ -1,4 +1,4 @@
-"""Statistics of a run by operation, and two runs compared by it: new, gone, changed means."""
+"""Measure the operations of a run, and compare two runs: added, removed, changed means."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class RunStatistics(TableResult):
 
 
 def _category(category: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dPRO's row of a category in ns."""
+    """Convert dPRO's row of a category from ms to ns."""
     time_ns = round(category["time"] * MS)
     return {
         "max_ns": category["max_t"] * MS,
@@ -101,7 +101,7 @@ def _category(category: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operation(statistics: Statistics, k: int) -> dict[str, Any]:
-    """Return the row of an operation in ns."""
+    """Return the JSON row of the operation at index `k`, in ns."""
     return {
         "avg_ns": float(statistics.avg[k]),
         "cnt": int(statistics.count[k]),
@@ -117,7 +117,7 @@ def _operation(statistics: Statistics, k: int) -> dict[str, Any]:
 
 
 def _tensors(parameters: ParameterDict) -> list[dict[str, Any]]:
-    """Return a row per tensor; null where the trial does not say it."""
+    """Return a row per tensor; null for fields that the trial does not have."""
     return [
         {
             "id": parameter.index,
@@ -141,16 +141,16 @@ class MeanChange:
 
     @property
     def absolute_ns(self) -> float:
-        """How much longer it takes after."""
+        """Mean after minus mean before, in ns."""
         return self.after_ns - self.before_ns
 
     @property
     def relative(self) -> float | None:
-        """The same as a share of before; None where that is 0."""
+        """The difference of the means divided by the mean before; None if that is 0."""
         return self.absolute_ns / self.before_ns if self.before_ns else None
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return the means and their difference as they stand in JSON."""
+        """Return the means and their difference as a row of the JSON document."""
         return {
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
@@ -181,7 +181,7 @@ class OperationComparison(TableResult):
         return pa.Table.from_pylist(rows, schema=_CHANGES)
 
     def figures(self) -> dict[str, str]:
-        """Return how many operations changed, came and went."""
+        """Return the numbers of changed, added and removed operations."""
         return {
             "changed": str(len(self.changed)),
             "added": str(len(self.added)),
@@ -196,7 +196,7 @@ _CHANGES = pa.schema(
 
 
 def comparison(before: Statistics, after: Statistics) -> OperationComparison:
-    """Compare means by name; what is equal is left out."""
+    """Compare mean durations by name; equal ones are left out."""
     old = dict(zip(before.names, before.avg.tolist(), strict=True))
     new = dict(zip(after.names, after.avg.tolist(), strict=True))
     changed = [

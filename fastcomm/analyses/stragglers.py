@@ -1,7 +1,7 @@
-"""Who holds a job up, by a table of operations that is read and replayed where an engine says.
+"""Find the stragglers of a job from a table of operations, on the workers of an executor.
 
 One process reads the table and makes its model; the scenarios of the analysis, each rank, stage
-and type as measured, are replayed by all. The table itself never comes here.
+and type as measured, are replayed by all. The table itself stays there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from fastcomm.units import format_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StragglerResult(Result):
-    """The analysis of a table, and what was asked besides: with changes, and as a trace."""
+    """Stragglers of a job, with the replay of changes and the drawn trace if requested."""
 
     stragglers: Stragglers
     changed: JobTimes | None = None
@@ -119,7 +119,7 @@ def analyse_stragglers(
 ) -> StragglerResult:
     """Analyze a table of operations, a path or a URL that the workers understand.
 
-    With `trace`, what is replayed last is drawn for Perfetto. `executor` is by default this
+    `trace` adds a Chrome trace of the last replay to the result. `executor` is by default this
     process.
     """
     meta = None if options.meta is None else operations.meta(place(options.meta))
@@ -145,10 +145,28 @@ def analyse_stragglers(
 
 @takes(StragglerOptions)
 def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerResult:
-    """Find what holds up a job, by the path of its table of operations.
+    """Find the straggling ranks, stages and operations of a job, as `fastcomm stragglers` does.
+
+    Parameters
+    ----------
+    table
+        Path or URL of a Parquet file with a row per operation, as published by ByteDance's
+        StragglerAnalysis.
+    options
+        Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
+        of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,
+        the minimum slowdown to attribute to ranks, stages and types; `changes`, path of a JSON
+        file of changed durations to replay.
+
+    Returns
+    -------
+    StragglerResult
+        Slowdowns, as ratios of step times, and what causes them. Times are ns.
 
     Raises
     ------
+    ConfigError
+        If an option is invalid.
     FastcommError
         If a file cannot be read, or a step is not in the table.
 
@@ -158,7 +176,7 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
 
 
 def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
-    """Where the table can be seen: its model, of the chosen steps."""
+    """Read a table on a worker, and return the model of the chosen steps."""
     whole = JobModel.of(operations.read(place(table)), shards=shards)
     return whole if steps is None else chosen(whole, list(steps))
 

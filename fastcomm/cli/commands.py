@@ -1,16 +1,17 @@
 """Commands with grouped options: ``--help`` shows the common ones, ``--help-all`` all of them.
 
-An option has one group and one meaning in all commands. The meaning is the first sentence of
-its help text, or the part before a colon; choices and defaults, which may differ by command,
-follow. An option that refines another one names it in `needs`; one that others make void names
-these in `not_with`. Both are checked on the command line alone: settings and the environment
-are standing defaults.
+An option has one group, one type and one meaning in all commands. The meaning is the first
+sentence of its help text; what differs by command, such as the files of --output, follows. An
+option that refines another one names it in `needs`; one that others make void names these in
+`not_with`. Both are checked on the command line alone: settings and the environment are
+standing defaults.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -156,7 +157,16 @@ class OptionsCommand(cloup.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; a usage error names every option without effect."""
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = _nearest(
+                error.option_name, [word for own in self.params for word in own.opts]
+            )
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(
+                f"No such option {error.option_name!r}.{hint}", ctx
+            ) from error
         own = [param for param in self.params if isinstance(param, Option)]
         problems = [problem for param in own for problem in param.problems(ctx)]
         if problems and not ctx.resilient_parsing:
@@ -193,6 +203,16 @@ class OptionsCommand(cloup.Command):
         formatter.write(f"\n{ctx.command_path} --help-all shows {count} more options.\n")
 
 
+def _nearest(name: str, options: Sequence[str]) -> str | None:
+    """Return the option that was probably meant by a wrong one, or None.
+
+    It is one that begins with the wrong name, or with which that begins, or the most similar.
+    """
+    long_names = [word for word in options if word.startswith("--")]
+    near = [word for word in long_names if word.startswith(name) or name.startswith(word)]
+    return next(iter([*near, *get_close_matches(name, long_names, n=1, cutoff=0.7)]), None)
+
+
 def _heading(param: click.Parameter) -> str:
     """Return the heading under which the help lists an option."""
     return COMMON if getattr(param, "is_common", False) else group_title(param)
@@ -205,9 +225,8 @@ def group_title(param: click.Parameter) -> str:
 
 
 def meaning(param: click.Option) -> str:
-    """Return what an option does: its help text without examples, choices and defaults."""
-    text = re.split(r"[.:;](?: |$)| \(| as in ", param.help or "", maxsplit=1)[0]
-    return text.rstrip(",.")
+    """Return what an option does: the first sentence of its help text, without its period."""
+    return re.split(r"\.(?: |$)", param.help or "", maxsplit=1)[0]
 
 
 class CommandGroup(SuggestingGroup):

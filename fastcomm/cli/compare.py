@@ -162,7 +162,7 @@ def run(
     """
     from fastcomm.analyses.compare import compare
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.report import details as report
+    from fastcomm.report import comparison as report
 
     parsed = [Condition.parsed(text) for text in conditions]
     runs = [_Side.of("BEFORE", before), _Side.of("AFTER", after)]
@@ -260,7 +260,8 @@ def _measured(
         if run.saved is not None:
             return run.saved
         with _named(run.name, run.path):
-            return measure((run.path,), reading, options, executor).to_dict()
+            metrics = measure((run.path,), reading, options, executor, is_one_of_two=True)
+            return metrics.to_dict()
 
     both = [measured(run, reading) for run in runs]
     if (ranks := common_ranks(*both)) is None:

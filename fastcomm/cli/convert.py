@@ -7,9 +7,9 @@ import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
 from fastcomm.cli.values import OutputFile, RunArgument
-from fastcomm.errors import inert
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,17 @@ def run(
     if form == "chakra":
         _chakra(ctx, path, destination, reading, execution)
     else:
+        refuse_directory(destination)
         _uniform(ctx, path, destination, reading)
+
+
+def refuse_directory(destination: Path) -> None:
+    """Raise `ConfigError` if the destination of a uniform trace is a directory."""
+    if destination.is_dir():
+        raise ConfigError(
+            f"{destination}: a directory, and a uniform trace is one file; name a file, as in "
+            f"{destination / 'run.json.gz'}"
+        )
 
 
 def _uniform(
@@ -76,7 +86,6 @@ def _uniform(
     reading: ReadOptions,
 ) -> None:
     """Write a run as one uniform trace; exit with code 3 if ranks were skipped."""
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
 
@@ -111,7 +120,6 @@ def _chakra(
 ) -> None:
     """Write a run as Chakra traces to a directory; exit with code 3 if ranks were skipped."""
     from fastcomm.analyses import chakra, preparation
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
@@ -128,6 +136,7 @@ def _chakra(
                 keep_going=reading.keep_going,
                 progress=advance,
             )
+    warn(written.warnings)
     warn(
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())

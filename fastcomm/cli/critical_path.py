@@ -88,8 +88,9 @@ class OneRankOptions:
 @option(
     "--deps",
     type=click.Choice(["data"]),
+    metavar="data",
     group=RULES,
-    help="Report which operators could start earlier if only data dependencies counted.",
+    help="Also report operators that could start earlier if they waited only for their data.",
 )
 @option(
     "--execution-trace",
@@ -145,11 +146,13 @@ def run(
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
     """Return the path of one trace; write --overlay and --save, and analyze --deps."""
+    from fastcomm.trace.run import warnings_of_ranks
+
     find, drawing_type = _rules(options)
     critical = find(trace, window)
     if critical.path is None:
         raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
-    warn(trace.meta.warnings)
+    warn(warnings_of_ranks([trace.meta]))
     if options.overlay:
         from fastcomm.critical_path.overlay import write
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastcomm.checks import FACTOR, REPLICAS, invalid, shortened
+from fastcomm.checks import FACTOR, REPLICAS, invalid, option_name, shortened
 from fastcomm.cli.commands import WORKLOAD, CommandGroup, option
 from fastcomm.cli.dispatch_options import (
     DRAWING,
@@ -68,7 +68,7 @@ def run() -> None:
     help="GPUs with more tokens, as in 0:4,5:2 for 4 times and twice as many.",
 )
 @workers_option("threads", not_with=_NOT_DRAWN)
-@output_option("the workload, one Parquet file per iteration", required=True)
+@output_option("One Parquet file per iteration", required=True)
 def generate(
     *,
     popularity: Path | None,
@@ -80,8 +80,12 @@ def generate(
     """Draw a workload, and write one Parquet file per iteration."""
     from fastcomm.dispatch import workload
 
+    if shape.law == "popularity" and popularity is None:
+        raise ConfigError(
+            "--law popularity needs --popularity FILE, a text file with a weight per expert"
+        )
     weights = None if popularity is None else _numbers(popularity)
-    recipe = _recipe(shape)
+    recipe = Recipe.of(**{"sampler": "zipf", **shape.recipe_values()})
     more: dict[str, Any] = {"popularity": weights, "threads": workers}
     if hot_ranks is not None:
         more["sources"] = _sources(hot_ranks, recipe)
@@ -260,8 +264,9 @@ def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> No
     """Raise `ConfigError` if an axis is an option that is given, or that has no effect."""
     own = {name: values[0] for name, values in grid.items() if hasattr(shape, name)}
     if typed := [name for name in own if getattr(shape, name) is not None]:
-        option_name = f"--{typed[0].replace('_', '-')}"
-        raise ConfigError(f"{option_name} has no effect with --over {typed[0]}; leave one out")
+        raise ConfigError(
+            f"{option_name(typed[0])} has no effect with --over {typed[0]}; leave one out"
+        )
     try:
         replace(shape, **own)
     except ConfigError as error:
@@ -269,7 +274,12 @@ def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> No
 
 
 def _recipe(shape: WorkloadOptions) -> Recipe:
-    """Return the recipe of a workload; sizes that no option gives have their defaults."""
+    """Return the recipe of a workload that is not stored; defaults for what is not given."""
+    if shape.law == "popularity":
+        raise ConfigError(
+            "--law popularity needs a workload with weights: draw one with `fastcomm dispatch "
+            "generate --law popularity --popularity FILE -o DIR`, and simulate that"
+        )
     return Recipe.of(**{"sampler": "zipf", **shape.recipe_values()})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import EFFICIENCY, FACTOR, START_S
+from fastcomm.checks import EFFICIENCY, FACTOR, START_S, option_name
 from fastcomm.cli.commands import WORKLOAD, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import builds, with_options
@@ -55,7 +55,7 @@ def _network(
 
 
 _TERMS = (
-    cluster_option,
+    cluster_option("none"),
     _network(
         "--bw-inter",
         metavar="RATE",
@@ -140,7 +140,7 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
     """
     whole = [
         option(
-            f"--{name.replace('_', '-')}",
+            option_name(name),
             type=_whole(name),
             group=WORKLOAD,
             is_common=name in _COMMON_SHAPE,

@@ -10,7 +10,7 @@ import click
 from cloup import OptionGroup
 
 from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option, typed_options
-from fastcomm.cli.convert import destination_argument, write_uniform
+from fastcomm.cli.convert import destination_argument, refuse_directory, write_uniform
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options, workers_option
 from fastcomm.cli.replay import SessionOptions, give_session, session_options
@@ -45,30 +45,30 @@ def run() -> None:
 
 PREDICTIONS = OptionGroup("Predictions")
 
-_step_boundary = option(
-    "--step-boundary",
+_step_rule = option(
+    "--step-rule",
     type=click.Choice(["update", "seed", "operator", "gap", "none"]),
     default="update",
     group=WINDOW,
     is_common=True,
-    help="Where a step begins and ends: a rule for traces without step numbers.",
+    help="Rule by which steps are found in traces without step numbers.",
 )
-_clock_alignment = option(
-    "--clock-alignment",
+_host_clocks = option(
+    "--host-clocks",
     type=click.Choice(["auto", "sync", "causality", "variance", "drift", "none"]),
     default="auto",
     metavar="METHOD",
     group=READING,
     is_common=True,
-    help="How clocks are aligned: auto, sync, causality, variance, drift or none.",
+    help="Alignment of host clocks: auto, sync, causality, variance, drift or none.",
 )
 
 
 @run.command("stats", has_tables=True)
 @click.argument("path", metavar="TRIAL", type=TrialPath("stats"))
 @list_options(TrialPath("stats"))
-@_step_boundary
-@_clock_alignment
+@_step_rule
+@_host_clocks
 @compat_option("dpro", of="dPRO")
 @click.pass_context
 def stats(
@@ -76,8 +76,8 @@ def stats(
     /,
     *,
     path: Path,
-    step_boundary: str,
-    clock_alignment: str,
+    step_rule: str,
+    host_clocks: str,
     compat: str | None,
     shown: ListOptions,
     files: ResultFiles,
@@ -86,9 +86,9 @@ def stats(
 
     Shows how often each ran, how long, in which step, and on which rank.
 
-    --step-boundary applies where a trace has no step numbers. A step begins after an update
+    --step-rule applies where a trace has no step numbers. A step begins after an update
     (update), after anything but forward operations and input (seed, operator: the rules of two
-    versions of dPRO), after a pause (gap), or never (none). --clock-alignment shifts hosts so
+    versions of dPRO), after a pause (gap), or never (none). --host-clocks shifts hosts so
     that the Sync operations of Horovod end together (sync), or no RECV ends before its SEND
     (causality; variance and drift choose other shifts). auto is sync, or else causality.
     """
@@ -96,15 +96,15 @@ def stats(
     from fastcomm.readers.dpro import inputs, statistics
 
     _check_uniform(ctx, [path, *([shown.against] if shown.against else [])])
-    read = partial(inputs.read, rule=step_boundary, align=clock_alignment, whole=False)
+    read = partial(inputs.read, rule=step_rule, align=host_clocks, whole=False)
     ctx.exit(describe(read, path, shown, files, statistics if compat is None else dpro))
 
 
 @run.command("convert")
 @click.argument("path", metavar="TRIAL", type=TrialPath("convert"))
 @destination_argument
-@_step_boundary
-@_clock_alignment
+@_step_rule
+@_host_clocks
 @click.pass_context
 def convert(
     ctx: click.Context,
@@ -112,8 +112,8 @@ def convert(
     *,
     path: Path,
     destination: Path,
-    step_boundary: str,
-    clock_alignment: str,
+    step_rule: str,
+    host_clocks: str,
 ) -> None:
     """Write a trial as one uniform trace.
 
@@ -123,23 +123,24 @@ def convert(
     from fastcomm.readers.dpro import inputs
 
     _check_uniform(ctx, [path])
+    refuse_directory(destination)
     refuse_inputs(destination, [path] if path.is_file() else [])
-    source = inputs.read(path, rule=step_boundary, align=clock_alignment)
+    source = inputs.read(path, rule=step_rule, align=host_clocks)
     warn(source.warnings)
     write_uniform(source.trace, destination)
 
 
 def _check_uniform(ctx: click.Context, paths: Sequence[Path]) -> None:
-    """Raise `ConfigError` for --clock-alignment if no path is a trial."""
+    """Raise `ConfigError` for --host-clocks if no path is a trial."""
     if not any(path.is_dir() for path in paths) and typed_options(ctx, TrialOptions):
         raise ConfigError(
-            f"--clock-alignment: no effect on {paths[0]}, a uniform trace, which has one "
+            f"--host-clocks: no effect on {paths[0]}, a uniform trace, which has one "
             "clock; leave it out"
         )
 
 
 _TRIAL: list[Callable[[Any], Any]] = [
-    _clock_alignment,
+    _host_clocks,
     option(
         "--nccl-algorithm",
         type=click.Choice(["ring", "tree", "none"]),
@@ -165,19 +166,19 @@ _PREDICTION: list[Callable[[Any], Any]] = [
         "--daydream",
         is_flag=True,
         group=PREDICTIONS,
-        help="Predict the step as Daydream does: one rank, tensors at bytes over bandwidth.",
+        help="Also predict as Daydream does: one rank alone, tensors take bytes / bandwidth.",
     ),
     option(
         "--hosts",
         type=click.IntRange(2, COUNT.max),
         group=PREDICTIONS,
-        help="Predict the step on N hosts of one GPU.",
+        help="Also predict the step on N hosts with one GPU each.",
     ),
     option(
         "--fuse",
         type=COUNT,
         group=PREDICTIONS,
-        help="Search N ways of sending several tensors as one.",
+        help="Try N ways of sending several tensors at once, and predict the best.",
     ),
     option(
         "--tensors",
@@ -239,7 +240,7 @@ def replay(
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":
-    """Read a trial with --clock-alignment and similar options, and print its warnings."""
+    """Read a trial with --host-clocks and similar options, and print its warnings."""
     from fastcomm.errors import TraceFileError
     from fastcomm.readers.dpro import trial
 
@@ -250,7 +251,7 @@ def _read_trial(path: Path, options: TrialOptions) -> "Trial":
         )
     read = trial.read(
         path,
-        align=options.clock_alignment,
+        align=options.host_clocks,
         algorithm=options.nccl_algorithm,
         clip_updates=options.clip_updates,
     )

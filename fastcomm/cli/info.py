@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli.commands import READING, OptionsCommand, option
-from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
 from fastcomm.cli.results import json_option, print_json
 from fastcomm.options import ReadOptions
 
@@ -70,7 +70,6 @@ def _inspected(
     """Describe the run at the paths; `all_ranks` reads every rank, not the first alone."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.info import info
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.report.console import progress
 
     found_run = open_traces(paths, reading, executor)

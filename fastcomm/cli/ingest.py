@@ -6,7 +6,7 @@ import click
 
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.cli.options import ExecutionOptions, executor_for, run_options, standing_options
 from fastcomm.cli.results import output_option
 from fastcomm.cli.values import Output
 from fastcomm.options import ReadOptions
@@ -25,9 +25,7 @@ Examples:
 
 @click.command("ingest", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@output_option(
-    "the store, a new directory or a store of the same run", type=Output(), required=True
-)
+@output_option("A new directory, or a store of the same run", type=Output(), required=True)
 @run_options
 @click.pass_context
 def run(
@@ -54,6 +52,7 @@ def run(
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
     with unguarded(), executor_for(execution) as executor:
         ingested = _stored(paths, output, reading, executor)
+    warn(ingested.unused)
     _show(ingested)
     if ingested.manifest.failed:
         ctx.exit(INCOMPLETE)
@@ -73,7 +72,7 @@ def _stored(
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)
-    options = OpenOptions.of(reading)
+    options = OpenOptions.of(reading, standing=standing_options())
     planning = partial(plan, traces, folder, options=options, ranks=reading.ranks)
     planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
@@ -104,6 +103,8 @@ def _show(ingested: "Ingested") -> None:
         f"(the traces: {format_bytes(source)})"
     ]
     if ingested.kept:
-        lines.append(f"kept, for nothing has changed: {named_ranks(ingested.kept)}")
+        lines.append(
+            f"unchanged since the last ingest, not stored again: {named_ranks(ingested.kept)}"
+        )
     lines += [f"skipped: {rank}" for rank in left_out]
     say(*lines)

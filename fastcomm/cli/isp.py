@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.checks import invalid, non_default
+from fastcomm.checks import invalid, non_default, option_name
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.isp_options import ISP_OPTIONS, ShowOptions
 from fastcomm.cli.messages import warn
@@ -73,6 +73,8 @@ def run(
     )
     if showing.sensitivity:
         result = replace(result, sensitivity=_changes(result, using))
+    if result.feasible:
+        result = _explained(result, showing)
     _write(result, files)
     if files.as_json:
         print_json(result)
@@ -89,7 +91,7 @@ def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:
     if options.compat:
         raise ConfigError("--compat takes one --seq-len")
     if names := non_default(showing):
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        shown = ", ".join(map(option_name, names))
         raise ConfigError(f"{shown}: no effect with several --seq-len; pass one length")
 
 
@@ -130,7 +132,7 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
             binary = f"{match[1]}{match[2].upper()}i"
             tokens = parse_quantity(part, name.replace("_", " "))
             yield (
-                f"--{name.replace('_', '-')} {part} is {tokens} tokens; {binary} is "
+                f"{option_name(name)} {part} is {tokens} tokens; {binary} is "
                 f"{float(match[1]) * parse_quantity(f'1{match[2]}i', name):.0f}"
             )
 
@@ -143,21 +145,31 @@ def _changes(result: "SearchResult", using: "Setting") -> "tuple[HardwareChange,
     return sensitivity(result.question, using.cluster, best, using.attention)
 
 
+def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":
+    """Add what --explain and --trainer-args ask for; ConfigError for a place out of range."""
+    from fastcomm.isp.strategy import explanation, snippet
+
+    place, trainer = showing.explain, showing.trainer_args
+    if place is not None:
+        if place > result.feasible:
+            expected = f"1 to {result.feasible}, the number of feasible strategies"
+            raise invalid("--explain", str(place), expected)
+        terms = explanation(result.record(place - 1), result.question)
+        result = replace(result, explanation={"place": place, **terms})
+    if trainer is not None:
+        arguments = snippet(trainer, result.record(0), result.question)
+        result = replace(result, trainer_args=arguments)
+    return result
+
+
 def _show(result: "SearchResult", showing: ShowOptions) -> None:
     """Print --trainer-args or --explain where one is given, otherwise the ranking."""
-    from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
-    if showing.trainer_args:
-        click.echo(snippet(showing.trainer_args, result.record(0), result.question))
+    if result.trainer_args is not None:
+        click.echo(result.trainer_args)
         return
     if showing.explain:
-        if showing.explain > result.feasible:
-            raise invalid(
-                "--explain",
-                str(showing.explain),
-                f"1 to {result.feasible}, the number of feasible strategies",
-            )
         report.explain(result, showing.explain - 1)
         return
     report.show(result, result.top)

@@ -10,7 +10,7 @@ import click
 from cloup import OptionGroup
 
 from fastcomm.checks import IMBALANCE, PENALTY
-from fastcomm.cli.commands import COMPAT, LAYOUT, OUTPUT, WORKLOAD, option
+from fastcomm.cli.commands import COMPAT, OUTPUT, WORKLOAD, option
 from fastcomm.cli.results import cluster_option, compat_option, top_option
 from fastcomm.cli.values import COUNT, Number
 
@@ -54,10 +54,10 @@ _COMMON = [
         metavar="LIST",
         group=WORKLOAD,
         is_common=True,
-        help="Sequence length in tokens, as in 64Ki. Several make a sweep.",
+        help="Sequence length in tokens. As in 64Ki; several make a sweep.",
     ),
     _batch("--global-batch", metavar="N", is_common=True, help="Tokens per step, as in 4Mi."),
-    cluster_option,
+    cluster_option("a800"),
     _space(
         "--memory",
         metavar="BYTES",
@@ -68,15 +68,14 @@ _COMMON = [
         "--algorithms",
         metavar="LIST",
         is_common=True,
-        help="Sequence parallelisms to consider: some of isp,msp,fsp,mtp (default: all), or "
-        "dsp.",
+        help="How sequences and weights are divided: some of isp,msp,fsp,mtp (default: all), "
+        "or dsp alone.",
     ),
-    option(
-        "--pp",
+    _space(
+        "--pp-sizes",
         metavar="LIST",
-        group=LAYOUT,
         is_common=True,
-        help="Pipeline-parallel size; several as in 1,2. Default: all that are possible.",
+        help="Pipeline-parallel sizes to consider, as in 1,2. Default: all that are possible.",
     ),
     _cost(
         "--calibrate",
@@ -101,16 +100,15 @@ _SEARCH = [
     _batch("--micro-bsz", metavar="N", help="Sequences of a micro-batch. Default: any number."),
     _batch("--micro-num", metavar="N", help="Micro-batches per step. Default: any number."),
     _space(
-        "--sp",
+        "--sp-sizes",
         metavar="LIST",
-        help="Sequence- or tensor-parallel size; several as in 1,2. Default: all.",
+        help="Sequence- or tensor-parallel sizes to consider, as in 1,2. Default: all.",
     ),
-    option(
-        "--ep",
+    _space(
+        "--ep-sizes",
         metavar="LIST",
-        group=LAYOUT,
         not_with=_NOT,
-        help="Expert-parallel size; several as in 1,2. Default: all that are possible.",
+        help="Expert-parallel sizes to consider, as in 1,2. Default: all that are possible.",
     ),
     _space(
         "--interleave",
@@ -135,7 +133,7 @@ _COSTS = [
         "--penalty",
         type=Number(PENALTY),
         **_FACTOR,
-        help="Slowdown by overlap, as a share of the shorter part. Default: 0.2.",
+        help="Time lost by overlap, a share of the shorter part from 0 to 1. Default: 0.2.",
     ),
     _cost(
         "--overlap-grad",
@@ -190,7 +188,7 @@ _COSTS = [
         "--p2p",
         **_choice("whole", "scatter"),
         not_with=_NOT,
-        help="Part of the activations that an mtp rank sends to the next stage.",
+        help="Activations an mtp rank sends on: all, or its share (scatter).",
     ),
     _cost("--gemm-table", **_TABLE, help="Measured GEMMs: CSV with key_bytesxmacs and lat_s."),
     _cost(
@@ -198,9 +196,7 @@ _COSTS = [
         **_TABLE,
         help="Measured attention: CSV with b, s, h_local, is_fwd and lat_s.",
     ),
-    compat_option(
-        "isp-2025", "isp-2024", of="the original strategy search of 2025, or of 2024"
-    ),
+    compat_option("isp-2025", "isp-2024", of="the original search of 2025, or of 2024"),
     _compat(
         "--compat-config",
         "config_path",
@@ -232,7 +228,7 @@ _SHOWN = [
     _shown(
         "--explain",
         type=COUNT,
-        not_with=("--json", "--trainer-args"),
+        not_with=("--trainer-args",),
         help="Break down the step time of strategy N of the ranking.",
     ),
     _shown(
@@ -245,7 +241,6 @@ _SHOWN = [
         "--trainer-args",
         type=click.Choice(["megatron", "internevo"]),
         metavar="NAME",
-        not_with=("--json",),
         help="Print the best strategy as arguments of megatron or internevo.",
     ),
 ]

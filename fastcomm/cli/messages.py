@@ -98,6 +98,19 @@ def warn(warnings: Iterable[str]) -> None:
 class SuggestingGroup(click.Group):
     """A group that names the command that was probably meant."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a usage error says that options follow the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = ", ".join(word for param in self.params for word in param.opts)
+            raise click.UsageError(
+                f"No such option {error.option_name!r} before a command; there are {names}. "
+                f"Others follow the command, as in `{ctx.command_path} COMMAND "
+                f"{error.option_name}`.",
+                ctx,
+            ) from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -115,6 +128,8 @@ class SuggestingGroup(click.Group):
         near = near or get_close_matches(name.lower(), commands, n=1, cutoff=0.5)
         if near:
             return f" Did you mean {near[0]!r}?"
+        if f"--{name}" in (word for param in ctx.command.params for word in param.opts):
+            return f" Did you mean '--{name}'?"
         if "metrics" in commands and Path(name).exists():
             return f" To measure {name}: {ctx.command_path} metrics {shell_quoted(name)}"
         return ""

@@ -7,6 +7,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import click
+from click.core import ParameterSource
+
+from fastcomm.checks import option_name
 from fastcomm.cli.commands import LAYOUT, READING, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.values import COUNT, SECONDS, WORKERS, FileOrUrl, NumberList
@@ -15,6 +19,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.executors import Executor
+    from fastcomm.trace.run import RunTraces
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +63,7 @@ def _as_options(text: str, names: Sequence[str]) -> str:
     """Return an error message; fields of `names` at its beginning are written as options."""
     subject, colon, rest = text.partition(":")
     subject, contradict, other = subject.partition(" contradict ")
-    parts = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]
+    parts = [option_name(w) if w in names else w for w in subject.split(" ")]
     return f"{' '.join(parts)}{contradict}{other}{colon}{rest}"
 
 
@@ -166,7 +171,7 @@ def workers_option(kind: str = "processes", **attrs: Any) -> Callable[[F], F]:
         default=1,
         group=READING,
         is_common=True,
-        help=f"Number of workers that run in parallel ({kind}).",
+        help=f"Number of workers that run in parallel. They are {kind}.",
         **attrs,
     )
 
@@ -210,6 +215,32 @@ class ExecutionOptions:
     dask: str | None = None
     dask_wait: float = 60
     dask_scratch: Path | None = None
+
+
+def standing_options() -> list[str]:
+    """Return the names of the options of this command that its command line does not give."""
+    ctx = click.get_current_context()
+    is_typed = ParameterSource.COMMANDLINE
+    return [name for name in ctx.params if ctx.get_parameter_source(name) is not is_typed]
+
+
+def open_traces(
+    paths: Sequence[str | Path],
+    reading: ReadOptions,
+    executor: "Executor | None" = None,
+    *,
+    whole: bool = False,
+    is_one_of_two: bool = False,
+) -> "RunTraces":
+    """Find the traces of a run; an option of the command line that they ignore is an error.
+
+    It is a warning if the run `is_one_of_two`, and the option may be meant for the other.
+    `whole` and further errors are those of `preparation.open_traces`.
+    """
+    from fastcomm.analyses import preparation
+
+    standing = click.get_current_context().params if is_one_of_two else standing_options()
+    return preparation.open_traces(paths, reading, executor, whole=whole, standing=standing)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fastcomm.cli.options import (
     ExecutionOptions,
     builds,
     executor_for,
+    open_traces,
     run_options,
     with_options,
 )
@@ -99,9 +100,9 @@ def _replayed(
 ) -> "Session":
     """Replay a step of a run as measured."""
     from fastcomm.analyses import preparation
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.report.console import progress
+    from fastcomm.trace.run import warnings_of_ranks
 
     with executor_for(execution) as executor:
         preparation.compile_critical_path()
@@ -115,6 +116,7 @@ def _replayed(
                 keep_going=reading.keep_going,
                 progress=advance,
             )
+    warn(warnings_of_ranks(trace.meta for trace in step.traces))
     say(*(f"skipped: {rank}" for rank in (step.read.failed if step.read else ())))
     return session_of(step)
 

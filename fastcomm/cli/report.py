@@ -6,7 +6,7 @@ import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import html_option, measure, measure_options
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -55,8 +55,7 @@ def run(
     for fastcomm metrics. The critical path goes through all ranks of a small run, otherwise
     through the rank that computes the longest.
     """
-    from fastcomm.analyses.preparation import open_traces
-    from fastcomm.analyses.report import run_path
+    from fastcomm.analyses.critical_path import path_for_page
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
     from fastcomm.report.html.run_page import write_report
@@ -67,7 +66,7 @@ def run(
     write_report(
         measured,
         html,
-        critical=None if whole is None else run_path(measured, whole),
+        critical=None if whole is None else path_for_page(whole, measured.busiest_rank),
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,

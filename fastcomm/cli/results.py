@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli.commands import COMPAT, EDITS, MEASUREMENT, OUTPUT, READING, WINDOW, option
-from fastcomm.cli.options import builds, run_options, with_options
+from fastcomm.cli.options import builds, open_traces, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
     FileOrUrl,
@@ -96,14 +96,15 @@ def measure(
     reading: ReadOptions,
     options: MetricsOptions,
     executor: "Executor",
+    *,
+    is_one_of_two: bool = False,
 ) -> "Metrics":
-    """Measure the run at the paths, with a progress bar."""
+    """Measure the run at the paths, with a progress bar; see `open_traces`."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.report.console import progress
 
-    run = open_traces(paths, reading, executor)
+    run = open_traces(paths, reading, executor, is_one_of_two=is_one_of_two)
     if executor.is_here:
         preparation.compile_kernels()
     with progress(run) as advance:
@@ -148,7 +149,7 @@ def result_options(
     command gets `as_json`, `output`, `xlsx` and `html`, or with `builds(files=ResultFiles)` one
     object of them.
     """
-    options = [json_option, output_option(files, **attrs)]
+    options = [json_option, output_option(f"Files: {files}", **attrs)]
     if xlsx:
         options.append(
             option(
@@ -164,15 +165,15 @@ def result_options(
     return with_options(options)
 
 
-def output_option(files: str, **attrs: Any) -> Callable[[F], F]:
-    """Return the option of a directory to write to; `files` is what is written."""
+def output_option(content: str, **attrs: Any) -> Callable[[F], F]:
+    """Return the option of a directory to write to; `content` is a sentence on its content."""
     return option(
         "--output",
         "-o",
         metavar="DIR",
         group=OUTPUT,
         is_common=True,
-        help=f"Directory to write to: {files}.",
+        help=f"Directory to write to. {content}.",
         **{"type": OutputFolder(), **attrs},
     )
 
@@ -195,19 +196,22 @@ def compat_option(*tools: str, of: str) -> Callable[[F], F]:
     return option(
         "--compat",
         type=click.Choice(tools),
+        metavar="|".join(tools),
         group=COMPAT,
-        help=f"Reproduce the results of another tool exactly: {of}.",
+        help=f"Reproduce the results of another tool exactly. It is {of}.",
     )
 
 
-cluster_option = option(
-    "--cluster",
-    metavar="NAME|FILE",
-    group=MEASUREMENT,
-    is_common=True,
-    help="Cluster: a100, a800 (default of isp), h100, h800, h200, b200, ascend910b, or a TOML "
-    "file.",
-)
+def cluster_option(default: str) -> Callable[[F], F]:
+    """Return the option of a cluster; `default` is what holds without it."""
+    return option(
+        "--cluster",
+        metavar="NAME|FILE",
+        group=MEASUREMENT,
+        is_common=True,
+        help="Cluster: a100, a800, h100, h800, h200, b200, ascend910b, or a TOML file. "
+        f"Default: {default}.",
+    )
 
 
 def top_option(default: int, **attrs: Any) -> Callable[[F], F]:

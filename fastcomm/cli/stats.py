@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import builds, reading_options, with_options
+from fastcomm.cli.options import builds, open_traces, reading_options, with_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
 from fastcomm.cli.values import RunArgument
 from fastcomm.options import ReadOptions
@@ -90,17 +91,20 @@ def run(
 
     ctx.exit(
         describe(
-            lambda source_path: _read(source_path, reading), path, shown, files, statistics
+            partial(_read, reading=reading, is_one_of_two=shown.against is not None),
+            path,
+            shown,
+            files,
+            statistics,
         )
     )
 
 
-def _read(path: Path, reading: ReadOptions) -> "Input":
+def _read(path: Path, *, reading: ReadOptions, is_one_of_two: bool) -> "Input":
     """Return the operations of the run at a path."""
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading, whole=True)
+    run = open_traces((path,), reading, whole=True, is_one_of_two=is_one_of_two)
     return inputs.of_run(run, keep_going=reading.keep_going)
 
 

@@ -122,17 +122,20 @@ class TracePath(click.Path):
     """A trace or a directory that exists, for `command` where another one reads its like."""
 
     def __init__(self, command: str = "") -> None:
-        super().__init__(exists=True, path_type=Path)
+        super().__init__(path_type=Path)
         self._command = command
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return the path; raise TraceFileError for standard input."""
-        from fastcomm.readers.search import refuse_standard_input
+        """Return the path; raise ConfigError for standard input, and if it does not exist."""
+        from fastcomm.readers.search import no_such_path, refuse_standard_input
 
         refuse_standard_input(value)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        if not Path(str(path)).exists():
+            raise no_such_path(str(path))
+        return path
 
 
 class RunArgument(TracePath):
@@ -162,7 +165,10 @@ class TrialPath(TracePath):
         path = super().convert(value, param, ctx)
         if inputs.is_run(path):
             line = shell_joined(["fastcomm", self._command, str(path)])
-            raise TraceFileError(f"{path} is no dPRO trial; for traces of a profiler: {line}")
+            raise TraceFileError(
+                f"{path}: neither a dPRO trial (a directory with a directory per host) nor a "
+                f"uniform trace. For traces of a profiler: {line}"
+            )
         return path
 
 

@@ -12,6 +12,7 @@ from fastcomm.cli.options import (
     ExecutionOptions,
     builds,
     executor_for,
+    open_traces,
     with_options,
 )
 from fastcomm.cli.values import NUMBER, RANK, whole
@@ -110,7 +111,6 @@ def find_path(
     """
     from fastcomm.analyses import preparation
     from fastcomm.analyses.critical_path import critical_path
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli.messages import say, warn
     from fastcomm.report.console import progress
 
@@ -149,7 +149,6 @@ def one_rank(
         If the rank, or with --keep-going every rank, cannot be read.
 
     """
-    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli.messages import say, warn
 
     run = open_traces(paths, reading, whole=True)

@@ -16,7 +16,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.files import aside
 from fastcomm.graph import EDGE_KIND
 from fastcomm.trace.schema import OPS
-from fastcomm.trace.trace import Trace
+from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import Ints
 
 PACKAGE = "ChakraProtoMsg"
@@ -160,7 +160,7 @@ def execution(trace: Trace) -> Execution:
     )
 
 
-GROUPS_FILE = "groups.json"
+GROUPS_FILE = "trace.groups.json"
 _US = 1000  # ns
 _SEVEN_BITS = 0x7F
 
@@ -170,18 +170,19 @@ class Written:
     """Summary of the execution trace that was written for one rank."""
 
     path: Path
+    meta: Meta
     nodes: int
     groups: Mapping[int, tuple[int, ...]]  # ranks by number of the group
     replayed: Mapping[str, int]  # number of events replayed as measured, by reason
 
 
-def file_name(prefix: str, rank: int) -> str:
+def file_name(rank: int) -> str:
     """Return the name of the execution trace of a rank."""
-    return f"{prefix}.{rank}.et"
+    return f"trace.{rank}.et"
 
 
-def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
-    """Write a rank as the execution trace ``<prefix>.<rank>.et``.
+def write(trace: Trace, folder: Path, world: int) -> Written:
+    """Write a rank as the execution trace ``trace.<rank>.et``.
 
     Parameters
     ----------
@@ -189,8 +190,6 @@ def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
         The rank, with all events.
     folder
         Where the file is written.
-    prefix
-        Begin of its name.
     world
         Number of ranks of the run.
 
@@ -202,17 +201,23 @@ def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
         If the file cannot be written.
 
     """
-    path = folder / file_name(prefix, trace.meta.rank)
+    path = folder / file_name(trace.meta.rank)
     rank = _ChakraRank(trace, execution(trace), world)
     with aside(path) as unfinished, unfinished.open("wb") as file:
         _append(file, messages().Metadata(version="0.0.4"))
         count = 0
         for count, node in enumerate(rank.nodes(), 1):  # noqa: B007 - the last value is used
             _append(file, node)
-    return Written(path=path, nodes=count, groups=rank.groups, replayed=rank.replayed)
+    return Written(
+        path=path,
+        meta=trace.meta,
+        nodes=count,
+        groups=rank.groups,
+        replayed=rank.replayed,
+    )
 
 
-def write_groups(written: Sequence[Written], folder: Path, prefix: str) -> Path:
+def write_groups(written: Sequence[Written], folder: Path) -> Path:
     """Write the groups of all ranks for ASTRA-sim's --comm-group-configuration.
 
     Raises FastcommError if two groups have the same number.
@@ -223,7 +228,7 @@ def write_groups(written: Sequence[Written], folder: Path, prefix: str) -> Path:
             raise FastcommError(
                 f"groups {groups[number]} and {ranks} have the same number, {number}"
             )
-    path = folder / f"{prefix}.{GROUPS_FILE}"
+    path = folder / GROUPS_FILE
     text = json.dumps({str(number): groups[number] for number in sorted(groups)})
     with aside(path) as unfinished:
         unfinished.write_text(text + "\n", "utf-8")

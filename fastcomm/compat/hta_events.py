@@ -118,9 +118,9 @@ def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def _partners(rows: EventRows, linking: Flags) -> Numbers:
-    """Return the row that each row is linked to.
+    """Return the row with the same correlation id (launch or work) of each row, or NONE.
 
-    A row whose correlation is unique is linked to the first event of the file, as in HTA.
+    A row whose correlation id is unique is linked to the first event of the file, as in HTA.
     """
     (code,), count = codes(np.where(rows.correlation == -1, NULL, rows.correlation))
     partner = matching.partners(code, count, linking, rows.position)

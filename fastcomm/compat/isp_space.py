@@ -142,7 +142,7 @@ def _block(
     places: Ints,
     order: tuple[int, int],
 ) -> OriginalBlock:
-    """Return the block of the columns `places`; `order` has its first number and stride."""
+    """Return a block of candidates; `order` is the number of its first one, and the stride."""
     bsz, num = np.repeat(np.array(pairs, np.int64), 2, axis=0).T
     ck = np.tile(np.array([0, 1], np.int64), len(pairs))
     row = np.repeat(np.arange(len(pairs)), 2) * order[1] + ck * len(wp) + order[0]

@@ -73,11 +73,7 @@ class CriticalPath(Result):
         on_device: Flags,
         across: RankJoin | None = None,
     ) -> Self:
-        """Search for the path in a graph by the rules of `about`.
-
-        `on_device` flags nodes whose event runs on the device; `across` has the ranks, if there
-        are several.
-        """
+        """Search for the path by the rules of `about`; `across` has the ranks if several."""
         path, slack = about.rules.search(graph, events, on_device)
         return cls(graph, events, about, on_device, path, slack, across)
 
@@ -129,16 +125,13 @@ class CriticalPath(Result):
 
     @property
     def length_ns(self) -> int:
-        """Length of the path: sum of the weights of its edges, negative ones as 0."""
+        """Length of the path in ns: the sum of the weights of its edges, negative ones as 0."""
         return int(np.maximum(self.graph.weight[self.valid_path.edges], 0).sum())
 
-    @cached_property
+    @property
     def wall_ns(self) -> int:
-        """Time from the first node of the graph to the last."""
-        graph = self.graph
-        used = np.concatenate([graph.source, graph.target])
-        times = graph.time[used] if len(used) else graph.time
-        return int(times.max() - times.min()) if len(times) else 0
+        """Time from the first node of the graph to the last, in ns."""
+        return self.graph.span_ns
 
     @cached_property
     def breakdown(self) -> pa.Table:
@@ -147,20 +140,21 @@ class CriticalPath(Result):
         For several ranks it has a column `rank`.
         """
         graph, edges = self.graph, self.valid_path.edges
-        kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
         targets = self.events.describe(graph.event[graph.target[edges]])
-        slack = self.slack
-        table = pa.table(
+        slack = np.full(len(edges), -1) if self.slack is None else self.slack
+        ranks = np.array(self.ranks)[self.across.rank_of[graph.target[edges]]]
+        return pa.table(
             {
-                "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(pa.array(kinds)),
+                **({"rank": ranks} if self.is_joined else {}),
+                "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(
+                    pa.array(graph.kind[edges])
+                ),
                 "bound_by": self._bound_by,
                 "start_ns": graph.time[graph.source[edges]],
                 "stop_ns": graph.time[graph.target[edges]],
                 "duration_ns": graph.weight[edges],
-                "slack_ns": pa.nulls(len(edges), pa.int64())
-                if slack is None
-                else pa.array(slack, mask=slack < 0),
+                "slack_ns": pa.array(slack, mask=slack < 0),
                 "event": owners["id"],
                 "name": owners["name"],
                 "short_name": short_names(owners["name"]),
@@ -168,10 +162,6 @@ class CriticalPath(Result):
                 "to_event": targets["id"],
             }
         )
-        if not self.is_joined:
-            return table
-        rank_of = self.across.rank_of[graph.target[edges]]
-        return table.add_column(0, "rank", pa.array(np.array(self.ranks, np.int64)[rank_of]))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return `breakdown` as a capsule of Arrow's C stream interface."""
@@ -180,26 +170,23 @@ class CriticalPath(Result):
     @cached_property
     def _bound_by(self) -> pa.Array:
         """Class of each edge of the path."""
-        graph, edges = self.graph, self.valid_path.edges
+        graph, edges, about = self.graph, self.valid_path.edges, self.about
         owners = self.events.describe(graph.owner[edges], FACTS)
         targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
-        about = self.about
-        return classes(
-            about.rules.edge_class, graph.kind[edges], owners, targets, about.data_load
-        )
+        edge_class = about.rules.edge_class
+        return classes(edge_class, graph.kind[edges], owners, targets, about.data_load)
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return `breakdown` as `critical_path`, and further tables.
 
-        For several ranks these are `ranks`, `hold_ups` and `collectives`; with data
+        For several ranks these are `ranks`, `waits_caused` and `collectives`; with data
         dependencies `operators` and `subgraphs`.
         """
         tables = {"critical_path": self.breakdown}
         if self.data is not None:
             tables |= self.data.to_arrow()
         if self.is_joined:
-            tables |= {"ranks": self.by_rank(), "hold_ups": self.hold_ups()}
-            tables["collectives"] = self.across.collectives
+            tables |= {"ranks": self.by_rank(), **self.across.to_arrow()}
         return tables
 
     def figures(self) -> dict[str, str]:
@@ -207,9 +194,8 @@ class CriticalPath(Result):
         sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
         largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
         count = f"{len(self.ranks)} of {self.across.expected_ranks}"
-        step = {} if self.step is None else {"step": str(self.step)}
         return {
-            **step,
+            **({} if self.step is None else {"step": str(self.step)}),
             **({"ranks": count} if self.is_joined else {"rank": str(self.about.rank)}),
             "rules": self.about.rules.name,
             "length": format_ns(self.length_ns),
@@ -218,10 +204,9 @@ class CriticalPath(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the path; by the corrected rules, also on what the device does along it."""
+        """Notes on what makes the path unreliable, and on a device that is busy along it."""
         about, events = self.about, self.events
-        is_exact = self.path is not None and about.rules.is_exact
-        if not is_exact or not isinstance(events, TraceEvents):
+        if not (self.path and about.rules.is_exact and isinstance(events, TraceEvents)):
             return about.notes
         device = DeviceTime.of(events.trace, self.breakdown, self.graph.event)
         more = (device.note(), step_note(events.trace, about.window, self.wall_ns))
@@ -233,14 +218,12 @@ class CriticalPath(Result):
         For several ranks it has no ids of events, which are unique only within a rank.
         """
         graph, path, about = self.graph, self.valid_path, self.about
-        length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
+        sums, counts = self.summary_ns(), graph.counts()
         kinds = (name for name in about.rules.edge_kinds if name != "join" or counts[name])
-        data = {} if self.data is None else {"data": self.data.to_dict()}
+        ranks, ids = {"rank": about.rank}, {"event_ids": self.event_ids}
         if self.is_joined:
             ranks = self.across.contents(self.breakdown, self.by_rank(), self.crossings)
-        else:
-            ranks = {"rank": about.rank}
-        ids = {} if self.is_joined else {"event_ids": self.event_ids}
+            ids = {}
         return {
             "rules": about.rules.name,
             "path_of_trace": about.path,
@@ -254,9 +237,9 @@ class CriticalPath(Result):
             "path": {
                 "nodes": len(path.nodes),
                 "events": self.event_count,
-                "length_ns": length,
+                "length_ns": self.length_ns,
                 "wall_ns": self.wall_ns,
-                "coverage": length / self.wall_ns if self.wall_ns else None,
+                "coverage": self.length_ns / self.wall_ns if self.wall_ns else None,
                 **ids,
             },
             "summary": _shares(sums),
@@ -265,40 +248,44 @@ class CriticalPath(Result):
             "top_events": self.top("event").to_pylist(),
             "top_operators": self.top("name").to_pylist(),
             "notes": list(self.notes),
-            **data,
+            **({} if self.data is None else {"data": self.data.to_dict()}),
             "failed": [asdict(rank) for rank in self.failed],
         }
 
     def by_rank(self) -> pa.Table:
-        """Return a table of each rank's time on the path, its waits, and waits it causes."""
+        """Return a table with a row per rank, in ns: time on the path, waits, and waits caused.
+
+        Columns: rank, on_path_ns, wait_ns, transfer_ns, slack_ns, arrival_slack_ns,
+        arrived_last (number of collectives), wait_caused_ns and clock_offset_ns.
+        """
         if not self.is_joined:
             return self.across.by_rank({self.about.rank: self.length_ns})
-        sums = self.breakdown.group_by("rank").aggregate([("duration_ns", "sum")])
-        on_path = zip(*(sums[name].to_pylist() for name in sums.column_names), strict=True)
-        return self.across.by_rank(dict(on_path))
+        return self.across.by_rank(_sums(self.breakdown, "rank"))
 
-    def hold_ups(self) -> pa.Table:
-        """Return a table of the waits that each rank of each group causes, minus its own."""
-        return self.across.hold_ups()
+    def waits_caused(self) -> pa.Table:
+        """Return a table of waits in ns, with a row per rank and process group.
+
+        Columns: rank, tag, group, wait_caused_ns, wait_ns and later_ns, their difference, by
+        which the rank itself is slower. Rows are sorted by `later_ns`, the largest first.
+        """
+        return self.across.waits_caused()
 
     def summary_ns(self) -> dict[str, int]:
-        """Return the time of each class on the path, sorted by name."""
+        """Return the ns of each class of time on the path, such as "gpu_compute_bound"."""
         weight = self.graph.weight[self.valid_path.edges]
-        encoded = self._bound_by.dictionary_encode()
-        total = np.zeros(len(encoded.dictionary), np.int64)
-        np.add.at(total, encoded.indices.to_numpy(), weight)
-        pairs = zip(encoded.dictionary.to_pylist(), total.tolist(), strict=True)
-        return dict(sorted(pairs))
+        table = pa.table({"bound_by": self._bound_by, "duration_ns": weight})
+        return dict(sorted(_sums(table, "bound_by").items()))
 
     def summary(self) -> dict[str, float]:
-        """Return the time of each class on the path as a share of their sum, from 0 to 1."""
+        """Return the share of each class of time on the path, from 0 to 1."""
         return _shares(self.summary_ns())
 
     def by_tag_ns(self) -> dict[str, int]:
-        """Return the time of the communication of each parallelism on the path."""
+        """Return the ns of communication on the path by parallelism, such as "TP"."""
         table = self.breakdown
         is_comm = pc.equal(table["bound_by"], "gpu_communication_bound")
-        return _sums(table.filter(pc.and_(is_comm, pc.is_valid(table["tag"]))), "tag")
+        sums = _sums(table.filter(pc.and_(is_comm, pc.is_valid(table["tag"]))), "tag")
+        return dict(sorted(sums.items()))
 
     def top(self, by: str = "event", count: int = 10) -> pa.Table:
         """Return a table of the events with the most time of their own on the path.
@@ -308,16 +295,27 @@ class CriticalPath(Result):
         by
             "event", or "name" to add up events of one name.
         count
-            Number of rows at most.
+            Maximum number of rows.
+
+        Returns
+        -------
+        Table
+            Columns name, kind, self_ns (own time on the path), edges (number of edges), and by
+            event also event (its id), the largest own time first.
+
+        Raises
+        ------
+        ConfigError
+            If an argument is invalid.
 
         """
         if by not in ("event", "name"):
             raise invalid_value("top: by", by, "one of event, name")
         if not isinstance(count, int) or count < 0:
             raise invalid_value("top: count", count, "a whole number, as in top(count=5)")
-        event, class_ = self.breakdown["event"], self.breakdown["bound_by"]
-        own = pc.and_(pc.is_valid(event), pc.is_in(class_, value_set=pa.array(OWN)))
-        table = self.breakdown.filter(own)
+        table = self.breakdown
+        is_own = pc.is_in(table["bound_by"], value_set=pa.array(OWN))
+        table = table.filter(pc.and_(pc.is_valid(table["event"]), is_own))
         keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
         aggregates = [("duration_ns", "sum"), ("duration_ns", "count")]
         sums = table.group_by(keys).aggregate(aggregates)
@@ -325,7 +323,7 @@ class CriticalPath(Result):
         return sums.rename_columns([*keys, "self_ns", "edges"]).sort_by(order).slice(0, count)
 
     def what_if(self, *edits: Edit) -> "WhatIf":
-        """Replay the window with edits, and return its length and path before and after.
+        """Predict the step time and the critical path after changes of the recorded work.
 
         Edits are made by `fastcomm.scale`, `fastcomm.set_time` and `fastcomm.remove`, as in
         `what_if(fastcomm.scale("compute", 0.8))`.
@@ -341,7 +339,7 @@ class CriticalPath(Result):
         return Replay(self).run(edits)
 
     def save(self, out_dir: str) -> str:
-        """Write graph and path to ``<out_dir>.zip``, and return the name of the file."""
+        """Write the graph and its path to `out_dir` with the ending .zip; return that name."""
         check_path(out_dir, "save: out_dir", 'save("path")')
         from fastcomm.critical_path.saved import save  # imports this module
 
@@ -406,10 +404,10 @@ class WhatIf(Result):
         }
 
 
-def _sums(table: pa.Table, key: str) -> dict[str, int]:
+def _sums(table: pa.Table, key: str) -> dict[Any, int]:
+    """Return the sum of the durations by a column, in ns."""
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
-    pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
-    return dict(sorted(((str(name), ns) for name, ns in pairs)))
+    return dict(zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True))
 
 
 def _shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:

@@ -28,7 +28,7 @@ COLLECTIVES = pa.schema(
         pa.field("arrived", pa.int64()),  # arrival of the last rank that it waits for
         pa.field("wait_ns", pa.int64()),  # from its start to `arrived`
         pa.field("transfer_ns", pa.int64()),  # from `arrived` to its end
-        pa.field("held_up_ns", pa.int64()),  # wait caused: how much later than the second last
+        pa.field("wait_caused_ns", pa.int64()),  # time after the second last arrival
         pa.field("is_last", pa.bool_()),  # whether it is the last rank that others wait for
         pa.field("slack_ns", pa.int64()),  # possible delay of its start without a longer step
     ]
@@ -44,7 +44,7 @@ _RANKS = pa.schema(
             "slack_ns",  # least slack of its events
             "arrival_slack_ns",  # least slack of its arrivals at collectives
             "arrived_last",  # number of collectives at which it arrived last
-            "held_up_ns",  # wait that it caused at these
+            "wait_caused_ns",  # wait that it caused at these
             "clock_offset_ns",
         )
     ]
@@ -75,7 +75,7 @@ def collectives(joined: Instances, slack: Ints) -> pa.Table:
         "arrived": until,
         "wait_ns": until - joined.start,
         "transfer_ns": np.maximum(joined.stop - until, 0),
-        "held_up_ns": caused,
+        "wait_caused_ns": caused,
         "is_last": is_last,
         "slack_ns": slack,
     }
@@ -134,9 +134,11 @@ class RankJoin:
             ]
         )
         caused = (
-            table.filter(table["is_last"]).group_by("rank").aggregate([("held_up_ns", "sum")])
+            table.filter(table["is_last"])
+            .group_by("rank")
+            .aggregate([("wait_caused_ns", "sum")])
         )
-        held_up = _by_rank(caused, "held_up_ns_sum")
+        waits_caused = _by_rank(caused, "wait_caused_ns_sum")
         no_wait = 0 if table.num_rows else None
         columns = {
             "wait_ns": _by_rank(sums, "wait_ns_sum"),
@@ -152,14 +154,14 @@ class RankJoin:
                 "on_path_ns": on_path_ns.get(rank, 0),
                 "slack_ns": None if least[k] == _UNLIMITED else int(least[k]),
                 **{name: column.get(rank) for name, column in columns.items()},
-                "held_up_ns": held_up.get(rank, no_wait),
+                "wait_caused_ns": waits_caused.get(rank, no_wait),
                 "clock_offset_ns": self.offsets[rank],
             }
             for k, rank in enumerate(self.ranks)
         ]
         return pa.Table.from_pylist(rows, _RANKS)
 
-    def hold_ups(self) -> pa.Table:
+    def waits_caused(self) -> pa.Table:
         """Return a table of the waits that each rank of each group causes, minus its own waits.
 
         The difference, `later_ns`, is by how much the rank itself is slower: delays that
@@ -167,15 +169,19 @@ class RankJoin:
         late data is not slower.
         """
         table = self.collectives.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
-        caused = pc.if_else(table["is_last"], table["held_up_ns"], 0)
+        caused = pc.if_else(table["is_last"], table["wait_caused_ns"], 0)
         later = pc.subtract(caused, table["wait_ns"])
-        table = table.append_column("held_ns", caused).append_column("later_ns", later)
+        table = table.append_column("caused_ns", caused).append_column("later_ns", later)
         sums = table.group_by(["rank", "tag", "group"]).aggregate(
-            [("held_ns", "sum"), ("wait_ns", "sum"), ("later_ns", "sum")]
+            [("caused_ns", "sum"), ("wait_ns", "sum"), ("later_ns", "sum")]
         )
-        names = ["rank", "tag", "group", "held_up_ns", "wait_ns", "later_ns"]
+        names = ["rank", "tag", "group", "wait_caused_ns", "wait_ns", "later_ns"]
         order = [("later_ns", "descending"), ("rank", "ascending"), ("group", "ascending")]
         return sums.rename_columns(names).sort_by(order)
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the tables of waits and of collectives."""
+        return {"waits_caused": self.waits_caused(), "collectives": self.collectives}
 
     def contents(self, breakdown: pa.Table, ranks: pa.Table, crossings: int) -> dict[str, Any]:
         """Return the part of a path's JSON document that is about its ranks.
@@ -197,7 +203,7 @@ class RankJoin:
         return {
             "expected_ranks": self.expected_ranks,
             "ranks": ranks.to_pylist(),
-            "hold_ups": self.hold_ups().to_pylist(),
+            "waits_caused": self.waits_caused().to_pylist(),
             "classes_by_rank": classes.to_pylist(),
             "crossings": crossings,
             "collectives": len(self.collectives["instance"].unique()),

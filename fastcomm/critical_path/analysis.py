@@ -34,6 +34,13 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
+_IGNORED = {
+    "launch": "work starts after its launch",
+    "kernel_kernel": "work of a stream runs one after the other",
+    "sync": "a wait ends after the work that it waits for",
+    "inferred": "a call that seems to wait for the device ends after the work",
+}
+
 
 def source_notes(trace: Trace) -> list[str]:
     """Return notes on what a trace lacks, which makes its path less reliable."""
@@ -75,7 +82,8 @@ def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
     built = corrected.build(trace, time_range, window.data_load_events)
     graph = built.graph
     notes = [
-        f"{counted(count, 'constraint')} of kind {kind} left out, against the measured times"
+        f"{counted(count, 'constraint')} ignored, which the measured times contradict: "
+        f"{_IGNORED.get(kind, kind)}"
         for kind, count in built.left_out.items()
     ]
     if len(graph.time):
@@ -93,6 +101,7 @@ def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
         clipped=len(graph.event) // 2,
         data_load=window.data_load_events,
         notes=(*notes, *source_notes(trace)),
+        is_host_run=trace.meta.is_host_run,
     )
     return CriticalPath.search(graph, TraceEvents(trace), about, built.on_device)
 
@@ -217,6 +226,7 @@ class _Joiner:
             clipped=clipped,
             data_load=first.data_load,
             notes=tuple(sorted(notes)),
+            is_host_run=first.is_host_run,
         )
 
     def _join_points(self) -> _JoinPoints:
@@ -277,31 +287,21 @@ class _Joiner:
         """
         starts, ends = points.starts, points.ends
         joins = int(self.nodes[-1])
-        sources, targets, kinds, owners = [], [], [], []
-        for k, path in enumerate(self.paths.values()):
-            graph = path.graph
-            sources.append(graph.source + self.nodes[k])
-            targets.append(graph.target + self.nodes[k])
-            kinds.append(graph.kind)
-            owners.append(np.where(graph.owner == NONE, NONE, graph.owner + self.rows[k]))
-        source, target = np.concatenate(sources), np.concatenate(targets)
+        source, target, kind, owner = self._edges()
         # The end of a collective waits for the last arrival instead of its own start.
         own = np.searchsorted(target, ends[:, 0])
         source[own] = joins + ends[:, 1]
-        begins = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
-        begins = np.append(self.nodes[:1], begins)
-        begins = begins[new[begins] > 0]
+        begins = self._first_nodes(new)
         # What the first event of a rank waits for is unknown: it waits for the first node.
         origin = np.zeros(len(begins), np.int32)
         source = np.concatenate([new[np.concatenate([source, starts[:, 0]])], origin])
         target = new[np.concatenate([target, joins + starts[:, 1], begins])]
-        more = [
-            np.full(len(starts), EDGE_KIND["join"], np.int8),
-            np.full(len(begins), EDGE_KIND["unexplained"], np.int8),
-        ]
-        kind = np.concatenate([*kinds, *more])
-        none = np.full(len(starts) + len(begins), NONE)
-        owner = np.concatenate([*owners, none]).astype(np.int32)
+        added = np.repeat(
+            np.array([EDGE_KIND["join"], EDGE_KIND["unexplained"]], np.int8),
+            [len(starts), len(begins)],
+        )
+        kind = np.append(kind, added)
+        owner = np.append(owner, np.full(len(added), NONE)).astype(np.int32)
         _, order = graphs.index(target, len(new))
         source, target = source[order], target[order]
         time = nodes[1]
@@ -315,6 +315,24 @@ class _Joiner:
             weight=time[target] - time[source],
             owner=owner[order],
         )
+
+    def _edges(self) -> tuple[Ints, Ints, Numbers, Ints]:
+        """Return source, target, kind and owner of the edges of all ranks."""
+        sources, targets, kinds, owners = [], [], [], []
+        for k, path in enumerate(self.paths.values()):
+            graph = path.graph
+            sources.append(graph.source + self.nodes[k])
+            targets.append(graph.target + self.nodes[k])
+            kinds.append(graph.kind)
+            owners.append(np.where(graph.owner == NONE, NONE, graph.owner + self.rows[k]))
+        source, target, kind, owner = map(np.concatenate, (sources, targets, kinds, owners))
+        return source, target, kind, owner
+
+    def _first_nodes(self, new: Numbers) -> Ints:
+        """Return the first node of each rank, without that of the whole graph."""
+        later = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
+        begins: Ints = np.append(self.nodes[:1], later)
+        return begins[new[begins] > 0]
 
 
 class JoinError(FastcommError):

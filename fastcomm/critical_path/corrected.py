@@ -53,13 +53,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     """
     selected = Selected.of(trace, window, data_load)
     rows = selected.rows
-    n = len(rows)
-    # Order of ends at the same time: work first, then the call that began last.
-    tie = np.where(selected.is_device, np.arange(n), 2 * n - np.arange(n))
-    ends = np.argsort(rows.stop, kind="stable")
-    graphs.settle(ends, rows.stop, tie)
-    nodes = kernels.nodes_of(rows.start, rows.stop, ends)
-    del tie, ends
+    nodes = _nodes(selected)
     lanes = _lanes(selected, trace)
     waits, role, goal = waits_of(selected)
     locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
@@ -88,6 +82,16 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
         on_device=on_device,
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
+
+
+def _nodes(selected: Selected) -> kernels.Nodes:
+    """Return the nodes of a window in the order of their times."""
+    rows, n = selected.rows, len(selected.rows)
+    # Order of ends at the same time: work first, then the call that began last.
+    tie = np.where(selected.is_device, np.arange(n), 2 * n - np.arange(n))
+    ends = np.argsort(rows.stop, kind="stable")
+    graphs.settle(ends, rows.stop, tie)
+    return kernels.nodes_of(rows.start, rows.stop, ends)
 
 
 def _most_edges(

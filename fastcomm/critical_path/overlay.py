@@ -16,9 +16,10 @@ import numpy as np
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.rules import TYPES
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, is_local, place, refuse_inputs
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS
+from fastcomm.readers.kineto.head import SUFFIXES
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
@@ -73,13 +74,18 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
 
     Raises
     ------
+    ConfigError
+        If the trace is no JSON file.
     FastcommError
-        If the trace is no JSON file, has changed since it was read, or is the target.
+        If the trace has changed since it was read, or is the target.
 
     """
     source = place(trace.meta.path)
-    if trace.meta.format != "kineto" or trace.args is None:
-        raise FastcommError(f"{source}: an overlay needs a JSON trace, read with every event")
+    if not source.name.lower().endswith(SUFFIXES) or trace.args is None:
+        raise ConfigError(
+            f"{source}: --overlay draws into a copy of a JSON trace, and this is none; pass "
+            "the trace of the PyTorch profiler"
+        )
     if is_local(source):
         refuse_inputs(target, [source])
     with aside(target) as unfinished:
@@ -118,8 +124,8 @@ def _pieces(
     inside = (begin >= 0) & (begin < len(text) - PADDING)
     if not inside.all() or (array[begin] != ord("{")).any():
         raise TraceFileError(
-            f"{trace.meta.path}: the events are not at the positions at which they were read. "
-            "Draw into the unchanged JSON trace"
+            f"{trace.meta.path}: the events are not at the positions at which they were read: "
+            "the file has changed. Run the command again"
         )
     end, behind = json_text.slices(array, begin)
     if not len(begin) or (end < 0).any():

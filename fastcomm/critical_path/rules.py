@@ -289,6 +289,7 @@ class PathSource:
     clipped: int = 0  # events of the window
     data_load: tuple[str, ...] = ()  # regular expressions of events that load data
     notes: tuple[str, ...] = ()
+    is_host_run: bool = False  # whether the host computes and communicates, without a device
 
     def noting(self, note: str) -> Self:
         """Return a copy with one more note, before all others."""

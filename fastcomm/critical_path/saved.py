@@ -151,19 +151,7 @@ def _restored(
     archive: zipfile.ZipFile, path: Path, known_rules: Mapping[str, PathRules]
 ) -> CriticalPath:
     """Check the files of an archive, and build the path."""
-    names = [info.filename for info in archive.infolist()]
-    expected = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
-    if len(names) != len(set(names)) or not set(names) <= expected:
-        raise FastcommError(
-            f"{path}: not a saved critical path: it has {', '.join(sorted(names))}, expected "
-            f"only {', '.join(sorted(expected))}"
-        )
-    for info in archive.infolist():
-        limit = _MAX_MANIFEST_BYTES if info.filename == _MANIFEST else _MAX_TABLE_BYTES
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size > limit:
-            raise FastcommError(
-                f"{path}: {info.filename} is compressed or larger than {limit} bytes"
-            )
+    _check_files(archive, path)
     manifest = json.loads(archive.read(_MANIFEST))
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         raise FastcommError(f"{path}: {_MANIFEST} does not have version {VERSION}")
@@ -183,9 +171,26 @@ def _restored(
         raise FastcommError(f"{path}: edges are not in order, or lead backward")
     on_device = nodes["on_device"].to_numpy()
     longest, slack = None, None
-    if "path.parquet" in names:
+    if "path.parquet" in archive.namelist():
         longest, slack = _path(_table(archive, "path", path), graph, manifest["last"])
     return CriticalPath(graph, SavedEvents(events), about, on_device, longest, slack)
+
+
+def _check_files(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise FastcommError if an archive has other files, or too large ones."""
+    names = [info.filename for info in archive.infolist()]
+    expected = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
+    if len(names) != len(set(names)) or not set(names) <= expected:
+        raise FastcommError(
+            f"{path}: not a saved critical path: it has {', '.join(sorted(names))}, expected "
+            f"only {', '.join(sorted(expected))}"
+        )
+    for info in archive.infolist():
+        limit = _MAX_MANIFEST_BYTES if info.filename == _MANIFEST else _MAX_TABLE_BYTES
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > limit:
+            raise FastcommError(
+                f"{path}: {info.filename} is compressed or larger than {limit} bytes"
+            )
 
 
 def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:

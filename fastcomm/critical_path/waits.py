@@ -99,7 +99,10 @@ _Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind 
 
 
 def waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
-    """Return the rows that wait for the end of work, and the role and goal of each call."""
+    """Return the rows that wait for work to end; and, by row, what a call waits for.
+
+    The latter is a role, such as a wait for a stream, and a goal, the lane or row of the work.
+    """
     rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)

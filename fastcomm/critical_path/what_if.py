@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.checks import check_type
 from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
-from fastcomm.graph.edits import Edit, EditSweep, selected
+from fastcomm.graph.edits import KINDS, Edit, EditSweep, conditions
+from fastcomm.trace.events import matches
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Flags, Ints
@@ -81,7 +83,7 @@ class Replay:
 
     def _stretch(self, weight: Ints, edit: Edit) -> None:
         """Scale or set the durations of the selected events, in place."""
-        mask = selected(self.events, edit.target)
+        mask = _selected(self.events, edit.target)
         if not mask.any():
             tags = sorted({tag for tag in self.events["tag"].to_pylist() if tag is not None})
             present = ", ".join(tags) or "none"
@@ -103,7 +105,7 @@ class Replay:
         """Merge short kernels with the short kernel before them on their stream, in place."""
         graph = self.critical.graph
         length = self.events["stop"].to_numpy() - self.events["start"].to_numpy()
-        short = selected(self.events, "compute") & (length < below_ns)
+        short = _selected(self.events, "compute") & (length < below_ns)
         short_rows = self.rows[short]
         follows = np.flatnonzero(graph.kind == EDGE_KIND["kernel_kernel"])
         behind = graph.event[graph.target[follows]]
@@ -163,6 +165,46 @@ class Replay:
             path,
             across=critical.across.unmeasured(),
         )
+
+
+def _selected(events: pa.Table, selection: str) -> Flags:
+    """Return which rows of a table with the columns `rules.EVENT` match a selection."""
+    mask = np.ones(events.num_rows, np.bool_)
+    for key, value in conditions(selection):
+        mask &= _matches(events, key, value)
+    return mask
+
+
+def _matches(events: pa.Table, key: str, value: str) -> Flags:
+    """Return the rows that match one condition of a selection."""
+    if key in KINDS:
+        mask = _of_kind(events, key)
+        return mask & _equal(events["tag"], value) if value else mask
+    if key == "name":
+        return _flags(matches(events["name"], value))
+    return _equal(events[key], int(value) if key == "stream" else value)
+
+
+def _of_kind(events: pa.Table, kind: str) -> Flags:
+    """Return which events are of a kind: comm, compute, copy (on the device) or host."""
+    on_device = _flags(events["is_device"])
+    is_comm = _flags(pc.is_valid(events["op"]))
+    is_kernel = _equal(events["kind"], "kernel")
+    return {
+        "comm": is_comm,
+        "compute": on_device & is_kernel & ~is_comm,
+        "copy": on_device & ~is_kernel & ~is_comm,
+        "host": ~on_device,
+    }[kind]
+
+
+def _equal(column: pa.ChunkedArray, value: str | int) -> Flags:
+    return _flags(pc.equal(column, value))
+
+
+def _flags(column: pa.ChunkedArray) -> Flags:
+    flags: Flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return flags
 
 
 def sweep(

@@ -171,7 +171,7 @@ def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
 
 
 def pad(matrix: Matrix) -> Matrix:
-    """Add to a matrix, from its upper left corner on, until all sums equal the largest."""
+    """Return the matrix with values added so that all row and column sums are equal."""
     load = largest_sum(matrix)
     rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
     padded = matrix.copy()

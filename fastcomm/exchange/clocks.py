@@ -1,12 +1,15 @@
 """Clock offsets between ranks, from collectives that end on all members at the same time.
 
+On the host they do not: threads wait for a core. But no member ends before the last one starts,
+so that each collective limits the offsets.
+
 The offset of a rank is its clock minus the clock of its reference rank, in ns: subtract it from
 the rank's times to convert them. Ranks without a chain of common collectives to a reference
 have no offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Self
@@ -19,7 +22,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NULL, Ints
 
 # Collectives used per operation, group and iteration; more do not improve the estimate.
 _MOST = 8
@@ -43,8 +46,10 @@ ENDS = pa.schema(
             "place", pa.int64(), nullable=False
         ),  # seq, or the index in its op, group and iteration
         pa.field("stop", pa.int64(), nullable=False),
+        pa.field("start", pa.int64()),  # of host runs; else null
     ]
 )
+_NO_LIMIT = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,14 @@ class ClockOffset:
     offset_ns: int
     spread_ns: int  # median deviation of the matches, summed over the chain to the reference
     matches: int  # number of matched collectives, the fewest along the chain
+    is_limited: bool = False  # whether the offset is wrong by `spread_ns` at most
 
     @property
     def applies(self) -> bool:
         """Whether the offset is large enough against its spread to correct times with it."""
-        far = abs(self.offset_ns) > max(FAR * self.spread_ns, LEAST_NS)
-        return far and self.matches >= LEAST_MATCHES
+        least = self.spread_ns if self.is_limited else FAR * self.spread_ns
+        is_far = abs(self.offset_ns) > max(least, LEAST_NS)
+        return is_far and self.matches >= LEAST_MATCHES
 
 
 def ends(trace: Trace) -> pa.Table:
@@ -99,6 +106,7 @@ def ends(trace: Trace) -> pa.Table:
             "iteration": np.where(counted, -1, number),
             "place": np.where(counted, filled(seq, 0), place),
             "stop": comm["stop"],
+            "start": comm["start"] if trace.meta.is_host_run else pa.nulls(len(rows)),
         }
     )
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
@@ -111,9 +119,13 @@ class EndOffsets:
     low: NDArray[np.int32]  # lowest rank of the collective
     rank: NDArray[np.int32]
     ahead: Ints  # end on `rank` minus end on `low`, ns
+    least: Ints  # limits of the offset in ns; those of int64 if there are none
+    most: Ints
 
     @classmethod
-    def of(cls, rank: Ints, stop: Ints, *key: NDArray[np.integer]) -> Self:
+    def of(
+        cls, rank: Ints, stop: Ints, *key: NDArray[np.integer], start: Ints | None = None
+    ) -> Self:
         """Compare ends within each collective.
 
         Parameters
@@ -122,6 +134,8 @@ class EndOffsets:
             Rank, and end in ns on its clock, per row.
         *key
             Columns that are equal in rows of one collective, and in no others.
+        start
+            Start per row, ns; NULL or None if it is no limit of the offset.
 
         """
         order = np.lexsort((rank, *key))
@@ -129,20 +143,25 @@ class EndOffsets:
         ranks, stop = rank[order].astype(np.int32), stop[order]
         others = np.flatnonzero(ranks != ranks[first])
         lowest = first[others]
-        return cls(ranks[lowest], ranks[others], stop[others] - stop[lowest])
+        start = np.full(len(rank), NULL) if start is None else start[order]
+        is_limited = (start[others] != NULL) & (start[lowest] != NULL)
+        return cls(
+            low=ranks[lowest],
+            rank=ranks[others],
+            ahead=stop[others] - stop[lowest],
+            least=np.where(is_limited, start[others] - stop[lowest], _NO_LIMIT.min),
+            most=np.where(is_limited, stop[others] - start[lowest], _NO_LIMIT.max),
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Return the rows of all parts; requires at least one part."""
-        return cls(
-            np.concatenate([part.low for part in parts]),
-            np.concatenate([part.rank for part in parts]),
-            np.concatenate([part.ahead for part in parts]),
-        )
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def offsets_of_matches(
-    rank: Ints, group: Ints, instance: Ints, stop: Ints
+    rank: Ints, group: Ints, instance: Ints, stop: Ints, start: Ints | None = None
 ) -> tuple[ClockOffset, ...]:
     """Return clock offsets by the ends of matched collectives.
 
@@ -150,6 +169,8 @@ def offsets_of_matches(
     ----------
     rank, group, instance, stop
         Per row: rank, label of the group, number of the collective, end in ns.
+    start
+        Start of each row in ns, of host runs.
 
     Returns
     -------
@@ -157,17 +178,20 @@ def offsets_of_matches(
         By rank; see `offsets`.
 
     """
-    return offsets(matched_end_offsets(rank, group, instance, stop))
+    return offsets(matched_end_offsets(rank, group, instance, stop, start))
 
 
-def matched_end_offsets(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> EndOffsets:
+def matched_end_offsets(
+    rank: Ints, group: Ints, instance: Ints, stop: Ints, start: Ints | None = None
+) -> EndOffsets:
     """Compare the ends of some matched collectives of each group.
 
     Rows are members of collectives: rank, label of the group, number of the collective, end in
-    ns. Pass only operations of `schema.ENDS_TOGETHER`.
+    ns and, of host runs, start. Pass only operations of `schema.ENDS_TOGETHER`.
     """
     chosen = _sample(group, instance)
-    return EndOffsets.of(rank[chosen], stop[chosen], instance[chosen])
+    began = None if start is None else start[chosen]
+    return EndOffsets.of(rank[chosen], stop[chosen], instance[chosen], start=began)
 
 
 def _sample(group: Ints, instance: Ints) -> Ints:
@@ -237,7 +261,8 @@ def _firsts(parts: Ints) -> Ints:
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
     """Return clock offsets by rank; `table` has schema `ENDS` and the ends of all ranks."""
     key = (table[name].to_numpy() for name in ("op", "iteration", "place", "group"))
-    return offsets(EndOffsets.of(table["rank"].to_numpy(), table["stop"].to_numpy(), *key))
+    rank, stop = table["rank"].to_numpy(), table["stop"].to_numpy()
+    return offsets(EndOffsets.of(rank, stop, *key, start=filled(table["start"])))
 
 
 def offsets(ends: EndOffsets) -> tuple[ClockOffset, ...]:
@@ -272,6 +297,7 @@ class _Pair:
     offset: int
     spread: int
     matches: int
+    is_limited: bool
 
 
 def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
@@ -285,7 +311,17 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
     offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)
     deviation = np.abs(ahead - offset[pair])
     spread = deviation[np.lexsort((deviation, pair))][middle]
-    columns = (low[begin], rank[begin], offset, spread, size)
+    is_limited = np.zeros(len(begin), np.bool_)
+    if len(begin):
+        least = np.maximum.reduceat(ends.least[order], begin)
+        most = np.minimum.reduceat(ends.most[order], begin)
+        is_limited = (least > _NO_LIMIT.min) & (least <= most)
+        least, most = np.where(is_limited, (least, most), 0)
+        # Where equal clocks are possible, nothing speaks for others.
+        within = np.where((least <= 0) & (most >= 0), 0, (least + most) // 2)
+        offset = np.where(is_limited, within, offset)
+        spread = np.where(is_limited, np.maximum(offset - least, most - offset), spread)
+    columns = (low[begin], rank[begin], offset, spread, size, is_limited)
     yield from map(_Pair, *(column.tolist() for column in columns))
 
 
@@ -295,7 +331,12 @@ def _offsets_from(
     """Return the offsets of all ranks connected to the reference (Dijkstra's algorithm)."""
     done: dict[int, ClockOffset] = {}
     start = ClockOffset(
-        rank=reference, reference=reference, offset_ns=0, spread_ns=0, matches=1 << 62
+        rank=reference,
+        reference=reference,
+        offset_ns=0,
+        spread_ns=0,
+        matches=1 << 62,
+        is_limited=True,
     )
     waiting = [(0, 0, reference)]
     best = {reference: start}
@@ -314,7 +355,8 @@ def _offsets_from(
                     offset_ns=current.offset_ns + sign * pair.offset,
                     spread_ns=spread,
                     matches=min(current.matches, pair.matches),
+                    is_limited=current.is_limited and pair.is_limited,
                 )
                 heappush(waiting, (spread, steps + 1, other))
     most = max(offset.matches for offset in done.values() if offset is not start)
-    return {**done, reference: replace(start, matches=most)}
+    return {**done, reference: replace(start, matches=most, is_limited=False)}

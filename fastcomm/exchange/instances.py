@@ -47,6 +47,7 @@ class RunCommunication:
     directed: Ints  # rows of messages with known sender and receiver
     synchronous: Ints  # rows that are matched as collectives
     matches: Matches  # a value per element of `synchronous`
+    is_host_run: bool  # whether the host communicates, where collectives do not end at once
 
     @classmethod
     def of(cls, traces: Mapping[int, Trace]) -> Self:
@@ -76,16 +77,21 @@ class RunCommunication:
             directed=np.flatnonzero((group != NULL) & directed),
             synchronous=synchronous,
             matches=match(CollectiveCalls.of(call_columns, synchronous)),
+            is_host_run=any(trace.meta.is_host_run for trace in traces.values()),
         )
 
     def ahead(self) -> dict[int, int]:
         """Return the clock offset of each rank in ns; 0 without a significant offset."""
-        rank, op, stop = (self.columns[name] for name in ("rank", "op", "stop"))
+        names = ("rank", "op", "start", "stop")
+        rank, op, start, stop = (self.columns[name] for name in names)
         is_matched = (self.matches.instance != NONE) & np.isin(
             op[self.synchronous], numbers(ENDS_TOGETHER)
         )
         rows, number = self.synchronous[is_matched], self.matches.instance[is_matched]
-        offsets = clocks.offsets_of_matches(rank[rows], self.group[rows], number, stop[rows])
+        began = start[rows] if self.is_host_run else None
+        offsets = clocks.offsets_of_matches(
+            rank[rows], self.group[rows], number, stop[rows], began
+        )
         applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
         return {number: applied.get(number, 0) for number in self.ranks}
 

@@ -250,6 +250,7 @@ class CommunicationEvents:
     start: Ints
     stop: Ints
     alone: Ints
+    exposed: Ints
 
     @classmethod
     def of(cls, table: pa.Table) -> "CommunicationEvents":
@@ -261,7 +262,10 @@ class CommunicationEvents:
             table = table.filter(table["start_ns"].is_valid())
         rows, present = table.num_rows, set(table.column_names)
         nulls, all_false = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
-        names = {name: name for name in _OPTIONAL} | {"alone": "alone_ns"}
+        names = {name: name for name in _OPTIONAL} | {
+            "alone": "alone_ns",
+            "exposed": "exposed_ns",
+        }
         start = filled(table["start_ns"])
         return cls(
             tag=table["tag"].to_numpy(),

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
@@ -27,11 +27,17 @@ from fastcomm.trace.trace import Trace
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R")
 
+Progress = Callable[[Source], None]  # called with each finished rank, also a failed one
+
+_LOG = logging.getLogger("fastcomm")
+_MERGED = 16  # partial results merged at once: small tables pin the memory between them
 WIDTH = 128  # ranks of a batch, at most
-_TAKES_S = 1.0  # time of a batch
+_BATCH_S = 1.0  # time of a batch
 _SMALL = 1 << 16  # events of small ranks that are measured together
-_ALONE = 2  # attempts for a rank alone: the first worker may have died for another reason
+_MOST_ATTEMPTS = 2  # for a rank alone: the first worker may have died for another reason
 _SHARES = 4  # batches of a worker, at least: all workers end at about the same time
 
 
@@ -59,15 +65,6 @@ class LocalObject(Generic[S]):
 
     def close(self) -> None:
         """Do nothing: Python frees the object."""
-
-
-P = TypeVar("P")
-R = TypeVar("R")
-
-
-Progress = Callable[[Source], None]  # called with each finished rank, also a failed one
-
-_WIDTH = 16  # partial results merged at once: small tables pin the memory between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +142,7 @@ class TreeReducer(Generic[T]):
         """Add one item, and merge each level that is full."""
         for level in self.levels:
             level.append(item)
-            if len(level) < _WIDTH:
+            if len(level) < _MERGED:
                 return
             item = self.merge(list(level))
             level.clear()
@@ -237,7 +234,7 @@ class BatchTask(Generic[P]):
         Returns the number of finished ranks, their partial result, and the error of the last.
         """
         parts, small, error = list[P](), list[Trace](), None
-        until, done = monotonic() + _TAKES_S, 0
+        until, done = monotonic() + _BATCH_S, 0
         while done < len(sources) and error is None and monotonic() < until:
             try:
                 with annotate_errors(sources[done]):
@@ -279,7 +276,7 @@ def in_batches(
         suspects = yield from _until_death(pending, work, processes, width, most)
         for source in suspects:
             unread = [source]
-            for _ in range(_ALONE):
+            for _ in range(_MOST_ATTEMPTS):
                 unread = yield from _until_death(deque(unread), work, processes, 1, 1)
             if unread:
                 yield Batch(sources=(source,), partial=None, error=died(source))
@@ -312,19 +309,12 @@ def _until_death(
     return []
 
 
-_LOG = logging.getLogger("fastcomm")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """The executor of this machine: `workers` processes, or this process if 1."""
 
+    is_here: ClassVar[bool] = True
     workers: int = 1
-
-    @property
-    def is_here(self) -> bool:
-        """True."""
-        return True
 
     def gather(
         self,

@@ -93,6 +93,13 @@ class Graph:
         return int(marks.sum())
 
     @cached_property
+    def span_ns(self) -> int:
+        """Time from the first node that has an edge to the last; of all nodes without edges."""
+        used = np.concatenate([self.source, self.target])
+        times = self.time[used] if len(used) else self.time
+        return int(times.max() - times.min()) if len(times) else 0
+
+    @cached_property
     def places(self) -> tuple[Numbers, Numbers]:
         """Start node and end node by row of the table of events; NONE for rows without."""
         size = int(self.event.max(initial=NONE)) + 1

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fastcomm import files
 from fastcomm.checks import (
@@ -28,7 +27,7 @@ from fastcomm.checks import (
 from fastcomm.errors import ConfigError
 from fastcomm.trace.events import matches
 from fastcomm.trace.schema import OPS, TAGS
-from fastcomm_kernels.arrays import Flags, Floats
+from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
 _MAX_FILE_BYTES = 64 << 20  # of a file of changes, which may name every operation
@@ -42,7 +41,7 @@ class Edit:
     """One what-if change to a step; the functions of this module construct the common ones."""
 
     action: Action
-    target: str  # a selection of events, see `selected`; for "remove" one of DELAYS
+    target: str  # a selection of events, see `conditions`; for "remove" one of DELAYS
     value: float = 0.0  # "scale": a factor; "set" and "fuse": ns
 
     def __post_init__(self) -> None:
@@ -54,7 +53,7 @@ class Edit:
         if self.action == "remove":
             _check_delays(self.target)
             return
-        _conditions(self.target)
+        conditions(self.target)
         where, valid, expected = _VALUES[self.action]
         if not valid.holds(self.value) and not (self.action == "scale" and self.value == 0):
             raise invalid_value(where, self.value, expected)
@@ -102,7 +101,7 @@ def scale(selection: str, factor: float) -> Edit:
     Parameters
     ----------
     selection
-        The events, as of `selected`.
+        The events, see `conditions`.
     factor
         0, or from 1e-6 to 1e6.
 
@@ -121,7 +120,7 @@ def set_time(selection: str, time_ns: float) -> Edit:
     Parameters
     ----------
     selection
-        The events, as of `selected`.
+        The events, see `conditions`.
     time_ns
         Nanoseconds.
 
@@ -146,28 +145,21 @@ def _check_delays(delays: object) -> None:
         )
 
 
-_KINDS = ("comm", "compute", "copy", "host")
+KINDS = ("comm", "compute", "copy", "host")
 _COLUMNS = ("op", "tag", "stream", "thread", "name")
-_CHOICES = {**dict.fromkeys((*_KINDS, "tag"), TAGS), "op": OPS}
+_CHOICES = {**dict.fromkeys((*KINDS, "tag"), TAGS), "op": OPS}
 _INT = re.compile(r"-?\d{1,18}$")
 
 
-def selected(events: pa.Table, selection: str) -> Flags:
-    """Return which events a selection matches.
+def conditions(selection: str) -> list[tuple[str, str]]:
+    """Split a selection of events into conditions, each a kind or a column, and its value.
 
     Parameters
     ----------
-    events
-        Table with the columns of `EVENT` of `critical_path.rules`.
     selection
         One or several conditions joined by ``+``, all of which must hold: a kind of event
         (comm, compute, copy, host), a kind with a tag (``comm:TP``), or a column with a value
         (``op:AllReduce``, ``stream:7``, ``name:REGEX``).
-
-    Returns
-    -------
-    ndarray of bool
-        One value per row.
 
     Raises
     ------
@@ -175,36 +167,15 @@ def selected(events: pa.Table, selection: str) -> Flags:
         If a condition is invalid.
 
     """
-    mask = np.ones(events.num_rows, np.bool_)
-    for key, value in _conditions(selection):
-        mask &= _matches(events, key, value)
-    return mask
-
-
-def _matches(events: pa.Table, key: str, value: str) -> Flags:
-    """Return the rows that match one condition of a selection."""
-    if key in _KINDS:
-        mask = _of_kind(events, key)
-        return mask & _equal(events["tag"], value) if value else mask
-    if key == "name":
-        return _flags(matches(events["name"], value))
-    return _equal(events[key], int(value) if key == "stream" else value)
-
-
-def _conditions(selection: str) -> list[tuple[str, str]]:
-    """Split a selection into conditions, each a kind or a column, and its value.
-
-    Raises ConfigError if a condition is invalid.
-    """
     check_type(
         selection, str, "events", 'a text such as "compute", "comm:TP" or "name:gemm+stream:7"'
     )
-    conditions = []
+    pairs = []
     for condition in selection.split("+"):
         key, _, value = condition.strip().partition(":")
         _check_condition(key, value, selection)
-        conditions.append((key, value))
-    return conditions
+        pairs.append((key, value))
+    return pairs
 
 
 def _check_condition(key: str, value: str, selection: str) -> None:
@@ -214,42 +185,22 @@ def _check_condition(key: str, value: str, selection: str) -> None:
     elif value and key == "name":
         matches(pa.array([""]), value)
     elif not (
-        key in _KINDS or (key == "thread" and value) or (key == "stream" and _INT.match(value))
+        key in KINDS or (key == "thread" and value) or (key == "stream" and _INT.match(value))
     ):
         condition = f"{key}:{value}" if value else key
+        example = f"name:{value or key or 'gemm'}"
         raise ConfigError(
-            f"{selection!r}: invalid condition {condition!r}: expected {', '.join(_KINDS)}, or "
-            f"{', '.join(_COLUMNS)} with a value after a colon, as in name:gemm"
+            f"{selection!r}: invalid condition {condition!r}: expected {', '.join(KINDS)}, or "
+            f"{', '.join(_COLUMNS)} with a value after a colon, as in {example}"
         )
-
-
-def _of_kind(events: pa.Table, kind: str) -> Flags:
-    """Return which events are of a kind: comm, compute, copy (on the device) or host."""
-    on_device = _flags(events["is_device"])
-    is_comm = _flags(pc.is_valid(events["op"]))
-    is_kernel = _equal(events["kind"], "kernel")
-    return {
-        "comm": is_comm,
-        "compute": on_device & is_kernel & ~is_comm,
-        "copy": on_device & ~is_kernel & ~is_comm,
-        "host": ~on_device,
-    }[kind]
-
-
-def _equal(column: pa.ChunkedArray, value: str | int) -> Flags:
-    return _flags(pc.equal(column, value))
-
-
-def _flags(column: pa.ChunkedArray) -> Flags:
-    flags: Flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return flags
 
 
 def _check_choice(choices: tuple[str, ...], value: str, context: str) -> None:
     """Raise ConfigError, which quotes the context, if a value is none of the choices."""
     if value not in choices:
+        hint = f"; did you mean {value.upper()!r}?" if value.upper() in choices else ""
         raise ConfigError(
-            f"{context!r}: invalid value {value!r}: expected one of {', '.join(choices)}"
+            f"{context!r}: invalid value {value!r}: expected one of {', '.join(choices)}{hint}"
         )
 
 
@@ -309,6 +260,10 @@ def speed(kind: str, text: str) -> Edit:
     return Edit(action="scale", target=kind, value=1 / speedup)
 
 
+# As messages show it: lines that begin with four spaces are to copy.
+_EXAMPLE = '    [[edit]]\n    what = "comm:DP"\n    scale = 0.5'
+
+
 def read_edits(path: Path) -> list[Edit]:
     """Read the edits of a TOML file, tables ``[[edit]]``, in order.
 
@@ -317,7 +272,8 @@ def read_edits(path: Path) -> list[Edit]:
     document = files.toml(path)
     tables = document.get("edit")
     if set(document) != {"edit"} or not isinstance(tables, list):
-        raise ConfigError(f"{path}: expected only tables [[edit]], got {sorted(document)}")
+        keys = ", ".join(map(repr, sorted(document))) or "nothing"
+        raise ConfigError(f"{path}: found {keys}, expected only tables such as\n{_EXAMPLE}")
     try:
         return [edit_of(table) for table in tables]
     except ConfigError as error:

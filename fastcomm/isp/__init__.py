@@ -185,6 +185,7 @@ def batch(options: SearchOptions) -> MicroBatchRule:
         If the options contradict each other, or leave the global batch open.
 
     """
+    _refuse_range(options.global_batch)
     total, least, most, bsz, num = (
         None if value is None else parse_quantity(value, option)
         for option, value in (
@@ -206,6 +207,27 @@ def batch(options: SearchOptions) -> MicroBatchRule:
     return MicroBatchRule(
         least=total or least or 1, most=total or most or _ANY, micro_bsz=bsz, micro_num=num
     )
+
+
+def _refuse_range(text: str | float | None) -> None:
+    """Raise `ConfigError` if a global batch is a range or a list; say how to search a range."""
+    least, separator, most = str(text).partition("-" if "-" in str(text) else ",")
+    if least and separator:
+        raise ConfigError(
+            f"invalid global batch {text!r}: expected one number of tokens; for a range: "
+            f"--global-batch-min {least} --global-batch-max {most}"
+        )
+
+
+_LEAST_MEMORY = 1 << 20  # bytes; a smaller number lacks its unit
+
+
+def _memory(text: str | float | None) -> int | None:
+    """Return the memory of a GPU in bytes. Raises `ConfigError` for a number without unit."""
+    size = None if text is None else parse_quantity(text, "memory")
+    if size is not None and size < _LEAST_MEMORY:
+        raise ConfigError(f"invalid memory {text!r}: {size} bytes; add a unit, as in 70GiB")
+    return size
 
 
 def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Question:
@@ -239,11 +261,11 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
         batch=batch(options),
-        memory=None if options.memory is None else parse_quantity(options.memory, "memory"),
+        memory=_memory(options.memory),
         algos=("isp",) if ulysses else algos,
-        pp=numbers(options.pp, "pp"),
-        sp=numbers(options.sp, "sp"),
-        ep=numbers(options.ep, "ep"),
+        pp=numbers(options.pp_sizes, "pp"),
+        sp=numbers(options.sp_sizes, "sp"),
+        ep=numbers(options.ep_sizes, "ep"),
         interleave=numbers(options.interleave, "interleave"),
         dtype_size=options.dtype_size or 2,
         flash=options.flash is not False,

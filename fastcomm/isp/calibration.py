@@ -30,7 +30,7 @@ from fastcomm.options import SearchOptions
 from fastcomm.trace.schema import OPS
 
 if TYPE_CHECKING:
-    from fastcomm.readers.kineto.shapes import ShapedCall
+    from fastcomm.readers.kineto.operators import ShapedCall
     from fastcomm.trace.run import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
@@ -158,7 +158,7 @@ def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
     """
     # slow to import, rarely needed
     from fastcomm.readers.kineto import reader
-    from fastcomm.readers.kineto.shapes import calls
+    from fastcomm.readers.kineto.operators import calls
 
     shaped: list[ShapedCall] = []
     for source in run.sources[:most_ranks]:

@@ -276,7 +276,7 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
 def _activations(
     grid: StrategyGrid, question: Question, in_flight: Array, counts: tuple[int, ...]
 ) -> Bytes:
-    """Return the activations of a stage with `in_flight` micro-batches."""
+    """Return the bytes of activations of a stage with `in_flight` micro-batches."""
     d, seq, model = question.dtype_size, question.seq_len, question.model
     unit = d / 2 * grid.bsz * seq * model.hidden
     virtual = grid.pp * grid.interleave

@@ -258,6 +258,8 @@ class SearchResult(TableResult):
     calibration: "Calibration | None" = None
     sensitivity: tuple[HardwareChange, ...] | None = None
     top: int = 6  # number of strategies in the JSON document
+    explanation: Mapping[str, Any] | None = None  # see `strategy.explanation`
+    trainer_args: str | None = None  # see `strategy.snippet`
 
     @property
     def feasible(self) -> int:
@@ -368,4 +370,6 @@ class SearchResult(TableResult):
             **chosen,
             **(calibration.to_dict() if calibration else {}),
             **({} if self.sensitivity is None else {"sensitivity": changes}),
+            **({} if self.explanation is None else {"explanation": self.explanation}),
+            **({} if self.trainer_args is None else {"trainer_args": self.trainer_args}),
         }

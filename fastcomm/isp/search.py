@@ -93,7 +93,8 @@ def _all_grids(question: Question, counts: Counts) -> Iterator[StrategyGrid]:
         for grid in grids(question, world, counts):
             if counts.cells > MOST:
                 raise ConfigError(
-                    f"more than {MOST} candidates: narrow the batch, or set --pp or --sp"
+                    f"more than {MOST} candidates: narrow the batch, or set --pp-sizes "
+                    "or --sp-sizes"
                 )
             yield grid
 
@@ -145,12 +146,20 @@ def _width(question: Question) -> float:
 @shows(SearchOptions)
 @python_names()
 def search_strategies(**options: Any) -> SearchResult:
-    """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
+    """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
+
+    Parameters
+    ----------
+    **options
+        Fields of `SearchOptions`. Required are `model` (a preset, a size such as "7B", or a
+        file), `world_size` (number of GPUs), `seq_len` (tokens), and a batch: `global_batch`
+        (tokens per step), or `micro_bsz` and `micro_num`. Numbers may be texts such as "64Ki".
 
     Returns
     -------
     SearchResult
-        Feasible strategies, ranked by tokens/s/GPU.
+        Feasible strategies, ranked by tokens/s/GPU, with step times in seconds and memory in
+        bytes (`to_dict` and `to_arrow`: ns and bytes).
 
     Raises
     ------

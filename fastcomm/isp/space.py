@@ -10,7 +10,14 @@ from fastcomm.isp import Question
 from fastcomm.isp.block import FULL, NONE, SELECTIVE, Ints, StrategyGrid
 from fastcomm.units import format_gib
 
-_REASONS = ("heads", "experts", "batch", "schedule", "memory")
+# Why candidates are rejected: the keys of `rejected`, and the texts of messages.
+REASONS = {
+    "heads": "as sp does not suit the attention heads",
+    "experts": "as ep does not suit the experts",
+    "batch": "as no micro-batch suits the global batch",
+    "schedule": "for fewer micro-batches than pipeline stages (--any-schedule)",
+    "memory": "for lack of memory",
+}
 
 
 @dataclass(slots=True)
@@ -23,7 +30,7 @@ class Counts:
     """
 
     candidates: int = 0
-    rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
+    rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     unsuited: set[int] = field(default_factory=set)  # data-parallel degrees rejected by batch
     cells: int = 0  # candidates to price
 
@@ -239,9 +246,13 @@ def nearest(
     if rejected.get("schedule"):
         return (
             "no strategy: all have fewer micro-batches than pipeline stages; try a smaller "
-            "--pp, a larger global batch or --any-schedule"
+            "--pp-sizes, a larger global batch or --any-schedule"
         )
-    reasons = [f"{count} by {reason}" for reason, count in rejected.items() if count]
+    reasons = [
+        f"{count} {REASONS.get(reason, f'by {reason}')}"
+        for reason, count in rejected.items()
+        if count
+    ]
     return f"no strategy: rejected {', '.join(reasons)}" if reasons else _undivided(question)
 
 

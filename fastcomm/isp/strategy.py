@@ -1,6 +1,7 @@
 """Terms of one strategy's time and memory, and the arguments of trainers for it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastcomm.isp import Question
 from fastcomm.isp.model import Model
@@ -29,11 +30,11 @@ def time_terms(record: Record, question: Question) -> list[Term]:
     terms = [
         layer("GEMM", "forward and backward", record["comp_wp"]),
         layer("attention", "forward and backward", record["comp_attn"]),
-        layer("weights exposed", _gathers(record), _exposed(record)),
-        layer("sequence", _SEQUENCE[record["algo_type"]], record["sp_comm_cost"]),
+        layer("exposed weight gathers", _gathers(record), _exposed(record)),
+        layer("sequence exchange", _SEQUENCE[record["algo_type"]], record["sp_comm_cost"]),
     ]
     if "ep_comm_cost" in record:
-        terms.append(layer("experts exposed", _exchange(record), record["ep_exposed"]))
+        terms.append(layer("exposed expert exchange", _exchange(record), record["ep_exposed"]))
     if "elementwise" in record:
         text = "norms, activations, residuals"
         terms.append(layer("element-wise", text, record["elementwise"]))
@@ -46,7 +47,7 @@ def time_terms(record: Record, question: Question) -> list[Term]:
 
 
 def _slowest(record: Record, question: Question) -> tuple[int, int]:
-    """Return the layers of the slowest stage: the usual ones, and those without experts."""
+    """Return the numbers of layers of the slowest stage: usual ones, and without experts."""
     pp = record["pp"]
     counts = question.model.counts(record.get("slowest_stage", pp - 1), pp)
     return counts[0], sum(counts[1:])
@@ -73,7 +74,7 @@ def _ends(record: Record, plain: int) -> list[Term]:
     num = record["micro_num"]
     text = f"{num} micro-batches: the vocabulary, on the last stage"
     last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1
-    terms = [Term(name="head", value=num * record["head"] * last, text=text)]
+    terms = [Term(name="output head", value=num * record["head"] * last, text=text)]
     if "dense_layer" in record:
         text = f"{num} micro-batches x {plain} layers without experts"
         value = num * plain * record["dense_layer"]
@@ -91,22 +92,22 @@ def _once(record: Record) -> list[Term]:
             "wdp_comm_cost": "reduction of gradients",
             "zp_comm_cost": "broadcast of parameters",
         }
-        return [Term(name=n, value=record[n], text=text) for n, text in names.items()]
+        return [Term(name=text, value=record[key], text=key) for key, text in names.items()]
     return [
-        Term(name="bubble", value=record["bubble"], text=_bubble(record)),
-        Term(name="p2p", value=record["p2p"], text=f"{transfers} transfers"),
+        Term(name="pipeline bubble", value=record["bubble"], text=_bubble(record)),
+        Term(name="between stages", value=record["p2p"], text=f"{transfers} transfers"),
         Term(
-            name="gradients",
+            name="gradient reduction",
             value=record["grad_sync"],
             text=f"reduced once a step, sharded by {record['p_grads']}",
         ),
         Term(
-            name="parameters",
+            name="parameter sync",
             value=record["param_sync"],
             text=f"sent once a step to {record['p_os'] // record['p_para']} shards",
         ),
         Term(
-            name="optimizer",
+            name="optimizer step",
             value=record["optimizer"],
             text=f"states sharded by {record['p_os']}",
         ),
@@ -146,12 +147,31 @@ def memory_terms(record: Record) -> list[Term]:
     return [whole, *(part for part in parts if part.value)]
 
 
+def explanation(record: Record, question: Question) -> dict[str, Any]:
+    """Return the terms of a strategy's step time and memory as JSON objects."""
+    return {
+        "time": [_in_json(term, "time_ns", 1e9) for term in time_terms(record, question)],
+        "memory": [_in_json(term, "bytes", 1) for term in memory_terms(record)],
+    }
+
+
+def _in_json(term: Term, name: str, unit: float) -> dict[str, Any]:
+    """Return a term as a JSON object, with its value times `unit` under `name`."""
+    return {
+        "name": term.name,
+        name: float(term.value) * unit,
+        "level": term.level,
+        "description": term.text,
+    }
+
+
 def _moment(record: Record) -> str:
     """Return the stage and the moment of the highest memory."""
     if "step_peak" not in record:
         return ""
     moment = "the optimizer's step" if _is_step(record) else "forward and backward"
-    return f"stage {int(record['stage'])} of {record['pp']}, {moment}; 1.5 GB are the context"
+    stage = f"stage {int(record['stage'])} of {record['pp']}"
+    return f"{stage}, {moment}; 1.5 GB are for the driver"
 
 
 def _is_step(record: Record) -> bool:
@@ -160,9 +180,9 @@ def _is_step(record: Record) -> bool:
 
 
 def _bubble(record: Record) -> str:
-    text = f"{record['pp'] - 1} other stages"
+    text = f"fill and drain of {record['pp']} stages"
     virtual = record.get("interleave", 1)
-    return f"{text}, in {virtual} parts" if virtual > 1 else text
+    return f"{text}, {virtual} virtual stages per GPU" if virtual > 1 else text
 
 
 def _ms(seconds: float) -> str:
@@ -170,7 +190,7 @@ def _ms(seconds: float) -> str:
 
 
 def _rate(record: Record) -> str:
-    return f"{record['g_bsz']} tokens, {record['tgs']:.1f} tokens/GPU/s"
+    return f"{record['g_bsz']} tokens, {record['tgs']:.1f} tokens/s/GPU"
 
 
 def snippet(trainer: str, record: Record, question: Question) -> str:

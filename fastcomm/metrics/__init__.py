@@ -18,9 +18,8 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
-from fastcomm.trace.run import ranges, warnings_of_run
+from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
-from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 from fastcomm_kernels.arrays import Ints
 
@@ -191,8 +190,7 @@ def note_warnings(
         *gaps.sentences(missing, len(notes)),
         *filter(None, by_clock),
         *warnings_of_run((note.rank, note.clock_notes) for note in notes),
-        *without_effect([note.unused for note in notes]),
-        *warnings_of_run((note.rank, note.warnings) for note in notes),
+        *warnings_of_ranks(notes),
     ]
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from fastcomm.exchange.clocks import ClockOffset
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics import suspects
+from fastcomm.metrics import pauses, suspects
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.links import (
     GroupSummary,
@@ -122,13 +122,17 @@ def across(
         The result, and its tables by name.
 
     """
-    grid, groups = (
-        HeatArrays.of(material.iterations),
-        groups_by_label(material.groups, material.members),
-    )
+    is_aligned = clocks == "aligned"
+    grid = HeatArrays.of(material.iterations)
+    groups = groups_by_label(material.groups, material.members)
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
-    job = _job(material)
-    comparison = compare_all(material.pieces, spread, is_aligned=clocks == "aligned", job=job)
+    comparison = compare_all(
+        material.pieces,
+        spread,
+        is_aligned=is_aligned,
+        is_host_run=material.is_host_run,
+        job=_job(material),
+    )
     if comparison.ungrouped.matched:
         groups |= group_of_all_ranks(material.ranks)
     waits_ = waits(comparison.waits, steps)
@@ -147,9 +151,7 @@ def across(
         ),
         is_host_run=material.is_host_run,
     )
-    causes = [*suspects.own_work(measurements), *slow_links(links_, comparison, grid)]
-    if not in_order(causes) and clocks == "aligned":
-        causes = suspects.late_rank(measurements, by_rank)
+    slow = slow_links(links_, comparison, grid)
     result = Across(
         clocks=clocks,
         offsets=_all_offsets(material.ranks, comparison.offsets),
@@ -159,9 +161,21 @@ def across(
         links=tuple(item.link for item in links_),
         heat=grid.heat(),
         outliers=outliers(grid, stage),
-        causes=in_order(causes),
+        causes=_causes(measurements, slow, by_rank if is_aligned else ()),
     )
     return result, _tables(result, grid)
+
+
+def _causes(
+    measurements: Measurements, slow: Sequence[Finding], by_rank: Sequence[RankWaits]
+) -> tuple[Finding, ...]:
+    """Return the causes of lost time in order; without any, the rank that is late.
+
+    `slow` are findings on links, `by_rank` waits on aligned clocks, empty without these.
+    """
+    own, paused = suspects.own_work(measurements), pauses.rotating_pauses(measurements)
+    causes = in_order([*own, *paused, *slow])
+    return causes or in_order(suspects.late_rank(measurements, by_rank))
 
 
 def _common_wait_caused(

@@ -198,7 +198,7 @@ class StepMeans:
 
     @classmethod
     def of(cls, iterations: pa.Table, most: int) -> Self:
-        """Average the table of iterations over at most `most` intervals of equal width."""
+        """Average the table of iterations over at most `most` intervals of equal length."""
         iterations = iterations.filter(iterations["iteration"].is_valid())
         numbers, at = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
         width = max(1, -(-len(numbers) // most))

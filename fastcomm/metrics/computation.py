@@ -95,7 +95,12 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     size = world_size or agreed_world_size
     expected = expected_ranks(ranks, size, failed)
     summary = _Summary.of(
-        partial.iterations, comparison, volume, tags, is_whole=len(times) == expected
+        partial.iterations,
+        comparison,
+        volume,
+        tags,
+        is_whole=len(times) == expected,
+        is_host_run=material.is_host_run,
     )
     return Metrics(
         ranks=ranks,
@@ -163,8 +168,13 @@ class _Summary:
         tags: Sequence[int],
         *,
         is_whole: bool,
+        is_host_run: bool,
     ) -> Self:
-        """Summarize the table of iterations; `is_whole`: whether all ranks were measured."""
+        """Summarize the table of iterations.
+
+        `is_whole` says whether all ranks were measured, `is_host_run` whether they have no
+        device.
+        """
         times, parts = iteration_times(iterations), breakdown(iterations)
         overlapped = overlap(iterations, [TAGS[tag] for tag in tags])
         exposure = exposures(parts.exact, times.mean_ns, across.waits, volume)
@@ -177,6 +187,7 @@ class _Summary:
                 overlap=overlapped.average_overlap_ratio,
                 is_matched=across.matching.matched > 0,
                 is_whole=is_whole,
+                is_host_run=is_host_run,
             )
         )
         return cls(

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.units import format_ns, percent
 from fastcomm_kernels.arrays import Floats
 
 Kind = Literal[
     "straggler",
     "slow_link",
     "jittery_host",
+    "pauses",
     "imbalanced_stage",
     "hot_expert",
     "late_rank",
@@ -32,6 +34,8 @@ Confidence = Literal["high", "medium", "low"]
 # Minimum share of the step of a finding, and of a cause of low confidence.
 LEAST_FINDING = 0.005
 LEAST_UNSURE = 0.01
+# From this share of the excess on, a cost is printed as the whole excess.
+_WHOLE = 0.99
 _HIGH = 3  # spreads between steps that a cost of high confidence exceeds
 
 
@@ -128,6 +132,40 @@ def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
     """Return the median of the values of some ranks; None where no value is known."""
     present = [values[rank] for rank in ranks if rank in values]
     return float(np.median(present)) if present else None
+
+
+def per_step(
+    cost: float,
+    step: float,
+    kind: str = "",
+    excess: float | None = None,
+    per_rank: float | None = None,
+) -> str:
+    """Return a cost as text: "2.16 ms compute per step (2.7 % of the step)".
+
+    Parameters
+    ----------
+    cost, step
+        Cost and mean step in ns.
+    kind
+        The kind of time.
+    excess
+        Additional time of the work in ns, if others share the cost.
+    per_rank
+        Additional time of each rank in ns, if several are late in turns.
+
+    """
+    total = cost if excess is None or cost >= _WHOLE * excess else excess
+    unit, possessive = f"{kind and ' '}{kind} per step", "its"
+    work = f"{format_ns(total)}{unit}"
+    if per_rank is not None and per_rank < _WHOLE * total:
+        work, possessive = (
+            f"{format_ns(per_rank)}{unit} each, in turns: together {format_ns(total)}",
+            "their",
+        )
+    if total != cost:
+        work += f"; others delay the same steps, {possessive} share is {format_ns(cost)}"
+    return f"{work} ({percent(cost / step)} of the step)"
 
 
 def findings_table(findings: Sequence[Finding]) -> pa.Table:

@@ -48,7 +48,7 @@ def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
     """Return the table of communication events with nulls where data is missing."""
-    exposed = ["alone_ns"]  # durations are known in any case
+    exposed = ["alone_ns", "exposed_ns"]  # durations are known in any case
     unknown = {
         "compute": exposed,
         "device_kinds": exposed,

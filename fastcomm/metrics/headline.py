@@ -179,6 +179,7 @@ _TEXT = {
     "copies": "Memory copies that overlap nothing take",
     "idle": "The device is idle for",
 }
+_TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
 # Share of the step. Healthy synthetic jobs of 512 ranks are idle for 29 %: the pipeline bubble.
 LEAST_PART = 0.3
 
@@ -194,6 +195,7 @@ class StepTimes:
     overlap: float | None  # share of the communication that overlaps compute
     is_matched: bool  # whether collectives are matched across ranks
     is_whole: bool  # whether all ranks of the run are measured
+    is_host_run: bool = False  # whether ranks compute and communicate without a device
 
 
 def symptoms(of: StepTimes) -> list[Finding]:
@@ -220,8 +222,9 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
         spread_ns=spread(costs),
         **_details(of, kind, share * step),
     )
+    subject = _TEXT_HOST.get(kind, _TEXT[kind]) if of.is_host_run else _TEXT[kind]
     text = (
-        f"{_TEXT[kind]} {format_ns(share * step)} per step ({percent(share)} of the step), "
+        f"{subject} {format_ns(share * step)} per step ({percent(share)} of the step), "
         f"compute {percent(compute)}"
     )
     if evidence.exposed_wait_ns is not None and share:

@@ -42,7 +42,7 @@ _END_COLUMNS = (
     *("rank", "tag", "op", "group", "group_size", "seq"),
     *("start_ns", "duration_ns", "payload_bytes"),
 )
-_COLUMNS = (*_END_COLUMNS, "bytes", "alone_ns", "bus_bytes", "partner", "sends")
+_COLUMNS = (*_END_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "partner", "sends")
 
 
 class MatchCounts(NamedTuple):
@@ -112,6 +112,7 @@ def compare_all(
     spread: Spread,
     *,
     is_aligned: bool,
+    is_host_run: bool = False,
     job: ExpectedMembers | None = None,
 ) -> RankComparison:
     """Match and compare all ranks.
@@ -124,13 +125,15 @@ def compare_all(
         Maps a function over arguments, maybe in other processes.
     is_aligned
         Whether times of ranks are compared on aligned clocks, or as recorded.
+    is_host_run
+        Whether the host communicates, where collectives do not end at the same time.
     job
         Expected members of collectives of unknown groups; None: these are not matched.
 
     """
     shares = pieces_.shares(pieces)
     ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    end_offsets = spread(partial(_end_offsets, pieces), shares)
+    end_offsets = spread(partial(_end_offsets, pieces, is_host_run), shares)
     clock_offsets = offsets(
         EndOffsets.concatenate([*end_offsets, *([ungrouped_.ends] if ungrouped_.ends else [])])
     )
@@ -153,7 +156,7 @@ def compare_all(
     )
 
 
-def _end_offsets(pieces: Sequence[Piece], cells: Cells) -> EndOffsets:
+def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> EndOffsets:
     """Compare the ends of the collectives of some cells."""
     events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
     rows = events.synchronous
@@ -161,7 +164,11 @@ def _end_offsets(pieces: Sequence[Piece], cells: Cells) -> EndOffsets:
     matched = np.flatnonzero(matches.instance != NONE)
     row = rows[matched]
     return matched_end_offsets(
-        events.rank[row], events.group[row], matches.instance[matched], events.stop[row]
+        events.rank[row],
+        events.group[row],
+        matches.instance[matched],
+        events.stop[row],
+        events.start[row] if is_host_run else None,
     )
 
 
@@ -211,8 +218,8 @@ def _exposed_excess(
     bus = np.where(is_expected & (collectives.bus_bytes != NULL), collectives.bus_bytes, 0)
     excess = collectives.transfer - expected.ns - bus * expected.ns_per_byte
     longer, rows = np.repeat(excess, matched.size), matched.row
-    exposed = events.alone[rows]
-    cost = np.clip(np.where(exposed == NULL, longer, np.minimum(longer, exposed)), 0, None)
+    alone = events.alone[rows]
+    cost = np.clip(np.where(alone == NULL, longer, np.minimum(longer, alone)), 0, None)
     is_counted = np.repeat(is_expected, matched.size)
     ranks, place = np.unique(events.rank[rows][is_counted], return_inverse=True)
     sums = np.bincount(place, cost[is_counted], len(ranks))

@@ -39,7 +39,7 @@ class Piece:
 
 
 def cell_of(group: Ints) -> Ints:
-    """Return the cell of each label; labels are hashes, so cells have similar sizes."""
+    """Return the cell (share of the work) of each group hash; cells have similar sizes."""
     return (group >> _SHIFT) + CELLS // 2
 
 

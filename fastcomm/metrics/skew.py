@@ -252,7 +252,7 @@ class WaitSums:
             is_last,
             caused,
             matched.lateness,
-            *_exposed(events.alone[matched.row], wait, transfer),
+            *_exposed(events.exposed[matched.row], wait, transfer),
         )
         return cls(keys, np.stack([sums(place, column, keys.shape[1]) for column in columns]))
 
@@ -296,10 +296,10 @@ def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
     return tuple(sorted(rank_waits, key=lambda row: (-row.caused_ns, row.rank)))
 
 
-def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
-    """Divide the exposed time `alone` of events, in ns, into exposed wait and transfer."""
-    alone, transfer = np.maximum(alone, 0), np.maximum(transfer, 0)
-    return np.clip(alone - transfer, 0, wait), np.minimum(alone, transfer)
+def _exposed(exposed: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
+    """Divide the exposed time of events, in ns, into exposed wait and transfer."""
+    exposed, transfer = np.maximum(exposed, 0), np.maximum(transfer, 0)
+    return np.clip(exposed - transfer, 0, wait), np.minimum(exposed, transfer)
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

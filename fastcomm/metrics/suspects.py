@@ -22,13 +22,14 @@ from fastcomm.metrics.findings import (
     confidence,
     joined_ties,
     median,
+    per_step,
     sharing,
     spread,
 )
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.trace.run import named_ranks, ranges
-from fastcomm.units import format_ns, percent, plural
+from fastcomm.units import percent, plural
 from fastcomm_kernels.arrays import Floats
 
 # Minimum share of the step: stages differ anyway, as the first embeds, the last has the head.
@@ -39,8 +40,6 @@ _HOT = 1 / 3
 _LEAST_HOT = 0.05
 # Minimum share of a cost that others wait in collectives; else messages pass the delay on.
 _LEAST_CAUSED = 0.25
-# From this share of the excess on, a cost is printed as the whole excess.
-_WHOLE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +120,14 @@ def late_rank(measured: Measurements, rank_waits: Sequence[RankWaits]) -> list[F
     text = (
         f"Rank {worst.rank} is late: it is the last to arrive at "
         f"{percent(worst.last_share)} of its collectives, and others wait for it "
-        f"for {_per_step(worst.caused_ns, measured.step_ns)}."
+        f"for {per_step(worst.caused_ns, measured.step_ns)}."
     )
     evidence = Evidence(
         stage=measured.stage.get(worst.rank),
         steps=len(measured.grid.iterations),
         **_waits(measured, worst.rank, [row.rank for row in others]),
     )
-    return [_finding(measured, "late_rank", (worst.rank,), worst.caused_ns, text, evidence)]
+    return [finding(measured, "late_rank", (worst.rank,), worst.caused_ns, text, evidence)]
 
 
 def _imbalanced_stages(measured: Measurements) -> list[Suspect]:
@@ -244,21 +243,21 @@ def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
     )
     cost, count = excess * of.share, len(of.ranks)
     if is_hot:
-        work = _per_step(cost, measured.step_ns, "compute and all-to-all", excess)
+        work = per_step(cost, measured.step_ns, "compute and all-to-all", excess)
         text = (
             f"{_named(of)} {plural(count, 'has')} hot experts: "
             f"{100 * _more_tokens(measured, of):.0f} % more expert tokens than "
             f"{_its(of)} peers, +{work}."
         )
-        return _finding(measured, "hot_expert", of.ranks, cost, text, evidence)
-    work = _per_step(cost, measured.step_ns, "compute", excess, of.longer)
+        return finding(measured, "hot_expert", of.ranks, cost, text, evidence)
+    work = per_step(cost, measured.step_ns, "compute", excess, of.longer)
     verb = "is a straggler" if count == 1 else "are stragglers"
     text = f"{_named(of)} {verb}: same work as {_its(of)} peers, +{work}."
-    return _finding(measured, "straggler", of.ranks, cost, text, evidence)
+    return finding(measured, "straggler", of.ranks, cost, text, evidence)
 
 
 def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
-    """Return the finding on ranks whose device is idle, as the host launches late."""
+    """Return the finding on ranks that are idle longer, as their hosts launch work late."""
     evidence = Evidence(
         stage=_stage(measured, of),
         idle_ns=of.mean,
@@ -268,17 +267,17 @@ def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
     )
     cost, ranks = of.cost * of.share, named_ranks(of.ranks)
     if measured.is_host_run:
-        verbs = "run" if of.tied else "runs"
+        verb = "are" if of.tied else "is"
         reason = (
-            f"{_named(of)} {verbs} no operator for longer than {_its(of)} peers (Python, data "
+            f"{_named(of)} {verb} idle longer than {_its(of)} peers (no operator runs: Python, "
+            "data loading, or another program on the core): "
         )
-        reason += "loading, or another program on the core): "
     else:
         hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
         reason = f"{hosts} late: the device is idle longer than {_its(of)} peers, "
-    per_step = _per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
-    text = f"{reason}+{per_step}."
-    return _finding(measured, "jittery_host", of.ranks, cost, text, evidence)
+    longer = per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
+    text = f"{reason}+{longer}."
+    return finding(measured, "jittery_host", of.ranks, cost, text, evidence)
 
 
 def _stage_finding(measured: Measurements, of: Suspect) -> Finding:
@@ -296,9 +295,9 @@ def _stage_finding(measured: Measurements, of: Suspect) -> Finding:
     text = (
         f"Pipeline {plural(count, 'stage')} {ranges(names)} {plural(count, 'has')} more work "
         f"than the others, which wait for {'it' if count == 1 else 'them'}: "
-        f"+{_per_step(cost, measured.step_ns, 'compute', of.cost)}."
+        f"+{per_step(cost, measured.step_ns, 'compute', of.cost)}."
     )
-    return _finding(measured, "imbalanced_stage", of.ranks, cost, text, evidence)
+    return finding(measured, "imbalanced_stage", of.ranks, cost, text, evidence)
 
 
 _FINDINGS: dict[Kind, Callable[[Measurements, Suspect], Finding]] = {
@@ -324,7 +323,7 @@ def _stage(measured: Measurements, of: Suspect) -> int | None:
     return stages.pop() if len(stages) == 1 else None
 
 
-def _finding(
+def finding(
     measured: Measurements,
     kind: Kind,
     ranks: tuple[int, ...],
@@ -347,40 +346,6 @@ def _finding(
         ),
         evidence=evidence,
     )
-
-
-def _per_step(
-    cost: float,
-    step: float,
-    kind: str = "",
-    excess: float | None = None,
-    per_rank: float | None = None,
-) -> str:
-    """Return a cost as text: "2.16 ms compute per step (2.7 % of the step)".
-
-    Parameters
-    ----------
-    cost, step
-        Cost and mean step in ns.
-    kind
-        The kind of time.
-    excess
-        Additional time of the work in ns, if others share the cost.
-    per_rank
-        Additional time of each rank in ns, if several are late in turns.
-
-    """
-    total = cost if excess is None or cost >= _WHOLE * excess else excess
-    unit, possessive = f"{kind and ' '}{kind} per step", "its"
-    work = f"{format_ns(total)}{unit}"
-    if per_rank is not None and per_rank < _WHOLE * total:
-        work, possessive = (
-            f"{format_ns(per_rank)}{unit} each, in turns: together {format_ns(total)}",
-            "their",
-        )
-    if total != cost:
-        work += f"; others delay the same steps, {possessive} share is {format_ns(cost)}"
-    return f"{work} ({percent(cost / step)} of the step)"
 
 
 def _steps(measured: Measurements, measure: str, of: Suspect) -> dict[str, Any]:

@@ -103,7 +103,9 @@ class Bandwidth:
 def rows(view: View) -> pa.Table:
     """Return a row per communication event inside an iteration.
 
-    `start_ns` is on the clock of the rank's trace. `alone_ns` is exposed time in ns.
+    `start_ns` is on the clock of the rank's trace. `exposed_ns` is the exposed time before the
+    end, which counts for the event that ends first if several run; `alone_ns` is the part of it
+    in which no other communication runs.
     Of unknown group, sequence number, stream, size, bytes and partner the value is null.
     """
     comm = view.comm
@@ -120,6 +122,7 @@ def rows(view: View) -> pa.Table:
             "start_ns": comm.start - view.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,
             "alone_ns": comm.alone,
+            "exposed_ns": comm.exposed,
             "bytes": nullable(comm.bytes),
             "payload_bytes": nullable(comm.payload_bytes),  # for matching, whatever is counted
             "bus_bytes": nullable(comm.bus_bytes),

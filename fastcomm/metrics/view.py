@@ -68,7 +68,7 @@ class Stack:
 
 
 def _moved(traces: Sequence[Trace]) -> Ints | None:
-    """Return ns to add to the times of each rank, so that ranks follow each other in time."""
+    """Return ns to add to each rank's times so that ranks do not overlap; None if too large."""
     if len(traces) == 1:
         return np.zeros(1, np.int64)
     shifts, at = list[int](), 0
@@ -139,6 +139,7 @@ class Communication:
     payload_bytes: Ints
     bus_bytes: Ints
     alone: Ints  # ns before its end in which neither compute nor other communication runs
+    exposed: Ints  # ns before its end without compute, and since other communication ended
     partner: Ints  # root of the operation, or the other rank of a message
     sends: NDArray[np.bool_]  # whether it sends a message
 
@@ -225,6 +226,7 @@ def _communication(
         start=times[0][inside],
         stop=times[1][inside],
         alone=intervals.alone(*times, *compute)[inside],
+        exposed=exposed_before_stop(*times, *compute)[inside],
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=filled(comm["seq"])[inside],
@@ -240,3 +242,27 @@ def _communication(
 def _by_place(values: Sequence[int | None]) -> Ints:
     """Return the values, NULL for None, and a final NULL for index -1."""
     return np.array([NULL if value is None else value for value in (*values, None)], np.int64)
+
+
+def exposed_before_stop(start: Ints, stop: Ints, other_start: Ints, other_stop: Ints) -> Ints:
+    """Return, for each event, the time before its stop in which nothing else is about to end.
+
+    That is the time since the last stop of another event of its set, or of a running event of
+    the other set. So of several events that run at once, time counts for the one that stops
+    first, and never twice. Two sets of half-open intervals in ns, each sorted by start; an
+    empty interval runs at no time. The result has an entry per event of the first set.
+    """
+    exposed = np.zeros(len(start), np.int64)
+    runs = np.flatnonzero(start < stop)
+    runs = runs[np.argsort(stop[runs], kind="stable")]
+    if not len(runs):
+        return exposed
+    other_runs = other_start < other_stop
+    other_start, other_stop = other_start[other_runs], other_stop[other_runs]
+    start, stop = start[runs], stop[runs]
+    never = int(start.min())
+    before = np.append(never, stop[:-1])
+    latest = np.append(never, np.maximum.accumulate(other_stop))
+    other = latest[np.searchsorted(other_start, stop)]
+    exposed[runs] = stop - np.minimum(np.maximum.reduce([before, start, other]), stop)
+    return exposed

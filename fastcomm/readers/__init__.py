@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from fastcomm.checks import check_path
+from fastcomm.checks import check_path, non_default
 from fastcomm.errors import ConfigError, TraceFileError, shell_quoted
 from fastcomm.files import place
 from fastcomm.options import ReadOptions
@@ -189,7 +189,11 @@ def _not_exported(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
-    """What the user states about a run as a whole."""
+    """What the user states about a run as a whole.
+
+    `stated` are the fields of `ReadOptions` that differ from their defaults, `standing` those
+    of them that a user states for all runs: it is no error if a format ignores one.
+    """
 
     config: Config = field(default_factory=Config)
     guess_tags: bool = False
@@ -197,9 +201,13 @@ class OpenOptions:
     allow_truncated: bool = False
     whole: bool = False  # whether to read all events, not only what metrics need
     keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
+    stated: frozenset[str] = frozenset()
+    standing: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, options: ReadOptions, *, whole: bool = False) -> Self:
+    def of(
+        cls, options: ReadOptions, *, whole: bool = False, standing: Iterable[str] = ()
+    ) -> Self:
         """Return the user's options with the configuration file read.
 
         Raises `ConfigError` if the file is invalid or contradicts the options.
@@ -229,6 +237,8 @@ class OpenOptions:
             allow_truncated=options.allow_truncated,
             keep_going=options.keep_going,
             whole=whole,
+            stated=frozenset(non_default(options)),
+            standing=frozenset(standing),
         )
 
     @property

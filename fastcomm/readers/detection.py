@@ -1,9 +1,9 @@
 """Find the files of a run and detect their format."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -25,20 +25,28 @@ from fastcomm.trace.run import SkippedRank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """What the search knows of a format: `suffixes` of its files; "" is a directory."""
+    """What is known of a format: `suffixes` of its files; "" is a directory."""
 
     description: str  # for messages
     suffixes: tuple[str, ...]
+    ignored: Mapping[str, str] = field(default_factory=dict)  # fields of `ReadOptions`, and why
 
 
 # Modules of the formats, the most specific first.
 FORMATS = {
     "store": FileFormat(
-        description="a directory that `fastcomm ingest` wrote", suffixes=("", ".parquet")
+        description="a directory that `fastcomm ingest` wrote",
+        suffixes=("", ".parquet"),
+        ignored={
+            "allow_truncated": "a store is complete; the option is for fastcomm ingest",
+        },
     ),
     "nsys": FileFormat(
         description="Nsight Systems exports: .sqlite, parquetdir, arrowdir",
         suffixes=("", ".sqlite", ".sqlite3", ".db"),
+        ignored={
+            "allow_truncated": "a truncated export is not readable; export the report again",
+        },
     ),
     "inspector": FileFormat(
         description="NCCL Inspector logs: .log, .jsonl, plain or gzipped",
@@ -47,6 +55,11 @@ FORMATS = {
     "optable": FileFormat(
         description="tables of operations: .parquet, .csv",
         suffixes=(".parquet", ".pq", ".csv", ".csv.gz"),
+        ignored={
+            "iteration_regex": "in a table of operations a column states the step",
+            "step_boundary": "in a table of operations a column states the step",
+            "allow_truncated": "a truncated table is not readable; write it again",
+        },
     ),
     "kineto": FileFormat(
         description="PyTorch profiler (Kineto) traces: .json, .json.gz, .json.zst",
@@ -255,7 +268,7 @@ def _listed(paths: Sequence[Path]) -> str:
 def _with_formats(
     candidates: Sequence[tuple[Path, bool]], config: Config
 ) -> Iterator[tuple[tuple[Path, bool], str | None]]:
-    """Yield the candidates with the format of each."""
+    """Yield the candidates (path and flag) with the name of their format, None if unknown."""
     configs = [config] * len(candidates)
     files = [path for path, _ in candidates]
     if all(map(is_local, files)):

@@ -180,6 +180,21 @@ def _number(communicator: str) -> int | None:
         return None
 
 
+def _calls(
+    columns: Mapping[str, Ints], groups: tuple[ProcessGroup, ...]
+) -> CommunicationColumns:
+    """Return what the log states of each operation."""
+    return CommunicationColumns(
+        op=columns["op"],
+        seq=columns["seq"],
+        group=columns["communicator"],
+        groups=groups,
+        message=columns["message"],
+        name=np.zeros(len(columns["op"]), np.int64),
+        named=(Named(library="NCCL", op="OTHER", tag=None, fused=False),),
+    )
+
+
 def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
     """Read the log of one process as a trace.
 
@@ -217,15 +232,7 @@ def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
         offset=columns["offset"],
     )
     events, lanes, order = work.events()
-    calls = CommunicationColumns(
-        op=columns["op"],
-        seq=columns["seq"],
-        group=columns["communicator"],
-        groups=groups,
-        message=columns["message"],
-        name=np.zeros(len(start), np.int64),
-        named=(Named(library="NCCL", op="OTHER", tag=None, fused=False),),
-    )
+    calls = _calls(columns, groups)
     if not is_timed:
         # Without times, positions of durations mean nothing: one iteration has them all.
         whole = (0, int(start.min()), int(stop.max()) + 1)

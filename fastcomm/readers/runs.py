@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fastcomm import files
-from fastcomm.checks import refuse
-from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.checks import option_name, refuse
+from fastcomm.errors import ConfigError, SchemaError, TraceFileError
 from fastcomm.files import is_local, note_inputs, place
 from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.config import Config, Parallel, whole
-from fastcomm.readers.detection import FORMATS, detect, module
+from fastcomm.readers.detection import FORMATS, Detected, detect, module
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
+from fastcomm.trace.tags import CHANGED_NOTHING
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural
 
@@ -121,6 +122,7 @@ def open_run(
     config, card_warnings = with_card(options.config, paths if use_card else ())
     options = replace(options, config=config)
     detected = detect(paths, config, keep_going=options.keep_going)
+    ignored = _ignored(detected, options)
     sources = _rank_sources(detected.format, detected.files, options)
     note_inputs(source.path for source in sources.sources if is_local(source.path))
     run = RunTraces(
@@ -130,6 +132,7 @@ def open_run(
             *detected.warnings,
             *sources.warnings,
             *card_warnings,
+            *ignored,
             *_assumed(config, [source.rank for source in sources.sources], sources.world_size),
         ),
         link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
@@ -151,6 +154,19 @@ def _numbered(skipped: Sequence[SkippedRank], sources: RankSources) -> tuple[Ski
     absent_ranks = [rank for rank in range(sources.world_size) if rank not in present]
     rank = absent_ranks[0] if len(absent_ranks) == 1 else None
     return tuple(replace(file, rank=rank) if file is unknown[0] else file for file in skipped)
+
+
+def _ignored(detected: Detected, options: OpenOptions) -> list[str]:
+    """Return warnings about standing options that the format ignores.
+
+    Raises `ConfigError` if it ignores an option that the user states for this run.
+    """
+    reasons = FORMATS[detected.format].ignored
+    names = [name for name in reasons if name in options.stated]
+    if typed := [name for name in names if name not in options.standing]:
+        problems = (f"{option_name(name)} has no effect: {reasons[name]}" for name in typed)
+        raise ConfigError(f"{detected.files[0]}: {'; '.join(problems)}")
+    return [f"{option_name(name)}{CHANGED_NOTHING}{reasons[name]}" for name in names]
 
 
 def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:

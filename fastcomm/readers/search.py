@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import is_local, is_url, matches, place
 from fastcomm.trace.run import SkippedRank
 
@@ -28,8 +28,7 @@ class Search:
     def candidates(self, paths: Sequence[str | Path]) -> list[tuple[Path, bool]]:
         """Return all paths that may be traces, once each, and whether the user named them.
 
-        Raises `FastcommError` if a path does not exist, and `TraceFileError` for standard
-        input.
+        Raises `ConfigError` if a path does not exist, and for standard input.
         """
         named: dict[Path, None] = {}
         searched: dict[Path, None] = {}
@@ -47,9 +46,7 @@ class Search:
                     else:
                         named[match] = None
             else:
-                raise FastcommError(
-                    f"{text}: no such file or directory, and no file matches it"
-                )
+                raise no_such_path(text)
         return [(path, path in named) for path in named | searched]
 
     def _below(
@@ -107,12 +104,20 @@ class Search:
         self.skipped.append(SkippedRank(rank=None, path=str(directory), error=message))
 
 
+def no_such_path(path: str | Path) -> ConfigError:
+    """Return the error for a path of the user that does not exist, and that matches no file."""
+    is_pattern = any(mark in str(path) for mark in "*?[")
+    return ConfigError(
+        f"{path}: no such file or directory{', and no file matches it' * is_pattern}"
+    )
+
+
 def refuse_standard_input(path: str | Path) -> None:
-    """Raise TraceFileError if the path is empty or standard input, which is read only once."""
+    """Raise ConfigError if the path is empty or standard input, which is read only once."""
     if not str(path):
-        raise TraceFileError("an empty path; pass a trace, or a directory of traces")
+        raise ConfigError("an empty path; pass a trace, or a directory of traces")
     if str(path) in ("-", "/dev/stdin"):
-        raise TraceFileError(
+        raise ConfigError(
             f"{path}: standard input cannot be read, since a trace is read more than once; "
             "write it to a file first"
         )

@@ -5,11 +5,12 @@ have their own device, and a RECV may overlap its SEND, unless `ReplayRules` say
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from fastcomm.errors import FastcommError
 from fastcomm.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
 from fastcomm.readers.dpro import (
     OUT,
@@ -113,23 +114,20 @@ class Replayer:
         options = options or Options()
         names = graph.parsed()
         categories = _categories(names)
-        devices: dict[str, int] = {}
-        device = [devices.setdefault(_device(n, options), len(devices)) for n in names]
-        groups: dict[str, int] = {}
-        pids: dict[str, int] = {}
+        device, devices = _numbered(_device(name, options) for name in names)
+        group, _ = _numbered(name.op_name for name in names)
+        pid, pids = _numbered(name.pid or "" for name in names)
         operator = _is_operator(categories)
         operations = DeviceGraph(
             source=graph.source,
             target=graph.target,
             lag=_lags(graph, names, operator, measured),
             at_start=_from_start(graph, names, options),
-            device=np.array(device, np.int64),
-            priority=np.array([_priority(n.standard) for n in names], np.int64),
+            device=device,
+            priority=np.array([_priority(name.standard) for name in names], np.int64),
             busy=np.where(operator, measured.gap, 0.0),
-            group=np.array(
-                [groups.setdefault(n.op_name, len(groups)) for n in names], np.int64
-            ),
-            releases=np.array([n.sub_op == OUT for n in names], np.int64),
+            group=group,
+            releases=np.array([name.sub_op == OUT for name in names], np.int64),
             kind=np.array([_device_kind(name) for name in devices], np.int64),
         )
         acyclic_order(graph.source, graph.target, graph.nodes)
@@ -139,10 +137,10 @@ class Replayer:
             categories=tuple(categories),
             measured=measured,
             options=options,
-            devices=tuple(devices),
+            devices=devices,
             operations=operations,
-            pid=np.array([pids.setdefault(n.pid or "", len(pids)) for n in names], np.int64),
-            pids=tuple(pids),
+            pid=pid,
+            pids=pids,
         )
 
     def run(self, duration: Floats | None = None) -> "Replayed":
@@ -170,9 +168,34 @@ class Replayer:
         """For each node, whether it is an operator of a framework."""
         return _is_operator(self.categories)
 
+    @property
+    def updates(self) -> Flags:
+        """For each node, whether it is an update of weights."""
+        return np.array([name.op_cat.startswith("UPDATE") for name in self.names], bool)
+
     def is_of(self, op_cat: str) -> Flags:
         """Return for each node whether it belongs to a category such as BW or Comm."""
         return np.array([name.op_cat == op_cat for name in self.names], bool)
+
+    def only(self, tensors: Collection[int]) -> "Replayed":
+        """Replay only the communication of some tensors, with backward operations and updates.
+
+        Groups are replayed if they have one of the tensors. Raises FastcommError if none has.
+        """
+        chosen = set(tensors)
+        comm = np.array([bool(chosen & set(name.tensors)) for name in self.names])
+        if not comm.any():
+            raise FastcommError(
+                f"no communication of tensor {', '.join(map(str, sorted(chosen)))}"
+            )
+        is_used = comm.copy()
+        graph = self.graph
+        before, after = comm[graph.target], comm[graph.source]
+        is_used[graph.source[before & self.is_of("BW")[graph.source]]] = True
+        is_used[graph.target[after & self.updates[graph.target]]] = True
+        groups = tuple(group for group in graph.groups if chosen & set(group))
+        measured = self.measured.at(np.flatnonzero(is_used))
+        return Replayer.of(graph.part(is_used, groups), measured, self.options).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +229,13 @@ class Replayed:
         for pid, category_, ns in rows:
             sums[pid][category_] += ns
         return {pid: dict(by_category) for pid, by_category in sums.items()}
+
+
+def _numbered(values: Iterable[str]) -> tuple[Ints, tuple[str, ...]]:
+    """Number values by their first occurrence; return the number of each, and the values."""
+    numbers: dict[str, int] = {}
+    column = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(column, np.int64), tuple(numbers)
 
 
 def _device(name: Name, options: Options) -> str:
@@ -247,7 +277,7 @@ def _lags(
 
 
 def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) -> Ints:
-    """Return 1 for edges from a SEND to a RECV that may begin with it, else 0."""
+    """Return 1 for edges from a SEND to a RECV that may start at the same time, else 0."""
     send = np.array([name.sub_op == "SEND" for name in names])
     receive = np.array([name.sub_op == "RECV" for name in names])
     overlaps = send[graph.source] & receive[graph.target] & options.rules.has_duplex_links
@@ -323,6 +353,5 @@ def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, I
     a, b = replayer.operations.consecutive(replayed.order)
     size = len(replayer.names)
     is_dependency = np.isin(a * size + b, source * size + target)
-    update = np.array([name.op_cat.startswith("UPDATE") for name in replayer.names])
-    is_new = ~is_dependency & ~(replayer.is_of("BW")[a] & update[b])
+    is_new = ~is_dependency & ~(replayer.is_of("BW")[a] & replayer.updates[b])
     return a[is_new], b[is_new]

@@ -27,7 +27,7 @@ from fastcomm.readers.dpro.job import Edge, LocalGraph
 from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay.slices import peers, slice_edges
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _NUMBER = re.compile(r"\d+$")
 
@@ -151,6 +151,17 @@ class Dependencies:
         """The edges as pairs of long names."""
         for a, b in zip(self.source.tolist(), self.target.tolist(), strict=True):
             yield self.nodes[a], self.nodes[b]
+
+    def part(self, is_used: Flags, groups: tuple[Group, ...]) -> "Dependencies":
+        """Return the graph of some nodes, with the edges between them."""
+        number = np.cumsum(is_used) - 1
+        inside = is_used[self.source] & is_used[self.target]
+        return Dependencies(
+            nodes=tuple(node for node, used in zip(self.nodes, is_used, strict=True) if used),
+            source=number[self.source[inside]],
+            target=number[self.target[inside]],
+            groups=groups,
+        )
 
     def parsed(self) -> list[Name]:
         """Return the names of the nodes, split into their parts."""

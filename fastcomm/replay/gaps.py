@@ -170,7 +170,7 @@ def _by_pid(trace: UniformTrace) -> dict[str, Ints]:
 def _operator_gaps(
     graph: Dependencies, trace: UniformTrace, number: dict[str, int], rules: GapRules
 ) -> tuple[Floats, Ints]:
-    """Return the mean gap from each operator to the next of its rank, and how many gaps."""
+    """Return by node the mean gap to the next operator of its rank in ns, and the count."""
     total, samples = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes), np.int64)
     names = [trace.names[key] for key in trace.key.tolist()]
     for rows in _by_pid(trace).values():

@@ -7,7 +7,7 @@ order wins.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,34 +326,6 @@ def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
     loop, channel, chunk, part = (name.suffix or "").split("_")
     row = slices.get((name.standard, f"{loop}_{channel}_{part}"), [0.0])
     return row[int(chunk) % len(row)]
-
-
-def partial(replayer: Replayer, tensors: Collection[int]) -> Replayed:
-    """Replay only the communication of some tensors, with backward operations and updates.
-
-    Groups are replayed if they have one of the tensors. Raises FastcommError if none has.
-    """
-    chosen = set(tensors)
-    comm = np.array([bool(chosen & set(name.tensors)) for name in replayer.names])
-    if not comm.any():
-        raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(chosen)))}")
-    is_used = comm.copy()
-    graph = replayer.graph
-    backward = replayer.is_of("BW")
-    update = np.array([name.op_cat.startswith("UPDATE") for name in replayer.names])
-    before, after = comm[graph.target], comm[graph.source]
-    is_used[graph.source[before & backward[graph.source]]] = True
-    is_used[graph.target[after & update[graph.target]]] = True
-    number = np.cumsum(is_used) - 1
-    inside = is_used[graph.source] & is_used[graph.target]
-    part = Dependencies(
-        nodes=tuple(node for node, own in zip(graph.nodes, is_used, strict=True) if own),
-        source=number[graph.source[inside]],
-        target=number[graph.target[inside]],
-        groups=tuple(group for group in graph.groups if chosen & set(group)),
-    )
-    measured = replayer.measured.at(np.flatnonzero(is_used))
-    return Replayer.of(part, measured, replayer.options).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ _PURPOSE: dict[Kind, str] = {
     "straggler": "where the others wait for it",
     "slow_link": "whether the link is on the path that sets the step",
     "jittery_host": "what the host does while the device waits",
+    "pauses": "what the host of the first of them does in a step",
     "imbalanced_stage": "which stage the path goes through",
     "hot_expert": "what waits for the hot expert",
     "late_rank": "what the rank does before it arrives",
@@ -60,7 +61,7 @@ class Suggestions:
                 ),
                 purpose=_PURPOSE[finding.kind].format(tag=name),
             )
-        is_local = finding.kind in ("jittery_host", "late_rank", "copies")
+        is_local = finding.kind in ("jittery_host", "pauses", "late_rank", "copies")
         ranks_option = (
             ["--rank", str(finding.ranks[0])] if is_local else self._rank_option(finding.ranks)
         )

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -385,20 +385,6 @@ def _middle(name: str, width: int) -> str:
 def percent(value: float | None) -> str:
     """Format a share in percent: "13.4 %"; "n/a" for None."""
     return na(value, units.percent)
-
-
-def known_by(row: Mapping[str, Any]) -> str:
-    """Return the source of a group's parallelism, and the candidates that fit it.
-
-    `row` is one of the table `group_tags`.
-    """
-    fits = f" ({row['candidates']})" if row["candidates"] else ""
-    return f"{row['tag_source']}{fits}"
-
-
-def group_name(description: str | None, size: int | None) -> str:
-    """Return the description of a process group, or a replacement if it has none."""
-    return description or ("not named" if size is None else "undefined")
 
 
 def na(value: T | None, form: Callable[[T], str]) -> str:

@@ -27,9 +27,15 @@ LABELS = {
     "gpu_kernel_kernel_overhead": "device: between kernels",
     "gpu_kernel_launch_overhead": "launch delay",
     "sync_wait": "host: return from synchronization",
-    "unexplained": "unexplained",
+    "unexplained": "no recorded dependency",
     "": "dependencies",
 }
+
+
+def label(name: str, path: CriticalPath) -> str:
+    """Return the label of a class of time on a path; "device" is left out without a device."""
+    text = LABELS.get(name, name)
+    return text.removeprefix("device: ") if path.about.is_host_run else text
 
 
 def show(path: CriticalPath, console: Console | None = None) -> None:
@@ -69,10 +75,10 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
                 for name in ("on_path_ns", "arrival_slack_ns", "wait_ns", "transfer_ns")
             ),
             str(row["arrived_last"] or 0),
-            _time(row["held_up_ns"]),
+            _time(row["wait_caused_ns"]),
         )
     console.print(shown)
-    worst = next(iter(path.hold_ups().slice(0, 1).to_pylist()), None)
+    worst = next(iter(path.waits_caused().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
         say(
             console,
@@ -85,7 +91,7 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     say(
         console,
         f"The path goes from one rank to another {counted(path.crossings, 'time')}. "
-        f"Corrections of clocks: {texts}.",
+        f"Clock corrections: {texts}.",
     )
 
 
@@ -94,15 +100,16 @@ def _show_data(data: DataDependencies, console: Console) -> None:
     say(
         console,
         f"[bold]Data dependencies[/]: {data.matched} of the window's {data.in_window} "
-        f"operators are among the {data.traced} of the execution trace, by {data.joined_by}.",
+        f"operators are in the execution trace, which has {data.traced} (matched by "
+        f"{data.joined_by}).",
     )
     say(
         console,
-        f"The operators take {format_ns(data.span_ns)}; {format_ns(data.bound_ns)} with "
-        "unlimited threads and streams.",
+        f"As recorded, the operators take {format_ns(data.span_ns)}; if each waited only for "
+        f"its data, {format_ns(data.bound_ns)}.",
         indent=2,
     )
-    shown = table("could start earlier", "by", "writers")
+    shown = table("could start earlier", "by", "writers of its inputs")
     for row in data.movable(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
         shown.add_row(escape(name), format_ns(row["earlier_ns"]), str(row["producers"]))
@@ -112,7 +119,9 @@ def _show_data(data: DataDependencies, console: Console) -> None:
         name = f"{row['name']} in {row['part_of']}"
         shown.add_row(escape(name), format_ns(row["shortens_ns"]))
     console.print(shown)
-    shown = table("subgraphs", "shorten it by", "earlier by", "operators")
+    shown = table(
+        "if moved as a whole", "shortens the step by", "starts earlier by", "operators"
+    )
     for row in data.movable_subgraphs(_TOP).to_pylist():
         times = (_time(row[name]) for name in ("shortens_ns", "earlier_ns"))
         shown.add_row(escape(row["part_of"]), *times, str(row["operators"]))
@@ -138,13 +147,16 @@ def subject_of(path: CriticalPath) -> str:
 
 
 def _title(path: CriticalPath) -> str:
-    """Return the line on the step, the ranks, the length, and the sizes of path and graph."""
-    about, on_path = path.about, path.valid_path
+    """Return the line on the step, the ranks, the length, and the largest class of time."""
+    about, sums = path.about, path.summary_ns()
     rules = "" if about.rules.is_exact else f" by the rules of {about.rules.name.upper()}"
+    title = f"[bold]{subject_of(path)}:[/] critical path{rules} of {format_ns(path.length_ns)}"
+    most = max(sums, key=lambda name: sums[name], default="")
+    total = sum(sums.values())
     return (
-        f"[bold]{subject_of(path)}:[/] critical path{rules} of {format_ns(path.length_ns)}, "
-        f"{path.event_count} of {counted(about.clipped, 'event')}, "
-        f"{len(on_path.edges)} of {counted(len(path.graph.source), 'edge')}"
+        f'{title}, {percent(sums[most] / total)} of it "{label(most, path)}"'
+        if total > 0
+        else title
     )
 
 
@@ -153,7 +165,8 @@ def _coverage(path: CriticalPath) -> str:
     length, wall = path.length_ns, path.wall_ns
     share = length / wall if wall else 1.0
     text = (
-        f"The path covers {percent(share)} of the {format_ns(wall)} from first to last event."
+        f"The path covers {percent(share)} of the {format_ns(wall)} from first to last event, "
+        f"through {path.event_count} of {counted(path.about.clipped, 'event')}."
     )
     if share < _NEARLY:
         text += f" {format_ns(wall - length)} are on no edge of it."
@@ -166,9 +179,11 @@ def _classes(path: CriticalPath) -> TerminalTable:
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
     for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
+        if not ns:
+            continue
         share = ns / total
         bar = "█" * round(max(share, 0) * _BAR)
-        shown.add_row(LABELS.get(name, name), percent(share), bar, format_ns(ns))
+        shown.add_row(label(name, path), percent(share), bar, format_ns(ns))
     return shown
 
 
@@ -211,8 +226,7 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     say(console, f"[bold]{subject_of(what_if.before)}:[/] {change}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
-    error = format_ns(what_if.replay_error_ns)
-    say(console, f"The replay without edits is off by {error} at most.", indent=2)
+    say(console, _check(what_if.replay_error_ns), indent=2)
     if what_if.edits:
         console.print(_what_if_classes(what_if))
     for sweep in what_if.sweeps:
@@ -221,13 +235,23 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
+def _check(error_ns: int) -> str:
+    """Return the sentence on how far a replay without edits is from the measured times."""
+    return (
+        f"Check: without edits, the replay differs from the measured times by "
+        f"{format_ns(error_ns)} at most."
+        if error_ns
+        else "Check: without edits, the replay reproduces all measured times exactly."
+    )
+
+
 def _what_if_classes(what_if: WhatIf) -> TerminalTable:
     """Return the table of time on the path by class, before and after the edits."""
     shown = table("time on the path", "before", "after")
     before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
     for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
         shown.add_row(
-            LABELS.get(name, name),
+            label(name, what_if.before),
             format_ns(before.get(name, 0)),
             format_ns(after.get(name, 0)),
         )

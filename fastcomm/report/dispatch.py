@@ -48,13 +48,21 @@ def compare(simulation: Simulation, console: Console | None = None) -> None:
     """Print the strategies side by side, the fastest first."""
     console = plain_console(console)
     _say(console, _title(simulation))
+    ranked = sorted(simulation.strategies.values(), key=lambda item: item.total_s)
+    for fastest in ranked[:1]:
+        times_best = _times(fastest.times_optimal)
+        _say(
+            console,
+            f"Fastest: {fastest.name}, dispatch in {format_s(fastest.total_s)}, "
+            f"{times_best} the best possible time",
+        )
     rows = table(
         *("strategy", "dispatch", "combine", "best possible", "its class", "between nodes"),
         "bottleneck",
         drop=("its class", "between nodes"),
         texts=("bottleneck",),
     )
-    for strategy in sorted(simulation.strategies.values(), key=lambda item: item.total_s):
+    for strategy in ranked:
         rows.add_row(
             strategy.name,
             format_s(strategy.total_s),
@@ -82,7 +90,7 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
     before, after = result.imbalance
     _say(
         console,
-        f"{count.sum()} physical experts for {len(count)}, up to {count.max()} of one; the "
+        f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the "
         f"most loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
     )
     rows = table(
@@ -251,10 +259,10 @@ def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
             for value in column.tolist()
         ]
         nodes = ["".join(shades[at : at + gpus]) for at in range(0, len(shades), gpus)]
-        room = width - len(f"{'':<17}  ...  max {most}")
+        room = width - len(f"{'':<17}  ...  max {most} tokens")
         shown = max(1, min(_MOST_NODES, (room + 1) // (gpus + 1)))
         cut = " ..." if len(nodes) > shown else ""
-        lines.append(f"{name:<17} {'|'.join(nodes[:shown])}{cut}  max {most}")
+        lines.append(f"{name:<17} {'|'.join(nodes[:shown])}{cut}  max {most} tokens")
     return "\n".join(lines)
 
 

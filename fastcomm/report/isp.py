@@ -11,6 +11,7 @@ from fastcomm.isp import Question
 from fastcomm.isp.communication import two_gpus
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
+from fastcomm.isp.space import REASONS
 from fastcomm.isp.strategy import Term, memory_terms, time_terms
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
@@ -24,7 +25,12 @@ from fastcomm.units import (
 )
 
 _FRONT = 6  # rows of the Pareto front
-_LAYOUT = {"world_size": "GPUs", "interleave": "v"}
+_LAYOUT = {"world_size": "GPUs", "interleave": "vpp"}
+_LEGEND = (
+    "sp: GPUs that share a sequence or tensors. vpp: pipeline stages per GPU. shards: into "
+    "how many parts parameters/gradients/optimizer states are divided. batches: micro-batches "
+    "per step x sequences in each. GiB: memory on the fullest GPU."
+)
 _CKPT = {0: "none", 1: "full", 2: "selective"}
 _SHADES = " ░▒▓█"
 _KILO = 1024
@@ -44,18 +50,19 @@ def show(result: SearchResult, top: int) -> None:
             _ranking("by GPUs", list(result.best_by_world().values()), result.question)
         )
     best = result.best_by_algo()
-    console.print(_ranking("best of each", list(best.values()), result.question))
+    console.print(_ranking("algorithm", list(best.values()), result.question))
     console.print(_breakdown(best, result.question))
     front = result.pareto()
     if len(front) > 1:
         step = max(1, (len(front) - 1) / (_FRONT - 1))
         chosen = sorted({min(len(front) - 1, round(i * step)) for i in range(_FRONT)})
         console.print(
-            _ranking("time against memory", [front[place] for place in chosen], result.question)
+            _ranking("less memory", [front[place] for place in chosen], result.question)
         )
     _notes(result.notes)
     if any(record.get("extrapolated") for record in result.best(top)):
         _notes(["attention was not measured at this size: its time is extrapolated"])
+    say(console, _LEGEND, hanging=2, style="dim")
 
 
 def _notes(notes: Iterable[str]) -> None:
@@ -65,13 +72,18 @@ def _notes(notes: Iterable[str]) -> None:
 
 
 def _head(result: SearchResult) -> list[str]:
-    """Return the lines on the model and cluster, and on the number of candidates."""
+    """Return the lines on the fastest strategy, on the job, and on rejected candidates."""
     question = result.question
     sizes = question.world_sizes
     world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
-    reasons = ", ".join(f"{n} {reason}" for reason, n in result.rejected.items() if n)
+    reasons = ", ".join(
+        f"{count} {REASONS.get(reason, f'by {reason}')}"
+        for reason, count in result.rejected.items()
+        if count
+    )
     mode = "" if result.mode == "default" else f", as {result.mode}"
     return [
+        *(_fastest(record, question) for record in result.best(1)),
         f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
         f"on {world} {result.cluster}, {question.seq_len} tokens/sequence{mode}",
         f"{counted(result.candidates, 'candidate')}, {result.feasible} feasible; rejected: "
@@ -79,27 +91,49 @@ def _head(result: SearchResult) -> list[str]:
     ]
 
 
+def _fastest(record: Record, question: Question) -> str:
+    """Return the sentence on the fastest strategy: its layout, speed and memory."""
+    mfu = f", MFU {percent(record['mfu'])}" if "mfu" in record else ""
+    return (
+        f"Fastest: {_algorithm(record['algo_type'], question)} on {record['world_size']} GPUs, "
+        f"pp {record['pp']}, sp {record['sp']}: {format_s(record['total_latency'])} a step, "
+        f"{record['tgs']:.1f} tokens/s/GPU{mfu}, {record['total_mm_cost'] / 2**30:.1f} GiB"
+    )
+
+
+def _algorithm(name: str, question: Question) -> str:
+    """Return the name of an algorithm as tables show it; DSP is searched as a kind of ISP."""
+    return "DSP" if question.ulysses else name.upper()
+
+
+def _shards(record: Record) -> str:
+    """Return the numbers of shards of parameters, gradients and optimizer states."""
+    shards = [record.get(f"p_{part}") for part in ("para", "grads", "os")]
+    if shards[0] is None:
+        weights, states = record["wp_size"], record["zp_size"]
+        is_isp = record["algo_type"] == "isp"
+        shards = [weights, weights, weights * states] if is_isp else [1, 1, states]
+    return "/".join(map(str, shards))
+
+
 def _ranking(title: str, records: Sequence[Record], question: Question) -> TerminalTable:
     """Return a table of strategies in the order of `records`; `title` heads the algorithms."""
-    layout = ["world_size", "pp", "sp"]
+    layout = ["pp", "sp"]
     if any(record.get("interleave", 1) > 1 for record in records):
-        layout.insert(2, "interleave")
+        layout.insert(1, "interleave")
+    if len(question.world_sizes) > 1:
+        layout.insert(0, "world_size")
     if question.model.experts:
         layout.append("ep")
-    columns = ("P", "G", "O", "b", "m", "ckpt", "step", "TGS", "MFU", "GiB")
+    columns = ("shards", "batches", "recompute", "step", "tokens/s/GPU", "MFU", "GiB")
     shown = [_LAYOUT.get(name, name) for name in layout]
-    rows = table(title, *shown, *columns, drop=("G", "O", "P", "MFU"))
+    rows = table(title, *shown, *columns, drop=("MFU", "shards"))
     for record in records:
-        shards = [record.get(f"p_{part}") for part in ("para", "grads", "os")]
-        if shards[0] is None:
-            isp = record["algo_type"] == "isp"
-            wp = record["wp_size"]
-            shards = [wp, wp, wp * record["zp_size"]] if isp else [1, 1, record["zp_size"]]
         rows.add_row(
-            record["algo_type"].upper(),
+            _algorithm(record["algo_type"], question),
             *(str(record[name]) for name in layout),
-            *map(str, shards),
-            *(str(record[name]) for name in ("micro_bsz", "micro_num")),
+            _shards(record),
+            f"{record['micro_num']} x {record['micro_bsz']}",
             _CKPT[record["activation_ckpt"]],
             format_s(record["total_latency"]),
             f"{record['tgs']:.1f}",
@@ -112,7 +146,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
 def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
     """Return a table of the shares of a step, with a column for each algorithm."""
     terms = {algo: time_terms(record, question) for algo, record in best.items()}
-    rows = table("where a step goes", *(algo.upper() for algo in terms))
+    rows = table("where a step goes", *(_algorithm(algo, question) for algo in terms))
     for row in zip(*(parts[1:] for parts in terms.values()), strict=True):
         shares = [
             part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
@@ -129,23 +163,24 @@ def explain(result: SearchResult, place: int) -> None:
     """
     console = plain_console()
     record = result.record(place)
-    for line in _head(result)[:1]:
+    for line in _head(result)[:2]:
         say(console, escape(line), hanging=2)
-    console.print(_ranking(f"rank {place + 1}", [record], result.question))
+    console.print(_ranking(f"strategy {place + 1}", [record], result.question))
     console.print(_terms("time", time_terms(record, result.question), format_s))
     console.print(_terms("memory", memory_terms(record), format_binary_bytes))
     if not result.question.model.experts:
-        say(console, _on_two(record["algo_type"]), hanging=2)
+        say(console, _on_two(record["algo_type"], result.question), hanging=2)
     _notes(result.notes)
+    say(console, _LEGEND, hanging=2, style="dim")
 
 
-def _on_two(algo: str) -> str:
+def _on_two(algo: str, question: Question) -> str:
     """Return the sentence on what an algorithm sends and saves on two GPUs."""
     two = two_gpus(algo)
     return (
-        f"On two GPUs {algo.upper()} sends {two['sent']:g} buffers of D b S h per "
-        f"layer ({two['sent_with_checkpoints']:g} with recompute) and saves "
-        f"{two['kept']:.1f} D/2 b S h."
+        f"On two GPUs {_algorithm(algo, question)} sends {two['sent']:g} times a micro-batch's "
+        f"activations per layer ({two['sent_with_checkpoints']:g} with recompute), and saves "
+        f"{two['kept'] / 2:.1f} times as much for the backward pass."
     )
 
 
@@ -163,7 +198,7 @@ def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Termi
 
 def changes(hardware_changes: Sequence[HardwareChange]) -> None:
     """Print how much faster the best strategy would be on a better cluster."""
-    rows = table("what if", "TGS", "gain", "strategy")
+    rows = table("what if", "tokens/s/GPU", "gain", "strategy")
     for change in hardware_changes:
         if change.best is None:
             rows.add_row(change.name, "n/a", "n/a", "")
@@ -227,7 +262,7 @@ def _links(result: Calibration) -> TerminalTable:
 def heat_map(sweep: SearchSweep) -> None:
     """Print a table of tokens/s/GPU by world size and sequence length, shaded by MFU."""
     worlds = sorted({cell.world_size for cell in sweep.cells})
-    rows = table("TGS, MFU", *(counted(world, "GPU") for world in worlds))
+    rows = table("tokens/s/GPU, MFU", *(counted(world, "GPU") for world in worlds))
     for seq_len in sorted({cell.seq_len for cell in sweep.cells}):
         row = {cell.world_size: cell for cell in sweep.cells if cell.seq_len == seq_len}
         name = f"{seq_len // _KILO}Ki" if seq_len % _KILO == 0 else str(seq_len)

@@ -23,19 +23,23 @@ def _show_predictions(predictions: Predictions) -> None:
     lines = []
     if predictions.daydream is not None:
         mean = format_ns(predictions.daydream.mean_ns)
-        lines.append(f"Daydream: {mean}, one rank and no waiting")
+        lines.append(
+            f"by Daydream's method (one rank that waits for no other, tensors take bytes / "
+            f"bandwidth): {mean} a step"
+        )
     if predictions.hosts is not None:
         hosts = len(predictions.hosts.by_pid())
         lines.append(
-            f"on {hosts} hosts of one GPU: {format_ns(predictions.hosts.mean_ns)} a step"
+            f"on {hosts} hosts with one GPU each: {format_ns(predictions.hosts.mean_ns)} a step"
         )
     if predictions.fusion is not None:
         groups = ["+".join(map(str, group)) for group in predictions.fusion.groups]
         more = f" and {len(groups) - _MOST} more" if len(groups) > _MOST else ""
         lines.append(
-            f"with tensors fused as {', '.join(groups[:_MOST])}{more}: "
+            f"with tensors sent together as {', '.join(groups[:_MOST])}{more}: "
             f"{format_ns(predictions.fusion.replayed.mean_ns)} a step, "
-            f"{format_ns(predictions.fusion.before.mean_ns)} unfused (by the cost model)"
+            f"{format_ns(predictions.fusion.before.mean_ns)} sent one by one (both by the cost "
+            "model)"
         )
     for line in lines:
         say(plain_console(), line)
@@ -43,6 +47,11 @@ def _show_predictions(predictions: Predictions) -> None:
 
 _US = 1e3
 _REPLAY_MOST = 12
+_NAMES = (
+    "Names of operations: RANK->KIND.NAME~>NUMBER, as --changes takes them. NUMBER counts "
+    "operations of one name on a rank, from 0; for NCCL in dPRO trials, it is "
+    "loop_channel_chunk_slice."
+)
 _STEP_DIGITS = 4
 
 
@@ -50,7 +59,7 @@ def _show_alone(alone: Replayed) -> None:
     """Print how long the communication of some tensors takes when nothing else runs."""
     groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
     end = format_ns(float(alone.end.max()))
-    say(plain_console(), f"communication of tensors {groups} alone: {end}")
+    say(plain_console(), f"communication of tensors {groups}, replayed alone: {end}")
 
 
 def show(session: Session) -> None:
@@ -91,10 +100,11 @@ def show(session: Session) -> None:
         path.add_row(escape(name), format_ns(ns))
     console.print(path)
     if removed is not None:
-        saving = table("if this took no time", "the step is shorter by")
+        saving = table("if this took no time", "the step would be shorter by")
         for removal in removed[:_REPLAY_MOST]:
             saving.add_row(escape(removal.node), format_ns(removal.saved_ns))
         console.print(saving)
+    say(console, _NAMES, hanging=2, style="dim")
     if session.alone is not None:
         _show_alone(session.alone)
     _show_predictions(session.predictions)

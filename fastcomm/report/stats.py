@@ -35,8 +35,8 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
         console,
         f"[bold]{read or counted(len(time.ranks), 'rank')}, "
         f"{counted(len(statistics.steps), 'step')} ({ranges(sorted(statistics.steps))}):[/] "
-        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {statistics.typical_step} is "
-        "the closest to it",
+        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step on average; step "
+        f"{statistics.typical_step} is the closest to this average",
     )
     console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
     more = len(operations.names) - len(chosen)
@@ -58,7 +58,8 @@ def _ranks(time: StepTime) -> TerminalTable:
 def _categories(statistics: Statistics) -> TerminalTable:
     """Return the table of operations, events and times by category."""
     rows = table(
-        *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
+        *("category", "ops", "events", "time", "mean", "longest operation (mean)"),
+        drop=("ops",),
     )
     for name, category in statistics.categories.items():
         times = (format_ns(category[key] * MS) for key in ("time", "avg", "max_t"))

@@ -128,23 +128,33 @@ def _lines(stragglers: Stragglers) -> list[str]:
     # Adding 0.0 removes the sign of a negative zero.
     delays = round(stragglers.launch_slowdown - 1, 4) + 0.0
     lines = [
-        f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if "
-        "every operation took its ideal time",
+        f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and would take "
+        f"{ideal} if every operation took the average time of its type (ideal)",
         f"recorded step: {base}, of which launch delays are {percent(delays, 2)}",
-        f"last stage: {last} of the slowdown disappears if its operations take their ideal "
-        "time (M_S)",
+        f"with an ideal last stage, {last} of the slowdown disappears (M_S of the study)",
     ]
     if stragglers.worst is None or stragglers.worst.rem is None:
         return [*lines, "The slowdown is below --threshold: it is not attributed further."]
     ranks = ", ".join(map(str, stragglers.worst_ranks))
-    slowest = f"slowest {plural(len(stragglers.worst_ranks), 'rank')} {ranks}"
+    slowest = f"the slowest {plural(len(stragglers.worst_ranks), 'rank')} {ranks}"
     share = percent(stragglers.worst.rem)
-    return [*lines, f"{slowest}: {share} of the slowdown disappears likewise (M_W)"]
+    lines.append(f"with {slowest} ideal, {share} of the slowdown disappears (M_W of the study)")
+    return [*lines, *_beyond(stragglers.last_stage.rem, stragglers.worst.rem)]
+
+
+def _beyond(*shares: float | None) -> list[str]:
+    """Return the line that explains shares of the slowdown above 100 % or below 0."""
+    if all(share is None or 0 <= share <= 1 for share in shares):
+        return []
+    return [
+        "[dim]Above 100 %: the rest of the job is faster than average. Below 0: these "
+        "operations are faster than average.[/]"
+    ]
 
 
 def _table(title: str, part: Attribution) -> TerminalTable:
     """Return the table of the slowdown that each part alone causes; `title` names the parts."""
-    rows = table(title, "slowdown that this alone causes")
+    rows = table(title, "slowdown if only this keeps its measured times")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
         rows.add_row(escape(key), f"{value:.4f}")
     return rows

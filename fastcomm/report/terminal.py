@@ -201,15 +201,16 @@ def guessed_tags(metrics: Metrics) -> set[str]:
 def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     """Yield explanations of terms and tables."""
     if metrics.volume:
-        yield "Exposed: while no compute runs." + (
-            " Wait and transfer include overlapped time." if metrics.across.waits else ""
-        )
+        yield _exposed_note(metrics)
     if any(not finding.is_symptom for finding in metrics.findings):
-        yield "Cost: about what a fix gains a step; ranks that are late together share it."
+        yield "+ms per step: about what a fix saves; ranks that are late together share it."
     if details.culprits(metrics).row_count:
         yield "Wait caused: waits of others in collectives that the rank joins last."
     if guessed_tags(metrics):
-        yield "* guessed; state it by --tp, --pp, --dp, --ep, --cp or [[tags]]."
+        yield (
+            "* parallelism guessed from the traffic; set it with --tp, --pp, --dp, --ep, --cp "
+            "or [[tags]] in --config."
+        )
     if (outside := gaps.outside_sentence(metrics.outside)) and not gaps.outside_warning(
         metrics.outside, metrics.iteration_clock
     ):
@@ -225,6 +226,15 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     ]
     if options:
         yield f"More: {', '.join(options)}, --json."
+
+
+def _exposed_note(metrics: Metrics) -> str:
+    """Return the explanation of exposed time, waits, and unknown parallelism."""
+    is_mixed = bool(metrics.breakdown.exact[_EXPOSED + "mixed"])
+    mixed = " (mixed: of several at once)" if is_mixed else ""
+    waits = " Waits may be overlapped." if metrics.across.waits else ""
+    other = " OTHER: the parallelism is unknown." if "OTHER" in metrics.volume else ""
+    return f"Exposed: no compute runs{mixed}.{waits}{other}"
 
 
 def _skipped(metrics: Metrics, width: int, *, full: bool) -> Iterator[str]:

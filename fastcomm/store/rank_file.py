@@ -97,14 +97,7 @@ def read(
 
     with opened(path) as file:
         metadata = _about(file, path)
-        if rank is not None and metadata["meta"]["rank"] != rank:
-            raise TraceFileError(
-                f"{path}: the file says rank {metadata['meta']['rank']}, the store rank {rank}"
-            )
-        if options.whole and not metadata["whole"]:
-            raise TraceFileError(
-                f"{path}: holds only what metrics need; ingest the traces again for the rest"
-            )
+        _check_contents(metadata, path, rank, is_whole=options.whole)
         stored = restored(metadata["reading"])
         check_provenance(metadata, provenance, path)
         effective = over(options, stored)
@@ -125,6 +118,20 @@ def read(
         effective = replace(effective, iterations=replace(effective.iterations, clock=clock))
         return reapplied(trace, effective, stored)
     return trace.on_host_clock() if clock == "host" else trace
+
+
+def _check_contents(
+    metadata: dict[str, Any], path: Path, rank: int | None, *, is_whole: bool
+) -> None:
+    """Raise TraceFileError if a file is of another rank, or lacks requested events."""
+    if rank is not None and metadata["meta"]["rank"] != rank:
+        raise TraceFileError(
+            f"{path}: the file says rank {metadata['meta']['rank']}, the store rank {rank}"
+        )
+    if is_whole and not metadata["whole"]:
+        raise TraceFileError(
+            f"{path}: holds only what metrics need; ingest the traces again for the rest"
+        )
 
 
 def _clock(metadata: Mapping[str, Any], requested: StepClock, stored: StepClock) -> StepClock:

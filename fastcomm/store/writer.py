@@ -248,6 +248,7 @@ class StoredRank:
 
     entry: Entry
     world_size: int | None
+    unused: tuple[str, ...]  # rules and options without effect, and why
     fresh: bool  # whether it was written now, not by an earlier ingest
     groups: pa.Table
     iterations: pa.Table
@@ -282,6 +283,7 @@ class StoredRank:
         return cls(
             entry=entry,
             world_size=meta.world_size,
+            unused=meta.unused,
             fresh=meta.path != str(path),
             groups=group_table(trace),
             iterations=with_rank(trace.iterations, meta.rank),

@@ -316,7 +316,11 @@ def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> lis
 
 
 def _effect(bounds: tuple[JobTimes, JobTimes], replayed: Sequence[JobTimes]) -> Effect:
-    """Return a subset's effect; `bounds`: measured and ideal, `replayed`: removed and alone."""
+    """Return how much of the slowdown some operations cause.
+
+    `bounds` are the measured and the ideal replay; `replayed` are the replays in which only
+    these operations are ideal, and in which only these are as measured.
+    """
     measured, ideal, removed, added = (
         float(times.whole.mean()) for times in (*bounds, *replayed)
     )

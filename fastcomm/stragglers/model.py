@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers.operation_graph import OperationGraph, graph
 from fastcomm.stragglers.operations import POINT_TO_POINT, OperationTable
@@ -192,11 +192,11 @@ def _delays(table: OperationTable, graph: OperationGraph) -> Floats:
 
 
 def chosen(model: JobModel, steps: list[int]) -> JobModel:
-    """Return the model of some steps; raise FastcommError if the table does not have one."""
+    """Return the model of some steps; raise ConfigError if the table does not have one."""
     absent = sorted(set(steps) - set(model.table.steps))
     if absent:
         present = ranges(list(model.table.steps))
-        raise FastcommError(
+        raise ConfigError(
             f"step {absent[0]} is not in the table, or incomplete. Complete steps: {present}"
         )
     return model.only([model.table.steps.index(step) for step in sorted(set(steps))])

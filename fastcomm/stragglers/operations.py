@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
+from fastcomm.readers.search import no_such_path, refuse_standard_input
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
@@ -111,8 +112,9 @@ def meta(path: Path) -> dict[str, Any]:
 def read(path: Path) -> OperationTable:
     """Read a table of operations from a Parquet file.
 
-    Steps in which a data rank has other operations are left out. Raises TraceFileError if the
-    file cannot be read, is a trace, or has missing or invalid columns.
+    Steps in which a data rank has other operations are left out. Raises ConfigError if there is
+    no such file, and TraceFileError if it cannot be read, is a trace, or has missing or invalid
+    columns.
     """
     _refuse_traces(path)
     try:
@@ -124,6 +126,8 @@ def read(path: Path) -> OperationTable:
             )
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
         table = arrow_files.read(path, names)
+    except FileNotFoundError as error:
+        raise no_such_path(path) from error
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     except pa.ArrowException as error:
@@ -142,10 +146,10 @@ def _refuse_traces(path: Path) -> None:
 
     The error suggests a command that reads the input.
     """
-    from fastcomm.readers import detection, packed, search
+    from fastcomm.readers import detection, packed
     from fastcomm.readers.config import Config
 
-    search.refuse_standard_input(path)
+    refuse_standard_input(path)
     if remedy := packed(path):
         raise TraceFileError(remedy)
     format_ = detection.format_of(path, Config())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 
 MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
@@ -271,6 +272,37 @@ def _subject(ranks: Sequence[int], number: int | None, *, is_sum: bool) -> str:
     if len(ranks) != number:
         return f"{named_ranks(ranks)}{together}: "
     return f"all {number} ranks{together}: " if together else ""
+
+
+class RankNotes(Protocol):
+    """What is doubtful about one rank: its warnings, and options without effect on it."""
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of the rank."""
+        ...
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Rules and options without effect on the rank, and why."""
+        ...
+
+
+def warnings_of_ranks(ranks: Iterable[RankNotes], *, names_all: bool = False) -> list[str]:
+    """Return the options without effect on any rank, then each warning of the ranks once.
+
+    `names_all` is whether to name the ranks of a warning even if all of them have it.
+    """
+    notes = tuple(ranks)
+    return [
+        *without_effect([note.unused for note in notes]),
+        *warnings_of_run(((note.rank, note.warnings) for note in notes), names_all=names_all),
+    ]
 
 
 A = TypeVar("A")

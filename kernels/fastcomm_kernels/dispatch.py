@@ -34,7 +34,7 @@ Matrix = NDArray[np.int64]
 
 @kernel
 def mixed(word: np.uint64) -> np.uint64:
-    """Return the output function of splitmix64."""
+    """Mix the bits of a word by the output function of splitmix64."""
     word = (word ^ (word >> _S30)) * _FIRST
     word = (word ^ (word >> _S27)) * _SECOND
     return word ^ (word >> _S31)

@@ -20,9 +20,9 @@ from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.kineto import head
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.schema import KIND, OPS, TAGS
-from fastcomm.trace.trace import Trace
+from fastcomm.trace.trace import Meta, Trace
 from fastcomm.units import counted, plural
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Flags, Ints
@@ -81,7 +81,7 @@ class Naming:
         return np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
 
     def _by_name(self, value: Callable[[str], int]) -> Ints:
-        """Return a function's value for the name of each event; it is called once per name."""
+        """Return `value` of each event's name; it is called once per distinct name."""
         return np.array([value(name) for name in self.events.texts], np.int64)[self.events.name]
 
     @cached_property
@@ -195,18 +195,10 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     events: list[Event] = []
     ends, left_out, skipped = [], 0, list(run.skipped)
     warnings: list[str] = []
-    own_warnings: list[tuple[int, tuple[str, ...]]] = []
+    metas: list[Meta] = []
     steps: list[tuple[int, ...]] = []
-    for source in run.sources:
-        try:
-            trace = source.read()
-        except FastcommError as error:
-            if not keep_going or len(run.sources) == 1:
-                raise
-            path = str(source.path)
-            skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
-            continue
-        own_warnings.append((source.rank, trace.meta.warnings))
+    for trace in _readable(run, skipped, keep_going=keep_going):
+        metas.append(trace.meta)
         ends.append(clocks.ends(trace))
         own = list(operations(trace))
         events += (event for event in own if event.step is not None)
@@ -221,14 +213,34 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
         )
     offsets = clocks.clock_offsets(pa.concat_tables(ends))
     shifts = {pid(offset.rank): -offset.offset_ns for offset in offsets if offset.applies}
-    trace_ = of_events(events, shifts)
+    if not events:
+        raise TraceFileError(
+            f"{run.sources[0].path}: no operation in any step: no device work, communication "
+            "on the device, or operators of the host; `fastcomm info` says what is missing"
+        )
     return UniformRun(
-        trace=trace_,
+        trace=of_events(events, shifts),
         left_out=left_out,
         steps=_common(steps),
-        warnings=(*run.warnings, *warnings_of_run(own_warnings), *warnings),
-        read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
+        warnings=(*run.warnings, *warnings_of_ranks(metas), *warnings),
+        read=ReadRanks.of(run, [meta.rank for meta in metas], skipped),
     )
+
+
+def _readable(
+    run: RunTraces, skipped: list[SkippedRank], *, keep_going: bool
+) -> Iterator[Trace]:
+    """Yield the trace of each rank; with `keep_going`, add unreadable ranks to `skipped`."""
+    for source in run.sources:
+        try:
+            trace = source.read()
+        except FastcommError as error:
+            if not keep_going or len(run.sources) == 1:
+                raise
+            path = str(source.path)
+            skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
+        else:
+            yield trace
 
 
 def _step_numbers(trace: Trace, own: Sequence[Event]) -> tuple[int, ...]:
@@ -352,7 +364,7 @@ def read(path: Path, *, rule: str = _RULE, align: str = "auto", whole: bool = Tr
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
     if rule != _RULE and has_steps(trace):
-        raise ConfigError(f"{path}: the trace has steps; leave --step-boundary out")
+        raise ConfigError(f"{path}: the trace has steps; leave --step-rule out")
     return Input(trace=with_steps(trace, rule))
 
 

@@ -1,9 +1,7 @@
-"""Tell which events of a Kineto trace are device work, and why a trace may have none.
+"""Tell whether events of a Kineto trace are device work where their category alone does not.
 
-The categories are those of libkineto's `ActivityType` and of the vendors' copies of it. A plain
-`kernel` is the work of every device without a category of its own: CUDA, ROCm, XPU, Ascend,
-and newer Gaudi. PyTorch counts `hpu_op` and `mtia_ccp_events` as work of the device, and
-everything that ends in `_runtime` or `_driver` as calls of the host.
+Some devices have one category for kernels and copies, and the categories of new devices are
+unknown.
 """
 
 import re
@@ -15,80 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
+from fastcomm.readers.kineto.chrome import Scanned, scan_file
+from fastcomm.readers.kineto.selection import (
+    BY_NAME,
+    CATEGORIES,
+    NO_WORK,
+    UNKNOWN,
+    Selection,
+)
 from fastcomm.readers.kineto.stream import CutShortError, blocks
-from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import LACKS, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NONE
 
-# A kind for the scanner only: `scan` makes it a copy or a kernel, by the event's name.
-_BY_NAME = len(KINDS)
-# The kind that the scanner gives to an event of any other category, or of none.
-_UNKNOWN = _BY_NAME + 1
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
-
-# Kernels, copies and fills of the device, by category, in the spellings of today and of 2021.
-DEVICE = {
-    "kernel": KIND["kernel"],
-    "Kernel": KIND["kernel"],
-    "gpu_memcpy": KIND["memcpy"],
-    "Memcpy": KIND["memcpy"],
-    "gpu_memset": KIND["memset"],
-    "Memset": KIND["memset"],
-    "mtia_ccp_events": _BY_NAME,  # its copies have the name dma_request
-    "hpu_op": _BY_NAME,
-    "privateuse1": _BY_NAME,
-    "PrivateUse1": _BY_NAME,
-}
-# Devices whose categories are named after them: privateuse1_runtime, mlu_memcpy, XPU_MEMSET.
-_BACKENDS = ("xpu", "hpu", "mtia", "privateuse1", "npu", "mlu", "musa", "gcu", "supa")
-_ROLES = {
-    "kernel": KIND["kernel"],
-    "memcpy": KIND["memcpy"],
-    "memset": KIND["memset"],
-    "runtime": KIND["runtime"],
-    "driver": KIND["runtime"],
-    "user_annotation": KIND["gpu_annotation"],
-    "sync": KIND["sync"],
-}
-_HOST = {
-    "cpu_op": KIND["cpu_op"],
-    "Operator": KIND["cpu_op"],
-    "cuda_runtime": KIND["runtime"],
-    "cuda_driver": KIND["runtime"],
-    "Runtime": KIND["runtime"],
-    "runtime": KIND["runtime"],
-    "driver": KIND["runtime"],
-    "glow_runtime": KIND["runtime"],
-    "user_annotation": KIND["annotation"],
-    "gpu_user_annotation": KIND["gpu_annotation"],
-    "cuda_sync": KIND["sync"],
-    "cuda_event": KIND["sync"],
-    "python_function": KIND["python"],
-}
-_BACKEND_CATEGORIES = {
-    category: kind
-    for backend in _BACKENDS
-    for role, kind in _ROLES.items()
-    for category in (f"{backend}_{role}", f"{backend}_{role}".upper())
-}
-# The kind of each category, by the bytes of its name.
-CATEGORIES = {
-    name.encode(): kind for name, kind in (_BACKEND_CATEGORIES | DEVICE | _HOST).items()
-}
-# Further categories that are not device work.
-_NO_WORK = frozenset(
-    (
-        *("Trace", "overhead", "cpu_instant_event", "external_correlation", "collective_comm"),
-        *("cuda_profiler_range", "hardware_counters", "gpu_pm_counter", "xpu_scope_profiler"),
-        *("mtia_insight", "mtia_counters", "mtia_workloadd", "ac2g", "async_cpu_to_gpu"),
-        *("fwdbwd", "async_gpu"),
-    )
-)
-# `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
-SCANNED = CATEGORIES | {name.encode(): KIND["other"] for name in _NO_WORK}
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
 _MOST_NAMED = 5
@@ -101,11 +41,6 @@ class UnknownWork(NamedTuple):
 
     events: int = 0
     share: float = 0.0  # of the time of all device work, 0 to 1
-
-
-def keep_scanned(by_kind: list[int], unknown: int) -> list[int]:
-    """Return a KEEP_* constant per scanner code: of each kind, kernels again, and `unknown`."""
-    return [*by_kind, by_kind[KIND["kernel"]], unknown]
 
 
 def scan(
@@ -138,10 +73,10 @@ def scan(
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
-    unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
+    unsettled_rows = np.flatnonzero(kind >= BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
-    is_unknown = kind == _UNKNOWN
+    is_unknown = kind == UNKNOWN
     kind[unsettled_rows] = _settled(scanned, unsettled_rows)
     unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
@@ -180,7 +115,7 @@ def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     codes, place = np.unique(scanned.columns["name"][rows], return_inverse=True)
     copies = [_COPY.match(scanned.texts[code]) is not None for code in codes.tolist()]
     work = np.where(np.array(copies)[place], KIND["memcpy"], KIND["kernel"])
-    by_name = scanned.columns["kind"][rows] == _BY_NAME
+    by_name = scanned.columns["kind"][rows] == BY_NAME
     return np.where(by_name, work, KIND["other"]).astype(np.int8)
 
 
@@ -199,7 +134,7 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
     except (CutShortError, TraceFileError):
         pass  # the categories that could be read are enough for a message
     names = {name.decode(errors="replace") for name in categories if name not in CATEGORIES}
-    return tuple(sorted(names - _NO_WORK))
+    return tuple(sorted(names - NO_WORK))
 
 
 def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...], str]:

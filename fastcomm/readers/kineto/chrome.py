@@ -4,9 +4,7 @@ Memory is the kept columns and a block or two, whatever the size of the file. Of
 of the decompressed text.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.envelope import unescaped
+from fastcomm.readers.kineto.selection import Selection
 from fastcomm.readers.kineto.stream import TextWindow, blocks, find
 from fastcomm_kernels import json_events, json_scan, string_tables
 from fastcomm_kernels.arrays import NULL, Ints
@@ -31,36 +30,6 @@ _COLUMNS = (
     *("kind", "name", "process", "thread", "start", "stop", "offset", "detail"),
     "position",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which events of a trace and which of their args to keep."""
-
-    kinds: dict[bytes, int]  # value of `cat` -> number of the kind
-    keep: Sequence[int]  # a KEEP_* constant by kind; the last is for unknown kinds
-    prefixes: Sequence[bytes]  # of names to keep under KEEP_NAMED; at most eight bytes each
-    row_args: Sequence[str]  # args that are integers, a column each
-    detail_args: Sequence[str]  # args that are integers and that few events have
-    detail_texts: Sequence[str]  # args that are texts and that few events have
-    positions: bool = False  # whether to keep the index of each event among all in the file
-
-    @cached_property
-    def scan_columns(self) -> json_events.ScanColumns:
-        """The selection as the scanner takes it."""
-        return json_events.ScanColumns(
-            kinds=self.kinds,
-            keep=list(self.keep),
-            prefixes=list(self.prefixes),
-            numbers=[name.encode() for name in self.row_args],
-            detail_numbers=[name.encode() for name in self.detail_args],
-            detail_texts=[name.encode() for name in self.detail_texts],
-        )
-
-    @cached_property
-    def plan(self) -> Ints:
-        """The selection as one array for the kernel, built once for all files."""
-        return self.scan_columns.plan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, find_communication, find_partners
-from fastcomm.readers.kineto.sizes import DIMENSIONS, NO_OPERATION, OPERATORS, only_size
+from fastcomm.readers.kineto.sizes import (
+    DIMENSIONS,
+    NO_OPERATION,
+    OPERATORS,
+    only_size,
+    reasons,
+)
 from fastcomm.readers.kineto.sizes import sizes as sizes_of
-from fastcomm.readers.kineto.unknown_sizes import reasons
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike, lookup

@@ -17,7 +17,7 @@ import orjson
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, rank_from_name, unpack
 from fastcomm.readers.kineto import envelope
-from fastcomm.readers.kineto.categories import CATEGORIES
+from fastcomm.readers.kineto.selection import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
 from fastcomm.readers.patterns import HOST_LIBRARIES
 

@@ -10,17 +10,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.kineto import head
+from fastcomm.readers.kineto.categories import scan
+from fastcomm.readers.kineto.chrome import Scanned
+from fastcomm.readers.kineto.collectives import groups_of_rank
 from fastcomm.readers.kineto.host import HostCollectives
+from fastcomm.readers.kineto.host_work import with_host_work
+from fastcomm.readers.kineto.selection import ON_HOST
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import ProcessGroup, tag_of_description
 from fastcomm_kernels.arrays import NULL, Ints
 
-MESSAGES = -1  # key of messages, which run on the calling thread, in place of a thread
-MOST_RANKS = 64  # that are compared: each is read once more
+_MESSAGES = -1  # key of messages, which run on the calling thread, in place of a thread
+_MOST_RANKS = 64  # that are compared: each is read once more
 _MOST_MEMBERS = 4  # of a group that a rank is compared with
 _THREADS = 2  # of gloo, per group
 _MOST_CHOICES = 1 << 14
@@ -29,7 +39,7 @@ _MOST_COST = 6.0
 _MARGIN_NS = 5_000_000  # around the recording of another rank
 _NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
 
-# Groups by thread: index into the listed groups, by thread or MESSAGES.
+# Groups by thread: index into the listed groups, by thread or _MESSAGES.
 ByThread = dict[int, int]
 # Most collectives that the recording of a rank may begin later than that of another.
 _MOST_SHIFTED = 64
@@ -63,12 +73,12 @@ class HostRank:
     base: int  # ns to add to times of the file
 
     def keys(self) -> Ints:
-        """Return the thread of each collective, MESSAGES of a message."""
+        """Return the thread of each collective, _MESSAGES of a message."""
         is_message = np.array([call.is_message for call in self.collectives.calls], np.bool_)
-        return np.where(is_message, MESSAGES, self.collectives.thread)
+        return np.where(is_message, _MESSAGES, self.collectives.thread)
 
     def units(self) -> dict[int, Ints]:
-        """Return the places of collectives by thread, messages under MESSAGES, by start."""
+        """Return the places of collectives by thread, messages under _MESSAGES, by start."""
         key = self.keys()
         return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
 
@@ -139,7 +149,7 @@ class HostRank:
         costs: Mapping[tuple[int, int], float],
     ) -> float:
         """Return how implausible it is that threads serve groups, as pairs of both."""
-        served = [group for thread, group in pairs if thread != MESSAGES]
+        served = [group for thread, group in pairs if thread != _MESSAGES]
         crowded = sum(max(0, served.count(group) - _THREADS) for group in set(served))
         unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
         swapped = sum(first > second for first, second in pairwise(served))
@@ -154,7 +164,66 @@ class HostRank:
         return int(any(OP[name] in numbers for name in _UNUSUAL.get(tag, ())))
 
 
-def assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
+def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assigned]:
+    """Return the groups of collectives on the host of each rank, if the run has no other.
+
+    Empty if a trace names another library, or cannot be read; then each rank stands alone.
+    """
+    paths = list(ranks.values())
+    are_on_host = all(head.peek(path).is_on_host for path in paths)
+    if not are_on_host or not 1 < len(paths) <= _MOST_RANKS:
+        return {}
+    try:
+        scans = [
+            scan(path, ON_HOST, allow_truncated=options.allow_truncated)[0] for path in paths
+        ]
+    except TraceFileError:
+        return {}
+    hosts = [_host_rank(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
+    return dict(zip(ranks, _assign_together(hosts), strict=True))
+
+
+def distributed_info(scanned: Scanned) -> dict[str, Any]:
+    """Return what a trace states of its job."""
+    info = scanned.envelope.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def _host_rank(scanned: Scanned, rank: int) -> HostRank:
+    """Return the collectives of a rank on the host."""
+    base = scanned.envelope.get("baseTimeNanoseconds")
+    return HostRank(
+        rank=rank,
+        groups=groups_of_rank(distributed_info(scanned)),
+        collectives=HostCollectives.of(scanned),
+        base=base if isinstance(base, int) else 0,
+    )
+
+
+def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
+    """Return the events of one rank without an accelerator, with its work as that of a device.
+
+    Parameters
+    ----------
+    scanned
+        All operators and annotations of the rank.
+    assigned
+        Groups of its threads and numbers of its collectives, from all ranks; None for this file
+        alone.
+    with_waits
+        Whether to add events for the waits of threads.
+
+    """
+    rank = _host_rank(scanned, 0)
+    if assigned is None or len(assigned.numbers) != len(rank.collectives.calls):
+        groups, numbers = rank.assign({}), None
+    else:
+        groups, numbers = assigned.groups, assigned.numbers
+    of_call = _groups_of(rank.collectives, rank.groups, groups)
+    return with_host_work(scanned, rank.collectives, of_call, numbers, with_waits=with_waits)
+
+
+def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
     """Return the groups and numbers of the collectives of each rank, by comparing the ranks."""
     codes: dict[tuple[str, ...], int] = {}
     recordings = {rank.rank: _Recording.of(rank, codes) for rank in ranks}
@@ -213,8 +282,8 @@ def _sequences(
     for place, (rank, groups) in enumerate(zip(ranks, chosen, strict=True)):
         order = rank.collectives.calling_order()
         group = np.array([groups.get(thread, -1) for thread in rank.keys().tolist()], np.int64)
-        for index in {index for thread, index in groups.items() if thread != MESSAGES}:
-            is_own = (group == index) & (rank.keys() != MESSAGES)
+        for index in {index for thread, index in groups.items() if thread != _MESSAGES}:
+            is_own = (group == index) & (rank.keys() != _MESSAGES)
             if members := rank.groups[index].ranks:
                 sequences.setdefault(members, {})[place] = rank, order[is_own[order]]
     return sequences
@@ -301,12 +370,12 @@ def _partner_key(entry: tuple[str, str, str]) -> tuple[str, ...]:
     return _key((sides.get(entry[0], entry[0]), *entry[1:]))
 
 
-def groups_of(
+def _groups_of(
     collectives: HostCollectives, groups: Sequence[ProcessGroup], assigned: ByThread
 ) -> list[ProcessGroup | None]:
     """Return the group of each collective; None if unknown."""
     result: list[ProcessGroup | None] = []
     for call, thread in zip(collectives.calls, collectives.thread.tolist(), strict=True):
-        index = assigned.get(MESSAGES if call.is_message else thread)
+        index = assigned.get(_MESSAGES if call.is_message else thread)
         result.append(None if index is None else groups[index])
     return result

@@ -1,7 +1,6 @@
 """Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,118 +16,35 @@ from fastcomm.readers import (
     RankSources,
     agreed_world,
     check_count,
-    communication,
     rank_from_name,
 )
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.kineto import head, host
+from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
-    SCANNED,
+    UnknownWork,
     explain_no_device_work,
     explain_unknown_work,
-    keep_scanned,
     scan,
 )
-from fastcomm.readers.kineto.chrome import Scanned, Selection
+from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
-from fastcomm.readers.kineto.host import HostCollectives
-from fastcomm.readers.kineto.host_groups import (
-    MOST_RANKS,
-    Assigned,
-    HostRank,
-    assign_together,
-    groups_of,
+from fastcomm.readers.kineto.host import is_host_run
+from fastcomm.readers.kineto.host_groups import Assigned, as_device, assign, distributed_info
+from fastcomm.readers.kineto.selection import (
+    ARG_NAMES,
+    EVERYTHING,
+    EVERYTHING_ON_HOST,
+    METRICS,
+    ON_HOST,
 )
-from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
 from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE, TEXT_LANE
+from fastcomm_kernels.json_events import TEXT_LANE
 
-# Names of the host's calls into the collective libraries.
-COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
-
-_KEEP = {
-    "kernel": KEEP_ALL,
-    "memcpy": KEEP_ALL,
-    "memset": KEEP_ALL,
-    "cpu_op": KEEP_NAMED,
-    "runtime": KEEP_ALL,
-    "annotation": KEEP_ALL,
-    "gpu_annotation": KEEP_NONE,
-    "sync": KEEP_NONE,
-    "python": KEEP_NONE,
-    "other": KEEP_NONE,  # not device work
-    "host_work": KEEP_NONE,  # of this reader, not of a file
-}
-
-# The args of `schema.ARGS`, by their names in a trace.
-ARG_NAMES = {
-    "External id": "external_id",
-    "stream": "on_stream",
-    "bytes": "bytes",
-    "wait_on_stream": "wait_stream",
-    "wait_on_cuda_event_record_corr_id": "wait_correlation",
-    "Sequence number": "sequence",
-    "Fwd thread id": "forward_thread",
-    "Record function id": "record_function",
-}
-
-# For metrics: device work, its launches, marks of iterations, and calls of collectives.
-METRICS = Selection(
-    kinds=SCANNED,
-    # Unknown categories may be device work.
-    keep=keep_scanned([_KEEP[kind] for kind in KIND], KEEP_ALL),
-    prefixes=COLLECTIVE_CALLS,
-    row_args=("correlation", "External id", "stream", "device", "bytes"),
-    detail_args=(
-        "In msg nelems",
-        "Out msg nelems",
-        "In msg size",  # the names of both until 2023-12
-        "Out msg size",
-        "Group size",
-        "Seq",
-        *communication.DETAILS,
-    ),
-    detail_texts=(
-        "Collective name",
-        "dtype",
-        "In split size",
-        "Out split size",
-        "Process Group Name",
-        "Process Group ID",  # its name until 2024-04
-        "Process Group Description",
-        "Process Group Ranks",
-        "Input Dims",
-        "Input type",
-    ),
-)
-
-# For all other analyses.
-EVERYTHING = replace(
-    METRICS,
-    keep=keep_scanned([KEEP_ALL for _ in KIND], KEEP_ALL),
-    positions=True,
-    row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
-)
-
-
-# For runs without an accelerator: all operators, and what links them to annotations.
-_LINKS = ("Record function id",)
-ON_HOST = replace(
-    METRICS,
-    keep=keep_scanned(
-        [KEEP_ALL if kind == "cpu_op" else _KEEP[kind] for kind in KIND], KEEP_ALL
-    ),
-    row_args=(*METRICS.row_args, *_LINKS),
-    detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
-)
-EVERYTHING_ON_HOST = replace(
-    EVERYTHING, detail_texts=(*EVERYTHING.detail_texts, "Concrete Inputs")
-)
 HOST_RUN = (
     "a run without an accelerator: compute is the time of operators on the host, communication "
     "that of its collectives"
@@ -166,21 +82,9 @@ def read(
         If the file is not a trace, or names another rank.
 
     """
-    scanned, unknown_work = scan(
-        path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
-    )
-    info = _distributed_info(scanned)
-    is_host_run = host.is_host_run(scanned)
-    if is_host_run:
-        scanned = _host_run(path, options, assigned)
-    _check_sign(path, info.get("rank"))
-    own, world = (info[key] if head.is_count(info.get(key)) else None for key in head.RANK_KEYS)
-    for value, name in ((own, "rank"), (world, "world size")):
-        check_count(value or 0, path, name)
-    if own is not None and rank is not None and own != rank:
-        raise TraceFileError(
-            f"{path}: distributedInfo says rank {own}, but the file stands for rank {rank}"
-        )
+    scanned, unknown_work, is_host_run = _scan(path, options, assigned)
+    info = distributed_info(scanned)
+    own, world = _stated(path, info, rank)
     events, lanes, origin, notes = _events(scanned)
     missing: tuple[str, ...] = ()
     if is_host_run:
@@ -209,62 +113,49 @@ def read(
     return assemble(events, lanes, collectives, options, meta)
 
 
-def _distributed_info(scanned: Scanned) -> dict[str, Any]:
-    """Return what a trace states of its job."""
-    info = scanned.envelope.get("distributedInfo")
-    return info if isinstance(info, dict) else {}
+def _scan(
+    path: Path, options: TraceOptions, assigned: Assigned | None
+) -> tuple[Scanned, UnknownWork, bool]:
+    """Scan a rank; return also whether it is a run without an accelerator.
 
-
-def _host_run(path: Path, options: TraceOptions, assigned: Assigned | None) -> Scanned:
-    """Return the events of one rank without an accelerator, with its work as that of a device.
-
-    `path` is the file of the rank. `assigned` has the groups of its threads and the numbers of
-    its collectives, from all ranks; None for this file alone.
+    Such a run needs other events. Its work is returned as that of a device.
     """
-    selection = EVERYTHING_ON_HOST if options.whole else ON_HOST
-    scanned, _ = scan(path, selection, allow_truncated=options.allow_truncated)
-    rank = _host_rank(scanned, 0)
-    if assigned is None or len(assigned.numbers) != len(rank.collectives.calls):
-        groups, numbers = rank.assign({}), None
+    # Only ranks of such runs are compared before they are read.
+    scanned, unknown_work = _selected(path, options, on_host=assigned is not None)
+    on_host = is_host_run(scanned)
+    if on_host != (assigned is not None):
+        scanned, unknown_work = _selected(path, options, on_host=on_host)
+    scanned = as_device(scanned, assigned, with_waits=options.whole) if on_host else scanned
+    return scanned, unknown_work, on_host
+
+
+def _selected(
+    path: Path, options: TraceOptions, *, on_host: bool
+) -> tuple[Scanned, UnknownWork]:
+    """Scan the events that the options need, of a run with or without an accelerator."""
+    if options.whole:
+        selection = EVERYTHING_ON_HOST if on_host else EVERYTHING
     else:
-        groups, numbers = assigned.groups, assigned.numbers
-    return host.with_host_work(
-        scanned,
-        rank.collectives,
-        groups_of(rank.collectives, rank.groups, groups),
-        numbers,
-        with_waits=options.whole,
-    )
+        selection = ON_HOST if on_host else METRICS
+    return scan(path, selection, allow_truncated=options.allow_truncated)
 
 
-def _host_rank(scanned: Scanned, rank: int) -> HostRank:
-    """Return the collectives of a rank on the host."""
-    base = scanned.envelope.get("baseTimeNanoseconds")
-    return HostRank(
-        rank=rank,
-        groups=groups_of_rank(_distributed_info(scanned)),
-        collectives=HostCollectives.of(scanned),
-        base=base if isinstance(base, int) else 0,
-    )
+def _stated(
+    path: Path, info: Mapping[str, Any], rank: int | None
+) -> tuple[int | None, int | None]:
+    """Return the rank and the world size that a file states; None if it does not.
 
-
-def _assigned(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assigned]:
-    """Return the groups of collectives on the host of each rank, if the run has no other.
-
-    Empty if a trace names another library, or cannot be read; then each rank stands alone.
+    Raises TraceFileError if they are invalid, or the rank is not the expected one.
     """
-    paths = list(ranks.values())
-    are_on_host = all(head.peek(path).is_on_host for path in paths)
-    if not are_on_host or not 1 < len(paths) <= MOST_RANKS:
-        return {}
-    try:
-        scans = [
-            scan(path, ON_HOST, allow_truncated=options.allow_truncated)[0] for path in paths
-        ]
-    except TraceFileError:
-        return {}
-    hosts = [_host_rank(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
-    return dict(zip(ranks, assign_together(hosts), strict=True))
+    _check_sign(path, info.get("rank"))
+    own, world = (info[key] if head.is_count(info.get(key)) else None for key in head.RANK_KEYS)
+    for value, name in ((own, "rank"), (world, "world size")):
+        check_count(value or 0, path, name)
+    if own is not None and rank is not None and own != rank:
+        raise TraceFileError(
+            f"{path}: distributedInfo says rank {own}, but the file stands for rank {rank}"
+        )
+    return own, world
 
 
 def _check_sign(path: Path, rank: object) -> None:
@@ -344,7 +235,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     world_sizes = {path: head.peek(path).world_size for path in ranks.values()}
     world = agreed_world(world_sizes, ranks)
     reading = options.reading(world, ranks)
-    assigned = _assigned(ranks, reading)
+    assigned = assign(ranks, reading)
     sources = tuple(
         Source(
             rank=rank,

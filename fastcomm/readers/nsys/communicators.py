@@ -302,24 +302,30 @@ def sizes_of_parts(
     n = _member_counts(communicator, communicators)
     message_op = _message_ops(operations, marked[first], is_messages, communicators)
     op = np.where(is_messages, message_op, op).astype(np.int8)
-    sent, received = (
-        _sum(part[side], operations.size[side], count)
-        for side in (operations.is_send, operations.is_receive)
-    )
-    largest = np.full(count, NULL, np.int64)
-    np.maximum.at(largest, part, operations.size)
-    sent = np.where(op == OP["Gather"], largest, sent)
-    received = np.where(op == OP["Scatter"], largest, received)
-    uneven = _uneven(operations, count, n)
-    messages = byte_rules.sizes(op, sent, received, n, uneven)
-    # Several messages of one event: the message size is the largest that the API was given.
-    messages = messages._replace(msg=np.where(op == OP["SendRecv"], largest, messages.msg))
+    messages = _message_sizes(operations, op, n)
     unknown = _any(part, operations.size == NULL, count)
     chosen = (
         np.where(is_messages, np.where(unknown, NULL, message), collective)
         for message, collective in zip(messages, totals, strict=True)
     )
     return Parts(op=op, communicator=communicator, sizes=byte_rules.Sizes(*chosen))
+
+
+def _message_sizes(
+    operations: NcclOperations, op: NDArray[np.int8], n: Ints
+) -> byte_rules.Sizes:
+    """Return the sizes of each part as messages; `op` and `n`, its ranks, are by part."""
+    part, count = operations.part, len(op)
+    sends, receives = operations.is_send, operations.is_receive
+    sent = _sum(part[sends], operations.size[sends], count)
+    received = _sum(part[receives], operations.size[receives], count)
+    largest = np.full(count, NULL, np.int64)
+    np.maximum.at(largest, part, operations.size)
+    sent = np.where(op == OP["Gather"], largest, sent)
+    received = np.where(op == OP["Scatter"], largest, received)
+    sizes = byte_rules.sizes(op, sent, received, n, _uneven(operations, count, n))
+    # Several messages of one event: the message size is the largest that the API was given.
+    return sizes._replace(msg=np.where(op == OP["SendRecv"], largest, sizes.msg))
 
 
 def _member_counts(communicator: Ints, communicators: Mapping[int, Communicator]) -> Ints:
@@ -346,7 +352,7 @@ def _sum(part: Ints, values: Ints, count: int) -> Ints:
 
 
 def _any(part: Ints, mask: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Return whether the mask holds anywhere in each part."""
+    """Return for each of `count` parts whether the mask is true in any of its rows."""
     result = np.zeros(count, np.bool_)
     result[part[mask]] = True
     return result
@@ -358,7 +364,7 @@ def _message_ops(
     is_messages: NDArray[np.bool_],
     communicators: Mapping[int, Communicator],
 ) -> NDArray[np.int8]:
-    """Return the operation of each message group: from a range around it, else its peers."""
+    """Return the operation of each message group, by its range or else by its peers."""
     count = len(marked)
     own = {key: communicator.rank for key, communicator in communicators.items()}
     peers: list[set[int]] = [set() for _ in range(count)]

@@ -193,7 +193,7 @@ class _Matching:
             self.parts_of.setdefault(owner, []).append(part)
 
     def add(self, owner: int, kernels: Ints) -> None:
-        """Match the kernels of one owner, in their order, with its parts."""
+        """Match the kernels of a launching `owner`, in order, with its NCCL operations."""
         parts = self.parts_of.get(owner, [])
         if len(parts) == 1:
             self._pair(parts, kernels)

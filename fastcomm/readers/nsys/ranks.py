@@ -129,20 +129,14 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     joined = communicators.join(records, rank_of, world)
     reading = options.reading(world, rank_of.values())
     sources = [
-        Source(
-            rank=rank_of[number],
-            path=peek.report.path,
-            size=_size(peek.report.path),
-            read=partial(
-                read,
-                peek.report.path,
-                reading,
-                Member(
-                    process=process,
-                    rank=rank_of[number],
-                    world_size=world,
-                    communicators=joined[number],
-                ),
+        _source(
+            peek.report.path,
+            reading,
+            Member(
+                process=process,
+                rank=rank_of[number],
+                world_size=world,
+                communicators=joined[number],
             ),
         )
         for number, (peek, process) in enumerate(members)
@@ -152,6 +146,12 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
         world_size=world,
         warnings=(*notes, *_notes(peeks, records, rank_of, joined)),
     )
+
+
+def _source(path: Path, reading: TraceOptions, member: Member) -> Source:
+    """Return where a rank is read from."""
+    rank, size = member.rank, _size(path)
+    return Source(rank=rank, path=path, size=size, read=partial(read, path, reading, member))
 
 
 def _peek(path: Path) -> _Peek:
@@ -207,7 +207,7 @@ def _ranks(
 def _evidence(
     members: _Members, records: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
 ) -> Iterator[tuple[dict[int, int], str]]:
-    """Yield rank by index of the process, and a warning or "", the best evidence first."""
+    """Yield ranks by index of the process, the best evidence first, each with a warning."""
     if explicit:
         yield _explicit(members, explicit), ""
     by_world = communicators.global_ranks(records) or {}
@@ -339,10 +339,8 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     """
     ranges = read_ranges(export, process, ends, operators=True, numbered=True)
     process_events = read_events(export, process, ranges, whole=False)
-    events, points = (
-        process_events.events,
-        launch_points(process_events, read_creations(export, process)),
-    )
+    events = process_events.events
+    points = launch_points(process_events, read_creations(export, process))
     work = events.rows("kernel", "memcpy", "memset")
     work = work[points.thread[work] != NULL]
     rows = np.flatnonzero(ranges.kind == layout.PUSH_POP)

@@ -34,8 +34,8 @@ from fastcomm.version import __version__
 T = TypeVar("T")
 
 NA = "n/a"
-_THIN = "\u202f"
-_MINUS = "\u2212"
+THIN = "\u202f"
+MINUS = "\u2212"
 
 Spec = dict[str, Any]
 
@@ -95,23 +95,23 @@ def rate(value: float) -> str:
 
 def percent(value: float) -> str:
     """Format a share: "13.4 %"."""
-    return _minus(units.percent(value).replace(" ", _THIN))
+    return _short(units.percent(value))
 
 
 def signed_percent(value: float) -> str:
     """Format a relative change: "+3.2 %"."""
-    text = units.signed_percent(value).replace(" ", _THIN)
-    return _minus(text if text.strip("+-0.%" + _THIN) else text[1:])
+    text = _short(units.signed_percent(value))
+    return text if text.strip(f"+{MINUS}0.%{THIN}") else text[1:]
 
 
 def times(value: float) -> str:
     """Format a multiple: "1.24 ×"."""
-    return f"{value:.2f}{_THIN}×"
+    return f"{value:.2f}{THIN}×"
 
 
 def whole(value: float) -> str:
     """Format a count with separated thousands: "12 288"."""
-    return _minus(f"{value:,.0f}".replace(",", _THIN))
+    return _short(f"{value:,.0f}".replace(",", " "))
 
 
 def many(count: int, noun: str) -> str:
@@ -121,17 +121,7 @@ def many(count: int, noun: str) -> str:
 
 def _short(text: str) -> str:
     """Return a number and its unit with a narrow space and a typographic minus."""
-    return _minus(text.replace(" ", _THIN))
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", _MINUS)
-
-
-def tick(text: str) -> str:
-    """Return a formatted number without trailing zeros: "10 µs"."""
-    figure, gap, unit = text.partition(_THIN)
-    return _minus(f"{float(figure.replace(_MINUS, '-')):g}{gap}{unit}")
+    return text.replace(" ", THIN).replace("-", MINUS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +355,11 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"json": json_text, "plain": plain, "url": _url}
+    environment.filters |= {
+        "json": json_text,
+        "plain": plain,
+        "url": lambda name: quote(os.fsencode(name)),
+    }
     environment.tests |= {
         "fact": lambda part: isinstance(part, Fact),
         "figure": lambda block: isinstance(block, Figure),
@@ -374,11 +368,6 @@ def _environment() -> jinja2.Environment:
         "quantiles": lambda block: isinstance(block, Quantiles),
     }
     return environment
-
-
-def _url(name: str) -> str:
-    """Quote a file name for a link, with bytes that are not UTF-8."""
-    return quote(os.fsencode(name))
 
 
 def _inert(value: Any) -> Any:
@@ -402,13 +391,9 @@ def _plotly() -> str:
 
 def _policy(scripts: list[str]) -> str:
     """Return the content security policy: no network, and only these scripts, by hash."""
-    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
-        f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _digest(script: str) -> str:
-    """Return the SHA-256 digest of a script in base64."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

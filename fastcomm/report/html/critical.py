@@ -6,7 +6,7 @@ from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.graph.edits import EditSweep
 from fastcomm.report import html
-from fastcomm.report.critical_path import LABELS
+from fastcomm.report.critical_path import label
 from fastcomm.report.html import (
     Figure,
     FigureView,
@@ -56,7 +56,7 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
     return Page(
         title="Critical path",
         source=" ".join(paths),
-        headline=(share, f" of the critical path is {LABELS.get(most, most)}."),
+        headline=(share, f" of the critical path is {label(most, path)}."),
         facts=tuple(facts),
         findings=_findings(path, shell_joined([*paths, *options])),
         sections=(path_.section(path),),
@@ -136,7 +136,7 @@ def _before_after(result: WhatIf, edits: str) -> Section:
     before, after = result.before.summary_ns(), result.after.summary_ns()
     rows = tuple(
         (
-            text(LABELS.get(name, name)),
+            text(label(name, result.before)),
             number(before.get(name, 0), html.ns),
             number(after.get(name, 0), html.ns),
             number(after.get(name, 0) - before.get(name, 0), html.ns),

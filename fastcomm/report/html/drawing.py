@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastcomm.errors import inert
-from fastcomm.report.html import Spec
+from fastcomm.report.html import MINUS, THIN, Spec
 from fastcomm.trace.schema import TAGS
 
 _MOST_NUMBERS, _MOST_ACROSS = 200, 12
@@ -238,3 +238,9 @@ def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -
 def has_room(cells: int, across: int) -> bool:
     """Whether the cells of a heat map with `across` columns can show their numbers."""
     return cells <= _MOST_NUMBERS and across <= _MOST_ACROSS
+
+
+def tick(text: str) -> str:
+    """Return a formatted number without trailing zeros: "10 µs"."""
+    figure, gap, unit = text.partition(THIN)
+    return f"{float(figure.replace(MINUS, '-')):g}{gap}{unit}".replace("-", MINUS)

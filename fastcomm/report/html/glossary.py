@@ -286,7 +286,7 @@ _PATH = {
     "path.arrived_last": _of(
         "Arrived last", "number of collectives at which this rank arrived last"
     ),
-    "path.held_up_ns": _of(
+    "path.wait_caused_ns": _of(
         "Wait caused",
         "its arrival minus the previous arrival, summed over the collectives where it was last",
     ),
@@ -348,7 +348,7 @@ _REPLAY = {
 }
 
 _ISP = {
-    "isp.tgs": _of("TGS", "tokens per second and GPU"),
+    "isp.tgs": _of("Tokens/s/GPU", "tokens per second and GPU"),
     "isp.latency": _of("Step", "predicted step time"),
     "isp.memory": _of(
         "Memory", "memory that the strategy needs on the fullest GPU, in binary units"
@@ -360,7 +360,7 @@ _ISP = {
     "isp.rejected": _of(
         "Rejected", "number of strategies that were rejected, by the first reason"
     ),
-    "isp.scaling": _of("Scaling", "TGS divided by the TGS of the smallest world size"),
+    "isp.scaling": _of("Scaling", "tokens/s/GPU divided by those of the smallest world size"),
     "isp.gpus": _of("GPUs", "number of GPUs of the job"),
     "isp.pp": _of("Pipeline", "number of pipeline stages"),
     "isp.sp": _of("Sequence", "number of shards of a sequence, or of tensors"),
@@ -368,7 +368,7 @@ _ISP = {
     "isp.gp": _of("Gradients", "number of shards of the gradients"),
     "isp.zp": _of("Optimizer", "number of shards of the optimizer states"),
     "isp.micro": _of("Micro-batches", "number of micro-batches per step"),
-    "isp.changed": _of("Would be", "TGS of the best strategy with this change"),
+    "isp.changed": _of("Would be", "tokens/s/GPU of the best strategy with this change"),
 }
 
 _DISPATCH = {

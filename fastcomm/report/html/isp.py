@@ -7,6 +7,7 @@ import numpy as np
 from fastcomm.isp import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep
+from fastcomm.isp.space import REASONS
 from fastcomm.report import html
 from fastcomm.report.html import (
     Block,
@@ -231,7 +232,7 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
         ]
         cells += [number(record.get(key), html.whole) for _, _, key in numbers]
         rows.append(tuple(cells))
-    heads = [("TGS", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
+    heads = [("tokens/s/GPU", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
     heads += [(label, key) for label, key, _ in numbers]
     return PageTable(
         name=name, caption=caption, columns=columns("strategy", *heads), rows=tuple(rows)
@@ -242,7 +243,8 @@ def _rejected(result: SearchResult) -> Section:
     """Return the section on the number of candidates that each rule rejected."""
     rejected = {reason: count for reason, count in result.rejected.items() if count}
     rows = tuple(
-        (text(reason), number(count, html.whole)) for reason, count in rejected.items()
+        (text(REASONS.get(reason, reason)), number(count, html.whole))
+        for reason, count in rejected.items()
     )
     blocks: tuple[Block, ...] = ()
     if rows:
@@ -271,7 +273,7 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
         )
         for change in changes
     )
-    heads = columns("change", ("TGS", "isp.changed"), ("gain", "isp.changed"))
+    heads = columns("change", ("tokens/s/GPU", "isp.changed"), ("gain", "isp.changed"))
     table = PageTable(
         name="changes", caption="The best strategy after each change", columns=heads, rows=rows
     )
@@ -309,7 +311,7 @@ def _grid(sweep: SearchSweep) -> Figure:
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
     names = [html.whole(length) for length in lengths]
     grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
-    drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
+    drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "tokens/s/GPU")
     drawn["x"] = [html.whole(world) for world in worlds]
     category = {"type": "category", "showgrid": False}
     shown = spec(
@@ -342,7 +344,7 @@ def _cells(sweep: SearchSweep) -> PageTable:
     heads = columns(
         "sequence",
         ("GPUs", "isp.gpus"),
-        ("TGS", "isp.tgs"),
+        ("tokens/s/GPU", "isp.tgs"),
         ("scaling", "isp.scaling"),
         ("feasible", "isp.feasible"),
     )

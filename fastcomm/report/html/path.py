@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
-from fastcomm.report.critical_path import LABELS
+from fastcomm.report.critical_path import label
 from fastcomm.report.html import (
     Block,
     Figure,
@@ -75,7 +75,7 @@ def _lead(path: CriticalPath) -> html.Sentence:
     lead: html.Sentence = (
         f"The critical path {scope} takes ",
         html.fact("path.length_ns", path.length_ns, html.ns),
-        f'. Its largest part is "{LABELS.get(most, most)}" with ',
+        f'. Its largest part is "{label(most, path)}" with ',
         html.fact("path.share", sums.get(most, 0) / total, html.percent),
         ".",
     )
@@ -90,7 +90,7 @@ def _strip(path: CriticalPath) -> Figure:
     table = path.breakdown
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
-    lanes = [(LABELS.get(name, name), own == name) for name in classes]
+    lanes = [(label(name, path), own == name) for name in classes]
     views = [FigureView(label="Kind of work", spec=_lanes(table, lanes))]
     if path.is_joined:
         ranks = table["rank"].to_numpy()
@@ -100,7 +100,7 @@ def _strip(path: CriticalPath) -> Figure:
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
         views.append(FigureView(label="Rank", spec=_lanes(table, by_rank), note=note))
     spoken = ", ".join(
-        f"{LABELS.get(name, name)} {html.percent(share)}" for name, share in _shares(path)[:4]
+        f"{label(name, path)} {html.percent(share)}" for name, share in _shares(path)[:4]
     )
     return Figure(
         name="path-strip",
@@ -198,7 +198,7 @@ def _merged(
 
 
 def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spec:
-    """Return bars of one look; `pieces` are (lane, start, stop) in ns, drawn from `begin`."""
+    """Return bars of one color; `pieces` are (lane, start, stop) in ns, drawn from `begin`."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -223,16 +223,16 @@ def _look_label(look: str) -> str:
 def _classes(path: CriticalPath) -> PageTable:
     """Return the table of time on the path by class, of communication also by tag."""
     tags = [
-        (f"device: communication, {tag}", ns)
+        (f"{label(_TAGGED, path)}, {tag}", ns)
         for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: -pair[1])
     ]
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
     rows: list[tuple[PageCell, ...]] = []
     for name, _ in _shares(path):
-        rows.append(_class_row(LABELS.get(name, name), sums[name], total))
+        rows.append(_class_row(label(name, path), sums[name], total))
         if name == _TAGGED:
-            rows += [_class_row(label, ns, total) for label, ns in tags]
+            rows += [_class_row(name, ns, total) for name, ns in tags]
     return PageTable(
         name="path-classes",
         caption="Time on the path by class",
@@ -269,7 +269,7 @@ def _names(path: CriticalPath) -> PageTable:
 
 def _ranks(path: CriticalPath) -> PageTable:
     """Return the table of ranks by the wait that they cause, at most 64."""
-    ranks = path.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
+    ranks = path.by_rank().sort_by([("wait_caused_ns", "descending"), ("rank", "ascending")])
     rows = tuple(
         (
             PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
@@ -277,7 +277,7 @@ def _ranks(path: CriticalPath) -> PageTable:
             number(row["wait_ns"], html.ns),
             number(row["transfer_ns"], html.ns),
             number(row["arrived_last"], html.whole),
-            number(row["held_up_ns"], html.ns),
+            number(row["wait_caused_ns"], html.ns),
         )
         for row in ranks.slice(0, 64).to_pylist()
     )
@@ -290,7 +290,7 @@ def _ranks(path: CriticalPath) -> PageTable:
             ("waits", "path.wait_ns"),
             ("transfers", "path.transfer_ns"),
             ("arrived last", "path.arrived_last"),
-            ("wait caused", "path.held_up_ns"),
+            ("wait caused", "path.wait_caused_ns"),
         ),
         rows=rows,
     )

@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm import arrow_files
-from fastcomm.analyses.report import RunPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import files, html
 from fastcomm.report.commands import Suggestions
-from fastcomm.report.console import group_name, known_by
+from fastcomm.report.details import group_name, known_by
 from fastcomm.report.html import (
     Fact,
     Page,
@@ -98,7 +98,7 @@ def run_page(
     paths: Sequence[str],
     *,
     options: Sequence[str] = (),
-    critical: RunPath | None = None,
+    critical: CriticalPath | str | None = None,
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of a run.
@@ -115,7 +115,6 @@ def run_page(
         Data files next to the page, each with a description.
 
     """
-    critical = critical or RunPath()
     by_rank = RankMeans.of(metrics.tables["iterations"])
     why = gaps.reason(metrics.missing)
     sections = [
@@ -127,8 +126,8 @@ def run_page(
         ranks.section(metrics, by_rank, why),
         across.section(metrics),
     ]
-    if critical.path is not None:
-        sections.append(path.section(critical.path))
+    if isinstance(critical, CriticalPath):
+        sections.append(path.section(critical))
     sections.append(_measured_evidence(metrics))
     return Page(
         title="Communication report",
@@ -141,7 +140,7 @@ def run_page(
         warnings=(
             *_left_out(metrics),
             *metrics.warnings,
-            *([critical.why] if critical.why else []),
+            *([critical] if isinstance(critical, str) else []),
         ),
         data=tuple(data),
     )
@@ -219,7 +218,7 @@ def write_report(
     metrics: Metrics,
     output: str | Path = "report.html",
     *,
-    critical: RunPath | None = None,
+    critical: CriticalPath | str | None = None,
     paths: Sequence[str],
     options: Sequence[str] = (),
     with_data: bool = True,

@@ -30,6 +30,7 @@ from fastcomm.report.html.drawing import (
     rounded,
     series_color,
     spec,
+    tick,
 )
 
 _GB = 1e9
@@ -220,7 +221,7 @@ def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return ticks at powers of ten, with formatted sizes."""
     sizes = [row["size_from"] for row in rows]
     powers = [10**power for power in range(16) if min(sizes) / 5 <= 10**power <= max(sizes) * 5]
-    return {"tickvals": powers, "ticktext": [html.tick(html.size(power)) for power in powers]}
+    return {"tickvals": powers, "ticktext": [tick(html.size(power)) for power in powers]}
 
 
 def _collectives(metrics: Metrics) -> PageTable:

@@ -31,6 +31,7 @@ from fastcomm.report.html.drawing import (
     rows_axis,
     series_color,
     spec,
+    tick,
 )
 
 _Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
@@ -346,7 +347,7 @@ def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
     inside = [ns for ns in signed if ends[0] - 0.5 <= _axis_position(ns) <= ends[1] + 0.5]
     return {
         "tickvals": [_axis_position(ns) for ns in inside],
-        "ticktext": ["0" if ns == 0 else html.tick(html.ns(ns)) for ns in inside],
+        "ticktext": ["0" if ns == 0 else tick(html.ns(ns)) for ns in inside],
     }
 
 

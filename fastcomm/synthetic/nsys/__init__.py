@@ -93,7 +93,7 @@ def report(
 
 
 def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
-    """Add names of a process and its threads, its output, its GPU and its streams."""
+    """Add names of a process and its threads, and its output."""
     host = process.host
     tables.add("PROCESSES", globalPid=host.global_pid, pid=host.process, name="python3")
     names = {0: "python3", 61: "pt_autograd_0", 77: "pt_nccl_watchdg", 300: "ncclLaunch"}
@@ -113,6 +113,12 @@ def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
         contentId=tables.string(f"7f00-7fff r-xp {SECRET_OUTPUT}"),
         globalPid=host.global_pid,
     )
+    _add_gpu(tables, process)
+
+
+def _add_gpu(tables: ReportTables, process: ProcessWriter) -> None:
+    """Add the GPU of a process, and its streams."""
+    host = process.host
     tables.add(
         "TARGET_INFO_GPU",
         vmId=MACHINE,

@@ -1,0 +1,159 @@
+"""The comparison of two runs: on the terminal, and as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from fastcomm import result, units
+from fastcomm.analyses.cause_changes import CauseChange
+from fastcomm.analyses.compare import BreakdownChange, Comparison
+from fastcomm.report import files
+from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.report.details import part_name
+from fastcomm.units import (
+    format_bandwidth,
+    format_bytes,
+    format_ns,
+    format_signed_ns,
+    signed_percent,
+)
+
+_MOST_VALUES = 12
+_MOST_CAUSES = 3
+_STEP_DIGITS = 4
+# Minimum relative change of a printed value.
+_WORTH = 0.01
+# One statistic per metric is printed.
+_SHOWN = (
+    ".mean_ns",
+    ".avg_bus_bw",
+    ".global_avg_util",
+    ".bytes_per_step_per_gpu",
+    ".comm_events",
+)
+_REASONS = {
+    "bytes_per_step_per_gpu": "bytes",
+    "avg_bus_bw": "bus bandwidth",
+    "events": "events",
+}
+
+
+def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write compare.json, and parts and values as CSV and Parquet; return their paths."""
+    texts = {"compare.json": result.dumps(comparison.to_dict())}
+    return files.write_tables(folder, texts, comparison.to_arrow(), "compare" if xlsx else None)
+
+
+def show(comparison: Comparison, conditions: Sequence[str]) -> None:
+    """Print the step, the parts of its change, and the largest other changes.
+
+    `conditions` are the texts of --fail-if; each is printed with whether it holds.
+    """
+    console = plain_console()
+    headline = _headline(comparison)
+    if comparison.incomplete:
+        headline = f"{headline.removesuffix('.')} [red]({escape(comparison.incomplete[0])})[/]"
+    say(console, headline)
+    for line in comparison.incomplete[1:]:
+        say(console, f"[red]{escape(line)}[/]", hanging=2)
+    for cause in comparison.causes[:_MOST_CAUSES]:
+        say(console, _cause(cause), indent=2)
+    if comparison.parts and not comparison.is_same:
+        console.print(_parts(comparison))
+        say(console, "The effects of the parts add up to the change of the step.", style="dim")
+    changed = _changed(comparison)
+    if changed.row_count:
+        console.print(changed)
+    for note in comparison.notes:
+        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
+    for text in conditions:
+        mark = "[red]FAIL[/]" if text in comparison.conditions_that_hold else "[green]ok[/]  "
+        say(console, f"{mark} {escape(text)}", hanging=5)
+
+
+def _headline(comparison: Comparison) -> str:
+    """Return the sentence on the change of the step time."""
+    step = comparison.step
+    if step.before is None or step.after is None or step.difference is None:
+        return "The change of the step is n/a: a run has no step times."
+    if comparison.is_same:
+        return "No difference."
+    relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
+    change = f"{format_signed_ns(step.difference)}{relative}"
+    return (
+        f"[bold]A step takes {format_ns(step.after, _STEP_DIGITS)} instead of "
+        f"{format_ns(step.before, _STEP_DIGITS)}: {change}[/]"
+    )
+
+
+def _cause(cause: CauseChange) -> str:
+    """Return the sentence on a cause that is new, gone or changed."""
+    if cause.before_ns is None:
+        return f"[bold]New:[/] {escape(cause.text)} Confidence: {cause.confidence}."
+    if cause.after_ns is None:
+        return f"Gone: {escape(cause.text)}"
+    return (
+        f"{format_signed_ns(cause.effect_ns)} than before: {escape(cause.text)} "
+        f"Confidence: {cause.confidence}."
+    )
+
+
+def _parts(comparison: Comparison) -> TerminalTable:
+    """Return the table of the parts of the step, and what each adds to its change."""
+    rows = table(
+        *("part of the step", "before", "after", "effect", "what else changed"),
+        texts=("what else changed",),
+    )
+    for part in comparison.parts:
+        if part.before_ns or part.after_ns:
+            rows.add_row(
+                part_name(part.name),
+                format_ns(part.before_ns),
+                format_ns(part.after_ns),
+                format_signed_ns(part.effect_ns),
+                _reasons(part),
+            )
+    return rows
+
+
+def _reasons(part: BreakdownChange) -> str:
+    """Return what changed with a part of the step: "bytes +10.0 %, events +2.0 %"."""
+    parts = []
+    for reason in part.reasons:
+        name = _REASONS.get(reason.name.rpartition(".")[2], "overlap")
+        parts.append(f"{name} {signed_percent(reason.relative or 0.0)}")
+    return ", ".join(parts)
+
+
+def _changed(comparison: Comparison) -> TerminalTable:
+    """Return other values with the largest relative changes; --json has all."""
+    rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
+    values = [
+        change
+        for change in comparison.values
+        if abs(change.relative or 0) >= _WORTH
+        and change.name.startswith(("windows.", "bandwidth.", "volume.", "overlap."))
+        and (change.name.startswith("overlap.") or change.name.endswith(_SHOWN))
+    ]
+    values.sort(key=lambda change: -abs(change.relative or 0))
+    for change in values[:_MOST_VALUES]:
+        cells = (_in_unit(change.name, value) for value in (change.before, change.after))
+        rows.add_row(escape(change.name), *cells, signed_percent(change.relative or 0.0))
+    return rows
+
+
+def _in_unit(name: str, value: float | None) -> str:
+    """Format a value with the unit that its name implies."""
+    if value is None:
+        return "n/a"
+    last = name.rpartition(".")[2]
+    if last.endswith("_ns"):
+        return format_ns(value)
+    if last.endswith("_bw"):
+        return format_bandwidth(value)
+    if "bytes" in last and not last.startswith("events"):
+        return format_bytes(value)
+    if "util" in last or name.startswith("overlap."):
+        return units.percent(value)
+    return f"{value:g}"
