@@ -234,18 +234,29 @@ def opened(path: Path) -> BinaryIO:
     """
     if not is_local(path):
         return open_remote(path)
-    # O_NONBLOCK means nothing to a regular file. Windows has neither it nor named pipes.
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    file = open(path, "rb", opener=_open_regular)  # noqa: SIM115 - the caller closes it
     try:
-        mode = os.fstat(number).st_mode
-        if not stat.S_ISREG(mode):
-            kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "no file")
-            raise OSError(errno.EINVAL, f"is {kind}: expected a regular file", str(path))
         note_inputs([path])
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
+    except FastcommError:
+        file.close()
         raise
+    return file
+
+
+def _open_regular(name: str, flags: int) -> int:
+    """Return the descriptor of a regular file. Raises `OSError` for any other kind.
+
+    It is closed here or by the file object, never by both: Ctrl-C at any moment must not turn
+    into the error that a descriptor is closed already.
+    """
+    # O_NONBLOCK means nothing to a regular file. Windows has neither it nor named pipes.
+    number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(number).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(number)
+        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "no file")
+        raise OSError(errno.EINVAL, f"is {kind}: expected a regular file", str(name))
+    return number
 
 
 def check(path: Path) -> None:

@@ -125,8 +125,11 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Handle the signals of this block at its end."""
+    """Handle the signals of this block at its end; only the main thread handles signals."""
     global _deferrals  # noqa: PLW0603
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _deferrals += 1
     try:
         yield
@@ -205,7 +208,8 @@ def make_folder() -> Path:
 
 def remove_folder(path: Path) -> None:
     """Remove a directory of `make_folder` with everything in it; errors are ignored."""
-    shutil.rmtree(path, ignore_errors=True)
+    with deferred():  # interrupted, rmtree closes a descriptor twice, and raises that error
+        shutil.rmtree(path, ignore_errors=True)
     _folders.pop(path, None)
 
 

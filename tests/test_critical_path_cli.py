@@ -222,6 +222,7 @@ def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     )
 
 
+@pytest.mark.compiled
 def test_a_what_if_has_the_notes_of_its_path(kineto):
     words = [str(kineto / "mi300_resnet"), "--json"]
     path = json.loads(invoke(*words).stdout)

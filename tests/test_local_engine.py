@@ -93,17 +93,27 @@ def all_end(processes, seconds=20):
     return not any(map(is_alive, processes))
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """Traces that take two processes some seconds, with a FIFO's worth of work left."""
-    folder = tmp_path_factory.mktemp("many")
+def linked(folder, ranks):
+    """One trace of 15 000 kernels, as that of each rank."""
     step = [k.mark("ProfilerStep#0", 0, 100_000)]
     step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
     step.append(k.all_reduce(90_000, 5))
     k.write(folder / "rank0.json", step, rank=None, world=None)
-    for rank in range(1, WIDTH + 6):
+    for rank in range(1, ranks):
         os.link(folder / "rank0.json", folder / f"rank{rank}.json")
     return folder
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Traces that take two processes some seconds."""
+    return linked(tmp_path_factory.mktemp("many"), WIDTH + 6)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """Traces that no machine measures before a signal of these tests."""
+    return linked(tmp_path_factory.mktemp("endless"), 12 * WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +174,13 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
 @pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
 @pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 2.5])
 def test_signals_at_any_moment_leave_no_files_or_processes(
-    many, tmp_path, how, numbers, seconds
+    endless, tmp_path, how, numbers, seconds
 ):
     """To the group of processes, while they start and work."""
     temporary, output = tmp_path / "tmp", tmp_path / "out"
     temporary.mkdir()
     started = subprocess.Popen(
-        [sys.executable, "-m", "fastcomm", "metrics", many, *how, "--output", output],
+        [sys.executable, "-m", "fastcomm", "metrics", endless, *how, "--output", output],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

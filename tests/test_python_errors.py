@@ -9,6 +9,8 @@ from fastcomm import intervals
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.synthetic import Job, write
 
+pytestmark = pytest.mark.compiled
+
 NAN, INF = float("nan"), float("inf")
 RECIPE = fc.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
 WORKLOAD = fc.Workload.of(RECIPE)

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -144,34 +145,36 @@ def locked(folder: Path) -> Iterator[bool]:
     """
     path = folder / LOCK
     try:
-        descriptor = _acquired(path)
+        lock = _acquired(path)
     except OSError as error:
         raise FastcommError(f"{path}: {error.strerror or error}") from error
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
+    if lock is None:
+        yield False
+        return
+    with lock:
+        try:
+            yield True
+        finally:
             with suppress(OSError):
                 path.unlink()
-            os.close(descriptor)
 
 
-def _acquired(path: Path) -> int | None:
-    """Return the descriptor of the locked file; None on file systems without locks."""
+def _acquired(path: Path) -> FileIO | None:
+    """Return the locked file, which is open; None on file systems without locks."""
     while True:
-        descriptor = os.open(path, _LOCK_FLAGS, 0o644)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
+        lock = FileIO(path, "r+", opener=lambda name, _: os.open(name, _LOCK_FLAGS, 0o644))
+        if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+            lock.close()
             raise FastcommError(
                 f"{path}: not a regular file, so it cannot be a lock; remove it"
             )
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(descriptor, path):
-                _sign(descriptor)
-                return descriptor
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(lock, path):
+                _sign(lock)
+                return lock
         except BlockingIOError as error:
-            raise _locked_error(descriptor, path) from error
+            raise _locked_error(lock, path) from error
         except OSError as error:
             _LOG.warning(
                 "warning: %s: this file system has no locks (%s); let no other ingest write "
@@ -179,32 +182,32 @@ def _acquired(path: Path) -> int | None:
                 path.parent,
                 error.strerror,
             )
-            if not os.fstat(descriptor).st_size:  # no other process wrote to it
+            if not os.fstat(lock.fileno()).st_size:  # no other process wrote to it
                 path.unlink(missing_ok=True)
-            os.close(descriptor)
+            lock.close()
             return None
-        os.close(descriptor)  # its holder has just removed it, so try again
+        lock.close()  # its holder has just removed it, so try again
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
+def _is_same_file(file: FileIO, path: Path) -> bool:
     """Return whether an open file is still the one with this path."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _sign(descriptor: int) -> None:
+def _sign(lock: FileIO) -> None:
     """Write process and host into the lock, for the messages of others."""
     with suppress(OSError):  # a full disk: messages cannot name the holder
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        lock.truncate(0)
+        os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
-def _locked_error(descriptor: int, path: Path) -> FastcommError:
+def _locked_error(lock: FileIO, path: Path) -> FastcommError:
     """Return the error about a lock that another process holds."""
-    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "a process"
-    os.close(descriptor)
+    holder = os.pread(lock.fileno(), 200, 0).decode(errors="replace") or "a process"
+    lock.close()
     return FastcommError(
         f"{path.parent}: another ingest ({holder}) writes this store; wait until it ends, "
         "or choose another --output"

@@ -1,0 +1,95 @@
+"""Ctrl-C at every instruction of what opens, replaces, locks and removes files stays Ctrl-C."""
+
+import gc
+import signal
+import sys
+
+import pytest
+
+from fastcomm import files, process
+from fastcomm.readers.kineto.head import peek
+from fastcomm.store.files import locked
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+class Interrupt:
+    """Act as on Ctrl-C at the instruction of this number, in whatever function."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, frame, event, _argument):
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                process.interrupt(signal.SIGINT, frame)
+        return self
+
+
+def interrupted(call, number):
+    """Call it with an interrupt; return whether it came, and what the call raised."""
+    process._last_signal_s = -process._QUIET_S
+    interrupt, raised = Interrupt(number), None
+    tracer = sys.gettrace()  # of coverage
+    handler = signal.signal(signal.SIGINT, process.interrupt)
+    sys.settrace(interrupt)
+    try:
+        call()
+    except BaseException as error:
+        raised = error
+    finally:
+        sys.settrace(tracer)
+        signal.signal(signal.SIGINT, handler)
+    return interrupt.left <= 0, raised
+
+
+def read(path):
+    assert files.text(path / "text") == "text"
+
+
+def write(path):
+    with files.aside(path / "new") as unfinished:
+        unfinished.write_text("new")
+
+
+def lock(path):
+    with locked(path) as is_locked:
+        assert is_locked
+
+
+def use_a_temporary_folder(path):
+    with process.temporary_folder() as folder:
+        (folder / "file").write_text("")
+
+
+def look_at_a_trace(path):
+    head = peek(path / "rank0.json")
+    assert head.kind == "profiler", head
+
+
+@pytest.mark.parametrize("call", [read, write, lock, use_a_temporary_folder, look_at_a_trace])
+def test_an_interrupt_at_any_instruction_is_no_other_error(call, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "rank0.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ignored = []  # by Python, in a destructor: the process sends such a signal again
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.exc_value))
+    call(tmp_path)  # modules are imported
+    number = 0
+    is_over = False
+    while not is_over:
+        number += 1
+        peek.__globals__["_peek"].cache_clear()
+        came, raised = interrupted(lambda: call(tmp_path), number)
+        if came:
+            errors = [raised, *ignored]
+            assert any(isinstance(error, KeyboardInterrupt) for error in errors), number
+            assert isinstance(raised, KeyboardInterrupt | None), (number, raised)
+        is_over = not came
+        ignored.clear()
+    assert number > 100
+    gc.collect()  # files that an interrupt left open
+    process.remove_all()
+    assert not files.left_behind(tmp_path)
