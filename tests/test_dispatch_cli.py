@@ -73,7 +73,7 @@ def test_a_simulation_is_one_json_object(made):
 
 def test_the_report_names_the_bottleneck_and_shows_the_load(made):
     out = said(f"simulate {made} --strategy deepep,fast")
-    assert "deepep Final Results" in out
+    assert "deepep: dispatch " in out
     assert "NVLink receive" in out
     assert "\x1b" not in out
 

@@ -153,7 +153,7 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
         ("op:Foo", "invalid value 'Foo': expected one of AllReduce"),
         ("name:(", "invalid regular expression"),
         ("stream:x", "invalid condition 'stream:x'"),
-        ("name:nobody", "'name:nobody' matches no event of the window"),
+        ("name:nobody", "'name:nobody' matches no event of the step"),
     ],
 )
 def test_an_invalid_selection_is_an_error(step, text, said):

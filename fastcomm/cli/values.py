@@ -89,7 +89,10 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         least, most = whole(first), whole(last if dash else first)
-        if least is None or most is None or least > most:
+        if least is not None and most is not None and least > most:
+            expected = f"the smaller number first, as in {most}-{least}"
+            raise invalid(name, repr(shortened(part)), expected)
+        if least is None or most is None:
             expected = f"numbers from 0 to {MOST_NUMBER}, as in 0-7,12"
             raise invalid(name, repr(shortened(part)), expected)
         if len(values) + most - least >= MOST_LISTED:

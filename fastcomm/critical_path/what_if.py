@@ -85,12 +85,7 @@ class Replay:
         """Scale or set the durations of the selected events, in place."""
         mask = _selected(self.events, edit.target)
         if not mask.any():
-            tags = sorted({tag for tag in self.events["tag"].to_pylist() if tag is not None})
-            present = ", ".join(tags) or "none"
-            raise ConfigError(
-                f"{edit.target!r} matches no event of the window (parallelisms present: "
-                f"{present})"
-            )
+            raise _no_match(self.events, edit.target)
         edges = np.flatnonzero(self._own() & mask[self.owner])
         if edit.action == "scale":
             weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
@@ -173,6 +168,18 @@ def _selected(events: pa.Table, selection: str) -> Flags:
     for key, value in conditions(selection):
         mask &= _matches(events, key, value)
     return mask
+
+
+def _no_match(events: pa.Table, selection: str) -> ConfigError:
+    """Return the error of a selection without events: what is there of each kind."""
+    present = []
+    for kind in KINDS:
+        tags = pc.unique(events["tag"].filter(pa.array(_of_kind(events, kind)))).to_pylist()
+        present += [kind] if tags else []
+        present += sorted(f"{kind}:{tag}" for tag in tags if tag is not None)
+    return ConfigError(
+        f"{selection!r} matches no event of the step, which has {', '.join(present) or 'none'}"
+    )
 
 
 def _matches(events: pa.Table, key: str, value: str) -> Flags:

@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from fastcomm import files
 from fastcomm.errors import TraceFileError
 
 Numbers = NDArray[Any]
+_MOST_NAMED = 8
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError)
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, OverflowError)
 
@@ -45,10 +46,16 @@ def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
         present = [next((n for n in names if n in members), None) for names in aliases]
         if None in present:
             raise TraceFileError(
-                f"{path}: it has arrays {', '.join(members) or 'none'}; expected "
-                f"{' and '.join(' or '.join(names) for names in aliases)}"
+                f"{path}: expected arrays {' and '.join(' or '.join(n) for n in aliases)}; "
+                f"found {_names(list(members))}"
             )
         return tuple(_member(archive, members, name, path) for name in present if name)
+
+
+def _names(arrays: Sequence[str]) -> str:
+    """Return the first names of the arrays of a file, and how many more there are."""
+    more = f" and {len(arrays) - _MOST_NAMED} more" if len(arrays) > _MOST_NAMED else ""
+    return f"{', '.join(arrays[:_MOST_NAMED]) or 'none'}{more}"
 
 
 def _member(

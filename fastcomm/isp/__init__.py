@@ -201,7 +201,10 @@ def batch(options: SearchOptions) -> MicroBatchRule:
             raise _missing(options)
         return MicroBatchRule(least=1, most=_ANY, micro_bsz=bsz, micro_num=num)
     if total is not None and (least is not None or most is not None):
-        raise ConfigError("global batch: expected one number or a range, not both")
+        raise ConfigError(
+            "global batch and a range of it: expected one number or a range, not both; leave "
+            "--global-batch or --global-batch-min and --global-batch-max out"
+        )
     if total is None and most is None:
         raise ConfigError("global batch: a range needs a maximum")
     return MicroBatchRule(

@@ -222,7 +222,11 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     before, after = (
         format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
     )
-    change = f"{before} before, {after} after{faster}" if what_if.edits else before
+    change = before
+    if what_if.edits:
+        change = f"{before} before, {after} after{faster}"
+    elif not what_if.sweeps:
+        change = f"{before}, unchanged: name an edit, as in --scale comm:TP=0.5"
     say(console, f"[bold]{subject_of(what_if.before)}:[/] {change}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
@@ -250,6 +254,8 @@ def _what_if_classes(what_if: WhatIf) -> TerminalTable:
     shown = table("time on the path", "before", "after")
     before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
     for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
+        if not before.get(name) and not after.get(name):
+            continue
         shown.add_row(
             label(name, what_if.before),
             format_ns(before.get(name, 0)),

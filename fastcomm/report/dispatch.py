@@ -1,5 +1,6 @@
 """Print simulated schedules of an all-to-all in the terminal, and write their files."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,14 @@ _RULE = "=" * 50
 _BAR = 48
 _BAR_START = 52  # cells before a bar
 _LABEL = 25
-_DIGITS = 4
 _BINARY = "GB and GB/s of these totals are GiB and GiB/s, 2^30 bytes, as the original has them"
 _TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
 
 
 def show(simulation: Simulation, console: Console | None = None) -> None:
-    """Print each strategy: totals, phases, the busiest link of each layer, the load."""
+    """Print the fastest strategy; of each its totals, phases, busiest links and load."""
     console = plain_console(console)
-    _say(console, _title(simulation))
+    _say(console, f"{_fastest(simulation)}\n{_title(simulation)}")
     for strategy in simulation.strategies.values():
         _say(
             console,
@@ -47,22 +47,14 @@ def show(simulation: Simulation, console: Console | None = None) -> None:
 def compare(simulation: Simulation, console: Console | None = None) -> None:
     """Print the strategies side by side, the fastest first."""
     console = plain_console(console)
-    _say(console, _title(simulation))
-    ranked = sorted(simulation.strategies.values(), key=lambda item: item.total_s)
-    for fastest in ranked[:1]:
-        times_best = _times(fastest.times_optimal)
-        _say(
-            console,
-            f"Fastest: {fastest.name}, dispatch in {format_s(fastest.total_s)}, "
-            f"{times_best} the best possible time",
-        )
+    _say(console, f"{_fastest(simulation)}\n{_title(simulation)}")
     rows = table(
         *("strategy", "dispatch", "combine", "best possible", "its class", "between nodes"),
         "bottleneck",
         drop=("its class", "between nodes"),
         texts=("bottleneck",),
     )
-    for strategy in ranked:
+    for strategy in _ranked(simulation):
         rows.add_row(
             strategy.name,
             format_s(strategy.total_s),
@@ -85,12 +77,11 @@ def compare(simulation: Simulation, console: Console | None = None) -> None:
 def place(result: PlacementResult, console: Console | None = None) -> None:
     """Print the strategies before and after a placement of the experts."""
     console = plain_console(console)
-    _say(console, _title(result.before))
     count = result.placements[0].replicas
     before, after = result.imbalance
     _say(
         console,
-        f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the "
+        f"{_gain(result)}\n{_title(result.before)}\n{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the "
         f"most loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
     )
     rows = table(
@@ -111,6 +102,32 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
     _say(console, f"times and bytes: {_sum_text(result.before)}.")
 
 
+def _gain(result: PlacementResult) -> str:
+    """Return what the placement saves of the fastest strategy's dispatch."""
+    before, after = (_ranked(part)[0] for part in (result.before, result.after))
+    factor = before.total_s / after.total_s if after.total_s else None
+    return (
+        f"Replicas make the dispatch {_times(factor)} as fast: {format_s(before.total_s)} with "
+        f"{before.name} before, {format_s(after.total_s)} with {after.name} after"
+    )
+
+
+def _fastest(simulation: Simulation) -> str:
+    """Return the strategy with the shortest dispatch, and how close it is to the optimum."""
+    if not simulation.strategies:
+        return "No strategy can be simulated for this workload:"
+    fastest = _ranked(simulation)[0]
+    return (
+        f"Fastest: {fastest.name}, dispatch in {format_s(fastest.total_s)}, "
+        f"{_times(fastest.times_optimal)} the best possible time"
+    )
+
+
+def _ranked(simulation: Simulation) -> list[StrategyResult]:
+    """Return the strategies, that with the shortest dispatch first."""
+    return sorted(simulation.strategies.values(), key=lambda strategy: strategy.total_s)
+
+
 def _sum_text(simulation: Simulation) -> str:
     """Return over what the times and bytes of a strategy are summed."""
     recipe = simulation.recipe
@@ -122,7 +139,7 @@ def _sum_text(simulation: Simulation) -> str:
 
 
 def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
-    """Print a row for each point of the grid, with a column for each strategy, then bars.
+    """Print which strategy wins, a row for each point with all strategies, then bars.
 
     A cell has the time of a strategy and its multiple of the best possible time, which is the
     last column. Bars compare the times of all points and strategies.
@@ -136,6 +153,7 @@ def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
 
     """
     console = plain_console(console)
+    _say(console, _winners(grid))
     names = list(grid.points[0].strategies)
     rows = table(*grid.axes, *names, "best possible")
     for point in grid.points:
@@ -151,6 +169,15 @@ def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
     console.print(rows)
     bars = _bars(grid, max(1, min(_BAR, console.width - _BAR_START - 1)))
     console.print(Text(bars), soft_wrap=True)
+
+
+def _winners(grid: DispatchSweep) -> str:
+    """Return at how many points each strategy is the fastest."""
+    wins = Counter(_ranked(point)[0].name for point in grid.points).most_common()
+    if len(wins) == 1:
+        return f"Fastest at all {counted(len(grid.points), 'point')}: {wins[0][0]}"
+    first, *others = (f"{name} at {count}" for name, count in wins)
+    return f"Fastest: {first} of {len(grid.points)} points, {', '.join(others)}"
 
 
 def _bars(grid: DispatchSweep, width: int) -> str:
@@ -187,48 +214,52 @@ def _title(simulation: Simulation) -> str:
 
 
 def _results(strategy: StrategyResult, layers: int) -> str:
-    """Return the totals of a strategy, for compat schedules as the original prints them.
-
-    `layers` counts the layers of all iterations.
-    """
-    speed = strategy.algo_bytes_per_s
+    """Return the totals of a strategy; `layers` counts the layers of all iterations."""
+    times_best = (
+        f"{_times(strategy.times_optimal)} the best possible time, "
+        f"{_times(strategy.times_bound)} the bound of its class"
+    )
     if strategy.name in _TITLES:
-        traffic = f"{strategy.inter_bytes / GIB:.4f} GB"
-        rate = NA if speed is None else f"{speed / GIB:.4f} GB/s"
-    else:
-        traffic, rate = format_bytes(strategy.inter_bytes, _DIGITS), na(speed, _rate)
-    numbers = {
-        "Total Latency": f"{strategy.total_s:.6f} s",
-        "Avg Layer Latency": f"{strategy.total_s / max(1, layers) * 1000:.4f} ms",
-        "Total Inter-node Traffic": traffic,
-        "Algorithmic Bandwidth": rate,
-    }
+        return "\n".join([*_original(strategy, layers), times_best])
     lines = [
-        _RULE,
-        f"{_TITLES.get(strategy.name, strategy.name)} Final Results",
-        _RULE,
-        *(f"{name:<{_LABEL}}: {number}" for name, number in numbers.items()),
-        _RULE,
-        *([_BINARY] if strategy.name in _TITLES else []),
-        f"{_times(strategy.times_optimal)} the best possible, "
-        f"{_times(strategy.times_bound)} the bound of its class",
+        "",
+        f"{strategy.name}: dispatch {format_s(strategy.total_s)}, "
+        f"{format_s(strategy.total_s / max(1, layers))} a layer; {times_best}",
     ]
     if strategy.combine_s is not None:
         both = strategy.combine_s + strategy.total_s
         lines.append(f"combine {format_s(strategy.combine_s)}, both ways {format_s(both)}")
+    traffic = format_bytes(strategy.inter_bytes)
+    speed = na(strategy.algo_bytes_per_s, format_bandwidth)
+    lines.append(f"{traffic} between nodes, algorithm bandwidth {speed}")
     return "\n".join(lines)
 
 
-def _rate(bytes_per_s: float) -> str:
-    """Format a bandwidth with four digits."""
-    return format_bandwidth(bytes_per_s, _DIGITS)
+def _original(strategy: StrategyResult, layers: int) -> list[str]:
+    """Return the totals of a compat schedule as the original prints them, in its units."""
+    speed = strategy.algo_bytes_per_s
+    numbers = {
+        "Total Latency": f"{strategy.total_s:.6f} s",
+        "Avg Layer Latency": f"{strategy.total_s / max(1, layers) * 1000:.4f} ms",
+        "Total Inter-node Traffic": f"{strategy.inter_bytes / GIB:.4f} GB",
+        "Algorithmic Bandwidth": NA if speed is None else f"{speed / GIB:.4f} GB/s",
+    }
+    return [
+        _RULE,
+        f"{_TITLES[strategy.name]} Final Results",
+        _RULE,
+        *(f"{name:<{_LABEL}}: {number}" for name, number in numbers.items()),
+        _RULE,
+        _BINARY,
+    ]
 
 
 def _layers(strategy: StrategyResult, per_iteration: int) -> TerminalTable:
     """Return the table of the first layers; an iteration has `per_iteration` layers."""
     phases = list(strategy.layers[0].phases) if strategy.layers else []
     rows = table(
-        *("iteration, layer", "dispatch", *phases, "bound", "bottleneck"),
+        *("iteration, layer", "dispatch", *(name.replace("_", " ") for name in phases)),
+        *("bound", "bottleneck"),
         drop=phases[::-1],
         texts=("bottleneck",),
     )
