@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 # Where CPython 3.11 and later look for signals: before the first, after the second.
-_BEFORE = {dis.opmap[name] for name in ("RESUME", "JUMP_BACKWARD") if name in dis.opmap}
-_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW") if name in dis.opmap}
+_BEFORE = {dis.opmap.get(name) for name in ("RESUME", "JUMP_BACKWARD")}
+_AFTER = {dis.opmap.get(name) for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW")} - {None}
 
 
 class Interrupt:

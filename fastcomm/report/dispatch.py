@@ -81,8 +81,9 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
     before, after = result.imbalance
     _say(
         console,
-        f"{_gain(result)}\n{_title(result.before)}\n{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the "
-        f"most loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
+        f"{_gain(result)}\n{_title(result.before)}\n"
+        f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the most "
+        f"loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
     )
     rows = table(
         *("strategy", "before", "after", "speedup", "bytes between nodes", "bytes after"),

@@ -35,8 +35,8 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
         console,
         f"[bold]{read or counted(len(time.ranks), 'rank')}, "
         f"{counted(len(statistics.steps), 'step')} ({ranges(sorted(statistics.steps))}):[/] "
-        f"{format_ns(time.time_ns, _STEP_DIGITS)} from the first operation of a step to the last "
-        f"on average; step {statistics.typical_step} is the closest to it",
+        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step on average, from its first operator "
+        f"to its last; closest: step {statistics.typical_step}",
     )
     console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
     more = len(operations.names) - len(chosen)
