@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 
 from fastcomm import files
-from fastcomm.analyses.cause_changes import CauseChange, cause_changes
+from fastcomm.analyses.cause_changes import CauseChange, Object, cause_changes
 from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
@@ -59,8 +59,6 @@ def _wrong(document: Any) -> str | None:
     lacking = [name for name in _NEEDED if not isinstance(document.get(name), Mapping)]
     return f"it has no {', '.join(lacking)}" if lacking else None
 
-
-Object = Mapping[str, Any]
 
 # What an element of a list is called. Lists that are not here hold no values to compare.
 _NAMES: dict[str, Callable[[Object], str]] = {

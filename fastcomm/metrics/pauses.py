@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.findings import Evidence, Finding, per_step, spread
-from fastcomm.metrics.outliers import HeatArrays, peers_of
+from fastcomm.metrics.outliers import HeatArrays, lower_median, peers_of
 from fastcomm.metrics.suspects import Measurements, finding
 from fastcomm.trace.run import named_ranks
 from fastcomm.units import format_ns
@@ -55,12 +55,12 @@ def _longer(measured: Measurements, rows: NDArray[np.int64]) -> tuple[Floats, Fl
     `rows` are the ranks of one stage. A pause counts if others wait for at least half of it.
     """
     idle, exposed = (_times(measured.grid, name, rows) for name in ("idle_ns", "exposed_ns"))
-    peers = _lower_median(idle)
+    peers = lower_median(idle)
     longer = idle - peers
     finite = longer[~np.isnan(longer)]
     typical = _SCALE * float(np.median(np.abs(finite))) if len(finite) else 0.0
     least = max(_LEAST_PAUSE * measured.step_ns, _LEAST_DEVIATIONS * typical)
-    is_awaited = _lower_median(exposed) - exposed >= longer / 2
+    is_awaited = lower_median(exposed) - exposed >= longer / 2
     is_pause = (longer > least) & is_awaited
     return np.where(is_pause, longer, 0), np.broadcast_to(peers, longer.shape)
 
@@ -69,14 +69,6 @@ def _times(grid: HeatArrays, name: str, rows: NDArray[np.int64]) -> Floats:
     """Return a measure in ns, shape (ranks, steps); NaN if unknown."""
     values = grid.values[name][rows]
     return np.where(values == NULL, np.nan, values.astype(np.float64))
-
-
-def _lower_median(times: Floats) -> Floats:
-    """Return the lower median over ranks per step: of two ranks, that of the shorter."""
-    ordered = np.sort(times, axis=0)  # NaN last
-    place = (np.maximum((~np.isnan(times)).sum(axis=0), 1) - 1) // 2
-    median: Floats = ordered[place, np.arange(times.shape[1])]
-    return median
 
 
 def _finding(

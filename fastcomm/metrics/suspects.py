@@ -26,7 +26,13 @@ from fastcomm.metrics.findings import (
     sharing,
     spread,
 )
-from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
+from fastcomm.metrics.outliers import (
+    LEAST_SHARE,
+    HeatArrays,
+    above_peers,
+    lower_median,
+    peers_of,
+)
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import percent, plural
@@ -142,7 +148,7 @@ def _imbalanced_stages(measured: Measurements) -> list[Suspect]:
     if len(parts) < 2:  # noqa: PLR2004 - nothing to compare with
         return []
     # The median of each stage, so that one straggler is no imbalance.
-    stages = np.array([_lower_median(means[rows]) for rows in parts])
+    stages = np.array([lower_median(means[rows]) for rows in parts])
     longest, next_longest = _standing_out(stages)
     rows, others = parts[longest[-1]], parts[next_longest]
     first, *tied = measured.ranks_of(
@@ -170,12 +176,6 @@ def _standing_out(stages: Floats) -> tuple[NDArray[np.int64], int]:
     gaps = stages[order[:-1]] - stages[order[1:]]
     count = int(np.argmax(gaps[: max(1, len(stages) // 2)])) + 1
     return order[:count], int(order[count])
-
-
-def _lower_median(values: Floats) -> float:
-    """Return the lower of two medians, so that one straggler of two ranks does not count."""
-    ordered = np.sort(values[~np.isnan(values)])
-    return float(ordered[(len(ordered) - 1) // 2]) if len(ordered) else np.nan
 
 
 def _above(

@@ -65,10 +65,11 @@ def with_host_work(
         details["Seq"][-1 - len(numbers) : -1] = numbers
     launches = _copies(columns, collectives.operator[launched], KIND["runtime"])
     launches["correlation"] = correlation[collectives.annotation[launched]]
-    added = [launches, _compute(scanned, collectives, columns)]
+    waits = _waits(scanned, collectives, columns)
+    added = [launches, _compute(scanned, collectives, columns, waits)]
     if with_waits:
         kind[named_rows(scanned, "cpu_op", _WAIT.fullmatch)] = KIND["runtime"]
-        added.append(_waits(scanned, collectives, columns, texts))
+        added.append(_wait_calls(waits, columns, texts))
     columns = {
         name: np.concatenate([column, *(rows[name] for rows in added)])
         for name, column in columns.items()
@@ -185,7 +186,10 @@ def _parts(
 
 
 def _compute(
-    scanned: Scanned, collectives: HostCollectives, columns: Mapping[str, NDArray[Any]]
+    scanned: Scanned,
+    collectives: HostCollectives,
+    columns: Mapping[str, NDArray[Any]],
+    waits: Mapping[int, "_ThreadWaits"],
 ) -> dict[str, NDArray[Any]]:
     """Return rows of compute: outermost operators, without collectives and waits for them."""
     ops = named_rows(scanned, "cpu_op", lambda _: True)
@@ -195,8 +199,8 @@ def _compute(
     for thread in _training_threads(columns, collectives, ops):
         own = ops[columns["thread"][ops] == thread]
         inner = _outermost(columns, others[columns["thread"][others] == thread])
-        waits = _thread_waits(scanned, columns, collectives, own)
-        excluded = np.append(start[inner], waits.start), np.append(stop[inner], waits.stop)
+        begin, end = waits[thread].start, waits[thread].stop
+        excluded = np.append(start[inner], begin), np.append(stop[inner], end)
         pieces = _without(columns, _outermost(columns, own), excluded)
         for parts, piece in zip((rows, starts, stops), pieces, strict=True):
             parts.append(piece)
@@ -311,18 +315,24 @@ def _without_compute(
 
 
 def _waits(
-    scanned: Scanned,
-    collectives: HostCollectives,
+    scanned: Scanned, collectives: HostCollectives, columns: Mapping[str, NDArray[Any]]
+) -> dict[int, _ThreadWaits]:
+    """Return the waits of each thread with operators."""
+    ops = named_rows(scanned, "cpu_op", lambda _: True)
+    threads = columns["thread"][ops]
+    return {
+        thread: _thread_waits(scanned, columns, collectives, ops[threads == thread])
+        for thread in np.unique(threads).tolist()
+    }
+
+
+def _wait_calls(
+    waits: Mapping[int, _ThreadWaits],
     columns: Mapping[str, NDArray[Any]],
     texts: list[str],
 ) -> dict[str, NDArray[Any]]:
     """Return the waits of all threads as calls that end with a collective."""
-    ops = named_rows(scanned, "cpu_op", lambda _: True)
-    waits = [
-        _thread_waits(scanned, columns, collectives, ops[columns["thread"][ops] == thread])
-        for thread in np.unique(columns["thread"][ops]).tolist()
-    ]
-    rows, starts, stops = zip(*waits, strict=True)
+    rows, starts, stops = zip(*waits.values(), strict=True)
     waiting = _parts(columns, (rows, starts, stops), KIND["runtime"])
     waiting["name"] = np.full(len(waiting["start"]), len(texts), columns["name"].dtype)
     texts.append(WAIT)
