@@ -78,6 +78,19 @@ def test_the_report_names_the_bottleneck_and_shows_the_load(made):
     assert "\x1b" not in out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("simulate {made} --strategy deepep,fast-compat", "Fastest: deepep, dispatch in "),
+        ("compare {made}", "Fastest: "),
+        ("place {made} --replicas 1.5", "Replicas make the dispatch "),
+        ("sweep --num-nodes 1 --seq-len 4 --iter-num 1 --over topk=1,2", "Fastest"),
+    ],
+)
+def test_the_first_line_is_the_answer(made, arguments, answer):
+    assert said(arguments.format(made=made)).startswith(answer)
+
+
 def test_compare_prints_one_row_per_strategy(made):
     out = said(f"compare {made}")
     assert "multicast-balanced" in out
