@@ -160,7 +160,6 @@ class Run:
         ------
         ConfigError
             If an option is invalid.
-        ------
         FastcommError
             If a rank cannot be read; with `keep_going`, if none can.
 

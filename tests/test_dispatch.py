@@ -252,7 +252,6 @@ def test_every_expert_has_a_place_and_every_gpu_as_many(load, replicas, groups):
     assert np.bincount(found.home).tolist() == [replicas // 4] * 4
     for expert, places in enumerate(found.physical):
         assert found.logical[places].tolist() == [expert] * len(places)
-    assert found.gpu_load(np.array(load, float)).sum() == pytest.approx(sum(load))
     if groups % 2:
         assert found.replicas.tolist() == oracle.replica_counts(load, replicas)
     else:

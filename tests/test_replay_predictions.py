@@ -101,12 +101,6 @@ def test_a_tenth_of_the_groups_is_held_out_of_the_fit(tmp_path):
     assert replay_fusion.cost_model(replayed.replayer, more).error == pytest.approx(0)
 
 
-def test_tensors_can_be_split_into_parts():
-    assert replay_fusion.partitions(10_000, 2.0, 50.0) == 20
-    assert replay_fusion.partitions(1, 1.0, 50.0) == 1
-    assert replay_fusion.partitions(7, 1.0, 0.0) == 7
-
-
 def test_fusing_pays_while_the_first_tensor_is_still_sent():
     assert replay_fusion.worth_fusing(end_comm=100, end_comp=50, fused=70, alone=40)
     assert not replay_fusion.worth_fusing(end_comm=70, end_comp=50, fused=70, alone=40)

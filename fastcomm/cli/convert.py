@@ -123,16 +123,16 @@ def _chakra(
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
-    with executor_for(execution) as engine:
+    with executor_for(execution) as executor:
         traces = open_traces((path,), reading, whole=True)
         warn(traces.warnings)
-        if engine.is_here:
+        if executor.is_here:
             preparation.compile_critical_path()
         with progress(traces) as advance:
             written = chakra.convert(
                 traces,
                 output.absolute(),
-                engine,
+                executor,
                 keep_going=reading.keep_going,
                 progress=advance,
             )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import filled, numbered
 from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
@@ -213,7 +213,7 @@ def classes(
     for column in (to_device, *facts):
         encoded = column.dictionary_encode()
         code = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-        number = _numbered(number * (len(encoded.dictionary) + 1) + code)
+        number, _ = numbered(number * (len(encoded.dictionary) + 1) + code)
     first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]
     names = [
@@ -226,12 +226,6 @@ def classes(
         for k in first.tolist()
     ]
     return pa.array(names, pa.string()).take(pa.array(number))
-
-
-def _numbered(key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number keys from 0, in the order of their first appearance."""
-    numbers: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
-    return numbers.astype(np.int64)
 
 
 def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[str]) -> str:

@@ -53,12 +53,6 @@ class Placement:
         per_gpu = len(self.logical) // self.gpus
         return (np.arange(len(self.logical)) // per_gpu).astype(np.int32)
 
-    def gpu_load(self, load: Loads) -> Loads:
-        """Return the load of each GPU if the replicas of an expert share its load evenly."""
-        shared = load / np.maximum(self.replicas, 1)
-        total = np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
-        return np.asarray(total, np.float64)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the placement as a JSON object."""
         return {

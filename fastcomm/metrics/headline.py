@@ -10,7 +10,7 @@ import pyarrow as pa
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
-from fastcomm.metrics.outliers import HeatArrays
+from fastcomm.metrics.outliers import HeatArrays, lower_median
 from fastcomm.metrics.traffic import Exposure, Volume, divided
 from fastcomm.units import format_ns, percent
 
@@ -123,7 +123,7 @@ def _uneven(run: RunSummary) -> str | None:
     means, step = grid.mean_by_rank("compute_ns"), run.iteration.mean_ns
     if len(means) < 2 or np.isnan(means).any() or not step:  # noqa: PLR2004 - nothing to compare
         return None
-    above = float(means.max() - np.sort(means)[(len(means) - 1) // 2])
+    above = float(means.max() - lower_median(means))
     if above < _UNEVEN * step:
         return None
     rank = grid.ranks[means.argmax()]

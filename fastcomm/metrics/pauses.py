@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.findings import Evidence, Finding, per_step, spread
-from fastcomm.metrics.outliers import HeatArrays, lower_median, peers_of
+from fastcomm.metrics.outliers import NORMAL, HeatArrays, lower_median, peers_of
 from fastcomm.metrics.suspects import Measurements, finding
 from fastcomm.trace.run import named_ranks
 from fastcomm.units import format_ns
@@ -19,7 +19,6 @@ from fastcomm_kernels.arrays import NULL, Floats
 # Minimum length as a share of the step, and in scaled deviations of what ranks differ anyway.
 _LEAST_PAUSE = 0.05
 _LEAST_DEVIATIONS = 6.0
-_SCALE = 1.4826  # from the median deviation to the standard deviation
 _LEAST_COUNT = 3
 # If one rank has more than this share of the pauses, it is that rank that is late.
 _MOST_OF_ONE = 0.5
@@ -58,7 +57,7 @@ def _longer(measured: Measurements, rows: NDArray[np.int64]) -> tuple[Floats, Fl
     peers = lower_median(idle)
     longer = idle - peers
     finite = longer[~np.isnan(longer)]
-    typical = _SCALE * float(np.median(np.abs(finite))) if len(finite) else 0.0
+    typical = NORMAL * float(np.median(np.abs(finite))) if len(finite) else 0.0
     least = max(_LEAST_PAUSE * measured.step_ns, _LEAST_DEVIATIONS * typical)
     is_awaited = lower_median(exposed) - exposed >= longer / 2
     is_pause = (longer > least) & is_awaited

@@ -27,14 +27,16 @@ from fastcomm.trace.run import SkippedRank
 class FileFormat:
     """What is known of a format: `suffixes` of its files; "" is a directory."""
 
+    module: str  # imported when needed: most runs need only one
     description: str  # for messages
     suffixes: tuple[str, ...]
     ignored: Mapping[str, str] = field(default_factory=dict)  # fields of `ReadOptions`, and why
 
 
-# Modules of the formats, the most specific first.
+# By name, the most specific first.
 FORMATS = {
     "store": FileFormat(
+        module="fastcomm.store.reader",
         description="a directory that `fastcomm ingest` wrote",
         suffixes=("", ".parquet"),
         ignored={
@@ -42,6 +44,7 @@ FORMATS = {
         },
     ),
     "nsys": FileFormat(
+        module="fastcomm.readers.nsys",
         description="Nsight Systems exports: .sqlite, parquetdir, arrowdir",
         suffixes=("", ".sqlite", ".sqlite3", ".db"),
         ignored={
@@ -49,10 +52,12 @@ FORMATS = {
         },
     ),
     "inspector": FileFormat(
+        module="fastcomm.readers.inspector",
         description="NCCL Inspector logs: .log, .jsonl, plain or gzipped",
         suffixes=(".log", ".jsonl", ".log.gz", ".jsonl.gz"),
     ),
     "optable": FileFormat(
+        module="fastcomm.readers.operation_table",
         description="tables of operations: .parquet, .csv",
         suffixes=(".parquet", ".pq", ".csv", ".csv.gz"),
         ignored={
@@ -62,10 +67,12 @@ FORMATS = {
         },
     ),
     "kineto": FileFormat(
+        module="fastcomm.readers.kineto.reader",
         description="PyTorch profiler (Kineto) traces: .json, .json.gz, .json.zst",
         suffixes=(".json", ".json.gz", ".json.zst"),
     ),
     "dpro": FileFormat(
+        module="fastcomm.readers.dpro",
         description="dPRO trials and uniform traces",
         suffixes=("", ".json", ".json.gz", ".json.zst"),
     ),
@@ -299,20 +306,9 @@ def _is_table(name: str, config: Config, is_directory: bool) -> bool:
     return name == "optable" and config.table is not None and not is_directory
 
 
-# Imported when needed: most runs need only one.
-_MODULES = {
-    "inspector": "fastcomm.readers.inspector",
-    "kineto": "fastcomm.readers.kineto.reader",
-    "nsys": "fastcomm.readers.nsys",
-    "optable": "fastcomm.readers.operation_table",
-    "store": "fastcomm.store.reader",
-    "dpro": "fastcomm.readers.dpro",
-}
-
-
 def module(name: str) -> Format:
     """Return the module of a format."""
-    return cast("Format", import_module(_MODULES[name]))
+    return cast("Format", import_module(FORMATS[name].module))
 
 
 def _paths_text(paths: Iterable[str | Path]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -80,22 +80,6 @@ def cost_model(replayer: Replayer, bytes_of: Mapping[tuple[int, ...], int]) -> C
     lines = {key: fitted(pairs) for key, pairs in points.items()}
     errors = [abs(lines[key].time(size) / avg - 1) for key, size, avg in tests if key in lines]
     return CostModel(lines=lines, error=float(np.mean(errors)) if errors else None)
-
-
-def partitions(size: int, slope: float, offset: float) -> int:
-    """Return the number of parts of a tensor with the best overlap of sending and processing.
-
-    Parameters
-    ----------
-    size
-        Bytes of the tensor.
-    slope
-        Time per byte of the faster one of the two, ns.
-    offset
-        Time per part of the slower one, ns. If 0, each byte is a part.
-
-    """
-    return max(1, int(sqrt(size * slope / offset)) if offset > 0 else size)
 
 
 def worth_fusing(end_comm: float, end_comp: float, fused: float, alone: float) -> bool:

@@ -132,8 +132,8 @@ def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
     rows = len(columns[0])
     kind = np.zeros(rows, np.int64)
     for column in columns:
-        code, values = _numbered(np.asarray(column, np.int64))
-        kind, kinds = _numbered(kind * np.int64(values) + code)
+        code, values = numbered(np.asarray(column, np.int64))
+        kind, kinds = numbered(kind * np.int64(values) + code)
     first = np.empty(kinds, np.int64)
     first[kind[::-1]] = np.arange(rows)[::-1]
     keys = np.stack([column[first].astype(np.int64) for column in columns])
@@ -143,8 +143,8 @@ def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
     return keys[:, order], place[kind]
 
 
-def _numbered(values: Ints) -> tuple[Ints, int]:
-    """Number values from 0; return the numbers and the count."""
+def numbered(values: Ints) -> tuple[Ints, int]:
+    """Number values from 0, in the order of their first appearance; return also the count."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.breakdown import RankMeans
+from fastcomm.metrics.outliers import lower_median
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -70,7 +71,7 @@ def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Sentence:
             return (f"Rank {row.rank} causes the most waiting in collectives.",)
         return ("The compute of ranks is n/a, and step times do not show which rank is slow.",)
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
-    middle = float(np.median(compute))
+    middle = float(lower_median(compute))
     if len(compute) == 1 or not middle:
         return ("Only one rank was read: there is nothing to compare it with.",)
     above = float(compute[most] / middle - 1)
@@ -187,7 +188,7 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
         measure = "compute" if ranks.is_known else "steps"
         ends = f"The {_ENDS} ranks with the {most} {measure} and the {_ENDS} with the {least}"
         caption = f"{ends}, of {html.whole(count)}"
-    middle = float(np.median(ranks.ns["compute"])) if ranks.is_known else 0.0
+    middle = float(lower_median(ranks.ns["compute"])) if ranks.is_known else 0.0
 
     def cell(name: str, at: int) -> PageCell:
         ns = float(ranks.ns[name][at])
