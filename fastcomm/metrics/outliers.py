@@ -30,8 +30,8 @@ def lower_median(values: Floats) -> Floats:
     Of two ranks the shorter time counts as usual, so that the other can stand out.
     """
     ordered = np.sort(values, axis=0)  # NaN last
-    known = np.asarray((~np.isnan(values)).sum(axis=0))
-    place = np.expand_dims((np.maximum(known, 1) - 1) // 2, 0)
+    count = np.asarray((~np.isnan(values)).sum(axis=0))
+    place = np.expand_dims((np.maximum(count, 1) - 1) // 2, 0)
     median: Floats = np.take_along_axis(ordered, place, axis=0)[0]
     return median
 
