@@ -83,7 +83,7 @@ def test_the_report_names_the_bottleneck_and_shows_the_load(made):
     [
         ("simulate {made} --strategy deepep,fast-compat", "Fastest: deepep, dispatch in "),
         ("compare {made}", "Fastest: "),
-        ("place {made} --replicas 1.5", "Replicas make the dispatch "),
+        ("place {made} --replicas 1.5", "Placed anew, the dispatch is "),
         ("sweep --num-nodes 1 --seq-len 4 --iter-num 1 --over topk=1,2", "Fastest"),
     ],
 )

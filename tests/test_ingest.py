@@ -356,3 +356,14 @@ def test_a_store_contains_no_environment(traces, tmp_path, monkeypatch):
     ingest(plan([traces], tmp_path / "store"))
     for text in contents(tmp_path / "store").values():
         assert b"hunter2" not in text
+
+
+def test_the_store_of_another_run_is_not_overwritten(tmp_path):
+    for name, seed in (("first", 1), ("second", 2)):
+        write(Job.of(ranks=2, seed=seed), tmp_path / name)
+    store = tmp_path / "store"
+    invoke("ingest", tmp_path / "first", "-o", store)
+    done = invoke("ingest", tmp_path / "second", "-o", store, code=2)
+    assert "which is another run; name another directory" in done.stderr
+    (tmp_path / "first").rename(tmp_path / "moved")
+    invoke("ingest", tmp_path / "moved", "-o", store)

@@ -189,6 +189,8 @@ def test_only_selected_iterations_count(tmp_path):
     assert (found.iterations, found.volume["OTHER"].comm_events) == (1, 1)
     with pytest.raises(ConfigError, match=r"no step 7; the run has 0-1$"):
         measure(tmp_path, events, steps=[7])
+    with pytest.raises(ConfigError, match=r"no step 7; the run has 0-1$"):
+        measure(tmp_path, events, steps=[1, 7])
 
 
 def test_iteration_bandwidth_is_bytes_over_the_union(tmp_path):

@@ -343,7 +343,7 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
     assert (tmp_path / "o" / "graph.graphml").read_text().count("<edge ") == 1288
     text = run(*words)
     assert "step 2: replayed 11.17 ms, measured 11.25 ms, error -0.72 %" in text
-    assert "what if:" in text
+    assert "What if:" in text
     assert "tensors 1, 2, replayed alone:" in text
     assert said["tensors_alone"]["tensors"] == [1, 2]
     assert "if this took no time" in text

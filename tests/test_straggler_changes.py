@@ -78,7 +78,7 @@ def test_the_what_ifs_of_the_study_can_be_written_as_changes(tmp_path):
         said = json.loads(run("--changes", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_ns"]) == 32
-    assert "what if: 2.09 s a step, -3.78 %" in run("--changes", path)
+    assert "What if: 2.09 s a step, -3.78 %" in run("--changes", path)
 
 
 @needed

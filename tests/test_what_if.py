@@ -10,6 +10,7 @@ from critical_path_traces import documents
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.cli import main
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
@@ -20,6 +21,7 @@ from fastcomm.graph.edits import Edit
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
+from fastcomm.synthetic import Job, write
 
 US = 1000
 TP = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}
@@ -226,7 +228,7 @@ def test_a_sweep_prints_only_its_table(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     page = tmp_path / "page.html"
     text = invoke(path, "--annotation", "", "--scale", "comm=0:1:0.5", "--html", page).stdout
-    assert text.startswith("rank 0: 103.0 us\n")
+    assert text.startswith("rank 0: 103.0 us; 75.00 us with scale comm = 0\n")
     assert "before" not in text
     assert "of the step without edits" in text
     assert "before-after" not in page.read_text("utf-8")
@@ -292,3 +294,13 @@ def test_the_command_prints_both_steps(tmp_path):
 def test_invalid_arguments_are_errors_in_one_line(tmp_path, words, said):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     assert said in invoke(path, *words, code=2).stderr
+
+
+@pytest.mark.compiled
+def test_an_edit_without_effect_leaves_the_path_as_it_is(tmp_path):
+    write(Job.of(ranks=4), tmp_path)
+    path = fastcomm.open(tmp_path).critical_path()
+    for changes in ([], [scale("comm", 1.0)], [Edit(action="fuse", target="compute", value=1)]):
+        found = path.what_if(*changes)
+        assert found.after_ns == found.before_ns
+        assert found.after.summary_ns() == path.summary_ns()

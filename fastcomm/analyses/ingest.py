@@ -36,6 +36,8 @@ from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
 
+_COMPARED = 8  # ranks by whose contents a run that moved is known again
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPlan:
@@ -123,6 +125,24 @@ def refuse_strange(run: RunTraces, folder: Path) -> None:
             f"--output {folder}: a store with {named_ranks(others)}, which this run does not "
             "have; name another directory, or remove that one"
         )
+    if manifest.ranks and not _has_same_source(manifest, run):
+        raise ConfigError(
+            f"--output {folder}: a store of {manifest.ranks[0].source}, which is another run; "
+            "name another directory, or remove that one"
+        )
+
+
+def _has_same_source(manifest: Manifest, run: RunTraces) -> bool:
+    """Whether a stored rank was read from a file of the run, or from one with its contents."""
+    sources = {place(str(source.path)).absolute() for source in run.sources}
+    if any(place(entry.source).absolute() in sources for entry in manifest.ranks):
+        return True
+    path_of = {source.rank: source.path for source in run.sources}
+    return any(
+        entry.rank in path_of
+        and fingerprint(path_of[entry.rank]).sha256 == entry.fingerprint.sha256
+        for entry in manifest.ranks[:_COMPARED]
+    )
 
 
 __all__ = ["IngestPlan", "Ingested", "ingest", "plan"]

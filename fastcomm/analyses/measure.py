@@ -96,10 +96,11 @@ class _Question:
         """
         if apart := without_device_clock(whole.notes):
             return apart
-        if self.only is not None and not whole.iterations.num_rows:
+        present = whole.iterations["iteration"].unique().to_pylist()
+        if missing := (self.only or frozenset()).difference(present):
             numbers = sorted({note.steps or "no steps" for note in whole.notes})
             raise ConfigError(
-                f"no step {ranges(sorted(self.only))}; the run has {' or '.join(numbers)}"
+                f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
             )
         return compute(
             whole,

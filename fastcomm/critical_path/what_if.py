@@ -132,13 +132,16 @@ class Replay:
         plain, _ = self.times(self.weight)
         weight = self.edited(edits)
         time, through = self.times(weight)
+        # Of several longest paths a search takes any: without a change, keep the measured one.
+        is_changed = not np.array_equal(weight, self.weight)
+        edited = replace(graph, time=time + begin, weight=weight)
         return WhatIf(
             edits=tuple(edits),
             before_ns=int(measured.max(initial=0)),
             after_ns=int(time.max(initial=0)),
             replay_error_ns=int(np.abs(plain - measured).max(initial=0)),
             before=self.critical,
-            after=self._after(replace(graph, time=time + begin, weight=weight), through),
+            after=self._after(edited, through) if is_changed else self.critical,
         )
 
     def _after(self, graph: Graph, through: Numbers) -> CriticalPath:

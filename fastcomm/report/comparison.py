@@ -94,7 +94,8 @@ def _cause(cause: CauseChange) -> str:
     if cause.after_ns is None:
         return f"Gone: {escape(cause.text)}"
     return (
-        f"{format_signed_ns(cause.effect_ns)} than before: {escape(cause.text)} "
+        f"{format_ns(abs(cause.effect_ns))} {'more' if cause.effect_ns > 0 else 'less'} than "
+        f"before: {escape(cause.text)} "
         f"Confidence: {cause.confidence}."
     )
 

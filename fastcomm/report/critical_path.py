@@ -1,5 +1,6 @@
 """Critical paths and what-if results on a terminal and in files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -222,11 +223,13 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     before, after = (
         format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
     )
-    change = before
-    if what_if.edits:
+    change = f"{before}, unchanged: name an edit, as in --scale comm:TP=0.5"
+    if what_if.edits and what_if.after is what_if.before:
+        change = f"{before}, unchanged: nothing in this step is what the edits change"
+    elif what_if.edits:
         change = f"{before} before, {after} after{faster}"
-    elif not what_if.sweeps:
-        change = f"{before}, unchanged: name an edit, as in --scale comm:TP=0.5"
+    if what_if.sweeps:
+        change = f"{before if not what_if.edits else change}; {_shortest(what_if.sweeps)}"
     say(console, f"[bold]{subject_of(what_if.before)}:[/] {change}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
@@ -237,6 +240,15 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
         console.print(_sweep(sweep, what_if.before_ns))
     for note in what_if.before.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
+
+
+def _shortest(sweeps: Sequence[EditSweep]) -> str:
+    """Return the value of each sweep with the shortest step."""
+    best = []
+    for sweep in sweeps:
+        span_ns, value = min(zip(sweep.span_ns, sweep.values, strict=True))
+        best.append(f"{format_ns(span_ns, _STEP_DIGITS)} with {sweep.name} = {value:g}")
+    return ", ".join(best)
 
 
 def _check(error_ns: int) -> str:

@@ -108,8 +108,9 @@ def _gain(result: PlacementResult) -> str:
     before, after = (_ranked(part)[0] for part in (result.before, result.after))
     factor = before.total_s / after.total_s if after.total_s else None
     return (
-        f"Replicas make the dispatch {_times(factor)} as fast: {format_s(before.total_s)} with "
-        f"{before.name} before, {format_s(after.total_s)} with {after.name} after"
+        f"Placed anew, the dispatch is {_times(factor)} as fast: "
+        f"{format_s(before.total_s)} with {before.name} before, "
+        f"{format_s(after.total_s)} with {after.name} after"
     )
 
 

@@ -70,6 +70,12 @@ def show(session: Session) -> None:
     edges = len(graph.source)
     parts = (f"step {session.step}" if session.step is not None else "", session.read or "")
     subject = ", ".join(str(part) for part in parts if part)
+    if changed is not None:
+        say(
+            console,
+            f"[bold]What if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
+            f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
+        )
     title = f"{subject}: replayed" if subject else "replayed"
     step_time = format_ns(replayed.mean_ns, _STEP_DIGITS)
     say(
@@ -89,12 +95,6 @@ def show(session: Session) -> None:
             escape(pid), *cells, *([format_ns(changed.by_pid()[pid])] if changed else [])
         )
     console.print(rows)
-    if changed is not None:
-        say(
-            console,
-            f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
-            f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
-        )
     path = table(f"critical path, {format_ns(session.path.length_ns)}", "time")
     for name, ns in session.path_times()[:_REPLAY_MOST]:
         path.add_row(escape(name), format_ns(ns))

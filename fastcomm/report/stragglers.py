@@ -99,7 +99,7 @@ def show(result: StragglerResult) -> None:
     """Print the slowdown, its causes, and the heat map of workers."""
     console = plain_console()
     stragglers = result.stragglers
-    for line in _lines(stragglers) + _what_if_lines(stragglers, result.changed):
+    for line in _what_if_lines(stragglers, result.changed) + _lines(stragglers):
         say(console, line, hanging=2)
     if stragglers.blocking is None or stragglers.workers is None:
         return
@@ -114,7 +114,7 @@ def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str
         return []
     mean, before = float(changed.whole.mean()), stragglers.step_ns
     return [
-        f"[bold]what if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
+        f"[bold]What if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
     ]
 
 
