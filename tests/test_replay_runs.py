@@ -102,6 +102,19 @@ def test_autograd_threads_belong_to_the_backward_pass(tmp_path):
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
+def test_work_without_a_launch_belongs_to_the_pass_that_its_name_tells(tmp_path):
+    names = ("forward-compute", "backward-compute", "optimizer", "gc")
+    events = [k.kernel(name, 10 * n + 1, 5, device=0) for n, name in enumerate(names)]
+    events.append(k.mark("ProfilerStep#1", 0, 50))
+    found = inputs.converted(opened(tmp_path, events))
+    assert set(found.trace.names) == {
+        "FW.forward-compute",
+        "BW.backward-compute",
+        "UPDATE_.optimizer",
+        "FW.gc",
+    }
+
+
 def test_without_device_work_outermost_operators_are_operations(tmp_path):
     events = [
         k.mark("ProfilerStep#1", 0, 50),

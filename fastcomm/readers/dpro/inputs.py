@@ -71,14 +71,17 @@ class Naming:
     def op_cat(self) -> Ints:
         """Category of each event in `at`: FORWARD, BACKWARD or UPDATE.
 
-        Events outside an annotation of a phase have the category of their thread.
+        Events outside an annotation of a phase have the category of their thread; work that
+        nothing launched, as in a table of operations, has the category that its name tells.
         """
         op_cats = self._by_name(_class)
         is_op = self.events.kind == KIND["cpu_op"]
         is_mark = is_op & (op_cats == BACKWARD)
         is_mark |= (self.events.kind == KIND["annotation"]) & (op_cats >= 0)
         mark = self.events.enclosing(np.flatnonzero(is_mark), self.at)
-        return np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
+        op_cat = np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
+        is_alone = self.is_work & (self.at == np.arange(len(self.events))) & (mark < 0)
+        return np.where(is_alone & (op_cats >= 0), op_cats, op_cat)
 
     def _by_name(self, value: Callable[[str], int]) -> Ints:
         """Return `value` of each event's name; it is called once per distinct name."""
