@@ -318,6 +318,14 @@ def test_measured_tables_replace_the_curves(isp_data):
     assert folder["best"][0]["tokens_per_s_per_gpu"] != plain["best"][0]["tokens_per_s_per_gpu"]
 
 
+@pytest.mark.parametrize("cluster", ["h100", "b200"])
+def test_measured_tables_of_another_gpu_are_not_used(isp_data, cluster):
+    words = ["isp", *ASKED, "--cluster", cluster, "--compat-tables", str(isp_data)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert f"{isp_data / f'linear_{cluster}.csv'}: no such file" in done.stderr
+
+
 def test_measured_tables_apply_to_sweeps_and_what_ifs(isp_data):
     table = ("--attention-table", str(isp_data / "fa_a800.csv"))
     asked = (*ASKED[:4], "--seq-len", "4Ki,8Ki", *ASKED[6:])
