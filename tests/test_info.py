@@ -187,8 +187,18 @@ def test_an_unreadable_rank_is_an_error_or_skipped(traces, workers):
     text = " ".join(invoke(traces, "--all", "--keep-going", code=3).split())
     assert "skipped: rank 1: " in text
     (traces / "rank0.json").write_text('{"traceEvents": [')
-    with pytest.raises(FastcommError, match="no rank could be read"):
-        info(open_run(traces), keep_going=True)
+    for all_ranks in (False, True):
+        with pytest.raises(FastcommError, match="no rank could be read"):
+            info(open_run(traces), keep_going=True, all_ranks=all_ranks)
+
+
+def test_the_first_readable_rank_is_described_with_keep_going(traces):
+    (traces / "rank0.json").write_text('{"traceEvents": [')
+    invoke(traces, code=1)
+    found = told(traces, "--keep-going", code=3)
+    assert [rank["rank"] for rank in found["details"]] == [1]
+    assert [rank["rank"] for rank in found["failed"]] == [0]
+    assert (found["ranks"], found["missing"]) == ([0, 1], [])
 
 
 def test_a_store_without_its_tables_is_an_error(store):
