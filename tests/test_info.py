@@ -98,6 +98,16 @@ def test_options_apply_to_a_store(store):
     assert {each["found_by"] for each in found["details"]} == {"regex Prof.*"}
 
 
+def test_ranks_that_are_not_selected_are_not_missing(tmp_path, store):
+    run = tmp_path / "run"
+    run.mkdir()
+    for rank in range(3):
+        k.write(run / f"rank{rank}.json", STEP, rank=rank, world=4)
+    assert told(run)["missing"] == told(run, "--ranks", "1,2")["missing"] == [3]
+    assert told(store, "--ranks", "1")["missing"] == []
+    assert "ranks       2 of 4 ranks: 1-2; missing: 3\n" in invoke(run, "--ranks", "1,2")
+
+
 def test_info_of_a_store_can_be_limited_to_ranks(store):
     found = told(store, "--ranks", "1")
     assert [each["rank"] for each in found["details"]] == found["ranks"] == [1]

@@ -200,6 +200,7 @@ class Info(Result):
     iterations: pa.Table  # a row an iteration and rank, by the host's marks
     warnings: tuple[str, ...]
     failed: tuple[SkippedRank, ...] = ()
+    unselected: tuple[int, ...] = ()  # ranks with a trace that are not asked for
 
     @property
     def expected(self) -> int:
@@ -220,7 +221,7 @@ class Info(Result):
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
-        present = set(self.ranks)
+        present = {*self.ranks, *self.unselected}
         return tuple(rank for rank in range(self.world_size or 0) if rank not in present)
 
     @property
@@ -346,6 +347,7 @@ def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dic
         "files": len(sizes),
         "size": sum(sizes.values()),
         "world_size": run.world_size or agreed,
+        "unselected": run.unselected,
         # Of the missing ranks the answer has more to say.
         "warnings": tuple(note for note in run.warnings if note not in absent),
     }
