@@ -36,6 +36,15 @@ def test_a_side_of_a_comparison_that_does_not_exist_is_wrong_usage():
     assert "BEFORE (nowhere): nowhere: no such file or directory" in done.stderr
 
 
+def test_a_file_as_the_destination_of_chakra_traces_is_wrong_usage(tmp_path):
+    call("demo", tmp_path / "run", "--num-ranks", 1)
+    file = tmp_path / "all.json"
+    file.write_text("{}")
+    done = call("convert", tmp_path / "run", file, "--to", "chakra")
+    assert done.exit_code == 2
+    assert f"{file}: a file, and --to chakra writes a directory" in done.stderr
+
+
 def test_an_overlay_of_a_store_names_the_input_that_it_needs(tmp_path):
     call("demo", tmp_path / "run", "--num-ranks", 1)
     call("ingest", tmp_path / "run", "-o", tmp_path / "store")
