@@ -45,6 +45,16 @@ def test_a_file_as_the_destination_of_chakra_traces_is_wrong_usage(tmp_path):
     assert f"{file}: a file, and --to chakra writes a directory" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("metrics", "--iteration-regex"), ("critical-path", "--data-load-events")],
+)
+def test_an_invalid_regular_expression_is_wrong_usage(tmp_path, command, option):
+    done = call(command, tmp_path, option, "(")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {option}: invalid regular expression '(': ")
+
+
 def test_an_overlay_of_a_store_names_the_input_that_it_needs(tmp_path):
     call("demo", tmp_path / "run", "--num-ranks", 1)
     call("ingest", tmp_path / "run", "-o", tmp_path / "store")
