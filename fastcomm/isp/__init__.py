@@ -206,7 +206,7 @@ def batch(options: SearchOptions) -> MicroBatchRule:
             "--global-batch or --global-batch-min and --global-batch-max out"
         )
     if total is None and most is None:
-        raise ConfigError("global batch: a range needs a maximum")
+        raise ConfigError("--global-batch-min: a range needs a maximum; add --global-batch-max")
     return MicroBatchRule(
         least=total or least or 1, most=total or most or _ANY, micro_bsz=bsz, micro_num=num
     )
