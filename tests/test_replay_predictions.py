@@ -188,6 +188,7 @@ def test_bottlenecks_are_sorted_by_saved_time(workers):
     ("text", "message"),
     [
         ("[]", "expected an object"),
+        ("{}", 'found nothing, expected an object {"<key>"'),
         ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
         ('{"DELAY_ALL": {"ratio": "x"}}', "invalid ratio 'x': expected a number"),
         ('{"DELAY_ALL": {"ratio": true}}', "invalid ratio True"),
