@@ -4,6 +4,7 @@ A field has the name and the default of the command's option: `--link-bandwidth`
 `link_bandwidth`. Values are checked when an object is built.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -66,6 +67,8 @@ class ReadOptions(CheckedOptions):
             if (size := getattr(self, name)) is not None:
                 RANKS.check(size, name)
         _check_numbers("ranks", self.ranks)
+        if self.iteration_regex is not None:
+            _check_regex("iteration_regex", self.iteration_regex)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,8 @@ class Window(CheckedOptions):
         """Check that at most one part is named."""
         CheckedOptions.__post_init__(self)
         _check_numbers("step", [] if self.step is None else [self.step])
+        for regex in self.data_load_events:
+            _check_regex("data_load_events", regex)
         if self.step is not None and self.annotation is not None:
             raise ConfigError("step and annotation contradict each other; give one of them")
         if self.instance is not None and self.annotation is None:
@@ -361,6 +366,14 @@ class SearchOptions(CheckedOptions):
                 base, global_batch=None, global_batch_min=None, global_batch_max=None
             )
         return replace(base, **user_values)
+
+
+def _check_regex(name: str, text: str) -> None:
+    """Raise `ConfigError` if a text is no regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{name}: invalid regular expression {text!r}: {error}") from error
 
 
 def _check_numbers(name: str, numbers: Iterable[int] | None) -> None:

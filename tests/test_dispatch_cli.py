@@ -204,6 +204,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ),
         ("place {made} --replicas 1.1", "invalid replicas 9"),
         ("sweep --over color=1", "invalid --over 'color=1'"),
+        ("sweep --over num-nodes=2,4 --over num_nodes=8", "--over num_nodes: given 2 times"),
         ("sweep --over topk=1,2 --topk 2", "--topk has no effect with --over topk"),
         ("sweep --over zipf_alpha=1,2 --law gate", "zipf_alpha has no effect with law gate"),
     ],

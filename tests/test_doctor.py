@@ -147,11 +147,20 @@ def test_a_store_without_table_checksums_is_reported(tmp_path):
 
 
 def test_an_unreadable_or_incomplete_store_is_reported_without_its_path(tmp_path):
-    said = found(tmp_path / "none", code=1)["store"]
+    (tmp_path / "fastcomm.json").write_text("{")
+    said = found(tmp_path, code=1)["store"]
     assert said == {"found": "cannot be opened: `fastcomm info` says why", "state": "bad"}
     manifest = Manifest(version="1", complete=False)
     (tmp_path / "fastcomm.json").write_text(to_json(manifest))
     assert found(tmp_path, code=1)["store"]["found"].startswith("not whole")
+
+
+def test_traces_are_reported_as_no_store(tmp_path):
+    write(Job.of(ranks=1, steps=1, layers=1), tmp_path)
+    for path in (tmp_path, next(tmp_path.iterdir())):
+        store = found(path, code=1)["store"]
+        assert store["found"].startswith("not a store: ")
+        assert "`fastcomm info --all`" in store["found"]
 
 
 def test_doctor_checks_a_cluster(tmp_path):

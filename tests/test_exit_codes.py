@@ -14,6 +14,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 COMMANDS = [
     "info", "metrics", "report", "critical-path", "what-if --comm-speedup 2", "replay",
     "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",
+    "doctor",
 ]  # fmt: skip
 
 
@@ -33,6 +34,25 @@ def test_a_side_of_a_comparison_that_does_not_exist_is_wrong_usage():
     done = call("compare", "nowhere", "elsewhere")
     assert done.exit_code == 2
     assert "BEFORE (nowhere): nowhere: no such file or directory" in done.stderr
+
+
+def test_a_file_as_the_destination_of_chakra_traces_is_wrong_usage(tmp_path):
+    call("demo", tmp_path / "run", "--num-ranks", 1)
+    file = tmp_path / "all.json"
+    file.write_text("{}")
+    done = call("convert", tmp_path / "run", file, "--to", "chakra")
+    assert done.exit_code == 2
+    assert f"{file}: a file, and --to chakra writes a directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("metrics", "--iteration-regex"), ("critical-path", "--data-load-events")],
+)
+def test_an_invalid_regular_expression_is_wrong_usage(tmp_path, command, option):
+    done = call(command, tmp_path, option, "(")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {option}: invalid regular expression '(': ")
 
 
 def test_an_overlay_of_a_store_names_the_input_that_it_needs(tmp_path):

@@ -98,6 +98,16 @@ def test_options_apply_to_a_store(store):
     assert {each["found_by"] for each in found["details"]} == {"regex Prof.*"}
 
 
+def test_ranks_that_are_not_selected_are_not_missing(tmp_path, store):
+    run = tmp_path / "run"
+    run.mkdir()
+    for rank in range(3):
+        k.write(run / f"rank{rank}.json", STEP, rank=rank, world=4)
+    assert told(run)["missing"] == told(run, "--ranks", "1,2")["missing"] == [3]
+    assert told(store, "--ranks", "1")["missing"] == []
+    assert "ranks       2 of 4 ranks: 1-2; missing: 3\n" in invoke(run, "--ranks", "1,2")
+
+
 def test_info_of_a_store_can_be_limited_to_ranks(store):
     found = told(store, "--ranks", "1")
     assert [each["rank"] for each in found["details"]] == found["ranks"] == [1]
@@ -187,8 +197,18 @@ def test_an_unreadable_rank_is_an_error_or_skipped(traces, workers):
     text = " ".join(invoke(traces, "--all", "--keep-going", code=3).split())
     assert "skipped: rank 1: " in text
     (traces / "rank0.json").write_text('{"traceEvents": [')
-    with pytest.raises(FastcommError, match="no rank could be read"):
-        info(open_run(traces), keep_going=True)
+    for all_ranks in (False, True):
+        with pytest.raises(FastcommError, match="no rank could be read"):
+            info(open_run(traces), keep_going=True, all_ranks=all_ranks)
+
+
+def test_the_first_readable_rank_is_described_with_keep_going(traces):
+    (traces / "rank0.json").write_text('{"traceEvents": [')
+    invoke(traces, code=1)
+    found = told(traces, "--keep-going", code=3)
+    assert [rank["rank"] for rank in found["details"]] == [1]
+    assert [rank["rank"] for rank in found["failed"]] == [0]
+    assert (found["ranks"], found["missing"]) == ([0, 1], [])
 
 
 def test_a_store_without_its_tables_is_an_error(store):

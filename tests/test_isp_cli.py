@@ -229,6 +229,7 @@ _ONE = ("--pp-sizes", "1", "--sp-sizes", "1")
         (("--seq-len", "4Ki,8Ki", "--top", "3"), "--top: no effect with several --seq-len"),
         (("--calibrate", "/nowhere"), "no such file or folder"),
         (("--pp-sizes", "64"), "has only 32 layers"),
+        (("--compat", "isp-2025", "--sp-sizes", "1"), "--sp-sizes: no effect with --compat"),
     ],
 )
 def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
@@ -316,6 +317,19 @@ def test_measured_tables_replace_the_curves(isp_data):
         plain["best"][0]["tokens_per_s_per_gpu"], rel=0.05
     )
     assert folder["best"][0]["tokens_per_s_per_gpu"] != plain["best"][0]["tokens_per_s_per_gpu"]
+
+
+def test_a_minimum_without_a_maximum_names_both_options():
+    text = call(*ASKED[:-2], "--global-batch-min", "4Mi", code=2)
+    assert "--global-batch-min: a range needs a maximum; add --global-batch-max" in text
+
+
+@pytest.mark.parametrize("cluster", ["h100", "b200"])
+def test_measured_tables_of_another_gpu_are_not_used(isp_data, cluster):
+    words = ["isp", *ASKED, "--cluster", cluster, "--compat-tables", str(isp_data)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert f"{isp_data / f'linear_{cluster}.csv'}: no such file" in done.stderr
 
 
 def test_measured_tables_apply_to_sweeps_and_what_ifs(isp_data):

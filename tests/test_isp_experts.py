@@ -309,6 +309,11 @@ def test_one_strategy_of_experts_is_explained():
     [
         (("--world-size", "12", "--pp-sizes", "8"), "pp 8 does not divide 12 (GPUs)"),
         (
+            ("--world-size", "8", "--pp-sizes", "1,3"),
+            "--pp-sizes: pp 3 does not divide 8 (GPUs",
+        ),
+        (("--world-size", "8,16", "--sp-sizes", "1,32"), "sp 32 does not divide 8 or 16 (GPUs"),
+        (
             ("--world-size", "8", "--pp-sizes", "8", "--interleave", "8"),
             "does not divide 4 (layers",
         ),
@@ -322,7 +327,8 @@ def test_one_strategy_of_experts_is_explained():
 )
 def test_invalid_degrees_are_errors_with_the_nearest_valid_ones(options, message):
     asked = ("--model", "7B", "--seq-len", "4Ki", "--global-batch", "1Mi", *options)
-    code = 2 if "it must divide" in message else 1  # known before the search, or by it
+    # degrees that divide no world size are known before the search
+    code = 2 if "it must divide" in message or "GPUs" in message else 1
     assert message in " ".join(call(*asked, code=code).split())
 
 

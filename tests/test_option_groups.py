@@ -165,6 +165,7 @@ def test_a_help_text_names_the_one_partner():
         ("metrics . --dask-wait 9 --xlsx", ["--dask-wait needs --dask.", "needs --output."]),
         ("metrics . --full --json", ["--full has no effect with --json; leave one out."]),
         ("metrics . --wide --json", ["--wide has no effect with --json; leave one out."]),
+        ("metrics . -q -v", ["--verbose has no effect with --quiet; leave one out."]),
         ("critical-path . --exact", ["--exact needs --annotation."]),
         ("critical-path . --instance 0", ["--instance needs --annotation."]),
         (

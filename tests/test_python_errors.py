@@ -204,7 +204,7 @@ ARGUMENTS = [
 ]
 OTHERS = [
     (lambda u: fc.open("nowhere"), "nowhere: no such file or directory"),
-    (lambda u: fc.open(u.folder, iteration_regex="(").metrics(), "not a regular expression"),
+    (lambda u: fc.open(u.folder, iteration_regex="("), "iteration_regex: invalid regular expr"),
     (lambda u: u.run.metrics(steps=[99]), "99"),
     (lambda u: u.run.metrics(steps=[]), "no (iteration|step)"),
     (lambda u: u.run.critical_path(step=99), "no step 99; the trace has"),

@@ -168,8 +168,9 @@ def test_tensors_alone_take_less_than_all():
     categories = {name.op_cat for name in one.replayer.names}
     assert categories == {"BW", "Comm", "UPDATE_"}
     assert 0 < one.end.max() < both.end.max() < whole.end.max()
-    with pytest.raises(FastcommError, match="no communication of tensor 9"):
-        whole.replayer.only([9])
+    for tensors in ([9], [1, 9]):
+        with pytest.raises(FastcommError, match="tensor 9; the step has 0-"):
+            whole.replayer.only(tensors)
 
 
 @needed
@@ -187,6 +188,7 @@ def test_bottlenecks_are_sorted_by_saved_time(workers):
     ("text", "message"),
     [
         ("[]", "expected an object"),
+        ("{}", 'found nothing, expected an object {"<key>"'),
         ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
         ('{"DELAY_ALL": {"ratio": "x"}}', "invalid ratio 'x': expected a number"),
         ('{"DELAY_ALL": {"ratio": true}}', "invalid ratio True"),

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import oracle_replay as oracle
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -365,3 +366,14 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
     text = run(*words).stdout
     assert "slowdown 1.1787" in text
     assert "the slowest rank 7 ideal, 3.1 % of the slowdown disappears" in text
+
+
+def test_a_csv_table_gives_the_result_of_the_parquet_table(tmp_path):
+    path = tmp_path / "table.csv"
+    pa_csv.write_csv(job(lag=0.02), path)
+    result = stragglers.stragglers(JobModel.of(operations.read(path)))
+    expected = stragglers.stragglers(JobModel.of(operations.of_table(job(lag=0.02))))
+    assert result.slowdown == pytest.approx(expected.slowdown, rel=1e-6)
+    path.write_text(path.read_text().partition("\n")[0] + "\n")
+    with pytest.raises(TraceFileError, match=r"table.csv: the table has no rows"):
+        operations.read(path)

@@ -73,6 +73,15 @@ def test_a_missing_extra_is_an_error_with_the_install_command(tmp_path, monkeypa
         report_files.write_workbook({"one": TABLE}, tmp_path / "a.xlsx")
 
 
+def test_a_missing_extra_is_an_error_before_anything_is_read_or_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    words = ["critical-path", str(tmp_path), "-o", str(tmp_path / "out"), "--xlsx"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert done.stderr == "Error: --xlsx needs XlsxWriter: pip install 'fastcomm[xlsx]'\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_command_writes_the_workbook_beside_its_other_files(tmp_path):
     write(Job.of(2, steps=2, layers=1, micro_batches=1), tmp_path / "traces")
 

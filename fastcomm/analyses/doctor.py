@@ -20,7 +20,15 @@ from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileE
 from fastcomm.executors.processes import installed, versions
 from fastcomm.files import place
 from fastcomm.result import TableResult
-from fastcomm.store import Entry, Manifest, TableFile, rank_file, read_manifest, table_name
+from fastcomm.store import (
+    MANIFEST,
+    Entry,
+    Manifest,
+    TableFile,
+    rank_file,
+    read_manifest,
+    table_name,
+)
 from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import counted, format_bytes
@@ -223,8 +231,16 @@ def _cluster(threads: Mapping[str, int], differ: int, tested: Check | None) -> C
     return Check(name="dask", found=text, state="note" if differ else tested.state)
 
 
+_NO_STORE = (
+    "not a store: no manifest of `fastcomm ingest` is in it; if these are traces, check them "
+    "with `fastcomm info --all`"
+)
+
+
 def _store(folder: Path) -> Check:
     """Compare the files of a store with its manifest."""
+    if not (folder / MANIFEST).exists():
+        return Check(name="store", found=_NO_STORE, state="bad")
     try:
         manifest = read_manifest(folder)
         wrong = list(faults(folder, manifest))

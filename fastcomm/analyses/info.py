@@ -10,8 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import arrow_files
-from fastcomm.errors import TraceFileError
-from fastcomm.executors import Executor, Progress, Task, both, executor_of
+from fastcomm.errors import ClusterError, FastcommError, TraceFileError
+from fastcomm.executors import (
+    Executor,
+    Progress,
+    Task,
+    both,
+    by_rank,
+    executor_of,
+    skipped_rank,
+)
 from fastcomm.readers.runs import missing
 from fastcomm.result import Result
 from fastcomm.store import MANIFEST, ClockNote, Entry, Manifest, read_manifest
@@ -192,6 +200,7 @@ class Info(Result):
     iterations: pa.Table  # a row an iteration and rank, by the host's marks
     warnings: tuple[str, ...]
     failed: tuple[SkippedRank, ...] = ()
+    unselected: tuple[int, ...] = ()  # ranks with a trace that are not asked for
 
     @property
     def expected(self) -> int:
@@ -212,7 +221,7 @@ class Info(Result):
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
-        present = set(self.ranks)
+        present = {*self.ranks, *self.unselected}
         return tuple(rank for rank in range(self.world_size or 0) if rank not in present)
 
     @property
@@ -274,16 +283,20 @@ def info(
 ) -> Info:
     """Describe a run by its first rank, or by all; of a store, all ranks at no extra cost.
 
+    With `keep_going`, ranks that cannot be read are skipped: the first readable one is used.
     `anew` reads the ranks of a store instead of its tables, which applies options that
     differ from those of the ingest.
     """
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    looked_at = run if all_ranks else replace(run, sources=run.sources[:1])
-    task = Task(measure=_summarize, merge=_all, finish=both)
     engine = executor_of(workers)
-    parts, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
+    if all_ranks:
+        parts, left_out = engine.gather(run, _TASK, keep_going=keep_going, progress=progress)
+    elif keep_going:
+        parts, left_out = _first_readable(run, engine)
+    else:
+        parts, left_out = engine.gather(replace(run, sources=run.sources[:1]), _TASK)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -306,6 +319,26 @@ def _all(parts: Sequence[tuple[RankSummary, ...]]) -> tuple[RankSummary, ...]:
     return tuple(chain.from_iterable(parts))
 
 
+_TASK = Task(measure=_summarize, merge=_all, finish=both)
+
+
+def _first_readable(
+    run: RunTraces, engine: Executor
+) -> tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]:
+    """Return the summary of the first rank that can be read, and the skipped ranks."""
+    left_out: list[SkippedRank] = []
+    for source in run.sources:
+        try:
+            parts, _ = engine.gather(replace(run, sources=(source,)), _TASK)
+        except ClusterError:
+            raise
+        except FastcommError as error:
+            left_out.append(skipped_rank(source, error))
+        else:
+            return parts, by_rank(left_out, len(run.sources), run.skipped)
+    raise FastcommError(f"no rank could be read: {left_out[0].error}")
+
+
 def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
     sizes = {source.path: source.size for source in run.sources}
     absent = missing(run.expected, run.world_size)
@@ -314,6 +347,7 @@ def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dic
         "files": len(sizes),
         "size": sum(sizes.values()),
         "world_size": run.world_size or agreed,
+        "unselected": run.unselected,
         # Of the missing ranks the answer has more to say.
         "warnings": tuple(note for note in run.warnings if note not in absent),
     }

@@ -75,7 +75,9 @@ def _joined(parts: Parts) -> StepConstraints:
     try:
         many = joined(traces, paths=paths)
     except FastcommError as error:
-        raise FastcommError(f"{error}; a single rank can be replayed alone") from error
+        raise FastcommError(
+            f"{error}, or replay a single rank, as in --ranks {min(traces)}"
+        ) from error
     events = many.events
     if not isinstance(events, RunEvents):
         raise TypeError(events)

@@ -150,8 +150,8 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
     Parameters
     ----------
     table
-        Path or URL of a Parquet file with a row per operation, as published by ByteDance's
-        StragglerAnalysis.
+        Path or URL of a Parquet or CSV file with a row per operation, as published by
+        ByteDance's StragglerAnalysis.
     options
         Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
         of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,

@@ -104,7 +104,9 @@ def _option(ctx: click.Context, text: str) -> click.Parameter | None:
 
 def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
     """Whether the value of an option differs from its default."""
-    value = ctx.params.get(str(param.name), True)  # a flag that acts by itself has no value
+    if param.name not in ctx.params:  # a flag that acts by itself has no value
+        return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    value = ctx.params[param.name]
     return not (value is None or value is False or value in ((), param.default))
 
 
@@ -268,6 +270,7 @@ def _talking() -> list[Option]:
             "--verbose",
             "Log timings and full tracebacks to stderr.",
             callback=level(logging.DEBUG),
+            not_with=("--quiet",),
         ),
     ]
 

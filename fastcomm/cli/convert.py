@@ -64,6 +64,7 @@ def run(
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
+        _refuse_file(destination)
         _chakra(ctx, path, destination, reading, execution)
     else:
         refuse_directory(destination)
@@ -76,6 +77,15 @@ def refuse_directory(destination: Path) -> None:
         raise ConfigError(
             f"{destination}: a directory, and a uniform trace is one file; name a file, as in "
             f"{destination / 'run.json.gz'}"
+        )
+
+
+def _refuse_file(destination: Path) -> None:
+    """Raise `ConfigError` if the destination of Chakra traces is a file."""
+    if destination.is_file():
+        raise ConfigError(
+            f"{destination}: a file, and --to chakra writes a directory of one trace per rank; "
+            f"name a new directory, as in {destination.with_name('chakra')}"
         )
 
 

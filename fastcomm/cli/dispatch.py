@@ -1,6 +1,7 @@
 """``fastcomm dispatch`` and its commands."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -251,13 +252,25 @@ def sweep(
     from fastcomm.dispatch import sweeps
     from fastcomm.report import dispatch as report
 
-    grid = dict(sweeps.axis(text) for text in over)
+    axes = [sweeps.axis(text) for text in over]
+    _check_distinct([name for name, _ in axes])
+    grid = dict(axes)
     _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
     result = sweeps.sweep(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, report.sweep)
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    """Raise `ConfigError` if an axis is given twice."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"--over {name}: given {count} times; pass all values at once, as in "
+                f"--over {name}=VALUE,VALUE"
+            )
 
 
 def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> None:

@@ -36,7 +36,11 @@ def run(
     1 a problem was found.
     """
     from fastcomm.analyses.doctor import examine
+    from fastcomm.files import place
+    from fastcomm.readers.search import no_such_path
 
+    if store is not None and not place(store).exists():
+        raise no_such_path(store)
     diagnosis = examine(dask, wait_s=dask_wait, store=store)
     if as_json:
         print_json(diagnosis)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from fastcomm.cli.values import (
     OutputFolder,
     Rate,
 )
+from fastcomm.errors import FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ def result_options(
             option(
                 "--xlsx",
                 is_flag=True,
+                callback=_check_xlsx,
                 group=OUTPUT,
                 needs=("--output",),
                 help="Write all tables into one Excel workbook, too (with --output).",
@@ -163,6 +166,13 @@ def result_options(
     if html:
         options.append(html_option())
     return with_options(options)
+
+
+def _check_xlsx(_ctx: click.Context, _option: click.Parameter, is_given: bool) -> bool:
+    """Return the value of --xlsx; FastcommError without the package that writes workbooks."""
+    if is_given and find_spec("xlsxwriter") is None:
+        raise FastcommError("--xlsx needs XlsxWriter: pip install 'fastcomm[xlsx]'")
+    return is_given
 
 
 def output_option(content: str, **attrs: Any) -> Callable[[F], F]:

@@ -33,7 +33,7 @@ Examples:
 
 
 @click.command("stragglers", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
-@click.argument("table", metavar="TABLE.parquet")
+@click.argument("table", metavar="TABLE")
 @option(
     "--meta",
     type=FileOrUrl(exists=True, dir_okay=False),
@@ -72,7 +72,7 @@ def run(
     TABLE has one row per operation (dp_rank, stage, rank, step, optype, start_ts, duration,
     seq_id, mc, gmc), as published by ByteDance's StragglerAnalysis. Replays the steps as
     measured, with ideal operations, and with those of one rank, stage or type as measured.
-    TABLE may be a URL; with --dask the workers read it.
+    TABLE is Parquet or CSV, and may be a URL; with --dask the workers read it.
 
     A KEY of --changes is all, a type, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3 or
     step:12, or several joined by +: {"forward-compute+rank:7": {"ratio": 0.87}}. Changes apply

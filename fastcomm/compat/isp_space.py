@@ -78,7 +78,10 @@ def check(question: Question, rules: OriginalRules) -> None:
             f"model {question.model.name}: the original needs an even number of layers"
         )
     if question.pp or question.sp:
-        raise ConfigError("pp, sp: the original searches all of them")
+        raise ConfigError(
+            "--pp-sizes, --sp-sizes: no effect with --compat, as the original searches all of "
+            "them; leave them out"
+        )
     fixed = question.batch.micro_bsz is not None
     if fixed != (question.batch.micro_num is not None):
         raise ConfigError("the original fixes micro_bsz and micro_num together or not at all")

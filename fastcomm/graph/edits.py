@@ -358,14 +358,15 @@ def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationCh
     Raises
     ------
     ConfigError
-        If the file has another form, or a value is out of range.
+        If the file has another form or no change, or a value is out of range.
 
     """
     tables = files.json(path, _MAX_FILE_BYTES)
-    if not isinstance(tables, dict):
+    if not isinstance(tables, dict) or not tables:
         ideal = ', "ideal": true' if has_ideal else ""
+        empty = "found nothing, " if tables == {} else ""
         raise ConfigError(
-            f'{path}: expected an object {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}'
+            f'{path}: {empty}expected an object {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}'
         )
     return {
         str(key): _change(table, f"{path}: {key}", has_ideal=has_ideal)

@@ -206,7 +206,7 @@ def batch(options: SearchOptions) -> MicroBatchRule:
             "--global-batch or --global-batch-min and --global-batch-max out"
         )
     if total is None and most is None:
-        raise ConfigError("global batch: a range needs a maximum")
+        raise ConfigError("--global-batch-min: a range needs a maximum; add --global-batch-max")
     return MicroBatchRule(
         least=total or least or 1, most=total or most or _ANY, micro_bsz=bsz, micro_num=num
     )
@@ -286,7 +286,26 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     )
     if len(lengths) == 1 or seq_len:
         question.check()
+    _check_gpus(question)
     return question
+
+
+def _check_gpus(question: Question) -> None:
+    """Raise `ConfigError` for a degree that does not divide the GPUs of any world size."""
+    totals, unit = set(question.world_sizes), "GPUs"
+    for name, degrees in (("pp", question.pp), ("sp", question.sp), ("ep", question.ep)):
+        for degree in degrees or ():
+            if all(total % degree for total in totals):
+                smaller = range(1, min(degree, max(totals)) + 1)
+                near = max(n for n in smaller if any(total % n == 0 for total in totals))
+                raise ConfigError(
+                    f"--{name}-sizes: {name} {degree} does not divide "
+                    f"{' or '.join(map(str, sorted(totals)))} ({unit}); the nearest smaller "
+                    f"degree is {near}"
+                )
+        if name == "pp" and degrees:
+            totals = {total // pp for total in totals for pp in degrees if total % pp == 0}
+            unit = "GPUs of a stage"
 
 
 _EXAMPLES = {"model": "llama3-8b", "world_size": "64", "seq_len": "8Ki"}

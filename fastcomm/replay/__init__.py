@@ -27,6 +27,8 @@ from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, s
 from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import GapRules, Measured
+from fastcomm.trace.run import ranges
+from fastcomm.units import plural
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.arrays import Flags, Floats, Ints
@@ -180,14 +182,12 @@ class Replayer:
     def only(self, tensors: Collection[int]) -> "Replayed":
         """Replay only the communication of some tensors, with backward operations and updates.
 
-        Groups are replayed if they have one of the tensors. Raises FastcommError if none has.
+        Groups are replayed if they have one of the tensors. Raises FastcommError for a tensor
+        without communication.
         """
         chosen = set(tensors)
+        self._check_tensors(chosen)
         comm = np.array([bool(chosen & set(name.tensors)) for name in self.names])
-        if not comm.any():
-            raise FastcommError(
-                f"no communication of tensor {', '.join(map(str, sorted(chosen)))}"
-            )
         is_used = comm.copy()
         graph = self.graph
         before, after = comm[graph.target], comm[graph.source]
@@ -196,6 +196,15 @@ class Replayer:
         groups = tuple(group for group in graph.groups if chosen & set(group))
         measured = self.measured.at(np.flatnonzero(is_used))
         return Replayer.of(graph.part(is_used, groups), measured, self.options).run()
+
+    def _check_tensors(self, chosen: Collection[int]) -> None:
+        """Raise `FastcommError` for tensors without communication."""
+        present = {tensor for name in self.names for tensor in name.tensors}
+        if absent := sorted({*chosen} - present):
+            raise FastcommError(
+                f"--tensors: no communication of {plural(len(absent), 'tensor')} "
+                f"{ranges(absent)}; the step has {ranges(sorted(present)) or 'none'}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
+from fastcomm.readers import table_rows
 from fastcomm.readers.search import no_such_path, refuse_standard_input
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 POINT_TO_POINT = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
+_TIMES = ("start_ts", "duration")
 _CHUNKS = ("mc", "gmc")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
@@ -110,22 +112,25 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> OperationTable:
-    """Read a table of operations from a Parquet file.
+    """Read a table of operations from a Parquet file, or from a CSV file (.csv, .csv.gz).
 
     Steps in which a data rank has other operations are left out. Raises ConfigError if there is
     no such file, and TraceFileError if it cannot be read, is a trace, or has missing or invalid
     columns.
     """
     _refuse_traces(path)
+    is_csv = path.name.lower().endswith(table_rows.CSV)
+    if is_csv and not path.exists():
+        raise no_such_path(path)
     try:
-        present = arrow_files.names(path)
+        present = table_rows.columns_of(path) if is_csv else arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(
                 f"{path}: missing column {', '.join(missing)}; the columns are "
                 f"{', '.join(present)}"
             )
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = arrow_files.read(path, names)
+        table = _read_csv(path, names) if is_csv else arrow_files.read(path, names)
     except FileNotFoundError as error:
         raise no_such_path(path) from error
     except OSError as error:
@@ -139,6 +144,18 @@ def read(path: Path) -> OperationTable:
     _check_kinds(table, path)
     _check_times(table, path)
     return of_table(table, str(path))
+
+
+def _read_csv(path: Path, names: Sequence[str]) -> pa.Table:
+    """Read columns of a CSV file; times become floats, also where the text has integers."""
+    batches = list(table_rows.batches(path, names, ("optype", *_TIMES)))
+    if not batches:
+        raise TraceFileError(f"{path}: the table has no rows")
+    table = pa.concat_tables(batches)
+    for name in _TIMES:
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].cast(pa.float64()))
+    return table
 
 
 def _refuse_traces(path: Path) -> None:
@@ -158,8 +175,8 @@ def _refuse_traces(path: Path) -> None:
     kind = "a directory" if format_ is None else f"a trace ({format_})"
     instead = "stats" if format_ == "dpro" else "metrics"
     raise TraceFileError(
-        f"{path}: {kind}; `fastcomm stragglers` reads a table of operations (.parquet). For "
-        f"traces use `fastcomm {instead} {shell_quoted(str(path))}`"
+        f"{path}: {kind}; `fastcomm stragglers` reads a table of operations (.parquet, .csv). "
+        f"For traces use `fastcomm {instead} {shell_quoted(str(path))}`"
         + ("" if format_ == "dpro" else ", which names the straggler and what it costs")
     )
 

@@ -54,6 +54,7 @@ class RunTraces:
     skipped: tuple[SkippedRank, ...] = ()
     # The ranks with a file, if the number of ranks is known only after reading their events.
     untold: tuple[int, ...] = ()
+    unselected: tuple[int, ...] = ()  # ranks with a file that `only` left out
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -100,6 +101,7 @@ class RunTraces:
             skipped=tuple(
                 item for item in self.skipped if item.rank is None or item.rank in requested
             ),
+            unselected=tuple(sorted({*self.unselected, *self.expected} - requested)),
         )
 
     def read(self, rank: int) -> Trace:
