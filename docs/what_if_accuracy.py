@@ -41,7 +41,9 @@ class Change:
 
     def applied(self, job: Job) -> Job:
         """Return the job with the change."""
-        return replace(job, factors=self.factors) if self.factors else replace(job, straggler=None)
+        return (
+            replace(job, factors=self.factors) if self.factors else replace(job, straggler=None)
+        )
 
 
 CHANGES = (
