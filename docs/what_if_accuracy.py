@@ -19,7 +19,9 @@ from fastcomm.synthetic import Job, write
 PAGE = Path(__file__).with_name("accuracy.md")
 BAR = 0.02  # largest error of a step time
 DEPTHS = (1, 2, 4)  # numbers of pipeline stages
-_BEGIN, _END = "<!-- what_if_accuracy.py -->\n", "<!-- end -->"
+_TABLE = re.compile(
+    r"(?<=<!-- written by docs/what_if_accuracy.py -->\n).*?(?=\n\n)", re.DOTALL
+)
 # Operators of the kernels that are slow on the straggler; `mm` runs other kernels, too, for
 # which its peers then wait no longer.
 _SLOW = (
@@ -71,6 +73,10 @@ class Cell:
         """Relative error of the predicted step time."""
         return self.predicted / self.after - 1
 
+    def __str__(self) -> str:
+        predicted, after = (f"{ns / 1e6:.2f}" for ns in (self.predicted, self.after))
+        return f"{predicted} / {after} ({self.error:+.1%})".replace("%)", " %)")
+
 
 def job_of(depth: int) -> Job:
     """Return the job with `depth` pipeline stages, and with every kind of parallelism."""
@@ -105,3 +111,19 @@ def _without_straggler(run: fastcomm.Run, job: Job) -> float:
     change = DurationChange(ratio=1 / (1 + job.slowdown / 100))
     changes = {f"host0.rank{job.straggler}->{name}": change for name in _SLOW}
     return float(replayer.run(durations(replayer, changes)).end.max())
+
+
+def table() -> str:
+    """Return the table of all changes and jobs."""
+    jobs = {depth: list(cells(job_of(depth))) for depth in DEPTHS}
+    heads = [f"{depth} stage{'s' * (depth > 1)}" for depth in DEPTHS]
+    before = [f"{jobs[depth][0].before / 1e6:.2f}" for depth in DEPTHS]
+    rows = [["change", *heads], ["---"] * (1 + len(DEPTHS)), ["none", *before]]
+    for number, change in enumerate(CHANGES):
+        rows.append([change.name, *(str(jobs[depth][number]) for depth in DEPTHS)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text("utf-8")
+    PAGE.write_text(_TABLE.sub(lambda _: table(), text), "utf-8")

@@ -11,7 +11,7 @@ in such tables.
 """
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Self, get_args
@@ -151,6 +151,12 @@ class Job:
             if getattr(self, name) < minimum:
                 raise ConfigError(
                     f"invalid {name} {getattr(self, name)}: expected {minimum} or more"
+                )
+        for event, factor in self.factors:
+            if event.partition(":")[0] not in ("compute", "comm") or not 0 < factor < inf:
+                raise ConfigError(
+                    f"invalid factor {factor:g} of {event!r}: expected a positive factor of "
+                    "compute, comm or comm:TAG"
                 )
 
     @classmethod

@@ -53,7 +53,7 @@ class WorkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageSchedule:
     """The work of a stage in the order of launches; times have the shape (works, places)."""
 
     works: tuple[WorkPlan, ...]
@@ -63,11 +63,11 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepSchedule:
     """A step of all ranks."""
 
     marks: Ints  # by rank: how much later the host's mark begins, and how much earlier it ends
-    stages: tuple[StageTimes, ...]
+    stages: tuple[StageSchedule, ...]
     length: int  # until the next step begins
 
 
@@ -115,7 +115,7 @@ class _Row(NamedTuple):
         return self.launch, start, stop
 
 
-def step(job: Job, number: int) -> StepTimes:
+def step(job: Job, number: int) -> StepSchedule:
     """Return the times of all ranks in a step."""
     return _step(job, number)
 
@@ -133,11 +133,11 @@ def cost_ns(job: Job, number: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _step(job: Job, number: int) -> StepTimes:
+def _step(job: Job, number: int) -> StepSchedule:
     return _simulated(job, number)
 
 
-def _simulated(job: Job, number: int) -> StepTimes:
+def _simulated(job: Job, number: int) -> StepSchedule:
     """Run the programs of all stages, each as far as its messages have arrived."""
     marks = _marks(job, number)
     size = job.dp * job.tp
@@ -156,7 +156,7 @@ def _simulated(job: Job, number: int) -> StepTimes:
         running = [program for program in running if next(program, "ended") != "ended"]
     times = tuple(stage.times() for stage in stages)
     last = max(int(stage.stop.max()) for stage in times)
-    return StepTimes(marks, times, last + SYNC_NS + _rest(job, number))
+    return StepSchedule(marks, times, last + SYNC_NS + _rest(job, number))
 
 
 def _marks(job: Job, number: int) -> Ints:
@@ -215,11 +215,11 @@ class _Stage:
         slow[slice(None) if job.fault == "imbalanced_stage" else tp + job.tp * dp] = 1
         return slow
 
-    def times(self) -> StageTimes:
+    def times(self) -> StageSchedule:
         """Return the times of all work; all messages have to be there."""
         columns = zip(*(row.times() for row in self.rows), strict=True)
         launch, start, stop = (np.stack(column) for column in columns)
-        return StageTimes(tuple(row.plan for row in self.rows), launch, start, stop)
+        return StageSchedule(tuple(row.plan for row in self.rows), launch, start, stop)
 
     def run(self) -> Iterator[None]:
         """Run the program; yield while a message is not there."""
