@@ -13,7 +13,7 @@ from fastcomm.synthetic import FIRST_ID, Job, Variant, text, truth, write
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.play import steps
-from fastcomm.synthetic.timeline import START_NS
+from fastcomm.synthetic.stage import START_NS
 
 pytestmark = pytest.mark.compiled
 

@@ -181,7 +181,7 @@ _TEXT = {
 }
 _TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
 # Share of the step. The bubble of a healthy pipeline alone may be that long: a synthetic job of
-# 512 ranks waits in receives for 25 %.
+# 512 ranks waits in receives for 19 %.
 LEAST_PART = 0.3
 
 

@@ -9,8 +9,9 @@ from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import BASE_NS
 from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.stage import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
-from fastcomm.synthetic.timeline import COMPUTE, SYNC_NS
+from fastcomm.synthetic.timeline import SYNC_NS
 
 LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 

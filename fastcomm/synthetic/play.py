@@ -7,8 +7,8 @@ from fastcomm.synthetic import catalog, pipeline, timeline
 from fastcomm.synthetic.catalog import OPERATIONS, SyntheticCall, groups
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import PipelineMessage
+from fastcomm.synthetic.stage import WorkPlan
 from fastcomm.synthetic.tape import PhaseGap, PlannedWork, Tally, tally, windows
-from fastcomm.synthetic.timeline import WorkPlan
 
 _MARGIN_NS = 1_000  # from the end of the host's mark to the start of the next step
 

@@ -21,8 +21,9 @@ from fastcomm.synthetic.nsys.rows import (
 )
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.stage import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
-from fastcomm.synthetic.timeline import COMPUTE, SYNC_NS
+from fastcomm.synthetic.timeline import SYNC_NS
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
 CUT = 2  # launches before a late capture, which records only their kernels
