@@ -100,7 +100,7 @@ class _Row(NamedTuple):
         return self.launch, start, stop
 
 
-class Stage:
+class StageRun:
     """Runs the program of a stage in one step."""
 
     def __init__(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.stage import Stage, StageSchedule, Transfer
+from fastcomm.synthetic.stage import StageRun, StageSchedule, Transfer
 from fastcomm_kernels.arrays import Ints
 
 PREPARE_NS = 492_000  # from the host's mark to the first launch: it fetches data
@@ -59,7 +59,7 @@ def _simulated(job: Job, number: int) -> StepSchedule:
     }
     begin = marks[:, 0] + PREPARE_NS
     stages = [
-        Stage(job, number, stage, begin[stage * size : (stage + 1) * size], transfers)
+        StageRun(job, number, stage, begin[stage * size : (stage + 1) * size], transfers)
         for stage in range(job.pp)
     ]
     running = [stage.run() for stage in stages]
