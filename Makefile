@@ -52,7 +52,8 @@ coverage: .venv/.dev ## Run the tests as plain Python; every line of every kerne
 docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an error
 	$(BIN)/python -m sphinx -W -n --keep-going -q docs docs/_build/html
 
-pages: .venv/.dev ## Write docs/cli.md and the outputs that pages show anew
+pages: .venv/.dev ## Write docs/cli.md and the outputs and tables that pages show anew
+	$(BIN)/python docs/what_if_accuracy.py
 	$(BIN)/python docs/pages.py
 
 bench: .venv/.dev ## Measure kernels and whole commands against yardsticks

@@ -87,7 +87,7 @@ def aside(found, begin, end):
     [
         (3, ("AllGather", "TENSOR", 5)),
         (1, ("ReduceScatter", "TENSOR", 9)),
-        (1, ("Broadcast", "TENSOR", 0)),
+        (3, ("Broadcast", "TENSOR", 0)),  # the path does not lead through its group
         (0, ("SendRecv", "PIPELINE", 1)),
         (2, ("SendRecv", "PIPELINE", 2)),
     ],

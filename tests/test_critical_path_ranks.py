@@ -200,14 +200,15 @@ def test_the_planted_straggler_causes_the_waits(tmp_path):
     write(without, tmp_path / "without")
     other = open_run(tmp_path / "without", options=OpenOptions(whole=True))
     even = joined({rank: other.read(rank) for rank in other.ranks}, WHOLE)
-    # What it is slower by: all its attentions, forward and backward, to the nanosecond.
+    # What it is slower by: all its attentions, forward and backward. The start of its step
+    # differs by microseconds.
     planted = sum(pipeline.slack(job, direction) for direction in ("forward", "backward"))
     slower = behind_attention(found, job.straggler) - behind_attention(even, job.straggler)
-    assert slower == job.steps * job.micro_batches * planted
+    assert slower == pytest.approx(job.steps * job.micro_batches * planted, rel=0.001)
     # A little comes on top: its peer's weight gradients are done before, and both wait after.
     assert slower <= worst["later_ns"] < 1.1 * slower
-    caused = {row["rank"]: row["wait_caused_ns"] for row in even.by_rank().to_pylist()}
-    assert by_rank[job.straggler]["wait_caused_ns"] > 3 * max(caused.values())
+    caused = [row["wait_caused_ns"] for row in even.waits_caused().to_pylist()]
+    assert worst["wait_caused_ns"] > 3 * max(caused)
 
 
 def test_the_command_prints_the_path_through_all_ranks(tmp_path):

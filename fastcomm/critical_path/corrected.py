@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path.waits import Selected, waits_of
+from fastcomm.critical_path.streams import stream_waits
+from fastcomm.critical_path.waits import Selected, are_known, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import filled, lookup
@@ -55,7 +56,8 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     rows = selected.rows
     nodes = _nodes(selected)
     lanes = _lanes(selected, trace)
-    waits, role, goal = waits_of(selected)
+    guessed = () if are_known(selected.syncs) else stream_waits(selected)
+    waits, role, goal = waits_of(selected, guessed)
     locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal

@@ -98,10 +98,13 @@ def _ordered(rows: EventRows, is_work: Flags, order: Ints) -> Ints:
 _Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
 
 
-def waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
+def waits_of(
+    selected: Selected, guessed: tuple[()] | tuple[Ints, Ints] = ()
+) -> tuple[kernels.Waits, Numbers, Numbers]:
     """Return the rows that wait for work to end; and, by row, what a call waits for.
 
     The latter is a role, such as a wait for a stream, and a goal, the lane or row of the work.
+    `guessed` are more pairs of rows that wait and rows of the work.
     """
     rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
@@ -122,7 +125,9 @@ def waits_of(selected: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
         else:
             goal[at] = streams.devices(syncs.lane[own])
     pairs = [*_copies(selected), *_events(selected, role, streams)]
-    return _indexed(pairs, len(rows), _are_known(syncs)), role, goal
+    if guessed:
+        pairs.append((*guessed, kernels.INFERRED))
+    return _indexed(pairs, len(rows), are_known(syncs)), role, goal
 
 
 def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Waits:
@@ -225,7 +230,7 @@ def _delayed(selected: Selected, streams: "_Streams", work: Ints, waits: Ints) -
     return delayed
 
 
-def _are_known(syncs: EventRows) -> bool:
+def are_known(syncs: EventRows) -> bool:
     """Return whether the trace has waits with their records, so that none has to be guessed."""
     on_stream = syncs.named(("Stream Wait Event",))
     return len(syncs) > 0 and not (

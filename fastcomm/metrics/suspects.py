@@ -40,10 +40,11 @@ from fastcomm_kernels.arrays import Floats
 
 # Minimum share of the step: stages differ anyway, as the first embeds, the last has the head.
 LEAST_STAGE = 0.015
-# For hot experts: minimum share of the additional compute that additional tokens explain, and
-# minimum share of additional tokens.
+# For hot experts: minimum share of additional compute that tokens explain, and of tokens.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
+# Minimum share of a cost that remains where another stage computes longer.
+_LEAST_OF_SLACK = 0.5
 # Minimum share of a cost that others wait in collectives; else messages pass the delay on.
 _LEAST_CAUSED = 0.25
 
@@ -81,11 +82,12 @@ def own_work(measured: Measurements) -> list[Finding]:
         *_above(measured, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host"),
         *_imbalanced_stages(measured),
     ]
-    shared = [
-        _limited_to_wait(measured, suspect)
-        for suspect in sharing(suspects, measured.common_wait_caused)
-    ]
-    return [_FINDINGS[suspect.kind](measured, suspect) for suspect in shared]
+    findings = []
+    for suspect in sharing(suspects, measured.common_wait_caused):
+        limited = _limited_to_wait(measured, suspect), _without_slack(measured, suspect)
+        least = min(limited, key=lambda one: one.share)
+        findings.append(_FINDINGS[least.kind](measured, least))
+    return findings
 
 
 def _limited_to_wait(measured: Measurements, of: Suspect) -> Suspect:
@@ -100,6 +102,25 @@ def _limited_to_wait(measured: Measurements, of: Suspect) -> Suspect:
     if not is_alone or not _LEAST_CAUSED * of.cost < caused < of.cost:
         return of
     return replace(of, share=caused / of.cost)
+
+
+def _without_slack(measured: Measurements, of: Suspect) -> Suspect:
+    """Reduce the cost of a single suspect by what its stage computes less than another one.
+
+    Without the fault, the stage that computes the longest would limit the step. At least half
+    of the cost remains: the first and the last passes of a step wait for every stage.
+    """
+    if of.kind == "imbalanced_stage" or of.tied or of.share < 1 or not of.cost:
+        return of
+    means = measured.grid.mean_by_rank("compute_ns")
+    others = [
+        lower_median(means[rows])
+        for rows in peers_of(measured.grid, measured.stage)
+        if not np.isin(of.rows, rows).any() and not np.isnan(means[rows]).all()
+    ]
+    own = lower_median(means[of.others])
+    slack = max([float(stage - own) for stage in others], default=0.0)
+    return replace(of, share=min(1.0, max(_LEAST_OF_SLACK, 1 - slack / of.cost)))
 
 
 def late_rank(measured: Measurements, rank_waits: Sequence[RankWaits]) -> list[Finding]:

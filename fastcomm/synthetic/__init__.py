@@ -23,7 +23,7 @@ from fastcomm.synthetic.job import Job, TableJob, write_table
 from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
 from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
-from fastcomm.synthetic.play import COMPUTE, COPY, STREAMS
+from fastcomm.synthetic.stage import COMPUTE, COPY, STREAMS
 from fastcomm.synthetic.truth import planted, truth
 from fastcomm_kernels.arrays import Ints
 

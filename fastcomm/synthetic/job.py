@@ -11,6 +11,7 @@ in such tables.
 """
 
 from dataclasses import dataclass
+from math import inf, prod
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Self, get_args
@@ -88,11 +89,13 @@ class Job:
     layer_ns: int = 900_000  # compute of a layer's forward pass; the backward pass takes twice
     link_speed: int = 44 * 10**9  # bytes per second that a collective reaches
     latency_ns: int = 9_000  # of the smallest collective
-    skew_ns: int = 20_000  # how far ranks drift apart between two collectives, at most
+    skew_ns: int = 5_000  # how far ranks drift apart between two collectives, at most
     straggler: int | None = None  # rank with the fault; None is no fault
     fault: Fault = "slow_gpu"
     slowdown: int = 15  # percent by which the fault makes its part longer or larger
     seed: int = 0
+    # Factors of durations, by "compute", "comm" or "comm:TAG"; factors of one event multiply.
+    factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.tp, self.pp, self.dp
@@ -149,6 +152,12 @@ class Job:
                 raise ConfigError(
                     f"invalid {name} {getattr(self, name)}: expected {minimum} or more"
                 )
+        for event, factor in self.factors:
+            if event.partition(":")[0] not in ("compute", "comm") or not 0 < factor < inf:
+                raise ConfigError(
+                    f"invalid factor {factor:g} of {event!r}: expected a positive factor of "
+                    "compute, comm or comm:TAG"
+                )
 
     @classmethod
     def of(cls, ranks: int = 8, **changes: Any) -> Self:
@@ -170,6 +179,11 @@ class Job:
     def place(self, rank: int) -> tuple[int, int, int]:
         """Return the coordinates (tp, dp, pp) of a rank."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    def factor(self, event: str) -> float:
+        """Return the factor of the duration of events: "compute", or "comm:TAG"."""
+        names = {event, event.partition(":")[0]}
+        return prod(factor for name, factor in self.factors if name in names)
 
     @property
     def expert_data(self) -> int:

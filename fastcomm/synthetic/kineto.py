@@ -8,8 +8,10 @@ from enum import Flag, auto
 from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_args
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import BASE_NS
-from fastcomm.synthetic.play import COMPUTE, RankStep
+from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.stage import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
+from fastcomm.synthetic.timeline import SYNC_NS
 
 LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 
@@ -133,9 +135,6 @@ def metadata(call: SyntheticCall, variant: Variant) -> str:
     return json.dumps(args)[1:-1]
 
 
-AHEAD_NS = 150_000  # least time between a launch and its kernel
-LAUNCH_NS = {"comm": 8_000}  # host time of one launch, by kind of work
-OTHER_LAUNCH_NS = 3_800
 DEVICES = 8  # of one machine
 
 _COPIES = {
@@ -146,24 +145,8 @@ _COPIES = {
 
 
 def launch_times(step: RankStep) -> list[int]:
-    """Return the start of each launch, in the order of the kernels.
-
-    The host waits for nothing, so it runs further and further ahead of the device. It starts as
-    late as possible such that every kernel follows its launch by `AHEAD_NS`.
-    """
-    start = step.stop
-    for work in reversed(step.works):
-        start = min(work.start - AHEAD_NS, start - _busy_ns(work))
-    starts = []
-    for work in step.works:
-        starts.append(start)
-        start += _busy_ns(work)
-    return starts
-
-
-def _busy_ns(work: PlannedWork) -> int:
-    """Return the host time of the launch of a piece of work, in ns."""
-    return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
+    """Return the start of each launch, in the order of the work."""
+    return [work.launch for work in step.works]
 
 
 class RankText:
@@ -214,7 +197,7 @@ class RankText:
         args = f'"cbid": 165, "correlation": {self.correlation}'
         where = self.lanes[False]
         name = "cudaDeviceSynchronize"
-        return text + complete("cuda_runtime", name, where, begin, last + 4_000 - begin, args)
+        return text + complete("cuda_runtime", name, where, begin, last + SYNC_NS - begin, args)
 
     def _next(self) -> int:
         self.external += 1

@@ -1,19 +1,17 @@
-"""The plan of a step, equal for all ranks: what a layer does, and when each stage works.
+"""The program of a step: what a layer does, and in which order stages work.
 
 A layer is data: phases, each with kernels and then calls that all members wait for. Stages
-follow 1F1B on a grid of slots; a slot has room for the layers of a stage and the messages to
-its neighbors. A rank may be ahead of the plan; only a fault makes it late (see `lateness`).
-Times are in ns.
+follow 1F1B. When all of it happens follows in `timeline`. Times are in ns.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fastcomm.synthetic.catalog import OPERATIONS, CallKind, transfer_ns
-from fastcomm.synthetic.job import GAP, Job
+from fastcomm.synthetic.job import Job
 
-LEAD = 5_000  # from the start of a kernel to that of the bucket that overlaps it
+EDGE = 70  # head and embedding of a pipeline, in thousandths of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,12 @@ OPTIMIZER = (
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """A phase with times, equal for all ranks."""
+    """A phase with durations, equal for all ranks."""
 
     phase: Phase
     kernels: tuple[tuple[str, int], ...]
     calls: tuple[tuple[str, CallKind, int], ...]  # kind of group, operation, transfer
     cover: tuple[str, int] | None
-    length: int  # duration of the kernels and the skew
-    tail: int  # from the end of the kernels to the start of the next phase
     transfer: int  # duration of the bucket; 0 without one
 
 
@@ -153,14 +149,13 @@ def plans(job: Job, direction: str, layer: int) -> tuple[PhasePlan, ...]:
     kind = bucket_kind(job, layer)
     bucket = transfer(job, kind, operation) if group_size(job, kind) > 1 else 0
     scale = 1 if direction == "forward" else 2
-    room = bucket + 2 * LEAD if bucket else 0
-    return tuple(_plan(job, phase, scale, bucket, room) for phase in script)
+    return tuple(_plan(job, phase, scale, bucket) for phase in script)
 
 
 @lru_cache(maxsize=16)
 def frame(job: Job, script: tuple[Phase, ...]) -> tuple[PhasePlan, ...]:
     """Return the phases before the first layer of a step, or after the last."""
-    return tuple(_plan(job, phase, 1, 0, 0) for phase in script)
+    return tuple(_plan(job, phase, 1, 0) for phase in script)
 
 
 def slack(job: Job, direction: str) -> int:
@@ -190,121 +185,88 @@ def slowed(job: Job, phase: Phase) -> frozenset[str]:
     return names if phase.slow else frozenset()
 
 
-def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> PhasePlan:
-    """Return the plan of a phase; `room` is the least duration of a kernel over a bucket."""
-    kernels = [(name, scaled(job, share, scale)) for name, share in phase.kernels]
-    if phase.bucket:
-        kernels[0] = (kernels[0][0], max(kernels[0][1], room))
+def _plan(job: Job, phase: Phase, scale: int, bucket: int) -> PhasePlan:
+    """Return the plan of a phase; `bucket` is the transfer time of a layer's bucket."""
     calls = tuple(
         (kind, OPERATIONS[operation], transfer(job, kind, operation))
         for kind, operation in phase.calls
         if group_size(job, kind) > 1
     )
-    cover = (phase.cover[0], scaled(job, phase.cover[1], scale)) if phase.cover else None
-    ends = [number * GAP + ns for number, (_, _, ns) in enumerate(calls)]
-    ends += [len(calls) * GAP + cover[1]] if cover else []
     return PhasePlan(
         phase=phase,
-        kernels=tuple(kernels),
+        kernels=tuple((name, scaled(job, share, scale)) for name, share in phase.kernels),
         calls=calls,
-        cover=cover,
-        length=sum(ns + GAP for _, ns in kernels) + job.skew_ns,
-        tail=max(ends, default=0) + GAP,
+        cover=(phase.cover[0], scaled(job, phase.cover[1], scale)) if phase.cover else None,
         transfer=bucket if phase.bucket else 0,
     )
 
 
 BASE_NS = 227 * 7_889_238 * 10**9  # Kineto's base times are multiples of about three months
 EPOCH_NS = BASE_NS + 4_360_049_298_149_000  # start of the first step
-HOST_LEAD = 500_000  # by which the host is ahead of the device
-SETUP_NS = 34_000  # zero buffers, copy tokens to the device
-REST_NS = 300_000  # the host waits for the device, reads the loss, fetches data
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """The work of one stage on one micro-batch."""
 
-    start: int
-    stop: int
-    direction: str
+    direction: str  # "forward" or "backward"
     micro_batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineMessage:
-    """Activations or gradients that arrive at the stage `target` at `stop`."""
+class PipelineMessage(NamedTuple):
+    """Activations or gradients of a micro-batch."""
 
-    stop: int
     source: int  # stage
     target: int
+    micro_batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineGrid:
-    """Durations of the parts of a step, and slots relative to the start of the pipeline."""
-
-    job: Job
-    forward: int
-    backward: int
-    zone: int  # time for messages at the end of a slot
-    tail: int  # last gradient bucket, after the last slot
-    setup: int
-    optimizer: int
-
-    @property
-    def pipeline(self) -> int:
-        """Duration of the pipeline, until the last stage ends."""
-        return (self.job.micro_batches + self.job.pp - 1) * (self.forward + self.backward)
-
-    @property
-    def step(self) -> int:
-        """Duration of a step, from the host's first row to its last."""
-        device = self.setup + self.pipeline + self.tail + self.optimizer + GAP
-        return HOST_LEAD + device + REST_NS
-
-    def slots(self, stage: int) -> Iterator[Slot]:
-        """Yield the slots of a stage, in no order."""
-        pair, depth = self.forward + self.backward, self.job.pp
-        for batch in range(self.job.micro_batches):
-            warm = batch < depth - stage
-            start = stage * self.forward + batch * (self.forward if warm else pair)
-            yield Slot(start, start + self.forward, "forward", batch)
-            start = depth * self.forward + batch * pair + (depth - 1 - stage) * self.backward
-            yield Slot(start, start + self.backward, "backward", batch)
-
-    def messages(self, stage: int) -> Iterator[PipelineMessage]:
-        """Yield the messages that a stage sends and receives, in no order."""
-        for source in range(max(0, stage - 1), min(self.job.pp, stage + 2)):
-            for slot in self.slots(source):
-                target = source + (1 if slot.direction == "forward" else -1)
-                if 0 <= target < self.job.pp and stage in {source, target}:
-                    yield PipelineMessage(slot.stop, source, target)
+def slots(job: Job, stage: int) -> list[Slot]:
+    """Return the slots of a stage in the order of 1F1B."""
+    warm = min(job.micro_batches, job.pp - stage)
+    order = [Slot("forward", batch) for batch in range(warm)]
+    for batch in range(job.micro_batches):
+        order.append(Slot("backward", batch))
+        if batch + warm < job.micro_batches:
+            order.append(Slot("forward", batch + warm))
+    return order
 
 
-@lru_cache(maxsize=16)
-def grid(job: Job) -> PipelineGrid:
-    """Return the grid of a job, equal for all ranks."""
-    message = transfer(job, "pp", "Send") + job.skew_ns if job.pp > 1 else 0
-    zone = message + 4 * GAP
-    slots = {
-        direction: sum(
-            plan.length + plan.tail
-            for layer in range(job.layers)
-            for plan in plans(job, direction, layer)
-        )
-        for direction in ("forward", "backward")
-    }
-    frames = [
-        sum(plan.length + plan.tail for plan in frame(job, script))
-        for script in (SETUP, OPTIMIZER)
-    ]
-    return PipelineGrid(
-        job=job,
-        forward=slots["forward"] + zone,
-        backward=slots["backward"] + zone,
-        zone=zone,
-        tail=transfer(job, "dp", "ReduceScatter") if job.dp > 1 else 0,
-        setup=SETUP_NS + frames[0],
-        optimizer=frames[1],
-    )
+def output_of(job: Job, stage: int, slot: Slot) -> PipelineMessage | None:
+    """Return the message that a stage sends after a slot, or None."""
+    target = stage + (1 if slot.direction == "forward" else -1)
+    return PipelineMessage(stage, target, slot.micro_batch) if 0 <= target < job.pp else None
+
+
+def input_of(job: Job, stage: int, slot: Slot) -> PipelineMessage | None:
+    """Return the message that a stage needs before a slot, or None."""
+    source = stage - (1 if slot.direction == "forward" else -1)
+    return PipelineMessage(source, stage, slot.micro_batch) if 0 <= source < job.pp else None
+
+
+def messages(job: Job, stage: int) -> list[PipelineMessage]:
+    """Return the messages that a stage sends."""
+    sent = [output_of(job, stage, slot) for slot in slots(job, stage)]
+    return [message for message in sent if message]
+
+
+def is_edge(job: Job, stage: int, slot: Slot) -> bool:
+    """Return whether a stage computes the head or the embedding after a slot."""
+    return stage == (job.pp - 1 if slot.direction == "forward" else 0)
+
+
+def order(job: Job, direction: str) -> range:
+    """Return the layers of a stage in the order of execution."""
+    return range(job.layers) if direction == "forward" else range(job.layers)[::-1]
+
+
+def bucket_of(job: Job, slot: Slot, layer: int) -> tuple[str, str] | None:
+    """Return group kind and operation of the bucket that overlaps a layer, or None.
+
+    Parameters are gathered in the first forward pass, gradients are reduced in the last
+    backward pass.
+    """
+    kind = bucket_kind(job, layer)
+    if slot.direction == "forward":
+        return (kind, "AllGather") if slot.micro_batch == 0 else None
+    last = slot.micro_batch == job.micro_batches - 1
+    return (kind, "ReduceScatter") if last and layer else None

@@ -1,12 +1,7 @@
-"""One step of one rank, laid out in order of time, and what each interval of it was.
+"""The work of one step of one rank, and what each interval of the step was. Times are in ns."""
 
-Work is opened, time passes, work is closed. Nothing is placed in the past, so the sums do not
-depend on comparing events: metrics have to reproduce them from the events. Times are in ns.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from itertools import pairwise
 
 from fastcomm.synthetic.catalog import SyntheticCall
 
@@ -20,8 +15,10 @@ class PlannedWork:
     stream: int
     start: int
     stop: int
+    launch: int  # start of the operator that launches it
     backward: bool = False  # whether the thread of the backward pass launches it
     call: SyntheticCall | None = None
+    waits: tuple[int, ...] = ()  # streams whose work launched before has to end first
 
     @property
     def ns(self) -> int:
@@ -73,76 +70,44 @@ class PhaseGap:
     ns: int
 
 
-class Tape:
-    """A step that starts at `start`, with a position that only moves forward."""
+def tally(works: list[PlannedWork], start: int, stop: int) -> Tally:
+    """Sum the intervals between `start` and `stop` by what runs in them."""
+    total, open_ = Tally(), dict[str, int]()  # open work: its number by kind or tag
+    now = start
+    for moment, change, label in _changes(works, stop):
+        tags = [name for name in open_ if name.isupper()]
+        copies = "memcpy" in open_ or "memset" in open_
+        total.add(moment - now, "compute" in open_, copies, tags)
+        now = moment
+        open_[label] = open_.get(label, 0) + change
+        if not open_[label]:
+            del open_[label]
+    return total
 
-    def __init__(self, start: int) -> None:
-        """Start an empty tape at `start` ns."""
-        self.start = self.now = start
-        self.works: list[PlannedWork] = []  # in the order of their starts
-        self.tally = Tally()
-        self.phases: list[list[PlannedWork]] = []
-        self.backward = False
-        self._open: dict[str, int] = {}  # open work: its number by kind or tag
-        self._later: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = 0
 
-    def open(
-        self, kind: str, name: str, stream: int, call: SyntheticCall | None = None
-    ) -> PlannedWork:
-        """Begin work at the current position."""
-        work = PlannedWork(kind, name, stream, self.now, self.now, self.backward, call)
-        self.works.append(work)
-        if call:
-            phase = self.phases[-1] if self.phases else []
-            if not phase or _tag(phase[0]) != _tag(work):
-                self.phases.append(phase := [])
-            phase.append(work)
-        self._open[_tag(work)] = self._open.get(_tag(work), 0) + 1
-        return work
+def _changes(works: list[PlannedWork], stop: int) -> list[tuple[int, int, str]]:
+    """Return (moment, 1 or -1, label) where work starts or stops, and the end of the step."""
+    changes = [
+        change
+        for work in works
+        for change in ((work.start, 1, _tag(work)), (work.stop, -1, _tag(work)))
+    ]
+    # Starts before stops: work may have no length.
+    return sorted([*changes, (stop, 0, "")], key=lambda change: (change[0], -change[1]))
 
-    def close(self, work: PlannedWork) -> None:
-        """End work at the current position."""
-        work.stop = self.now
-        label = _tag(work)
-        self._open[label] -= 1
-        if not self._open[label]:
-            del self._open[label]
 
-    def at(self, moment: int, action: Callable[[], None]) -> None:
-        """Schedule an action for `moment`, or for now if that is later."""
-        self._order += 1
-        heappush(self._later, (max(moment, self.now), self._order, action))
-
-    def to(self, moment: int) -> None:
-        """Move to `moment`, and run the actions scheduled until then."""
-        while self._later and self._later[0][0] <= moment:
-            when, _, action = heappop(self._later)
-            self._advance(when)
-            action()
-        self._advance(moment)
-
-    def _advance(self, moment: int) -> None:
-        """Move to `moment` and add the interval to the tally."""
-        if moment < self.now:
-            raise ValueError(f"cannot move back by {self.now - moment} ns")
-        live = self._open
-        tags = [label for label in live if label.isupper()] if live else []
-        copies = "memcpy" in live or "memset" in live
-        self.tally.add(moment - self.now, "compute" in live, copies, tags)
-        self.now = moment
-
-    def run(self, ns: int) -> None:
-        """Move forward by `ns`."""
-        self.to(self.now + ns)
-
-    def windows(self) -> list[PhaseGap]:
-        """Return the windows between phases; all work has to be closed."""
-        pairs = zip(self.phases, self.phases[1:], strict=False)
-        return [
-            PhaseGap(_tag(one[0]), _tag(two[0]), two[0].start - max(work.stop for work in one))
-            for one, two in pairs
-        ]
+def windows(works: list[PlannedWork]) -> list[PhaseGap]:
+    """Return the windows between runs of communication of one tag, in the order of starts."""
+    phases: list[list[PlannedWork]] = []
+    calls = [work for work in works if work.call]
+    for work in sorted(calls, key=lambda work: work.start):
+        if not phases or _tag(phases[-1][0]) != _tag(work):
+            phases.append([])
+        phases[-1].append(work)
+    return [
+        PhaseGap(_tag(one[0]), _tag(two[0]), two[0].start - max(work.stop for work in one))
+        for one, two in pairwise(phases)
+    ]
 
 
 def _tag(work: PlannedWork) -> str:

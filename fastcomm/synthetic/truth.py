@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.lateness import cost_ns
 from fastcomm.synthetic.play import RankStep, steps
 from fastcomm.synthetic.tape import PhaseGap, Tally
+from fastcomm.synthetic.timeline import cost_ns
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(
 NO_ROLE, FOR_STREAM, FOR_DEVICE, FOR_SOMETHING = range(4)
 
 # Launches take less: work that starts later waited for something else.
-_LAUNCH_NS = 20_000
+LAUNCH_NS = 20_000
 _LOOK_BACK = 64  # most ends of work that are searched
 
 # Number of kinds of edges, for counts of constraints that the times contradict.
@@ -237,7 +237,7 @@ def other_stream(
     """
     row = nodes.event[node]
     call = rows.call[row]
-    if call < 0 or nodes.time[node] - rows.start[call] < _LAUNCH_NS:
+    if call < 0 or nodes.time[node] - rows.start[call] < LAUNCH_NS:
         return NONE
     bound = max(own, nodes.first[call])
     for k in range(ended - 1, max(ended - 1 - _LOOK_BACK, -1), -1):

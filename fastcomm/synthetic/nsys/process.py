@@ -4,7 +4,7 @@ Device rows equal those of the job to the nanosecond. Launches have the same tim
 files.
 """
 
-from fastcomm.synthetic import pipeline, play
+from fastcomm.synthetic import pipeline, play, timeline
 from fastcomm.synthetic.catalog import DESCRIPTIONS, KERNELS, SyntheticGroup, groups
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import launch_times
@@ -20,8 +20,10 @@ from fastcomm.synthetic.nsys.rows import (
     Launch,
 )
 from fastcomm.synthetic.nsys.tables import NsysVariant
-from fastcomm.synthetic.play import COMPUTE, RankStep
+from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.stage import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
+from fastcomm.synthetic.timeline import SYNC_NS
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
 CUT = 2  # launches before a late capture, which records only their kernels
@@ -37,7 +39,7 @@ _COPIES = {
 
 def lead_ns(job: Job, variant: NsysVariant) -> int:
     """Return the time between the start of the captures and the first step."""
-    graph = 2 * pipeline.grid(job).step if variant.graph != "none" else 0
+    graph = 2 * timeline.length(job, job.first_step + 1) if variant.graph != "none" else 0
     return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
 
 
@@ -51,9 +53,6 @@ class ProcessWriter:
         self.main = host.thread(0)
         self.groups = groups(host.job, host.rank)
         self.cut = 0 if host.variant.init else CUT
-        self.running: dict[
-            int, PlannedWork
-        ] = {}  # by stream: last work without a wait of compute
 
     def write(self) -> None:
         """Write all rows of the process."""
@@ -187,7 +186,7 @@ class ProcessWriter:
         begin = launches[-1] + 20_000
         last = max(work.stop for work in step.works)
         call = self.host.cuda(
-            self.main, "cudaDeviceSynchronize_v3020", begin, last + 4_000 - begin
+            self.main, "cudaDeviceSynchronize_v3020", begin, last + SYNC_NS - begin
         )
         self.device.synchronization(call, None, kind=4)
 
@@ -217,8 +216,8 @@ class ProcessWriter:
         is_single = call.peers is not None and not self.variant.groups
         host.operator_range(thread, call.operation.host, launch, launch + 7_600)
         host.operator_range(thread, "record_param_comms", launch + 700, launch + 7_200)
-        self._wait((work.stream, COMPUTE), thread, (launch + 720, 200))
-        self.running[work.stream] = work
+        for number, stream in enumerate(work.waits):
+            self._wait((work.stream, stream), thread, (launch + 720 + 140 * number, 50))
         host.operator_range(thread, call.annotation, launch + 1_300, launch + 6_800)
         if functions[0].name in {"ncclSend", "ncclRecv"} and not is_single:
             host.nccl(thread, "ncclCommCount", launch + 1_310, launch + 1_330)
@@ -232,10 +231,8 @@ class ProcessWriter:
         return host.cuda(launcher, "cudaLaunchKernelExC_v11060", launch + 2_600, 3_200)
 
     def _join(self, work: PlannedWork, thread: int, launch: int) -> None:
-        """Make compute wait, once, for communication that has ended before `work` starts."""
-        ended = [stream for stream, last in self.running.items() if last.stop <= work.start]
-        for number, stream in enumerate(sorted(ended)):
-            del self.running[stream]
+        """Make compute wait for the streams with inputs of `work`."""
+        for number, stream in enumerate(work.waits):
             self._wait((COMPUTE, stream), thread, (launch + 20 + 200 * number, 80))
 
     def _wait(self, streams: tuple[int, int], thread: int, span: tuple[int, int]) -> None:
