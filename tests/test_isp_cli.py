@@ -225,6 +225,7 @@ _ONE = ("--pp-sizes", "1", "--sp-sizes", "1")
         (("--algorithms", "xyz"), "expected isp"),
         (("--global-batch-max", "1Mi"), "one number or a range"),
         (("--explain", "999999"), "the number of feasible strategies"),
+        (("--explain", "1", "--top", "3"), "--top has no effect with --explain"),
         (("--imbalance", "2"), "internlm-7b has no experts; leave --imbalance out"),
         (("--seq-len", "4Ki,8Ki", "--top", "3"), "--top: no effect with several --seq-len"),
         (("--calibrate", "/nowhere"), "no such file or folder"),

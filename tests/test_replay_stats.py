@@ -134,6 +134,12 @@ def test_steps_by_every_rule_equal_the_reference(vector):
     assert of_events(made).cnt.tolist() == vector["occurrence"]
 
 
+def test_a_step_rule_for_a_trace_with_steps_is_an_error():
+    known = with_steps(of_events([event("FW.a", 0)]))
+    with pytest.raises(ConfigError, match="has steps; leave --step-rule out"):
+        with_steps(known, "gap")
+
+
 def test_an_unknown_step_rule_is_an_error_that_names_the_known():
     with pytest.raises(ConfigError, match="expected one of update, seed"):
         with_steps(of_events([event("FW.a", 0)]), "mine")

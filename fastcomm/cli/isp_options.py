@@ -224,7 +224,7 @@ _COSTS = [
     ),
 ]
 _SHOWN = [
-    top_option(6),
+    top_option(6, not_with=("--explain", "--trainer-args")),
     _shown(
         "--explain",
         type=COUNT,

@@ -95,10 +95,16 @@ def _fastest(record: Record, question: Question) -> str:
     """Return the sentence on the fastest strategy: its layout, speed and memory."""
     mfu = f", MFU {percent(record['mfu'])}" if "mfu" in record else ""
     return (
-        f"Fastest: {_algorithm(record['algo_type'], question)} on {record['world_size']} GPUs, "
+        f"Fastest: {_name(record, question)} on {record['world_size']} GPUs, "
         f"pp {record['pp']}, sp {record['sp']}: {format_s(record['total_latency'])} a step, "
         f"{record['tgs']:.1f} tokens/s/GPU{mfu}, {record['total_mm_cost'] / 2**30:.1f} GiB"
     )
+
+
+def _name(record: Record, question: Question) -> str:
+    """Return the name of a strategy; with `sp` 1, MTP, MSP and FSP are the same."""
+    is_plain = record["sp"] == 1 and record["algo_type"] != "isp"
+    return "data parallelism" if is_plain else _algorithm(record["algo_type"], question)
 
 
 def _algorithm(name: str, question: Question) -> str:

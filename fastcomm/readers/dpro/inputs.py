@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.exchange import clocks
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
-from fastcomm.readers.dpro.steps import has_steps, with_steps
+from fastcomm.readers.dpro.steps import RULE, with_steps
 from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.kineto import head
@@ -335,10 +335,7 @@ def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
     )
 
 
-_RULE = "update"  # by default
-
-
-def read(path: Path, *, rule: str = _RULE, align: str = "auto", whole: bool = True) -> Input:
+def read(path: Path, *, rule: str = RULE, align: str = "auto", whole: bool = True) -> Input:
     """Read a dPRO trial or a uniform trace.
 
     Parameters
@@ -366,8 +363,6 @@ def read(path: Path, *, rule: str = _RULE, align: str = "auto", whole: bool = Tr
     trace = json_files.read(path) if whole else json_files.scan(path)
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
-    if rule != _RULE and has_steps(trace):
-        raise ConfigError(f"{path}: the trace has steps; leave --step-rule out")
     return Input(trace=with_steps(trace, rule))
 
 

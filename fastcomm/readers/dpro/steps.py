@@ -94,6 +94,9 @@ RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[in
 }
 
 
+RULE = "update"  # by default
+
+
 def has_steps(trace: UniformTrace) -> bool:
     """Return whether the trace has steps of all of its processes."""
     pids, is_known = _pids(trace), trace.step != NULL
@@ -106,7 +109,7 @@ def _pids(trace: UniformTrace) -> Ints:
     return np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
 
 
-def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
+def with_steps(trace: UniformTrace, rule: str = RULE) -> UniformTrace:
     """Return the trace with a step for every event.
 
     Processes without steps in the trace get them by a rule.
@@ -121,9 +124,11 @@ def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
     Raises
     ------
     ConfigError
-        If the rule is unknown.
+        If the rule is unknown, or another than the default and all processes have steps.
 
     """
+    if rule != RULE and has_steps(trace):
+        raise ConfigError("the trace has steps; leave --step-rule out")
     if rule not in RULES:
         raise ConfigError(f"invalid step rule {rule!r}: expected one of {', '.join(RULES)}")
     cats = [category(name) for name in trace.names]
