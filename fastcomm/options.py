@@ -140,10 +140,6 @@ class Window(CheckedOptions):
             raise ConfigError("instance needs annotation")
         if self.exact and self.annotation is None:
             raise ConfigError("exact needs annotation")
-        if self.annotation == "" and self.instance is not None:
-            raise ConfigError('instance has no effect with annotation "", the whole trace')
-        if self.annotation == "" and self.exact:
-            raise ConfigError('exact has no effect with annotation "", the whole trace')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,11 +110,6 @@ def test_the_output_directory_has_the_path_as_files(trace, tmp_path):
     ("words", "said"),
     [
         (["--step", 0, "--annotation", "x"], "--step and --annotation contradict"),
-        (["--annotation", "", "--exact"], '--exact has no effect with --annotation ""'),
-        (
-            ["--annotation", "", "--instance", 0],
-            '--instance has no effect with --annotation ""',
-        ),
         (["--annotation", "x", "--instance", "a"], "invalid --instance 'a': expected a number"),
         (["--annotation", "nothing"], "no event's name contains 'nothing'"),
         (["--step", 7], "no step 7; the trace has 0-1"),

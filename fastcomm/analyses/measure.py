@@ -96,12 +96,8 @@ class _Question:
         """
         if apart := without_device_clock(whole.notes):
             return apart
-        present = whole.iterations["iteration"].unique().to_pylist()
-        if missing := (self.only or frozenset()).difference(present):
-            numbers = sorted({note.steps or "no steps" for note in whole.notes})
-            raise ConfigError(
-                f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
-            )
+        if self.only is not None:
+            self._check_steps(whole)
         return compute(
             whole,
             byte_kind=self.byte_kind,
@@ -113,6 +109,16 @@ class _Question:
             spread=spread,
             with_tables=self.with_tables,
         )
+
+    def _check_steps(self, whole: Partial) -> None:
+        """Raise `ConfigError` if steps were chosen that no rank has, or none."""
+        present = whole.iterations["iteration"].unique().to_pylist()
+        missing = (self.only or frozenset()).difference(present)
+        if missing or not present:
+            numbers = sorted({note.steps or "no steps" for note in whole.notes})
+            raise ConfigError(
+                f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
+            )
 
     def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
         """Return the warnings of the run, with the world size that its ranks state."""

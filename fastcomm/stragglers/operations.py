@@ -119,10 +119,8 @@ def read(path: Path) -> OperationTable:
     columns.
     """
     _refuse_traces(path)
-    is_csv = path.name.lower().endswith(table_rows.CSV)
-    if is_csv and not path.exists():
-        raise no_such_path(path)
     try:
+        is_csv = _is_csv(path)
         present = table_rows.columns_of(path) if is_csv else arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(
@@ -144,6 +142,14 @@ def read(path: Path) -> OperationTable:
     _check_kinds(table, path)
     _check_times(table, path)
     return of_table(table, str(path))
+
+
+def _is_csv(path: Path) -> bool:
+    """Whether a file has a CSV name and is no Parquet. Raises `OSError` if it is unreadable."""
+    if not path.name.lower().endswith(table_rows.CSV):
+        return False
+    with files.opened(path) as file:
+        return file.read(4) != b"PAR1"
 
 
 def _read_csv(path: Path, names: Sequence[str]) -> pa.Table:
