@@ -190,14 +190,16 @@ INTERVALS = st.lists(
 )
 
 
+def starts_and_stops(*sides):
+    """Starts and stops of each side, as kernels take them."""
+    return [
+        np.array([each[k] for each in sorted(side)], np.int64) for side in sides for k in (0, 1)
+    ]
+
+
 @given(INTERVALS, INTERVALS)
 def test_exposed_time_of_an_event_excludes_compute_and_other_communication(events, compute):
-    columns = [
-        np.array([each[k] for each in sorted(side)], np.int64)
-        for side in (events, compute)
-        for k in (0, 1)
-    ]
-    found = alone(*columns)
+    found = alone(*starts_and_stops(events, compute))
     ordered = sorted(events)
     for place, event in enumerate(ordered):
         others = ordered[:place] + ordered[place + 1 :]
@@ -208,12 +210,7 @@ def test_exposed_time_of_an_event_excludes_compute_and_other_communication(event
 def test_exposed_time_is_without_compute_and_since_the_last_end_of_other_communication(
     events, compute
 ):
-    columns = [
-        np.array([each[k] for each in sorted(side)], np.int64)
-        for side in (events, compute)
-        for k in (0, 1)
-    ]
-    found = exposed_before_stop(*columns)
+    found = exposed_before_stop(*starts_and_stops(events, compute))
     ordered = sorted(events)
     for place in range(len(ordered)):
         assert found[place] == oracle_waits.exposed(place, ordered, compute)

@@ -65,8 +65,9 @@ def with_host_work(
         details["Seq"][-1 - len(numbers) : -1] = numbers
     launches = _copies(columns, collectives.operator[launched], KIND["runtime"])
     launches["correlation"] = correlation[collectives.annotation[launched]]
-    waits = _waits(scanned, collectives, columns)
-    added = [launches, _compute(scanned, collectives, columns, waits)]
+    ops = named_rows(scanned, "cpu_op", lambda _: True)
+    waits = _waits(scanned, collectives, columns, ops)
+    added = [launches, _compute(scanned, collectives, columns, ops, waits)]
     if with_waits:
         kind[named_rows(scanned, "cpu_op", _WAIT.fullmatch)] = KIND["runtime"]
         added.append(_wait_calls(waits, columns, texts))
@@ -189,10 +190,10 @@ def _compute(
     scanned: Scanned,
     collectives: HostCollectives,
     columns: Mapping[str, NDArray[Any]],
+    ops: Ints,
     waits: Mapping[int, "_ThreadWaits"],
 ) -> dict[str, NDArray[Any]]:
     """Return rows of compute: outermost operators, without collectives and waits for them."""
-    ops = named_rows(scanned, "cpu_op", lambda _: True)
     others = named_rows(scanned, "cpu_op", _NO_COMPUTE.match)
     start, stop = columns["start"], columns["stop"]
     rows, starts, stops = [ops[:0]], [ops[:0]], [ops[:0]]
@@ -315,10 +316,12 @@ def _without_compute(
 
 
 def _waits(
-    scanned: Scanned, collectives: HostCollectives, columns: Mapping[str, NDArray[Any]]
+    scanned: Scanned,
+    collectives: HostCollectives,
+    columns: Mapping[str, NDArray[Any]],
+    ops: Ints,
 ) -> dict[int, _ThreadWaits]:
-    """Return the waits of each thread with operators."""
-    ops = named_rows(scanned, "cpu_op", lambda _: True)
+    """Return the waits of each thread with operators; `ops` are all operators."""
     threads = columns["thread"][ops]
     return {
         thread: _thread_waits(scanned, columns, collectives, ops[threads == thread])
