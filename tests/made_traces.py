@@ -10,7 +10,9 @@ TIMES = st.integers(-(2**62), 2**62)
 SIZES = st.none() | st.integers(0, 2**45)  # 30 of them are what a rank may move
 SOME = st.none() | st.integers(-(2**63) + 1, 2**63 - 1)  # all but NULL
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-DEVICE = [schema.KIND[kind] for kind in ("kernel", "memcpy", "memset", "host_work")]
+DEVICE = [
+    schema.KIND[kind] for kind in ("kernel", "memcpy", "memset", "host_work", "host_comm")
+]
 
 
 @st.composite

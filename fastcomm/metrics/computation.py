@@ -115,6 +115,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         windows=over_all.windows if timed else None,
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
+        host_communication=traffic.host_communication(partial.iterations),
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics.breakdown import RankTime
-from fastcomm.metrics.view import Stack
+from fastcomm.metrics.view import ON_DEVICE, Stack
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.trace.schema import KINDS
 from fastcomm.trace.trace import LACKS, NO_DEVICE, Trace
@@ -22,10 +22,13 @@ from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
 
 # Columns of iterations that are null where data is missing, by prefixes and suffixes.
-_COMPUTE = (("exact_",), ("_overlapped_ns",))
-_DEVICE = (("spec_", "exact_", "comm_bytes"), ("_union_ns", "_overlapped_ns"))
+_COMPUTE = (("exact_", "host_comm_alone"), ("_overlapped_ns",))
+_DEVICE = (
+    ("spec_", "exact_", "comm_bytes", "host_comm_alone"),
+    ("_union_ns", "_overlapped_ns"),
+)
 _TIMES = (
-    ("iteration", "start_ns", "stop_ns", "time_ns", "spec_", "exact_"),
+    ("iteration", "start_ns", "stop_ns", "time_ns", "spec_", "exact_", "host_comm_"),
     ("_union_ns", "_overlapped_ns"),
 )
 _UNKNOWN = {
@@ -113,7 +116,7 @@ def reason(missing: Mapping[str, Sequence[int]]) -> str:
     return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
 
 
-_IS_DEVICE = np.isin(KINDS, ("kernel", "memcpy", "memset", "host_work"))
+_IS_DEVICE = np.isin(KINDS, ON_DEVICE)
 _WARN_ABOVE = 0.01  # of the device time
 
 

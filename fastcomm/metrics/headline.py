@@ -11,7 +11,7 @@ from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
 from fastcomm.metrics.outliers import HeatArrays, lower_median
-from fastcomm.metrics.traffic import Exposure, Volume, divided
+from fastcomm.metrics.traffic import Exposure, HostCommunication, Volume, divided
 from fastcomm.units import format_ns, percent
 
 PARTS = {
@@ -48,6 +48,7 @@ class RunSummary:
     findings: Sequence[Finding]
     is_matched: bool  # whether collectives are matched across ranks
     iterations: pa.Table
+    host_communication: HostCommunication | None  # beside a device's
 
 
 def headline(run: RunSummary) -> str:
@@ -66,7 +67,8 @@ def headline(run: RunSummary) -> str:
         if len(run.measured_ranks) == run.expected_ranks:
             sentence += _divided(run.exposure, share * step, step)
     elif not run.volume:
-        sentence += "; no communication was recorded"
+        of_device = " of the device" if run.host_communication else ""
+        sentence += f"; no communication{of_device} was recorded"
     return f"{sentence}."
 
 

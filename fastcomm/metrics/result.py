@@ -21,7 +21,7 @@ from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.outliers import Heat
-from fastcomm.metrics.traffic import Bandwidth, Exposure, Volume
+from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume
 from fastcomm.options import ByteKind
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
@@ -48,6 +48,7 @@ class Metrics(Result):
     overlap: Overlap
     across: Across
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
+    host_communication: HostCommunication | None = None  # beside a device's; null without any
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown
@@ -120,6 +121,7 @@ class Metrics(Result):
             findings=self.findings,
             is_matched=self.across.matching.matched > 0,
             iterations=self.tables["iterations"],
+            host_communication=self.host_communication,
         )
 
     def figures(self) -> dict[str, str]:
@@ -162,6 +164,9 @@ class Metrics(Result):
             "volume": {tag: asdict(value) for tag, value in self.volume.items()},
             "overlap": asdict(self.overlap),
             "exposure": {tag: asdict(value) for tag, value in self.exposure.items()},
+            "host_communication": None
+            if self.host_communication is None
+            else asdict(self.host_communication),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.metrics.pieces import NS, rate
@@ -208,7 +209,10 @@ def _nullable(values: Floats) -> pa.Array:
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """Return bytes per iteration, null where an event's bytes are unknown; and such events."""
+    """Return bytes per iteration, null where an event's bytes are unknown; and such events.
+
+    Collectives of the host, beside those of a device, have columns of their own.
+    """
     comm = view.comm
     is_known = comm.bytes != NULL
     total = np.zeros(len(view.number), np.int64)
@@ -218,6 +222,9 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
     return {
         "comm_bytes": pa.array(total, mask=unknown > 0),
         "events_without_bytes": pa.array(unknown),
+        "host_comm_events": pa.array(view.on_host.events),
+        "host_comm_ns": pa.array(view.on_host.union),
+        "host_comm_alone_ns": pa.array(view.on_host.alone),
     }
 
 
@@ -287,6 +294,30 @@ def _total(sums: pa.Table) -> int | None:
         return None
     # The sum over many ranks may need more than 64 bits.
     return sum(map(int, sums["known_bytes"].to_pylist()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommunication:
+    """Collectives of the host (gloo, MPI, UCC) in a run with a device; times in the mean step.
+
+    They are in no other metric: where the device does nothing meanwhile, it is idle.
+    """
+
+    events: int  # in steps, over all ranks
+    ns_per_step: float | None  # in which at least one runs
+    alone_ns_per_step: float | None  # of it, without any work of the device
+
+
+def host_communication(iterations: pa.Table) -> HostCommunication | None:
+    """Return the collectives of the host, from the table of iterations; None without any."""
+    events = pc.sum(iterations["host_comm_events"]).as_py()
+    if not events:
+        return None
+    return HostCommunication(
+        events=events,
+        ns_per_step=pc.mean(iterations["host_comm_ns"]).as_py(),
+        alone_ns_per_step=pc.mean(iterations["host_comm_alone_ns"]).as_py(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Ints
 
 _LATEST = 1 << 62  # ns
+# Kinds of work of the device, or of the host where there is no device.
+ON_DEVICE = ("kernel", "memcpy", "memset", "host_work")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,32 @@ class Communication:
     sends: NDArray[np.bool_]  # whether it sends a message
 
 
+class HostTime(NamedTuple):
+    """Collectives of the host in a run with an accelerator, per iteration; times in ns."""
+
+    events: Ints
+    union: Ints  # time in which at least one of them runs
+    alone: Ints  # of it, without any work of the device
+
+    @classmethod
+    def of(cls, events: pa.Table, start: Ints, stop: Ints) -> Self:
+        """Measure them in iterations with these starts and stops."""
+        kind = events["kind"].to_numpy()
+        rows = np.flatnonzero(kind == KIND["host_comm"])
+        if not len(rows):
+            return cls(*np.zeros((3, len(start)), np.int64))
+        times = [events[name].to_numpy() for name in ("start", "stop")]
+        on_device = np.isin(kind, [KIND[name] for name in ON_DEVICE])
+        classes = [tuple(column[chosen] for column in times) for chosen in (rows, on_device)]
+        covered = intervals.coverage_by_class(classes, start, stop)
+        of_iteration = intervals.segment_of(times[0][rows], start, stop)
+        return cls(
+            events=np.bincount(of_iteration[of_iteration >= 0], minlength=len(start)),
+            union=covered[:, 1::2].sum(axis=1),
+            alone=covered[:, 1],
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """Arrays of some ranks from which partials are computed; times are those of `Stack`."""
@@ -156,6 +184,7 @@ class View:
     labels: tuple[int | None, ...]  # of process groups, equal on all ranks
     coverage: Ints  # shape (iterations, masks): ns in which exactly these classes are active
     comm: Communication
+    on_host: HostTime
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
@@ -176,6 +205,7 @@ class View:
             labels=labels,
             coverage=intervals.coverage_by_class(classes, start, stop),
             comm=_communication(stack, byte_kind, (start, stop), classes[0], labels),
+            on_host=HostTime.of(stack.events, start, stop),
         )
 
     def covered(self, sets_: Sets) -> Ints:

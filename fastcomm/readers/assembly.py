@@ -235,10 +235,9 @@ def _notes(events: Events, collectives: Collectives, missing: Sequence[str]) -> 
     """Return warnings about missing communication and unknown sizes."""
     notes = []
     if not len(collectives.row):
-        host_only = _host_only(events)
         # Without device work, missing communication is no news.
-        if host_only or not set(NO_DEVICE).intersection(missing):
-            notes.append("no communication on the device" + host_only)
+        if not set(NO_DEVICE).intersection(missing):
+            notes.append("no communication on the device")
     elif "bytes" not in missing and collectives.unsized is not None:
         notes += _unsized(collectives, collectives.unsized)
     if fused := _fused(collectives):
@@ -275,16 +274,6 @@ def _fused(collectives: Collectives) -> int:
     """Return the number of events that do more than communicate."""
     fused = np.array([named.fused for named in collectives.named], np.bool_)
     return int(np.count_nonzero(fused[collectives.name]))
-
-
-def _host_only(events: Events) -> str:
-    """Return the end of a message about collectives that run on the host, or ""."""
-    gloo = events.rows_named(lambda name: name.startswith("gloo:"), "annotation", "cpu_op")
-    if not len(gloo):
-        return ""
-    return (
-        f": {len(gloo)} gloo: annotations show collectives of the host, which are not measured"
-    )
 
 
 def _event_table(events: Events) -> pa.Table:

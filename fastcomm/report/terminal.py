@@ -184,6 +184,11 @@ def _parallelisms(metrics: Metrics) -> TerminalTable:
         )
     if share := exact[_EXPOSED + "mixed"]:
         rows.add_row("mixed", _of_step(metrics, share), percent(share))
+    if host := metrics.host_communication:
+        alone, step = host.alone_ns_per_step, metrics.iteration.mean_ns
+        share = None if alone is None or not step else alone / step
+        unknown = [NA] * (len(rows.headings) - 4)
+        rows.add_row("host +", na(alone, format_ns), percent(share), *unknown, str(host.events))
     return rows
 
 
@@ -206,6 +211,12 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield "+ms per step: about what a fix saves; ranks that are late together share it."
     if details.culprits(metrics).row_count:
         yield "Wait caused: waits of others in collectives that the rank joins last."
+    if host := metrics.host_communication:
+        yield (
+            "host +: collectives of the host (gloo, MPI) run for "
+            f"{na(host.ns_per_step, format_ns)} per step; exposed: the device does nothing, "
+            "which also counts as idle."
+        )
     if guessed_tags(metrics):
         yield (
             "* parallelism guessed from the traffic; set it with --tp, --pp, --dp, --ep, --cp "

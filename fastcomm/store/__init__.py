@@ -30,16 +30,13 @@ ROW_GROUP = 1 << 18  # rows
 COMPRESSION = "zstd"
 LEVEL = 3  # of zstd: level 1 is not faster, and its files are larger
 
+_MEASURED = ("kernel", "memcpy", "memset", "host_work", "host_comm")  # metrics need only these
 # Sections in the order of the file, and the kinds of event in each. Communication is in the
 # first, whatever its kind.
 SECTIONS = {
-    "device": ("kernel", "memcpy", "memset", "host_work"),  # metrics need only these
+    "device": _MEASURED,
     "marks": ("annotation", "runtime"),  # iterations are found by these
-    "rest": tuple(
-        kind
-        for kind in KINDS
-        if kind not in ("kernel", "memcpy", "memset", "host_work", "annotation", "runtime")
-    ),
+    "rest": tuple(kind for kind in KINDS if kind not in (*_MEASURED, "annotation", "runtime")),
 }
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())

@@ -21,6 +21,7 @@ KINDS = (
     "python",  # a Python function on a host thread
     "other",
     "host_work",  # compute on a host thread, in a run without an accelerator
+    "host_comm",  # a collective that the host carries out, in a run with an accelerator
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
 

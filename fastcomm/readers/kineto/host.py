@@ -9,7 +9,7 @@ process group, and nothing but order, time and sizes links the two.
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,16 @@ def is_host_run(scanned: Scanned) -> bool:
     used = np.unique(scanned.columns["name"][is_annotation]).tolist()
     names = [scanned.texts[code] for code in used if code != NULL]
     return any(map(ANNOTATION.match, names)) and not any(map(_ON_DEVICE.match, names))
+
+
+def with_host_collectives(scanned: Scanned) -> Scanned:
+    """Give the host's collectives of a run with an accelerator a kind of their own.
+
+    They are annotations in the file, and run beside those of the device.
+    """
+    kind = scanned.columns["kind"].copy()
+    kind[named_rows(scanned, "annotation", ANNOTATION.match)] = KIND["host_comm"]
+    return replace(scanned, columns={**scanned.columns, "kind": kind})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from fastcomm.readers.kineto.categories import (
 )
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
-from fastcomm.readers.kineto.host import is_host_run
+from fastcomm.readers.kineto.host import is_host_run, with_host_collectives
 from fastcomm.readers.kineto.host_groups import Assigned, as_device, assign, distributed_info
 from fastcomm.readers.kineto.selection import (
     ARG_NAMES,
@@ -125,7 +125,10 @@ def _scan(
     on_host = is_host_run(scanned)
     if on_host != (assigned is not None):
         scanned, unknown_work = _selected(path, options, on_host=on_host)
-    scanned = as_device(scanned, assigned, with_waits=options.whole) if on_host else scanned
+    if on_host:
+        scanned = as_device(scanned, assigned, with_waits=options.whole)
+    else:
+        scanned = with_host_collectives(scanned)
     return scanned, unknown_work, on_host
 
 

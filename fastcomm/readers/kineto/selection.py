@@ -128,7 +128,8 @@ _KEEP = {
     "sync": KEEP_NONE,
     "python": KEEP_NONE,
     "other": KEEP_NONE,  # not device work
-    "host_work": KEEP_NONE,  # of this reader, not of a file
+    "host_work": KEEP_NONE,  # this and the next: of this reader, not of a file
+    "host_comm": KEEP_NONE,
 }
 
 

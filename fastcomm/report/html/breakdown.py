@@ -236,6 +236,11 @@ def _table(metrics: Metrics, why: str) -> PageTable:
                 cell,
             )
         )
+    if metrics.host_communication:
+        alone = metrics.host_communication.alone_ns_per_step
+        share = None if alone is None or not mean else alone / mean
+        cells = number(share, html.percent, why, share=share), number(alone, html.ns, why)
+        rows.append((text("host's collectives, part of idle"), *cells, text("", "")))
     return PageTable(
         name="breakdown-table",
         caption="Exact shares, and shares by the specification's formula",
