@@ -120,6 +120,11 @@ def _of_source(source: Source, window: Window) -> CriticalPath:
         trace = source.read()
         path = analyze(trace, window)
     if not len(path.graph.time):
+        if not len(analyze(trace, Window(annotation="")).graph.time):
+            raise FastcommError(
+                f"{trace.meta.path}: no event that a path could go through in any window: the "
+                "trace has no kernels, copies, operators or calls"
+            )
         raise WindowError(
             f"{trace.meta.path}: the window has no event that a path could go through; choose "
             "another with --step or --annotation"

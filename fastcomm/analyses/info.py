@@ -290,13 +290,13 @@ def info(
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    engine = executor_of(workers)
+    executor = executor_of(workers)
     if all_ranks:
-        parts, left_out = engine.gather(run, _TASK, keep_going=keep_going, progress=progress)
+        parts, left_out = executor.gather(run, _TASK, keep_going=keep_going, progress=progress)
     elif keep_going:
-        parts, left_out = _first_readable(run, engine)
+        parts, left_out = _first_readable(run, executor)
     else:
-        parts, left_out = engine.gather(replace(run, sources=run.sources[:1]), _TASK)
+        parts, left_out = executor.gather(replace(run, sources=run.sources[:1]), _TASK)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -323,13 +323,13 @@ _TASK = Task(measure=_summarize, merge=_all, finish=both)
 
 
 def _first_readable(
-    run: RunTraces, engine: Executor
+    run: RunTraces, executor: Executor
 ) -> tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]:
     """Return the summary of the first rank that can be read, and the skipped ranks."""
     left_out: list[SkippedRank] = []
     for source in run.sources:
         try:
-            parts, _ = engine.gather(replace(run, sources=(source,)), _TASK)
+            parts, _ = executor.gather(replace(run, sources=(source,)), _TASK)
         except ClusterError:
             raise
         except FastcommError as error:

@@ -126,8 +126,8 @@ def analyse_stragglers(
     shards = (meta or {}).get("dsp_size", 1)
     changes = (
         None
-        if options.changes is None
-        else edits.read_changes(place(options.changes), has_ideal=True)
+        if options.scenario is None
+        else edits.read_changes(place(options.scenario), has_ideal=True)
     )
     model = partial(_model, str(table), shards, options.steps)
     with closing((executor or Local()).hold(model)) as shared:
@@ -155,8 +155,8 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
     options
         Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
         of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,
-        the minimum slowdown to attribute to ranks, stages and types; `changes`, path of a JSON
-        file of changed durations to replay.
+        the minimum slowdown to attribute to ranks, stages and types; `scenario`, path of a
+        JSON file of changed durations with which the job is replayed, too.
 
     Returns
     -------

@@ -100,7 +100,7 @@ class OneRankOptions:
     needs=("--deps",),
     help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
-@compat_option("hta", of="Holistic Trace Analysis")
+@compat_option("hta", of="HTA, with the first step by default")
 @option(
     "--zero-weight-launches",
     is_flag=True,

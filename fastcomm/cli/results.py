@@ -224,15 +224,21 @@ def cluster_option(default: str) -> Callable[[F], F]:
     )
 
 
-def top_option(default: int, **attrs: Any) -> Callable[[F], F]:
-    """Return the option of the number of rows to print."""
+def top_option(default: int, *, all_in_json: bool = False, **attrs: Any) -> Callable[[F], F]:
+    """Return the option of the number of rows to print.
+
+    With `all_in_json`, the default is None, and the command prints `default` rows, or all as
+    JSON.
+    """
     return option(
         "--top",
         type=COUNT,
-        default=default,
+        default=None if all_in_json else default,
+        show_default=False,
         group=OUTPUT,
         is_common=True,
-        help="Number of rows to print.",
+        help="Number of rows to print, also with --json. "
+        f"Default: {default}{', with --json all' if all_in_json else ''}.",
         **attrs,
     )
 
@@ -244,7 +250,7 @@ trace_option = option(
     metavar="FILE",
     group=OUTPUT,
     is_common=True,
-    help="Write the replayed steps (with --changes the changed ones) for Perfetto.",
+    help="Write the replayed steps for Perfetto, changed ones if there are changes.",
 )
 changes_option = option(
     "--changes",

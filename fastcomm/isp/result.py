@@ -340,9 +340,9 @@ class SearchResult(TableResult):
         figures = {"model": self.question.model.name, "cluster": self.cluster}
         figures["feasible"] = f"{self.feasible} of {self.candidates}"
         for best in self.best(1):
-            layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
-            degrees = ", ".join(f"{name} {best[name]}" for name in layout)
-            figures["best"] = f"{best['algo_type']} ({degrees})"
+            batches = f"{best['micro_num']} x {best['micro_bsz']}"
+            layout = f"pp {best['pp']}, sp {best['sp']}, batches {batches}"
+            figures["best"] = f"{best['algo_type'].upper()} ({layout})"
             figures["step"] = format_s(best["total_latency"])
         return figures
 

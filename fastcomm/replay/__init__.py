@@ -323,19 +323,31 @@ class ReplayPath:
 
 
 def critical_path(replayed: Replayed) -> ReplayPath:
-    """Return the longest path through the execution graph of a replayed step."""
+    """Return the longest path through the execution graph of a replayed step.
+
+    Where a dependency and the operation before on the device are on paths of equal length, the
+    path goes through the dependency.
+    """
     source, target, cost = execution_graph(replayed)
-    incoming = graphs.index(target.astype(np.int32), len(replayed.replayer.names))
-    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
+    # A node before all others, so that a path counts the time before its first operation.
+    begin = len(replayed.replayer.names)
+    release = np.broadcast_to(np.asarray(replayed.replayer.release, np.float64), begin)
+    released = np.flatnonzero(release > 0)
+    source = np.concatenate((source, np.full(len(released), begin)))
+    target = np.concatenate((target, released))
+    cost = np.concatenate((cost, release[released]))
+    incoming = graphs.index(target.astype(np.int32), begin + 1)
+    order, ends = np.append(begin, replayed.order).astype(np.int32), source.astype(np.int32)
     distance, through = graphs.longest_path(order, incoming, ends, cost, _SAME_NS)
     path = LongestPath.to(int(np.argmax(distance)), through, ends).nodes
+    path = path[path != begin]
     steps = np.diff(distance[path], append=distance[path[-1]])
     wait = np.maximum(steps - replayed.duration[path], 0.0)
     return ReplayPath(
         nodes=tuple(path.tolist()),
         cost=tuple(steps.tolist()),
         wait=tuple(wait.tolist()),
-        edges=len(source),
+        edges=len(source) - len(released),
     )
 
 
