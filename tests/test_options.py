@@ -114,7 +114,7 @@ def test_lists_of_numbers_are_read():
             "isp --world-size 8-99999999999",
             "invalid world size '99999999999': expected at most",
         ),
-        ("dispatch compare --inter-start 2", "invalid --inter-start '2': expected a number and"),
+        ("dispatch compare --inter-start 2", "invalid --inter-start '2': expected a number"),
         ("dispatch compare --intra-start 2m", "and a unit (ns, us, ms or s), as in 10us"),
         ("what-if {run} --fuse-below 5", "invalid --fuse-below '5': expected a number and a u"),
         ("what-if {run} --set comm=1e300s", "invalid duration '1e300s': expected a number and"),

@@ -84,13 +84,26 @@ def critical_path(
     """Find the critical path of a window through all ranks, or of `options.rank`.
 
     Ranks are joined by their matched collectives and messages. If they cannot be joined, the
-    path is that of the first rank, and its first note says why. `run` was opened whole.
+    path is that of the first rank, and its first note says why.
+
+    Parameters
+    ----------
+    run
+        The traces, opened with `whole=True`.
+    options
+        Window and rank; by default the second step of all ranks.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to leave out ranks that cannot be read, and list them in `failed` of the path.
+    progress
+        Called with each rank that was read.
 
     Raises
     ------
     FastcommError
-        If there is no such window, or a rank cannot be read; with `keep_going`, such ranks are
-        in `failed` of the path, unless `options.rank` names one.
+        If there is no such window, or a rank cannot be read; with `keep_going`, only if
+        `options.rank` names that rank, or no rank can be read.
 
     """
     options = options or PathOptions()

@@ -140,7 +140,11 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def lacks(
     details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
 ) -> Iterator[str]:
-    """Yield a sentence per kind of missing data, with how to record it."""
+    """Yield a sentence on each kind of data that the traces lack, and how to record it.
+
+    `details` describe the ranks that were read, `missing` are the numbers of the ranks without
+    a trace, and `groups` is the table of process groups.
+    """
     communication, unsized, open_ = (
         sum(getattr(detail, name) for detail in details)
         for name in ("communication", "without_bytes", "untagged")

@@ -145,11 +145,20 @@ json_option = option(
 def result_options(
     files: str, *, xlsx: bool = True, html: bool = True, **attrs: Any
 ) -> Callable[[F], F]:
-    """Add `--json`, `--output`, and where there are such, `--xlsx` and `--html`.
+    """Return a decorator that adds the options of output to a command.
 
-    `files` is what `--output` writes, `attrs` are further attributes of that option. The
-    command gets `as_json`, `output`, `xlsx` and `html`, or with `builds(files=ResultFiles)` one
-    object of them.
+    The command gets their values as `as_json`, `output`, `xlsx` and `html`, or with
+    `builds(files=ResultFiles)` as one object.
+
+    Parameters
+    ----------
+    files
+        Description of the files of `--output`, for its help.
+    xlsx, html
+        Whether the command has `--xlsx` and `--html`.
+    **attrs
+        Further attributes of `--output`.
+
     """
     options = [json_option, output_option(f"Files: {files}", **attrs)]
     if xlsx:

@@ -108,7 +108,7 @@ class OriginalFast:
 
     @property
     def max_load(self) -> int:
-        """Largest sum of a row or column of `servers`."""
+        """Most tokens that a server sends or receives: the largest sum of a row or column."""
         return largest_sum(self.servers)
 
 

@@ -77,7 +77,11 @@ Schedule = Callable[[Traffic, Terms], Timing]
 def _weights(
     links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return s per token of `size` bytes by column of a load, at shares of NIC and NVLink."""
+    """Return the seconds per token on each of the four links of a GPU.
+
+    The values are for NIC out, NIC in, NVLink out and NVLink in. A token has `size` bytes;
+    `nic` and `port` are the shares of the bandwidths of NIC and NVLink that are reached.
+    """
     return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 

@@ -192,7 +192,11 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
 
 
 def _bounds(piece: Ints, count: int) -> Ints:
-    """Return where each of the sorted pieces begins, then where the last ends."""
+    """Return the offsets of `count` pieces in a column sorted by piece, length `count` + 1.
+
+    `piece` is the number of the piece of each row. Piece k has the rows from offset k to offset
+    k + 1.
+    """
     return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 

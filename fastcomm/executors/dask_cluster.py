@@ -319,7 +319,11 @@ class ClusterObject(Generic[S]):
         self.target = self._create()
 
     def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Apply functions in parallel; repeat those that killed a worker one at a time."""
+        """Call functions with the shared object on workers in parallel, and return the results.
+
+        Results are in the order of the functions. Functions whose worker died are called again,
+        one at a time.
+        """
         from distributed import KilledWorker
 
         futures = [self._apply(function) for function in functions]

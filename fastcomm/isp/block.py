@@ -85,7 +85,7 @@ class StrategyGrid:
 
     @property
     def isp(self) -> bool:
-        """Whether weights are sharded independently of the sequence."""
+        """Whether the algorithm is ISP, which shards weights independently of the sequence."""
         return self.algo == "isp"
 
     @property

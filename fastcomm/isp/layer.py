@@ -57,7 +57,7 @@ class Correction:
         return cls(np.log(lengths), logs, tuple(ratios))
 
     def at(self, seq: float, local: ArrayLike) -> tuple[Array, Array]:
-        """Return the forward and the backward ratio at a length and width.
+        """Return measured over predicted times of attention, forward and backward.
 
         Ratios are interpolated by logarithms, and clamped outside the measured range.
 

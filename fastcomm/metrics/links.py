@@ -167,7 +167,23 @@ class _Rates:
 def links(
     transfers: Transfers, groups: Mapping[Label, GroupSummary], step: MeanStep
 ) -> tuple[MeasuredLink, ...]:
-    """Return a link per group and class, sorted by tag, operation, size and ranks."""
+    """Measure the bandwidth of each process group, by class of equal operations and sizes.
+
+    Parameters
+    ----------
+    transfers
+        Matched collectives with their transfer times.
+    groups
+        Ranks and parallelism of each group.
+    step
+        The mean step, to which costs refer.
+
+    Returns
+    -------
+    tuple of MeasuredLink
+        One per group and class, sorted by parallelism, operation, size and ranks.
+
+    """
     by_class = _Rates.of(transfers)
     measured = [
         _link(by_class, column, middle, is_apart, groups, step)

@@ -243,7 +243,7 @@ class OpenOptions:
 
     @property
     def world(self) -> int | None:
-        """The number of ranks, if the sizes of the job tell it."""
+        """The number of ranks by the sizes that the user states; None without the size `dp`."""
         parallel = self.config.parallel
         if parallel.dp is None:
             return None

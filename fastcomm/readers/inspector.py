@@ -151,7 +151,11 @@ def _check_different(ranks: Mapping[Path, int]) -> None:
 def _groups(
     logs: _Logs, ranks: Mapping[Path, int], world: int | None
 ) -> dict[str, ProcessGroup]:
-    """Return the group of each communicator; its ranks are known if all its logs are given."""
+    """Return the process group of each communicator by its identifier.
+
+    The ranks of a group are known if the logs of all its ranks are given, or if it has as many
+    ranks as the job, `world`; otherwise they are None. `ranks` has the rank of each log.
+    """
     members: dict[str, set[int]] = {}
     by_id: dict[str, InspectorCommunicator] = {}
     for path, log in logs.items():

@@ -198,7 +198,7 @@ class Replayer:
         return Replayer.of(graph.part(is_used, groups), measured, self.options).run()
 
     def _check_tensors(self, chosen: Collection[int]) -> None:
-        """Raise `FastcommError` for tensors without communication."""
+        """Raise `FastcommError` if the step communicates none of some `chosen` tensors."""
         present = {tensor for name in self.names for tensor in name.tensors}
         if absent := sorted({*chosen} - present):
             raise FastcommError(
@@ -294,7 +294,7 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
 
 
 def _categories(nodes: Sequence[Name]) -> list[str]:
-    """Return the fine category of each node."""
+    """Return the category of each node with its pass or operation, such as "operator.BW"."""
     by_name: dict[str, str] = {}
     return [by_name.setdefault(node.standard, category(node.standard)) for node in nodes]
 

@@ -168,7 +168,11 @@ class Filler:
     """Generates blocks of rows on threads of their own, for files of any size."""
 
     def __init__(self, job: Job, process: int, row_ns: int, variant: Variant) -> None:
-        """Write one block with placeholders; its rows are `row_ns` apart."""
+        """Write a block of events, with placeholders for what differs between blocks.
+
+        The events are those of a process of the host, `row_ns` apart. `variant` is the form of
+        the trace.
+        """
         where = kineto.lane(process, process + 113)
         written = [_row(job, number, where, row_ns) for number in range(ROWS)]
         text = "".join(written)

@@ -367,6 +367,6 @@ def _has_many_sums(group: ProcessGroup, behavior: Behavior) -> bool:
 
 
 def _are_many(behavior: Behavior) -> bool:
-    """Whether there are as many reductions per iteration as only layers do."""
+    """Whether a group reduces so often per iteration that layers must cause it."""
     sums = (count for op, count in behavior.counts.items() if _BEHAVIOR.get(op) == "sums")
     return sum(sums) >= _MANY * max(1, behavior.iterations)

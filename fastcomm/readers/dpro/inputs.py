@@ -55,7 +55,7 @@ class Naming:
 
     @cached_property
     def at(self) -> Ints:
-        """Row of the call that launched the event; the event's own row if it has none."""
+        """Per event, the row of the call that launched it, or its own row if it has none."""
         at = np.arange(len(self.events))
         work = np.flatnonzero(self.is_work)
         launch = self.events.launch_of(work)

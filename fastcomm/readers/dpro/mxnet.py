@@ -47,14 +47,16 @@ def _plain(name: str) -> str:
 
 
 def parameters_of(listed: tuple[Parameter, ...], aggregate: int = 0) -> ParameterDict:
-    """Return the tensors with their updates, which go from the last tensor to the first.
+    """Return the tensors and the updates that MXNet runs for them.
+
+    Updates are numbered from the last tensor to the first.
 
     Parameters
     ----------
     listed
-        All tensors.
+        All tensors, by index.
     aggregate
-        Tensors per update; 0 is one.
+        Number of tensors that one update changes; 0 stands for 1.
 
     """
     updates = ((i, i // aggregate if aggregate > 0 else i) for i in range(len(listed)))

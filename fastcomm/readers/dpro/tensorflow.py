@@ -199,10 +199,11 @@ def _device_operations(rows: list[Any]) -> list[Any]:
 
 
 def _thread_counts(names: Mapping[tuple[Any, Any], str]) -> Callable[[Any, Any], bool]:
-    """Return a function that says whether a thread has operations of a device.
+    """Return a function of pid and tid that tells whether a thread has device operations.
 
-    A timeline of TensorFlow 1 names no threads. One of its processes has the launches of the
-    host, another one, "…/stream:all Compute", the work of the device: only the latter counts.
+    `names` are the names of processes (tid None) and threads. A timeline of TensorFlow 1 names
+    no threads. One of its processes has the launches of the host, another one, "…/stream:all
+    Compute", the work of the device: only the latter counts.
     """
     devices = {
         pid for (pid, tid), name in names.items() if tid is None and "/device:GPU" in name

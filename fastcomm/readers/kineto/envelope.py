@@ -162,7 +162,7 @@ def second_begin(head: bytes) -> int | None:
 
 
 def second_list(tail: bytes) -> int | None:
-    """Return the offset in `tail` of another list of events, or None."""
+    """Return the offset of the first `"traceEvents": [` in a text, or None without one."""
     match = EVENTS_LIST.search(tail)
     return match and match.start()
 

@@ -81,7 +81,10 @@ class Host:
         self.range(thread, f"{name}, op_id = {self.operator}", start, stop)
 
     def library(self, thread: int, name: str, start: int, stop: int) -> None:
-        """Add a range of another library, in the first domain."""
+        """Add an NVTX range that another library than NCCL pushed on a thread.
+
+        `start` and `stop` are ns of the host's clock.
+        """
         identity = self.tables.string(name)
         end = self.clock(stop)
         self.event(PUSH_POP, thread, start, end=end, textId=identity, domainId=1)
