@@ -297,7 +297,11 @@ def _is_whole(folder: Path, table: TableFile) -> bool:
 
 
 def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
-    """Return a description of the damage of a rank's file; empty if it is intact."""
+    """Return how a rank's file in a store is damaged, as text; empty if it is intact.
+
+    `entry` is the record of the file in the manifest; `file` is a `SkippedRank` if its size is
+    wrong.
+    """
     if isinstance(file, SkippedRank):
         return "its file has another size than the manifest says"
     try:

@@ -81,7 +81,11 @@ def plan(
 
 
 def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
-    """Raise `ConfigError` for a store among its own traces: the run would have two formats."""
+    """Raise `ConfigError` if a store would be written into a directory that is to be ingested.
+
+    That directory would then hold a run in two formats. `paths` are the traces, `folder` the
+    store.
+    """
     whole = folder.resolve()
     for path in filter(is_local, map(place, paths)):
         if path.resolve() == whole:
@@ -240,7 +244,10 @@ def _check_unshared(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) 
 
 
 def _storing(run: RunTraces, folder: Path, reading: dict[str, Any]) -> tuple[Source, ...]:
-    """Return sources that write each trace to the store when it is read."""
+    """Return a source per rank that, when it is read, also writes the trace to the store.
+
+    `folder` is the directory of the store, `reading` the options that the store records.
+    """
     beside: dict[Path, list[int]] = {}
     for source in run.sources:
         beside.setdefault(source.path, []).append(source.rank)

@@ -199,7 +199,11 @@ _CHANGES = pa.schema(
 
 
 def comparison(before: Statistics, after: Statistics) -> OperationComparison:
-    """Compare mean durations by name; equal ones are left out."""
+    """Compare the mean duration of every operation in two runs, by its name.
+
+    Returns the names that only one run has, and for each name in both the means, in ns, unless
+    they are equal.
+    """
     old = dict(zip(before.names, before.avg.tolist(), strict=True))
     new = dict(zip(after.names, after.avg.tolist(), strict=True))
     changed = [

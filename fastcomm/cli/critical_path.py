@@ -145,7 +145,13 @@ def run(
 
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
-    """Return the path of one trace; write --overlay and --save, and analyze --deps."""
+    """Find the critical path of one rank, and write the files that the options ask for.
+
+    `window` selects the part of the trace; `options` have the rules, the overlay, the saved
+    graph and the analysis of data dependencies.
+
+    Raises `FastcommError` if the graph has a cycle.
+    """
     from fastcomm.trace.run import warnings_of_ranks
 
     find, drawing_type = _rules(options)

@@ -95,7 +95,10 @@ class Recipe(CheckedOptions):
         return asdict(self)
 
     def check_options(self, options: WorkloadOptions, where: str) -> Self:
-        """Return this recipe; raise ConfigError if an option contradicts it."""
+        """Return this recipe; raise `ConfigError` if an option contradicts it.
+
+        `where` is the path of the workload, and begins the message.
+        """
         for name, value in options.recipe_values().items():
             if getattr(self, name) != value:
                 raise ConfigError(

@@ -142,7 +142,25 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 
 
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
-    """Time DeepEP: one token to each node's GPU of the source's rank, then to each GPU."""
+    """Time a layer with DeepEP's schedule.
+
+    A token is sent once to each node that has one of its experts, to the GPU with the source's
+    place in its node, and from there to the GPUs of its experts.
+
+    Parameters
+    ----------
+    traffic
+        Tokens of a layer from each GPU to each GPU and node.
+    terms
+        Bandwidths of links, and bytes of a token.
+
+    Returns
+    -------
+    Timing
+        Seconds, bytes and loads. Both kinds of links work at once; the busiest link determines
+        the time.
+
+    """
     loads = deepep_counts(traffic, traffic.unique)
     return _pipelined(loads, terms)
 

@@ -328,7 +328,10 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
 def _offsets_from(
     reference: int, neighbors: dict[int, list[tuple[int, _Pair]]]
 ) -> dict[int, ClockOffset]:
-    """Return the offsets of all ranks connected to the reference, by Dijkstra's algorithm.
+    """Return the clock offsets of the ranks connected to `reference`, by Dijkstra.
+
+    `neighbors` has, by rank, the ranks with common collectives and the offset between each
+    pair, in ns.
 
     SciPy's returns distances and predecessors alone: the sums along paths would follow in a
     second pass, and its import takes longer than this search of usual runs.

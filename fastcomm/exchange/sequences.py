@@ -71,8 +71,21 @@ def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
 def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
     """Align items that may end on one rank before another, such as broadcasts and messages.
 
-    Parameters and results are those of `align_by_end`, but clocks should be aligned. Items that
-    all ranks have in equal order are aligned by order, unless most ends disagree; else by ends.
+    Items that all ranks have in equal order are aligned by order, unless most ends disagree;
+    else by ends.
+
+    Parameters
+    ----------
+    code, stop
+        Code, and end in ns on aligned clocks, per item; sorted by rank and end.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item in the common sequence, and the number of items without a place.
+
     """
     return _aligned_ranks(code, stop, first, _by_place_or_ends)
 

@@ -214,7 +214,11 @@ class ClusterConnection:
         self.warnings = [f"--dask {self.address}: {text}" for text in check_same(by_address)]
 
     def submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        """Call a function on a worker, before further ranks are read: merging frees memory."""
+        """Start a call of a function on a worker, and return its future.
+
+        The call comes before ranks that wait to be read, since it merges results, which frees
+        memory.
+        """
         return self.client.submit(function, *args, pure=False, priority=1)
 
     def answer(self, future: "Future[T]") -> T:

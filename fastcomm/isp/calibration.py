@@ -153,9 +153,18 @@ def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
 
 
 def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
-    """Return the timed work of the first `most_ranks` ranks whose traces have shapes.
+    """Return the measured GEMMs and attention of the first ranks of a run.
 
-    One rank is enough: all ranks do the same work on equal GPUs.
+    Only Kineto traces whose operators have shapes contribute. One rank is enough: all ranks do
+    the same work on equal GPUs.
+
+    Parameters
+    ----------
+    run
+        The traces.
+    most_ranks
+        Number of ranks to read.
+
     """
     # slow to import, rarely needed
     from fastcomm.readers.kineto import reader

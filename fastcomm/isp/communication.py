@@ -190,7 +190,22 @@ def gradients(
 def states(
     shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
 ) -> float:
-    """Return the seconds of `times` broadcasts after the optimizer; the search counts one."""
+    """Return the seconds of the broadcasts of parameters after the optimizer step.
+
+    Parameters
+    ----------
+    shard
+        Number of ranks among which optimizer states are divided.
+    volume
+        Bytes of one broadcast.
+    alpha
+        Startup time, s.
+    bandwidth
+        Bytes per second.
+    times
+        Number of broadcasts; the search takes 1.
+
+    """
     return times * ring(shard, volume, alpha, bandwidth)
 
 

@@ -262,9 +262,23 @@ def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
 def weights(
     grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, work: Compute
 ) -> tuple[Array, Array]:
-    """Return the seconds of weight communication, and of GEMMs overlapped with it.
+    """Return the time of weight communication of a layer, and of the GEMMs overlapped with it.
 
-    Of two overlapped parts the longer counts, plus `question.penalty` of the shorter.
+    Times are seconds per candidate of the grid. Of two overlapped parts the longer counts, plus
+    `question.penalty` of the shorter.
+
+    Parameters
+    ----------
+    grid
+        Candidate strategies.
+    question
+        Model, overlap and penalty.
+    cluster
+        Bandwidths and startup times.
+    layer
+        Matrices of the layer, dense or with experts.
+    work
+        Times of its GEMMs.
 
     Returns
     -------

@@ -321,9 +321,10 @@ def _candidates(groups: pa.Table) -> pa.Array:
 
 
 def _group_members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
-    """Return the known ranks of each process group that can have several ranks, by label.
+    """Return a table of the process groups that have labels: `group` (label) and `ranks`.
 
-    A row per group, as every rank of a large group lists all its members.
+    It has a row per group, though every rank lists all members. `labels` has the label of each
+    row of `stack.groups`, or None for groups that need no comparison.
     """
     label = pa.array(labels, pa.int64())
     table = pa.table({"group": label, "ranks": stack.groups["ranks"]})

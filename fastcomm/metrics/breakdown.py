@@ -211,7 +211,11 @@ class StepMeans:
 
 
 def _times(iterations: pa.Table) -> dict[str, Floats]:
-    """Return the ns of each category, of all exposed communication, and of the iteration."""
+    """Return times of each iteration in ns by name.
+
+    The names are those of `EXACT`, "exposed" (the sum of all exposed communication), and "time"
+    (the length of the iteration).
+    """
     times = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
     exposed = [name for name in EXACT if name.startswith("exposed_")]
     times["exposed"] = np.sum([times[name] for name in exposed], axis=0)

@@ -60,7 +60,7 @@ def groups_by_label(groups: pa.Table, group_members: pa.Table) -> dict[Label, Gr
 
 
 def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
-    """Return the group of all ranks, for collectives that were matched without a group."""
+    """Return a group of all `ranks` by its label, for collectives that name no group."""
     group = GroupSummary(
         label=ungrouped.GROUP,
         description=None,

@@ -92,7 +92,11 @@ def _before(tables: Sequence[pa.Table]) -> Ints:
 
 
 def _concatenated(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
-    """Concatenate tables; `added` has, by column, a number per table to add to its values."""
+    """Concatenate tables, and add a number to some columns.
+
+    `added` has, by column, an integer per table that is added to the values of its rows. For a
+    single table it has to be 0.
+    """
     if len(tables) == 1:
         return tables[0]  # for one table the numbers are 0
     table = pa.concat_tables(tables).combine_chunks()

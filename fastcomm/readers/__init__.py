@@ -138,7 +138,11 @@ def packed(path: Path) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a packed file may be a trace: an export, or named after a rank."""
+    """Return whether a compressed file may be a trace.
+
+    It may if its name is that of a database, or names a rank and its first bytes are those of a
+    compression.
+    """
     if _DATABASE.search(path.name):
         return True
     is_trace = ".pt.trace.json" in path.name or rank_from_name(path.name) is not None

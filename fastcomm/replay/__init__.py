@@ -109,9 +109,22 @@ class Replayer:
     def of(
         cls, graph: Dependencies, measured: Measured, options: Options | None = None
     ) -> "Replayer":
-        """Assign a device to every node, and a delay to every edge.
+        """Return a replayer that runs each node of a graph on a device, as its name says.
 
-        Raises FastcommError if the graph has a cycle.
+        Parameters
+        ----------
+        graph
+            Data-flow graph of a step of a trial.
+        measured
+            Durations and gaps of the nodes, ns.
+        options
+            Rules and repetitions.
+
+        Raises
+        ------
+        FastcommError
+            If the graph has a cycle.
+
         """
         options = options or Options()
         names = graph.parsed()

@@ -221,7 +221,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Width with the heading broken into lines."""
+        """Minimum width in cells: that of the cells, with the heading broken into lines."""
         return max(self.content, *map(cell_len, _heading_parts(self.heading)), 0)
 
     @property

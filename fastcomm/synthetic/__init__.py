@@ -81,7 +81,11 @@ def envelope_head(job: Job, rank: int, variant: Variant) -> str:
 
 
 def tail(start: int, stop: int, name: str, variant: Variant) -> str:
-    """Return the profiler's own rows, from `start` to `stop`, and the end of the object."""
+    """Return the JSON text after the last event of a trace.
+
+    It is the profiler's own events and the end of the object. `start` and `stop` are the times
+    of the recording in ns; `name` is that of the trace.
+    """
     text = kineto.complete(
         "Trace",
         "PyTorch Profiler (0)",
@@ -99,7 +103,10 @@ def tail(start: int, stop: int, name: str, variant: Variant) -> str:
 
 
 def labels(text: RankText, start: int) -> str:
-    """Return the names of processes, threads and streams."""
+    """Return JSON text of the events that name a trace's processes, threads, streams.
+
+    `start` is the time that they carry, ns.
+    """
     process, device = text.process, text.device
     host = kineto.lane(process, 0)
     rows = kineto.label("process_name", host, start, "python3")

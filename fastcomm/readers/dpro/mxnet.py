@@ -130,7 +130,11 @@ def _symbol(path: Path, parameters: ParameterDict) -> Iterator[Edge]:
 def _argument(
     op: str, arg: str, is_variable: bool, parameters: ParameterDict
 ) -> Iterator[Edge]:
-    """Yield the edges of one input; states of operations, such as moving means, have none."""
+    """Yield the edges that an input of an operation adds to the data-flow graph.
+
+    `op` is the name of the operation, `arg` that of the input: a parameter, another operation,
+    or (with `is_variable`) data. Other variables, such as moving means, add none.
+    """
     if arg in parameters.ids:
         yield f"BW.{op}", f"Comm.{parameters.ids[arg]}"
     elif not is_variable:

@@ -179,7 +179,10 @@ def events_of(path: Path, pid: str, graph: LocalGraph, *, merge: bool = False) -
 
 
 def _device_operations(rows: list[Any]) -> list[Any]:
-    """Return the complete events of threads with operations of devices."""
+    """Return the events of a TensorFlow timeline that are operations of a device.
+
+    `rows` are the events of the JSON file.
+    """
     names = {
         (row.get("pid"), row.get("tid") if row["name"] == "thread_name" else None): str(
             (row.get("args") or {}).get("name", "")

@@ -78,7 +78,10 @@ class HostRank:
         return np.where(is_message, _MESSAGES, self.collectives.thread)
 
     def units(self) -> dict[int, Ints]:
-        """Return the places of collectives by thread, messages under _MESSAGES, by start."""
+        """Return the indices of the rank's collectives by thread, in the order of their starts.
+
+        Messages are under the key _MESSAGES.
+        """
         key = self.keys()
         return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
 

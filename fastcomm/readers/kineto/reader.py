@@ -323,7 +323,11 @@ _ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation", "host_work"))  # b
 
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
-    """Return the lane of each event, and the lanes in the order of their first events."""
+    """Return the index of the thread or stream of each event, and the table of all of them.
+
+    The table has process, thread and device, in the order of their first events. `texts` are
+    the names to which codes of processes and threads refer.
+    """
     # A wait is on a stream if it has a device.
     is_device = _ON_DEVICE[columns["kind"]]
     is_device |= (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)

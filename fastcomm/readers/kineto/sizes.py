@@ -396,6 +396,6 @@ def _in_graph(events: Events, launch: Ints) -> Flags:
 
 
 def is_old(events: Events) -> bool:
-    """Return whether the times of a trace allow a PyTorch before 2.4."""
+    """Return whether a trace may be of a PyTorch before 2.4, by the time of its first event."""
     start = events.start
     return not len(start) or not int(start[0]) >= _ABSOLUTE or int(start[0]) < _SINCE_2_4

@@ -155,7 +155,7 @@ class NcclRanges:
         ]
 
     def of_process(self, process: int) -> "NcclRanges":
-        """Return the calls of one process."""
+        """Return the NCCL ranges of one process; `process` is its number, `g >> 24`."""
         rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
         calls = self.calls
         return NcclRanges(

@@ -68,7 +68,10 @@ class Host:
         return self.global_pid | self.process + number
 
     def range(self, thread: int, text: str, start: int, stop: int | None) -> None:
-        """Add a range of the application in the default domain, open if `stop` is None."""
+        """Add an NVTX range with a text, as the application pushes it in the default domain.
+
+        `start` and `stop` are ns of the job's clock; the range stays open if `stop` is None.
+        """
         name: dict[str, object] = {"text": text}
         if self.variant.registered_names:
             name = {"textId": self.tables.string(text)}
@@ -133,7 +136,11 @@ class Host:
             self.nccl(thread, name, begin, begin + max(0, duration - 8), values)
 
     def cuda(self, thread: int, name: str, start: int, ns: int) -> Launch:
-        """Add a call of the CUDA runtime."""
+        """Add a call of the CUDA runtime, and return it with a new correlation.
+
+        `name` is that of the function; `start` is in ns of the job's clock, and `ns` the
+        duration.
+        """
         self.correlation += 1
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
