@@ -285,11 +285,13 @@ def info(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Info:
-    """Describe a run by its first rank, or by all; of a store, all ranks at no extra cost.
+    """Describe a run: format, ranks, steps, process groups, and missing data.
 
-    With `keep_going`, ranks that cannot be read are skipped: the first readable one is used.
-    `anew` reads the ranks of a store instead of its tables, which applies options that
-    differ from those of the ingest.
+    Reads the first rank, or with `all_ranks` every one; the tables of a store have all ranks.
+    `anew` reads the ranks of a store instead, if options differ from those of its ingest.
+    `workers` is a number of processes or an executor; with `keep_going`, ranks that cannot be
+    read are skipped; `progress` is called with each rank that was read. Raises `FastcommError`
+    if a rank cannot be read.
     """
     manifests = _manifests(run)
     if manifests and not anew:

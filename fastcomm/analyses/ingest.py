@@ -56,9 +56,17 @@ def plan(
     options: OpenOptions | None = None,
     ranks: Iterable[int] | None = None,
 ) -> IngestPlan:
-    """Open the run of `paths` for a store in `folder`, with every event.
+    """Open a run to be stored in `folder`, with every event; by default of all ranks.
 
-    Raises `ConfigError` where the directory is of something else, or holds the run itself.
+    A configuration beside the traces adds to `options`.
+
+    Raises
+    ------
+    ConfigError
+        If the directory contains other files, or the traces.
+    FastcommError
+        If the traces cannot be opened.
+
     """
     refuse_output("--output", folder)
     folder = Path(folder)
@@ -170,11 +178,25 @@ def ingest(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Ingested:
-    """Write the store.
+    """Write the store of a planned ingest.
 
-    Raises the first rank's error, and the store stays unfinished; or, with `keep_going`, the
-    manifest lists it, and it is raised only if no rank is left. FastcommError where another
-    ingest writes the store; nothing of the other is removed.
+    Parameters
+    ----------
+    planned
+        The run and the directory.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to skip ranks that cannot be read, and list them in the manifest.
+    progress
+        Called with each rank that was written.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read, and then the store stays unfinished (with `keep_going`, only
+        if no rank can); or if another ingest writes the store, of which nothing is removed.
+
     """
     run, folder = planned.run, planned.folder
     _make(folder)

@@ -44,10 +44,28 @@ def open_traces(
     whole: bool = False,
     standing: Iterable[str] = (),
 ) -> RunTraces:
-    """Find the traces of a run; the workers of `executor` search URLs.
+    """Find the traces of a run, their format and their ranks.
 
-    `whole` makes later reads return all events, not only those that metrics need. A format
-    may ignore the options named in `standing`. Raises the errors of `open_run`.
+    Parameters
+    ----------
+    paths
+        Directories, files, globs or URLs.
+    options
+        How the traces are read.
+    executor
+        Its workers search URLs; by default this process does.
+    whole
+        Whether later reads return all events, not only those that metrics need.
+    standing
+        Names of options that the format may ignore.
+
+    Raises
+    ------
+    ConfigError
+        If an option is invalid, or has no effect on the format.
+    FastcommError
+        If there is no trace, or a file cannot be opened.
+
     """
     executor = executor or Local()
     opening = OpenOptions.of(options, whole=whole, standing=standing)

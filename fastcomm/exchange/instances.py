@@ -130,9 +130,10 @@ class RunCommunication:
         ]
 
     def _collectives(self, counts: Flags) -> tuple[_InstanceRows, int]:
-        """Return collectives of several ranks, and the number without known waits.
+        """Return the matched collectives that several ranks have, and the number left out.
 
-        `counts` flags the rows to consider.
+        `counts` tells which events to consider. Left out are collectives whose root is unknown,
+        since then it is unknown who waits for whom.
         """
         own = (self.matches.instance != NONE) & counts[self.synchronous]
         row, number = self.synchronous[own], self.matches.instance[own]

@@ -232,6 +232,14 @@ def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
 
     It is the difference on which most pairs of ends that could be one item agree; the smallest
     of several such differences; 0 without a pair.
+
+    Parameters
+    ----------
+    a_code, a_stop
+        Code and end (ns) of each item of rank a, sorted by end.
+    b_code, b_stop
+        Code and end (ns) of each item of rank b, sorted by end.
+
     """
     chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
     shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)

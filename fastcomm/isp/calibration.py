@@ -184,7 +184,19 @@ _LINKS_ONLY = "only links were fitted, GEMM and attention keep the curves of the
 
 
 def calibrated(path: Path, cluster: Cluster) -> Calibration:
-    """Fit a cluster to traces, to output of `fastcomm metrics`, or to a benchmark of links.
+    """Fit the links, and where possible the arithmetic, of a cluster to measurements.
+
+    Parameters
+    ----------
+    path
+        Traces, output of `fastcomm metrics`, or output of nccl-tests.
+    cluster
+        Cluster whose data holds where nothing was measured.
+
+    Returns
+    -------
+    Calibration
+        The fitted cluster, and the deviation of the fit from the measurements.
 
     Raises
     ------

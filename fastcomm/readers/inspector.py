@@ -126,7 +126,10 @@ def _ranks(
 
 
 def _world(logs: _Logs) -> InspectorCommunicator | None:
-    """Return the largest communicator if it has every process; of several, the first by id."""
+    """Return the largest communicator that every log has; of several, the first by its id.
+
+    None if no process has a communicator, or some log lacks the largest.
+    """
     counts = Counter(member.id for log in logs.values() for member in log)
     largest = max((member.size for log in logs.values() for member in log), default=0)
     check_count(largest, next(iter(logs)), "size of a communicator")
@@ -279,13 +282,7 @@ def _notes(log: Log, columns: Mapping[str, Ints]) -> list[str]:
 
 
 def _missing_count(columns: Mapping[str, Ints]) -> int:
-    """Return how many sequence numbers are missing, summed over all communicators.
-
-    `columns` has `communicator`, `seq` (sequence number) and `name` (code of the operation), a
-    value per operation. NCCL versions count the operations of a communicator together, or by
-    kind: by kind if a communicator has a number twice. Numbers count as missing between the
-    first and the last.
-    """
+    """Return the number of missing sequence numbers, summed over all communicators."""
     count = 0
     for communicator in np.unique(columns["communicator"]).tolist():
         own = columns["communicator"] == communicator

@@ -142,7 +142,11 @@ def _parsed(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def document_end(head: bytes, tail: bytes) -> int | None:
-    """Return the offset in `tail` at which the outer value ends; None if it is not JSON."""
+    """Return the offset in `tail` at which a JSON document ends; None if it is invalid.
+
+    The document is the text before its list of events, `head`, and the text from the end of
+    this list on, `tail`.
+    """
     text = (head.removeprefix(_BOM) + b"]" + tail).decode("latin-1")  # a character a byte
     try:
         _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())

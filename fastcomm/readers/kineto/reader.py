@@ -116,9 +116,12 @@ def read(
 def _scan(
     path: Path, options: TraceOptions, assigned: Assigned | None
 ) -> tuple[Scanned, UnknownWork, bool]:
-    """Scan a rank; return also whether it is a run without an accelerator.
+    """Read the columns of a rank's file that the options select.
 
-    Such a run needs other events. Its work is returned as that of a device.
+    A run without an accelerator needs other events, and its work is returned as that of a
+    device. `assigned` are the groups of its collectives, if they were determined across ranks.
+
+    Returns the columns, the work of unknown kind, and whether it is such a run.
     """
     # Only ranks of such runs are compared before they are read.
     scanned, unknown_work = _selected(path, options, on_host=assigned is not None)

@@ -276,7 +276,10 @@ class DeviceWriter:
         )
 
     def captured(self, calls: list[Launch], begin: int) -> None:
-        """Add the rows of a graph's capture and instantiation."""
+        """Add the rows on the capture and the instantiation of a CUDA graph.
+
+        `calls` are the calls that were captured; the instantiation starts at `begin`, ns.
+        """
         thread = self.host.thread(0)
         instantiation = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
         row = self._graph_row(
