@@ -99,7 +99,11 @@ class Diagnosis(TableResult):
 def examine(
     dask: str | None = None, *, wait_s: float = 60, store: str | None = None
 ) -> Diagnosis:
-    """Check versions, machine, cache and a self-test; the cluster and the store if given."""
+    """Check the installation: versions, machine, cache, and a measurement with known numbers.
+
+    `dask` is the address of a cluster to check, for whose workers to wait `wait_s` seconds;
+    `store` is the path of a store to check.
+    """
     return Diagnosis(checks=tuple(_checks(dask, wait_s, store)))
 
 

@@ -117,10 +117,19 @@ def analyse_stragglers(
     trace: bool = False,
     executor: Executor | None = None,
 ) -> StragglerResult:
-    """Analyze a table of operations, a path or a URL that the workers understand.
+    """Find the stragglers of a job from its table of operations.
 
-    `trace` adds a Chrome trace of the last replay to the result. `executor` is by default this
-    process.
+    Parameters
+    ----------
+    table
+        Path or URL of the table, as the workers see it.
+    options
+        Steps, threshold, sizes of the job, and a scenario.
+    trace
+        Whether the result has a Chrome trace of the last replay.
+    executor
+        Holds and replays the table; by default this process.
+
     """
     meta = None if options.meta is None else operations.meta(place(options.meta))
     shards = (meta or {}).get("dsp_size", 1)

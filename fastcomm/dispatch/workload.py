@@ -88,9 +88,10 @@ def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
 
 
 def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
-    """Draw a workload into a folder, one file per iteration, and return the paths.
+    """Draw a workload, write one Parquet file per iteration, and return the paths.
 
-    `options` are further arguments of `fastcomm.dispatch.sampler.layers`.
+    `options` are `popularity`, the weight of each expert, `sources`, the tokens of each GPU,
+    and `threads`, the number of threads.
 
     Raises
     ------

@@ -296,14 +296,14 @@ class Instances:
 
     @property
     def arrived(self) -> Ints:
-        """Per point of synchronization, the start of its last part, ns."""
+        """Per meeting, the start of its last part, in ns on aligned clocks."""
         begin = _begins(self.needed.meeting)
         latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
         return latest
 
     @property
     def last(self) -> Ints:
-        """Per point of synchronization, the part that arrives last; the first of several."""
+        """Per meeting, the part that arrives last; the first of several."""
         part, meeting = self.needed
         order = np.lexsort((-part, self.start[part], meeting))
         last: Ints = part[order[_ends(meeting)]]

@@ -264,10 +264,11 @@ class BatchTask(Generic[P]):
 def in_batches(
     sources: Sequence[Source], work: BatchTask[P], processes: Processes
 ) -> Generator[Batch[P], None, None]:
-    """Yield batches of ranks as they are finished. Bugs in `measure` are raised unchanged.
+    """Measure ranks in processes, and yield the partial results of a batch when it is finished.
 
     If a worker is killed, the ranks of all workers are read again one at a time. This tells
-    which rank is at fault, and other ranks are not affected.
+    which rank is at fault, and other ranks are not affected. Bugs in the measuring function are
+    raised unchanged.
     """
     width = max(1, min(WIDTH, len(sources) // (_SHARES * processes.number)))
     most = 1 if processes.number == 1 else 2 * processes.number

@@ -376,6 +376,9 @@ class ClusterObject(Generic[S]):
 
 
 def call_checked(expected: str, function: Callable[..., T], *args: Any) -> T:
-    """Call a function on a worker, after a check that it runs the caller's code."""
+    """Call a function on a worker whose code is that of the caller.
+
+    `expected` identifies the caller's code. Raises `ClusterError` if the worker has other code.
+    """
     check_code(expected)
     return function(*args)

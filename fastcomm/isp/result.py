@@ -134,7 +134,7 @@ class Records:
         return self._columns[name]
 
     def _axis(self, name: str) -> str:
-        """Return the axis along which a field differs: "part" (none), "row", "column", "cell"."""
+        """Return the axis along which a field differs; "part" is none, "cell" is both."""
         axes = {part.axis(name) for part in self.parts} - {"part"}
         return "part" if not axes else axes.pop() if len(axes) == 1 else "cell"
 

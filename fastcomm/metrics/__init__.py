@@ -181,7 +181,18 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 def note_warnings(
     notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
 ) -> list[str]:
-    """Return the warnings of all ranks; `missing` has the ranks by key of `trace.LACKS`."""
+    """Return the warnings about the traces of all ranks.
+
+    Parameters
+    ----------
+    notes
+        Notes of the ranks.
+    missing
+        Ranks without some data, by key of `trace.LACKS`.
+    outside
+        Device work outside of every step.
+
+    """
     by_clock = (
         gaps.outside_warning(outside, iteration_clock(notes)),
         gaps.early_warning(note.device_time for note in notes),

@@ -169,20 +169,9 @@ def links(
 ) -> tuple[MeasuredLink, ...]:
     """Measure the bandwidth of each process group, by class of equal operations and sizes.
 
-    Parameters
-    ----------
-    transfers
-        Matched collectives with their transfer times.
-    groups
-        Ranks and parallelism of each group.
-    step
-        The mean step, to which costs refer.
-
-    Returns
-    -------
-    tuple of MeasuredLink
-        One per group and class, sorted by parallelism, operation, size and ranks.
-
+    `transfers` are the matched collectives, `groups` the ranks and the parallelism of each
+    group, and `step` is the mean step, to which costs refer. The links are sorted by
+    parallelism, operation, size and ranks.
     """
     by_class = _Rates.of(transfers)
     measured = [
@@ -292,7 +281,11 @@ class _Suspect:
 def slow_links(
     links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
 ) -> list[Finding]:
-    """Return a finding per set of ranks that slow groups share; its cost is exposed time."""
+    """Return a finding per set of ranks that slow groups have in common.
+
+    Its cost is the exposed time that faster links would save, ns per step. `comparison`
+    compares collectives across ranks; `grid` has the times by rank and iteration.
+    """
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []

@@ -163,7 +163,11 @@ class View:
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
-        """Convert a stack; `only` selects iterations by their number."""
+        """Convert the tables of stacked ranks to arrays.
+
+        `byte_kind` is the kind of bytes that count; `only` are the numbers of the iterations to
+        keep, by default all.
+        """
         number, start, stop = (
             stack.iterations[name].to_numpy() for name in ("number", "start", "stop")
         )

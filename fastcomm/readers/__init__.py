@@ -212,8 +212,9 @@ class OpenOptions:
     def of(
         cls, options: ReadOptions, *, whole: bool = False, standing: Iterable[str] = ()
     ) -> Self:
-        """Return the user's options with the configuration file read.
+        """Return the options of a run, after reading the configuration file that they name.
 
+        `whole` keeps all events; `standing` are names of options that a format may ignore.
         Raises `ConfigError` if the file is invalid or contradicts the options.
         """
         sizes = Parallel(

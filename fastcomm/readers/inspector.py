@@ -190,7 +190,7 @@ def _number(communicator: str) -> int | None:
 def _calls(
     columns: Mapping[str, Ints], groups: tuple[ProcessGroup, ...]
 ) -> CommunicationColumns:
-    """Return what the log states of each operation."""
+    """Return operation, group, sequence number and bytes of each operation of a log."""
     return CommunicationColumns(
         op=columns["op"],
         seq=columns["seq"],

@@ -299,7 +299,7 @@ _UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
 
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
-    """Return the trace as reading its source with `options` instead of `stored` would."""
+    """Apply options to a stored trace, as if its source were read with them, not `stored`."""
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
@@ -365,7 +365,11 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """Return what each distinct name implies, and the index of the entry of each row."""
+    """Return the library and operation that each name of communication implies, and an index.
+
+    The index has the place of the entry of each row of `row`. The first of `patterns` and the
+    built-in patterns that matches a name decides.
+    """
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]

@@ -268,9 +268,25 @@ def write(
     filler_bytes: int = 0,
     workers: int = 1,
 ) -> list[Path]:
-    """Write the trace of every rank, or of some, and return the paths in the order of ranks.
+    """Write the traces of a job, and return their paths in the order of ranks.
 
-    Rows without effect on metrics are added until the text of a file has `filler_bytes` bytes.
+    Parameters
+    ----------
+    job
+        The job.
+    directory
+        Directory to write to, created if absent.
+    ranks
+        Ranks to write; by default all.
+    variant
+        Form of the traces, such as that of an older profiler.
+    compress
+        Whether files are gzipped.
+    filler_bytes
+        Minimum size of the text of a file; events without effect on metrics fill it.
+    workers
+        Number of processes.
+
     """
     directory.mkdir(parents=True, exist_ok=True)
     chosen = range(job.ranks) if ranks is None else sorted(ranks)
@@ -285,7 +301,20 @@ def write(
 def text(
     job: Job, rank: int, name: str, variant: Variant, filler_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of the trace of a rank, step by step, up to at least `filler_bytes`."""
+    """Yield the bytes of the trace of a rank, step by step.
+
+    Parameters
+    ----------
+    job, rank
+        The job, and the rank.
+    name
+        Name of the trace in its text.
+    variant
+        Form of the trace, such as that of an older profiler.
+    filler_bytes
+        Minimum size; events without effect on metrics fill it.
+
+    """
     change = kineto.compact if variant & Variant.COMPACT else str
     lines = RankText(job, rank, variant)
     head = envelope_head(job, rank, variant) + labels(lines, EPOCH_NS)

@@ -163,7 +163,10 @@ def numbered(values: Ints) -> tuple[Ints, int]:
 
 
 def sums(place: Ints, values: Ints, count: int) -> Ints:
-    """Return the sum of the values of each class; `place` is the class per value."""
+    """Return the sum of the values of each of `count` classes.
+
+    `place` is the class of each value, from 0.
+    """
     total = np.zeros(count, np.int64)
     np.add.at(total, place, values)
     return total

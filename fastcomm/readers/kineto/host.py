@@ -87,7 +87,10 @@ class HostCollectives:
 
 
 def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
-    """Return rows of a kind whose name is accepted, by start."""
+    """Return the rows of the events of a kind whose name is accepted, by start.
+
+    `kind` is a key of `KIND`, `accept` a function of the name.
+    """
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND[kind])
     codes, place = np.unique(columns["name"][rows], return_inverse=True)
