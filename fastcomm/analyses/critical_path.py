@@ -53,7 +53,11 @@ def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
 
 
 def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:
-    """Return the trace with the given rows of its events."""
+    """Return the trace with only the events in `rows`.
+
+    The events get the ids that the path has for them. `number` is the new row of each event of
+    the trace.
+    """
     at = pa.array(rows)
     comm = trace.comm
     event = pa.array(number[comm["event"].to_numpy()])

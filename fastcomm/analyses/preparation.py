@@ -107,7 +107,10 @@ def compile_critical_path() -> None:
 
 
 def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
-    """Run an analysis on a small whole trace, unless all of `part` has been compiled."""
+    """Compile the kernels of an analysis by running it on a small trace, unless this was done.
+
+    `part` names the group of kernels in the cache.
+    """
     if _jit.is_compiled(part):
         return
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")

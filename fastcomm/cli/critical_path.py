@@ -192,9 +192,9 @@ def _rules(
 
 
 def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataDependencies":
-    """Return what could start earlier if only data dependencies counted.
+    """Return the operators that could start earlier if they waited only for their data.
 
-    `named` is the execution trace; None searches for it beside the trace.
+    `named` is the path of the execution trace; None searches for it beside the trace.
     """
     from fastcomm.critical_path.data import data_dependencies
     from fastcomm.readers import execution_trace

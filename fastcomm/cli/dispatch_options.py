@@ -215,7 +215,7 @@ class SimulationRequest:
     results: ResultFiles
 
     def terms(self, recipe: Recipe) -> "Terms":
-        """Return the terms of a simulation of a workload."""
+        """Return links, sizes and demand for the simulation of a workload."""
         from fastcomm.analyses.dispatch import terms_for
 
         return terms_for(recipe, self.network)

@@ -57,7 +57,7 @@ class CPGraph(CriticalPath):
 
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
-        """Convert a critical path."""
+        """Convert a critical path to one with the methods of HTA."""
         return cls(
             path.graph,
             path.events,

@@ -358,7 +358,7 @@ def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> 
 
 
 def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
-    """Return the curve with the slopes of one pass scaled by `slower`."""
+    """Return the curve with one pass (0 forward, 1 backward) `slower` times as long."""
     element, rate = list(curve.element), list(curve.rate)
     element[way] *= slower
     rate[way] /= slower

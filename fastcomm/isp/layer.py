@@ -186,7 +186,10 @@ def attention_time(
     cluster: Cluster,
     correction: Correction | None = None,
 ) -> Attention:
-    """Return the time of a layer's attention, corrected by measurements if there are any."""
+    """Return the time of a layer's attention, in seconds per candidate, forward and backward.
+
+    `correction` scales it to measurements, if there are any.
+    """
     model, seq, sp = question.model, float(question.seq_len), grid.sp
     if not question.flash:
         flops = 4.0 * grid.bsz * seq**2 * model.hidden * model.breadth / sp

@@ -170,8 +170,9 @@ class _Summary:
         is_whole: bool,
         is_host_run: bool,
     ) -> Self:
-        """Summarize the table of iterations.
+        """Summarize the table of iterations: times, breakdown, overlap, exposure, and symptoms.
 
+        `volume` is the communication by parallelism, `tags` are codes of parallelisms.
         `is_whole` says whether all ranks were measured, `is_host_run` whether they have no
         device.
         """

@@ -171,7 +171,7 @@ def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetW
 
 
 def _leaf(field: pa.Field) -> str:
-    """Return the name in Parquet of the values of a column."""
+    """Return the path in Parquet's schema of the values of a column or a list column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 

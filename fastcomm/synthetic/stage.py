@@ -91,7 +91,7 @@ class _Row(NamedTuple):
     transfer: Transfer | None = None
 
     def times(self) -> tuple[Ints, Ints, Ints]:
-        """Return launch, start and stop, by place."""
+        """Return launch, start and stop in ns, each with a value per place of the stage."""
         start, stop = self.start, self.stop
         if self.transfer:
             start, stop = self.transfer.start(self.plan.name), self.transfer.end()

@@ -197,7 +197,7 @@ def _from_operators(metadata: Metadata, op: NDArray[np.int8]) -> tuple[Ints, Int
 
 
 def _operators_in(metadata: Metadata) -> dict[int, OperatorKind]:
-    """Return the known operators around any launch, by the code of the name."""
+    """Return the operators of `OPERATORS` that enclose a launch, by the code of their name."""
     names = {
         code: metadata.events.text(code) for code in np.unique(metadata.columns["operator"])
     }
