@@ -73,11 +73,7 @@ class CriticalPath(Result):
         on_device: Flags,
         across: RankJoin | None = None,
     ) -> Self:
-        """Search for the path through a graph, by the rules of `about`.
-
-        `graph` has the starts and ends of `events`, and their constraints; `on_device` tells
-        which nodes are of device work. `across` has the ranks, if the graph joins several.
-        """
+        """Search for the path of a graph of `events` by the rules of `about`."""
         path, slack = about.rules.search(graph, events, on_device)
         return cls(graph, events, about, on_device, path, slack, across)
 

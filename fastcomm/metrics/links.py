@@ -167,11 +167,9 @@ class _Rates:
 def links(
     transfers: Transfers, groups: Mapping[Label, GroupSummary], step: MeanStep
 ) -> tuple[MeasuredLink, ...]:
-    """Measure the bandwidth of each process group, by class of equal operations and sizes.
+    """Measure the bandwidth of each group, by class of equal operations and sizes, sorted.
 
-    `transfers` are the matched collectives, `groups` the ranks and the parallelism of each
-    group, and `step` is the mean step, to which costs refer. The links are sorted by
-    parallelism, operation, size and ranks.
+    `step` is the mean step, to which costs refer.
     """
     by_class = _Rates.of(transfers)
     measured = [
@@ -281,11 +279,7 @@ class _Suspect:
 def slow_links(
     links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
 ) -> list[Finding]:
-    """Return a finding per set of ranks that slow groups have in common.
-
-    Its cost is the exposed time that faster links would save, ns per step. `comparison`
-    compares collectives across ranks; `grid` has the times by rank and iteration.
-    """
+    """Return a finding per set of ranks that slow groups share; costs are exposed ns."""
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []

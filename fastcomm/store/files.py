@@ -365,11 +365,7 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """Return the library and operation that each name of communication implies, and an index.
-
-    The index has the place of the entry of each row of `row`. The first of `patterns` and the
-    built-in patterns that matches a name decides.
-    """
+    """Return the meaning of each distinct name by `patterns`, and the index of each row's."""
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]
