@@ -120,8 +120,8 @@ def _holds(ctx: click.Context, text: str) -> bool:
         return False
     if not value:
         return _is_given(ctx, param)
-    given = ctx.params.get(str(param.name))
-    return given == "" if value == '""' else value in str(given).split(",")
+    current = ctx.params.get(str(param.name))
+    return current == "" if value == '""' else value in str(current).split(",")
 
 
 def typed_options(ctx: click.Context, *kinds: type) -> list[str]:
