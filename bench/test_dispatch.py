@@ -24,7 +24,7 @@ def a_layer(nodes, each, topk):
         seq_len=TOKENS,
         batch_size=1,
         iter_num=1,
-        sampler="uniform",
+        law="uniform",
     )
     return next(Workload.of(recipe).layers())
 

@@ -39,9 +39,9 @@ def names(path: Path) -> list[str]:
 
 
 def read(path: Path, columns: Sequence[str] | None = None, *, utf8: bool = True) -> pa.Table:
-    """Read a Parquet file.
+    """Read a Parquet file; only the columns named `columns` if these are given.
 
-    Without `columns`, all are read. Without `utf8`, texts need not be valid UTF-8.
+    Without `utf8`, texts need not be valid UTF-8.
 
     Raises
     ------
@@ -57,14 +57,14 @@ def read(path: Path, columns: Sequence[str] | None = None, *, utf8: bool = True)
 
 
 def write(table: pa.Table, path: Path, **options: Any) -> None:
-    """Write a Parquet file; the name need not be UTF-8. `options` go to `write_table`."""
+    """Write a table as Parquet; `options` are those of `pyarrow.parquet.write_table`."""
     with pa.OSFile(os.fsencode(path), "wb") as file:
         pq.write_table(table, file, **options)
 
 
 @contextmanager
 def writer(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """Yield a Parquet writer; the name need not be UTF-8. `options` go to `ParquetWriter`."""
+    """Yield a writer of a Parquet file; `options` are those of `pyarrow`'s `ParquetWriter`."""
     with (
         pa.OSFile(os.fsencode(path), "wb") as file,
         pq.ParquetWriter(file, schema, **options) as opened,
@@ -80,9 +80,10 @@ def read_open(
     *,
     utf8: bool = True,
 ) -> pa.Table:
-    """Read an open Parquet file of `size` bytes.
+    """Read an open Parquet file of `size` bytes; `path` is its name in errors.
 
-    `path` names the file in errors. Arguments, result and errors as of `read`.
+    Only the columns named `columns` are read if these are given. Without `utf8`, texts need not
+    be valid UTF-8. Raises the errors of `read`.
     """
     with pq.ParquetFile(source) as file:
         metadata, present = file.metadata, file.schema_arrow.names

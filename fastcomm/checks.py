@@ -97,7 +97,7 @@ def check_type(
 ) -> None:
     """Raise `ConfigError` for a value of another type; True and False are no numbers.
 
-    `where` and `expected` are as in `invalid`.
+    `where` is the name of the value in the message, and `expected` describes valid values.
     """
     is_flag = isinstance(value, bool) and kinds is not bool
     if is_flag or not isinstance(value, kinds):

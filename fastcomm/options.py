@@ -200,14 +200,14 @@ class StragglerOptions(CheckedOptions):
     """What is asked of a job's table of operations.
 
     `meta` is the path of the job's sizes, `steps` the numbers of the steps that count.
-    A slowdown of `threshold` or more is attributed to ranks, stages and types. `changes` is the
-    path of a file of changes that are replayed, too.
+    A slowdown of `threshold` or more is attributed to ranks, stages and types. `scenario` is
+    the path of a JSON file of changed durations, with which the job is replayed, too.
     """
 
     meta: str | Path | None = None
     steps: tuple[int, ...] | None = None
     threshold: float = 1.03
-    changes: str | Path | None = None
+    scenario: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges."""
@@ -262,8 +262,7 @@ class WorkloadOptions(CheckedOptions):
     def recipe_values(self) -> dict[str, Any]:
         """Return the fields of a `Recipe` that these options set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        law, compat = values.pop("law"), values.pop("compat")
-        values["sampler"] = compat or law
+        values["law"] = values.pop("compat") or values["law"]
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -272,10 +271,10 @@ class DispatchOptions(CheckedOptions):
     """The network of an expert all-to-all, and what is sent.
 
     `cluster` is a TOML file or a shipped cluster, `bw_inter` and `bw_intra` the bandwidths of a
-    GPU between nodes and inside its node, with their units ("50GB/s"). Starts are in
-    microseconds; `incast` is the share by which each sender beyond the first slows a receiver
-    down. A token is as large as the workload says, unless `token_bytes` and `combine_bytes` say
-    it.
+    GPU between nodes and inside its node, with their units ("50GB/s"). `inter_start` and
+    `intra_start` are startup times with their units ("2us"); `incast` is the share by which
+    each sender beyond the first slows a receiver down. A token is as large as the workload
+    says, unless `token_bytes` and `combine_bytes` say it.
     """
 
     cluster: str | Path | None = None
@@ -283,8 +282,8 @@ class DispatchOptions(CheckedOptions):
     bw_intra: Bandwidth = None
     inter_efficiency: float = 1.0
     intra_efficiency: float = 1.0
-    inter_start: float = 0.0
-    intra_start: float = 0.0
+    inter_start: str | float = "0us"
+    intra_start: str | float = "0us"
     incast: float = 0.0
     token_bytes: int | None = None
     combine_bytes: int | None = None

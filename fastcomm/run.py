@@ -166,6 +166,17 @@ class Run:
         """
         return self._measured(options)
 
+    def _check_step_boundary(self, name: str) -> None:
+        """Raise `ConfigError` if the steps of the run are cut on the device clock.
+
+        `name` is the method that takes the steps of the host, and begins the message.
+        """
+        if self.options.step_boundary == "device":
+            raise ConfigError(
+                f"{name}: step_boundary 'device' has no effect: a path begins and ends with "
+                "the step on the host; open the run without it"
+            )
+
     def _measured(self, options: MetricsOptions) -> "Metrics":
         """Measure the run; `options` may be those of a report."""
         from fastcomm.analyses.measure import compute_metrics
@@ -211,6 +222,7 @@ class Run:
         """
         from fastcomm.analyses.critical_path import critical_path
 
+        self._check_step_boundary("critical_path")
         return critical_path(
             self._whole,
             options,
@@ -245,6 +257,7 @@ class Run:
         """
         from fastcomm.analyses.replay import session_of, step_of
 
+        self._check_step_boundary("replay")
         step = step_of(
             self._whole,
             options,
@@ -315,7 +328,8 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         the traces do not state it; `config`, path or URL of a TOML file; `guess_tags`, whether
         to guess the parallelism of untagged groups from their traffic; `iteration_regex` of
         the annotations that mark steps; `step_boundary`, where steps begin ("auto", "device" or
-        "host"); `allow_truncated` to read incomplete files up to their last complete event;
+        "host"; critical paths and replays take the steps of the host, and refuse "device");
+        `allow_truncated` to read incomplete files up to their last complete event;
         `keep_going` to leave out ranks that cannot be read.
 
     Returns

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
-from fastcomm.checks import BANDWIDTH, invalid, shortened
+from fastcomm.checks import BANDWIDTH, DURATION_NS, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
 
 GIB = 1 << 30  # bytes
@@ -53,6 +53,41 @@ def parse_bandwidth(value: object, where: str = "") -> float:
     if not BANDWIDTH.holds(rate):
         raise invalid(f"{place}bandwidth", repr(shortened(text)), f"{BANDWIDTH} bytes/s")
     return rate
+
+
+_DURATION = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*")
+
+
+def parse_duration(value: object, where: str = "duration") -> float:
+    """Parse a time with a unit (ns, us, ms or s), such as "10us" or "2.5 ms".
+
+    Parameters
+    ----------
+    value
+        The text of a user.
+    where
+        Option or key for the message.
+
+    Returns
+    -------
+    float
+        Nanoseconds.
+
+    Raises
+    ------
+    ConfigError
+        If the value is no number with a unit, or out of range.
+
+    """
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    number = _number(match[1]) if match else None
+    if match and number is not None:
+        duration = number * {unit: size for size, unit in _TIMES}[match[2]]
+        if DURATION_NS.holds(duration):
+            return duration
+    most = f"at most {DURATION_NS.most / _TIMES[-1][0]:.15g}s"
+    expected = f"a number and a unit (ns, us, ms or s), as in 10us, {most}"
+    raise invalid_value(where, value, expected)
 
 
 def _number(text: str) -> float | None:

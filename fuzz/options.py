@@ -40,6 +40,8 @@ _FORMS = {
     "--scale": ("comm={}", "compute=1:{}:0.5", "compute=0.5:1:{}"),
     "--set": ("compute={}ms",),
     "--fuse-below": ("{}us",),
+    "--inter-start": ("{}us",),
+    "--intra-start": ("{}us",),
     "--link-bandwidth": ("{}GB/s",),
     "--bw-inter": ("{}GB/s",),
     "--bw-intra": ("{}GB/s",),

@@ -50,7 +50,7 @@ def modeled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modeled:
         dtype="float8",
         topk=8,
         iter_num=1,
-        sampler="gate",
+        law="gate",
         seed=seed,
     )
     (layer,) = Workload.of(recipe).layers()

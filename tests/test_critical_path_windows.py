@@ -176,6 +176,12 @@ def test_a_window_without_events_is_an_error(tmp_path, command):
     assert f"{path}: the window has no event that a path could go through" in error
 
 
+def test_a_trace_without_events_in_any_window_is_no_wrong_usage(tmp_path):
+    path = k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#9", 1000, 20)])
+    error = invoke("critical-path", path, code=1).stderr
+    assert f"{path}: no event that a path could go through in any window" in error
+
+
 @pytest.mark.parametrize(
     ("name", "api"),
     [("Event Sync", "cudaEventSynchronize"), ("Stream Sync", "cudaStreamSynchronize")],

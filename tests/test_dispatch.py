@@ -32,7 +32,7 @@ def reference(name, nodes):
     if not path.exists():
         pytest.skip(f"no reference at {path}")
     arrays = np.load(path, allow_pickle=False)
-    recipe = Recipe.of(num_nodes=nodes, iter_num=1, sampler="table")
+    recipe = Recipe.of(num_nodes=nodes, iter_num=1, law="table")
     return Workload(recipe=recipe, arrays=((arrays["src_gpu_0"], arrays["target_experts_0"]),))
 
 
@@ -132,9 +132,7 @@ def test_fast_is_within_2_percent_of_its_bound(nodes):
 
 @pytest.mark.compiled
 def test_balance_closes_the_gap_of_skewed_senders():
-    recipe = Recipe.of(
-        sampler="bimodal", zipf_alpha=1.01, seq_len=512, batch_size=32, iter_num=1
-    )
+    recipe = Recipe.of(law="bimodal", zipf_alpha=1.01, seq_len=512, batch_size=32, iter_num=1)
     found = simulate(Workload.of(recipe), EXACT)
     deepep, balanced = found.strategies["deepep"], found.strategies["multicast-balanced"]
     assert deepep.times_optimal == pytest.approx(2.9, abs=0.2)
@@ -171,7 +169,7 @@ def test_the_low_latency_fit_meets_the_published_times(what, size, microseconds,
 def test_low_latency_follows_the_published_times():
     recipe = Recipe.of(
         num_nodes=2, experts_per_gpu=16, topk=8, seq_len=128, batch_size=16, embed_size=7168,
-        sampler="uniform", iter_num=1,
+        law="uniform", iter_num=1,
     )  # fmt: skip
     terms = terms_of(recipe, token_bytes=7408, combine_bytes=14336, links=H800)
     found = simulate(Workload.of(recipe), ["deepep-ll"], terms).strategies["deepep-ll"]

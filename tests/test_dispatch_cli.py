@@ -130,7 +130,7 @@ def test_the_routing_table_of_a_job_is_simulated(tmp_path):
     )
     shape = "--num-nodes 2 --gpus-per-node 2 --experts-per-gpu 2"
     found = json.loads(said(f"simulate {path} {shape} --strategy fast --json"))
-    assert found["workload"]["sampler"] == "table"
+    assert found["workload"]["law"] == "table"
     assert "GPU 3 is not in 0 to 1" in said(
         f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1
     )
@@ -196,8 +196,8 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
             "generate --law popularity --popularity {made}/iter_0_requests.parquet -o {made}/x",
             "expected text",
         ),
-        ("compare {made} --law gate", "sampler is zipf, but the option says gate"),
-        ("compare {made} --compat seed", "sampler is zipf, but the option says seed"),
+        ("compare {made} --law gate", "law is zipf, but the option says gate"),
+        ("compare {made} --compat seed", "law is zipf, but the option says seed"),
         (
             "generate --compat seed --law gate -o {made}/x",
             "--law has no effect with --compat seed",
@@ -222,7 +222,7 @@ def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
         ConfigError, match=r"bw_inter: invalid bandwidth '.*': no unit; expected a number"
     ):
         terms_for(Recipe(), options)
-    links = terms_for(Recipe(sampler="seed"), options).links
+    links = terms_for(Recipe(law="seed"), options).links
     assert links.inter_bytes_per_s == float(bandwidth) * 2**30
     assert links.intra_bytes_per_s == 50e9
 
@@ -230,4 +230,4 @@ def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
 @pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
 def test_invalid_bandwidths_are_refused_for_the_original_too(bandwidth):
     with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
-        terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))
+        terms_for(Recipe(law="seed"), DispatchOptions(bw_inter=bandwidth))

@@ -233,7 +233,7 @@ def test_a_token_takes_a_replica_of_its_expert(rule):
 def test_the_original_draws_its_remainder_and_repairs():
     recipe = Recipe.of(
         num_nodes=2, gpus_per_node=2, seq_len=7, batch_size=1, topk=3, num_layers=2, iter_num=1,
-        sampler="seed", zipf_alpha=3.0,
+        law="seed", zipf_alpha=3.0,
     )  # fmt: skip
     first, second = layers_of_seed(recipe)
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]

@@ -24,7 +24,7 @@ def reference(request):
     said = json.loads(path.read_text())
     config = dict(said["config"])
     bandwidths = {name: config.pop(name) for name in ("bw_inter", "bw_intra")}
-    recipe = Recipe.of(topk=config.pop("top_k"), seed=said["seed"], sampler="seed", **config)
+    recipe = Recipe.of(topk=config.pop("top_k"), seed=said["seed"], law="seed", **config)
     links = original.Links(
         token_kb=recipe.token_bytes / 1024,
         inter_kb_per_s=bandwidths["bw_inter"] * 1024 * 1024,

@@ -30,7 +30,7 @@ def small(**words):
 
 @pytest.mark.parametrize("law", EACH)
 def test_a_stored_workload_equals_the_drawn_one(tmp_path, law):
-    recipe = small(sampler=law)
+    recipe = small(law=law)
     files = workload.write(recipe, tmp_path / "w")
     assert [path.name for path in files] == [f"iter_{n}_requests.parquet" for n in (0, 1)]
     opened = workload.open_workload(tmp_path / "w", WorkloadOptions(num_nodes=2))
@@ -55,7 +55,7 @@ def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
 @pytest.mark.compiled
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_tokens_do_not_depend_on_the_number_of_threads(law):
-    recipe = Recipe.of(iter_num=1, seq_len=40_000, sampler=law, shuffle=True)
+    recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=True)
     one, three = (next(sampler.layers(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
 
@@ -81,7 +81,7 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
 @pytest.mark.compiled
 def test_resampled_experts_follow_the_law_and_given_weights_too():
     weights = [5.0, 3, 1, 1, 0, 0, 0, 0]
-    recipe = small(sampler="popularity", distinct="resample", seq_len=50_000, topk=1)
+    recipe = small(law="popularity", distinct="resample", seq_len=50_000, topk=1)
     _, expert = next(sampler.layers(recipe, popularity=weights))
     shares = np.bincount(expert.ravel(), minlength=8) / expert.size
     assert shares == pytest.approx(np.array(weights) / 10, abs=0.01)
@@ -105,7 +105,7 @@ def test_source_gpus_are_even_or_follow_hot_ranks():
 
 
 def test_hot_ranks_send_mostly_away():
-    recipe = small(gpus_per_node=4, seq_len=400, batch_size=4, sampler="bimodal", iter_num=1)
+    recipe = small(gpus_per_node=4, seq_len=400, batch_size=4, law="bimodal", iter_num=1)
     src, expert = next(sampler.layers(recipe))
     away = (expert // 8 != (src // 4)[:, None]).any(axis=1)
     hot = src % 4 < 2
@@ -127,12 +127,12 @@ def test_hot_ranks_send_mostly_away():
             "invalid zipf_alpha 1.0: an unbounded Zipf law needs more than 1",
         ),
         (
-            {"zipf_alpha": 0.9, "sampler": "seed"},
+            {"zipf_alpha": 0.9, "law": "seed"},
             "invalid zipf_alpha 0.9: an unbounded Zipf law needs more than 1",
         ),
         ({"zipf_alpha": float("nan")}, "invalid zipf_alpha nan"),
         ({"dtype": "int3"}, "invalid dtype 'int3': expected one of float16"),
-        ({"sampler": "lottery"}, "invalid sampler 'lottery'"),
+        ({"law": "lottery"}, "invalid law 'lottery'"),
         ({"distinct": "never"}, "invalid distinct 'never'"),
     ],
 )
@@ -142,7 +142,7 @@ def test_an_invalid_recipe_is_refused(words, message):
 
 
 def test_any_exponent_from_0_has_a_bounded_law():
-    law = sampler.shares(small(sampler="bounded", zipf_alpha=0.0))
+    law = sampler.shares(small(law="bounded", zipf_alpha=0.0))
     assert law.tolist() == [1 / 8] * 8
 
 
@@ -151,18 +151,18 @@ def test_any_exponent_from_0_has_a_bounded_law():
     [
         ({"zipf_alpha": 30.0, "distinct": "resample"}, {}, "distinct `resample` would not end"),
         (
-            {"sampler": "popularity"},
+            {"law": "popularity"},
             {},
             "popularity has no numbers: expected one for each of 8",
         ),
         (
-            {"sampler": "popularity"},
+            {"law": "popularity"},
             {"popularity": [1] * 7},
             "popularity has 7 numbers: expected one",
         ),
-        ({"sampler": "popularity"}, {"popularity": [-1] * 8}, "expected numbers from 0"),
-        ({"sampler": "bimodal", "topk": 5}, {}, "a token can reach only 4 experts"),
-        ({"sampler": "table"}, {}, "choose another to draw"),
+        ({"law": "popularity"}, {"popularity": [-1] * 8}, "expected numbers from 0"),
+        ({"law": "bimodal", "topk": 5}, {}, "a token can reach only 4 experts"),
+        ({"law": "table"}, {}, "choose another to draw"),
     ],
 )
 def test_a_law_that_cannot_be_drawn_is_refused(words, more, message):

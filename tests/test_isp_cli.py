@@ -406,3 +406,18 @@ def test_the_json_has_the_explanation_and_the_arguments_of_the_trainer():
     document = json.loads(call(*ASKED, "--trainer-args", "megatron", "--json"))
     SCHEMA.validate(document)
     assert "--num-layers 32" in document["trainer_args"]
+
+
+def test_virtual_stages_that_fit_no_strategy_are_noted():
+    words = ("--model", "7B", "--world-size", "32", "--global-batch", "1Mi", "--json")
+    words = (*words, "--pp-sizes", "4", "--interleave", "2,32")
+    (note,) = json.loads(call(*words, "--seq-len", "4Ki"))["notes"]
+    assert note.startswith("--interleave 32 fits no strategy: ")
+    assert json.loads(call(*words, "--seq-len", "4Ki,8Ki"))["notes"] == [note]
+    assert json.loads(call(*words[:-1], "2", "--seq-len", "4Ki"))["notes"] == []
+
+
+def test_top_is_the_number_of_strategies_in_the_json():
+    words = ("--model", "7B", "--world-size", "8", "--global-batch", "1Mi", "--json")
+    found = json.loads(call(*words, "--seq-len", "4Ki", "--top", "2"))
+    assert len(found["best"]) == 2

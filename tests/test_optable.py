@@ -358,4 +358,10 @@ def test_the_table_of_the_demo_is_known_by_its_columns(tmp_path):
     write_table(TableJob(dp=2, pp=2, micro_batches=2, steps=3), tmp_path)
     found = compute_metrics(open_run(tmp_path / "table.parquet"))
     assert found.iterations == 3
-    assert set(found.volume) == {"DP", "PP", "TP"}
+    assert set(found.volume) == {"DP", "PP", "TP", "OTHER"}
+
+
+def test_a_job_without_a_fault_has_no_imbalanced_stage(tmp_path):
+    write_table(TableJob.of(8, 0.0), tmp_path)
+    found = compute_metrics(open_run(tmp_path / "table.parquet"))
+    assert [finding.kind for finding in found.findings] == ["exposed_communication"]

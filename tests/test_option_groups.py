@@ -169,6 +169,14 @@ def test_a_help_text_names_the_one_partner():
         ("critical-path . --exact", ["--exact needs --annotation."]),
         ("critical-path . --instance 0", ["--instance needs --annotation."]),
         (
+            "replay . --annotation= --exact --instance 1",
+            [
+                '--instance has no effect with --annotation "";',
+                '--exact has no effect with --annotation "";',
+            ],
+        ),
+        ("info . --workers 2", ["--workers needs --all."]),
+        (
             "critical-path . --all-edges --all-events --zero-weight-launches",
             ["--all-edges needs --overlay.", "--all-events", "needs --compat hta."],
         ),

@@ -114,6 +114,10 @@ def test_lists_of_numbers_are_read():
             "isp --world-size 8-99999999999",
             "invalid world size '99999999999': expected at most",
         ),
+        ("dispatch compare --inter-start 2", "invalid --inter-start '2': expected a number"),
+        ("dispatch compare --intra-start 2m", "and a unit (ns, us, ms or s), as in 10us"),
+        ("what-if {run} --fuse-below 5", "invalid --fuse-below '5': expected a number and a u"),
+        ("what-if {run} --set comm=1e300s", "invalid duration '1e300s': expected a number and"),
         ("dispatch generate --hot-ranks 0:1e308 -o x", "invalid --hot-ranks '0:1e308'"),
         ("dispatch generate --hot-ranks 0:nan -o x", "invalid --hot-ranks '0:nan'"),
     ],
@@ -181,7 +185,7 @@ API = [
     lambda _: fastcomm.Recipe.of(zipf_alpha=math.nan),
     lambda _: fastcomm.Recipe.of(zipf_alpha=1e308),
     lambda _: fastcomm.Recipe.of(seed=-1),
-    lambda _: fastcomm.Recipe.of(seed=1 << 32, sampler="seed"),
+    lambda _: fastcomm.Recipe.of(seed=1 << 32, law="seed"),
 ]
 
 
@@ -271,5 +275,5 @@ def test_numbers_of_an_original_configuration_are_refused_with_their_key(tmp_pat
 def test_numbers_of_changes_are_refused_with_their_key(tmp_path, inputs, key, value):
     path = tmp_path / "w.json"
     path.write_text(f'{{"all": {{"{key}": {value}}}}}')
-    said = refused("stragglers", inputs["table"], "--changes", path)
+    said = refused("stragglers", inputs["table"], "--scenario", path)
     assert str(path) in said

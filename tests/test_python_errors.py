@@ -184,6 +184,15 @@ ARGUMENTS = [
     (lambda u: fc.simulate_dispatch(WORKLOAD, token_bytes=0), "invalid token_bytes 0"),
     (lambda u: fc.simulate_dispatch(WORKLOAD, combine_bytes=0), "invalid combine_bytes 0"),
     (lambda u: fc.simulate_dispatch(WORKLOAD, inter_start=-1), "invalid inter_start -1: "),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, intra_start=2.0), r"a unit \(ns, us, ms or s\)"),
+    (
+        lambda u: fc.open(u.folder, step_boundary="device").critical_path(),
+        "critical_path: step_boundary 'device' has no effect",
+    ),
+    (
+        lambda u: fc.open(u.folder, step_boundary="device").replay(),
+        "replay: step_boundary 'device' has no effect",
+    ),
     (lambda u: fc.simulate_dispatch(WORKLOAD, cluster="x"), "cluster 'x': no such file"),
     (lambda u: fc.simulate_dispatch(WORKLOAD, links=5), "unknown option 'links'"),
     (lambda u: fc.open_workload(5), f"open_workload: invalid path 5: {PATH}open_workload"),

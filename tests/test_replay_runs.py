@@ -168,6 +168,13 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     assert slower.mean_ns > found.replayed.mean_ns
 
 
+def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):
+    # Where ranks wait for each other, the path goes on at the rank that was awaited.
+    write(Job.of(steps=2, layers=2), tmp_path)
+    found = session_of(step_of(open_run(tmp_path, options=OpenOptions(whole=True)), Window()))
+    assert sum(found.path.wait) < 0.02 * found.path.length_ns
+
+
 def test_changes_can_select_links_ranks_devices_and_categories(tmp_path):
     found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
     made = found.replayed.replayer

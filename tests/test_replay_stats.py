@@ -240,6 +240,10 @@ def test_the_commands_print_and_write_their_results(tmp_path):
     assert json.loads((tmp_path / "o" / "stats.json").read_text()) == found
     whole = tmp_path / "whole.json.gz"
     assert "1134 events of 4 ranks" in run("dpro", "convert", TRIAL, whole).stdout
+    top = json.loads(run("dpro", "stats", whole, "--sort", "--top", "3", "--json").stdout)
+    means = [row["avg_ns"] for row in top["ops"].values()]
+    assert len(means) == 3
+    assert means == sorted(means, reverse=True)
     text = run("dpro", "stats", whole, "--sort", "--top", "3").stdout
     assert "11.25 ms a step" in text
     assert "375 more operations" in text

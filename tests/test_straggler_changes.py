@@ -75,17 +75,17 @@ def test_the_what_ifs_of_the_study_can_be_written_as_changes(tmp_path):
     for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
         known = [name for name in names.split(", ") if name != "separate-grads-all-reduce"]
         path.write_text(json.dumps({name: {"ratio": 0} for name in known}))
-        said = json.loads(run("--changes", path, "--json"))
+        said = json.loads(run("--scenario", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_ns"]) == 32
-    assert "What if: 2.09 s a step, -3.78 %" in run("--changes", path)
+    assert "What if: 2.088 s a step, -3.78 %" in run("--scenario", path)
 
 
 @needed
 def test_an_ideal_last_stage_gives_the_m_s_of_the_study(tmp_path):
     path = tmp_path / "changes.json"
     path.write_text('{"stage:3": {"ideal": true}}')
-    said = json.loads(run("--changes", path, "--json"))
+    said = json.loads(run("--scenario", path, "--json"))
     removed = document("straggler/ms-ST.json")["trem"]
     assert said["what_if"]["step_time_mean_ns"] == pytest.approx(removed * 1e9, rel=1e-6)
 

@@ -58,7 +58,7 @@ def engine(cluster):
 
 def asked_for(job, target, table, *words):
     """The command with all that it can be asked for, and what it wrote."""
-    words = (*words, "--meta", job / "meta.yaml", "--changes", job / "w.json")
+    words = (*words, "--meta", job / "meta.yaml", "--scenario", job / "w.json")
     words = (*words, "--threshold", 1, "--output", target, "--trace", target / "trace")
     said = invoke(table, "--json", *words).stdout
     return said, {each.name: each.read_bytes() for each in sorted(target.iterdir())}

@@ -34,7 +34,22 @@ def convert(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> ChakraFiles:
-    """Write `trace.<rank>.et` and `trace.groups.json` of a run that was opened whole."""
+    """Write a run as Chakra execution traces: `trace.<rank>.et` and `trace.groups.json`.
+
+    Parameters
+    ----------
+    run
+        The traces, opened with `whole=True`.
+    folder
+        Directory to write to.
+    executor
+        Reads and converts the ranks.
+    keep_going
+        Whether to skip ranks that cannot be read.
+    progress
+        Called with each rank that was written.
+
+    """
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:
         check_no_input(folder / chakra.file_name(source.rank))

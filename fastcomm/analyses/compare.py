@@ -369,7 +369,7 @@ def _skipped(run: Object) -> list[SkippedRank]:
 
 
 def _expected(run: Object) -> int:
-    """Return how many ranks a run should have."""
+    """Return the number of ranks that a run should have, from its JSON document."""
     return expected_ranks(run.get("ranks") or [], run.get("world_size"), _skipped(run))
 
 

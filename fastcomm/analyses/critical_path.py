@@ -53,7 +53,11 @@ def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
 
 
 def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:
-    """Return the trace with the given rows of its events."""
+    """Return the trace with only the events in `rows`.
+
+    The events get the ids that the path has for them. `number` is the new row of each event of
+    the trace.
+    """
     at = pa.array(rows)
     comm = trace.comm
     event = pa.array(number[comm["event"].to_numpy()])
@@ -84,13 +88,26 @@ def critical_path(
     """Find the critical path of a window through all ranks, or of `options.rank`.
 
     Ranks are joined by their matched collectives and messages. If they cannot be joined, the
-    path is that of the first rank, and its first note says why. `run` was opened whole.
+    path is that of the first rank, and its first note says why.
+
+    Parameters
+    ----------
+    run
+        The traces, opened with `whole=True`.
+    options
+        Window and rank; by default the second step of all ranks.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to leave out ranks that cannot be read, and list them in `failed` of the path.
+    progress
+        Called with each rank that was read.
 
     Raises
     ------
     FastcommError
-        If there is no such window, or a rank cannot be read; with `keep_going`, such ranks are
-        in `failed` of the path, unless `options.rank` names one.
+        If there is no such window, or a rank cannot be read; with `keep_going`, only if
+        `options.rank` names that rank, or no rank can be read.
 
     """
     options = options or PathOptions()
@@ -120,6 +137,11 @@ def _of_source(source: Source, window: Window) -> CriticalPath:
         trace = source.read()
         path = analyze(trace, window)
     if not len(path.graph.time):
+        if not len(analyze(trace, Window(annotation="")).graph.time):
+            raise FastcommError(
+                f"{trace.meta.path}: no event that a path could go through in any window: the "
+                "trace has no kernels, copies, operators or calls"
+            )
         raise WindowError(
             f"{trace.meta.path}: the window has no event that a path could go through; choose "
             "another with --step or --annotation"

@@ -4,19 +4,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import START_S, Range, build, check_type, invalid_value, shows
+from fastcomm.checks import Range, build, check_type, invalid_value, shows
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
-from fastcomm.dispatch.simulation import Simulation, simulate
+from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import python_names
 from fastcomm.hardware import GpuLinks, load_links
 from fastcomm.options import DispatchOptions
-from fastcomm.units import parse_bandwidth
+from fastcomm.units import parse_bandwidth, parse_duration
 
 _TOKEN_BYTES = Range(1, 1 << 40)
-_START_US = Range(START_S.least * 1e6, START_S.most * 1e6)
 
 
 def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
@@ -27,7 +26,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
     links = GpuLinks()
     if options.cluster is not None:
         links = load_links(options.cluster, recipe.gpus_per_node)
-    parse = original_bandwidth if recipe.sampler == "seed" else parse_bandwidth
+    parse = original_bandwidth if recipe.law == "seed" else parse_bandwidth
     bandwidths = {
         f"{kind}_bytes_per_s": parse(bandwidth, f"bw_{kind}")
         for kind, bandwidth in (("inter", options.bw_inter), ("intra", options.bw_intra))
@@ -36,8 +35,10 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
     for name in ("token_bytes", "combine_bytes"):
         if (size := getattr(options, name)) is not None:
             _TOKEN_BYTES.check(size, name)
-    for name in ("inter_start", "intra_start"):
-        _START_US.check(getattr(options, name), name)
+    starts = {
+        f"{name}_s": parse_duration(getattr(options, name), name) / NS
+        for name in ("inter_start", "intra_start")
+    }
     size = options.token_bytes or recipe.token_bytes
     return Terms(
         token_bytes=size,
@@ -47,8 +48,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
             **bandwidths,
             inter_efficiency=options.inter_efficiency,
             intra_efficiency=options.intra_efficiency,
-            inter_start_s=options.inter_start * 1e-6,
-            intra_start_s=options.intra_start * 1e-6,
+            **starts,
             incast=options.incast,
         ),
         demand=options.demand,
@@ -72,7 +72,7 @@ def simulate_dispatch(
     **options
         Fields of `DispatchOptions`: `cluster`, or the bandwidths `bw_inter` between nodes and
         `bw_intra` inside a node of one GPU, with their units ("50GB/s"); efficiencies from 0
-        to 1; start times in microseconds; and the bytes of a token.
+        to 1; startup times with their units ("2us"); and the bytes of a token.
 
     Returns
     -------

@@ -99,7 +99,11 @@ class Diagnosis(TableResult):
 def examine(
     dask: str | None = None, *, wait_s: float = 60, store: str | None = None
 ) -> Diagnosis:
-    """Check versions, machine, cache and a self-test; the cluster and the store if given."""
+    """Check the installation: versions, machine, cache, and a measurement with known numbers.
+
+    `dask` is the address of a cluster to check, for whose workers to wait `wait_s` seconds;
+    `store` is the path of a store to check.
+    """
     return Diagnosis(checks=tuple(_checks(dask, wait_s, store)))
 
 
@@ -210,10 +214,10 @@ def _dask(address: str, wait_s: float) -> Check:
     try:
         from fastcomm.executors import dask
 
-        with dask.connected(address, wait_s=wait_s) as engine:
-            threads = engine.client.nthreads()
-            differ = len(engine.warnings)
-            tested = engine.call(_self_test) if threads else None
+        with dask.connected(address, wait_s=wait_s) as executor:
+            threads = executor.client.nthreads()
+            differ = len(executor.warnings)
+            tested = executor.call(_self_test) if threads else None
     except ConfigError:
         return Check(name="dask", found="no such address, or no extra dask", state="bad")
     except ClusterError as error:
@@ -297,7 +301,11 @@ def _is_whole(folder: Path, table: TableFile) -> bool:
 
 
 def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
-    """Return a description of the damage of a rank's file; empty if it is intact."""
+    """Return how a rank's file in a store is damaged, as text; empty if it is intact.
+
+    `entry` is the record of the file in the manifest; `file` is a `SkippedRank` if its size is
+    wrong.
+    """
     if isinstance(file, SkippedRank):
         return "its file has another size than the manifest says"
     try:

@@ -140,7 +140,11 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def lacks(
     details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
 ) -> Iterator[str]:
-    """Yield a sentence per kind of missing data, with how to record it."""
+    """Yield a sentence on each kind of data that the traces lack, and how to record it.
+
+    `details` describe the ranks that were read, `missing` are the numbers of the ranks without
+    a trace, and `groups` is the table of process groups.
+    """
     communication, unsized, open_ = (
         sum(getattr(detail, name) for detail in details)
         for name in ("communication", "without_bytes", "untagged")
@@ -281,22 +285,24 @@ def info(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Info:
-    """Describe a run by its first rank, or by all; of a store, all ranks at no extra cost.
+    """Describe a run: format, ranks, steps, process groups, and missing data.
 
-    With `keep_going`, ranks that cannot be read are skipped: the first readable one is used.
-    `anew` reads the ranks of a store instead of its tables, which applies options that
-    differ from those of the ingest.
+    Reads the first rank, or with `all_ranks` every one; the tables of a store have all ranks.
+    `anew` reads the ranks of a store instead, if options differ from those of its ingest.
+    `workers` is a number of processes or an executor; with `keep_going`, ranks that cannot be
+    read are skipped; `progress` is called with each rank that was read. Raises `FastcommError`
+    if a rank cannot be read.
     """
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    engine = executor_of(workers)
+    executor = executor_of(workers)
     if all_ranks:
-        parts, left_out = engine.gather(run, _TASK, keep_going=keep_going, progress=progress)
+        parts, left_out = executor.gather(run, _TASK, keep_going=keep_going, progress=progress)
     elif keep_going:
-        parts, left_out = _first_readable(run, engine)
+        parts, left_out = _first_readable(run, executor)
     else:
-        parts, left_out = engine.gather(replace(run, sources=run.sources[:1]), _TASK)
+        parts, left_out = executor.gather(replace(run, sources=run.sources[:1]), _TASK)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -323,13 +329,13 @@ _TASK = Task(measure=_summarize, merge=_all, finish=both)
 
 
 def _first_readable(
-    run: RunTraces, engine: Executor
+    run: RunTraces, executor: Executor
 ) -> tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]:
     """Return the summary of the first rank that can be read, and the skipped ranks."""
     left_out: list[SkippedRank] = []
     for source in run.sources:
         try:
-            parts, _ = engine.gather(replace(run, sources=(source,)), _TASK)
+            parts, _ = executor.gather(replace(run, sources=(source,)), _TASK)
         except ClusterError:
             raise
         except FastcommError as error:

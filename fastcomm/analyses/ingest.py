@@ -56,9 +56,17 @@ def plan(
     options: OpenOptions | None = None,
     ranks: Iterable[int] | None = None,
 ) -> IngestPlan:
-    """Open the run of `paths` for a store in `folder`, with every event.
+    """Open a run to be stored in `folder`, with every event; by default of all ranks.
 
-    Raises `ConfigError` where the directory is of something else, or holds the run itself.
+    A configuration beside the traces adds to `options`.
+
+    Raises
+    ------
+    ConfigError
+        If the directory contains other files, or the traces.
+    FastcommError
+        If the traces cannot be opened.
+
     """
     refuse_output("--output", folder)
     folder = Path(folder)
@@ -81,7 +89,11 @@ def plan(
 
 
 def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
-    """Raise `ConfigError` for a store among its own traces: the run would have two formats."""
+    """Raise `ConfigError` if a store would be written into a directory that is to be ingested.
+
+    That directory would then hold a run in two formats. `paths` are the traces, `folder` the
+    store.
+    """
     whole = folder.resolve()
     for path in filter(is_local, map(place, paths)):
         if path.resolve() == whole:
@@ -166,11 +178,25 @@ def ingest(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Ingested:
-    """Write the store.
+    """Write the store of a planned ingest.
 
-    Raises the first rank's error, and the store stays unfinished; or, with `keep_going`, the
-    manifest lists it, and it is raised only if no rank is left. FastcommError where another
-    ingest writes the store; nothing of the other is removed.
+    Parameters
+    ----------
+    planned
+        The run and the directory.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to skip ranks that cannot be read, and list them in the manifest.
+    progress
+        Called with each rank that was written.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read, and then the store stays unfinished (with `keep_going`, only
+        if no rank can); or if another ingest writes the store, of which nothing is removed.
+
     """
     run, folder = planned.run, planned.folder
     _make(folder)
@@ -240,7 +266,10 @@ def _check_unshared(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) 
 
 
 def _storing(run: RunTraces, folder: Path, reading: dict[str, Any]) -> tuple[Source, ...]:
-    """Return sources that write each trace to the store when it is read."""
+    """Return a source per rank that, when it is read, also writes the trace to the store.
+
+    `folder` is the directory of the store, `reading` the options that the store records.
+    """
     beside: dict[Path, list[int]] = {}
     for source in run.sources:
         beside.setdefault(source.path, []).append(source.rank)

@@ -22,14 +22,30 @@ def compute_metrics(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Metrics:
-    """Measure METRIC 0-5 of a run.
-
-    `workers` is a number of processes of this machine, or an executor; with several processes
-    a script needs `if __name__ == "__main__":`. Raises the first rank's error, or, with
-    `keep_going`, lists it in `failed`; then only if no rank is left.
+    """Measure a run: METRIC 0 to 5 of the specification, and comparisons across ranks.
 
     Iterations are on the device's clock if every rank with device work has its launches
     recorded, and otherwise by the host's marks, on all ranks alike.
+
+    Parameters
+    ----------
+    run
+        The traces.
+    options
+        What is measured; by default all steps.
+    workers
+        Number of processes of this machine, or an executor. With several processes a script
+        needs `if __name__ == "__main__":`.
+    keep_going
+        Whether to leave out ranks that cannot be read, and list them in `failed`.
+    progress
+        Called with each rank that was read.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read; with `keep_going`, if none can.
+
     """
     options = options or MetricsOptions()
     link = options.link_bytes_per_s

@@ -44,10 +44,28 @@ def open_traces(
     whole: bool = False,
     standing: Iterable[str] = (),
 ) -> RunTraces:
-    """Find the traces of a run; the workers of `executor` search URLs.
+    """Find the traces of a run, their format and their ranks.
 
-    `whole` makes later reads return all events, not only those that metrics need. A format
-    may ignore the options named in `standing`. Raises the errors of `open_run`.
+    Parameters
+    ----------
+    paths
+        Directories, files, globs or URLs.
+    options
+        How the traces are read.
+    executor
+        Its workers search URLs; by default this process does.
+    whole
+        Whether later reads return all events, not only those that metrics need.
+    standing
+        Names of options that the format may ignore.
+
+    Raises
+    ------
+    ConfigError
+        If an option is invalid, or has no effect on the format.
+    FastcommError
+        If there is no trace, or a file cannot be opened.
+
     """
     executor = executor or Local()
     opening = OpenOptions.of(options, whole=whole, standing=standing)
@@ -89,7 +107,10 @@ def compile_critical_path() -> None:
 
 
 def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
-    """Run an analysis on a small whole trace, unless all of `part` has been compiled."""
+    """Compile the kernels of an analysis by running it on a small trace, unless this was done.
+
+    `part` names the group of kernels in the cache.
+    """
     if _jit.is_compiled(part):
         return
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")

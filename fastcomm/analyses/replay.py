@@ -35,7 +35,28 @@ def step_of(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> StepConstraints:
-    """Return a window of all ranks as one step; FastcommError if they share no collective."""
+    """Return the constraints between the events of a window of all ranks.
+
+    Parameters
+    ----------
+    run
+        The traces, opened with `whole=True`.
+    window
+        Part of the traces; by default the second step, or the only one.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to leave out ranks that cannot be read.
+    progress
+        Called with each rank that was read.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read (with `keep_going`, if none can), or ranks share no collective
+        that connects them.
+
+    """
     part = partial(_part, window=window)
     task = Task(measure=part, merge=together, finish=_step)
     step, left_out = executor_of(workers).gather(
@@ -108,7 +129,11 @@ def session_of(step: StepConstraints) -> Session:
 def session_of_trial(
     trial: Trial, options: ReplayOptions, predicted: PredictionOptions | None = None
 ) -> Session:
-    """Replay a trial with the measured durations, and make the requested predictions."""
+    """Replay a step of a trial with its measured durations, and make predictions.
+
+    `options` are the rules and the number of steps; `predicted` names the predictions, by
+    default none.
+    """
     predicted = predicted or PredictionOptions()
     replayed = session(
         trial,

@@ -1,6 +1,6 @@
 """Measure the operations of a run, and compare two runs: added, removed, changed means."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class RunStatistics(TableResult):
     read: ReadRanks | None = None  # of a run
     numbers: tuple[int, ...] | None = None  # of the steps in the traces of a run
     is_dpro: bool = False  # whether the JSON has dPRO's keys, in ms
+    rows: tuple[int, ...] | None = None  # indices of the operations in the JSON; None is all
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -43,7 +44,7 @@ class RunStatistics(TableResult):
         if self.is_dpro:
             steps = {"opt_step": self.time.opt_step, **self._steps("ms", MS)}
             categories = statistics.categories
-            ops = dpro.operations(statistics)
+            row: Callable[[Statistics, int], dict[str, Any]] = dpro.operation
         else:
             steps = {
                 "steps": list(self.steps),
@@ -53,7 +54,9 @@ class RunStatistics(TableResult):
             categories = {
                 name: _category(category) for name, category in statistics.categories.items()
             }
-            ops = {name: _operation(statistics, k) for k, name in enumerate(statistics.names)}
+            row = _operation
+        shown = range(len(statistics.names)) if self.rows is None else self.rows
+        ops = {statistics.names[k]: row(statistics, k) for k in shown}
         return {**steps, "categories": categories, **read, **tensors, "ops": ops}
 
     def _steps(self, unit: str, size: float) -> dict[str, Any]:
@@ -196,7 +199,11 @@ _CHANGES = pa.schema(
 
 
 def comparison(before: Statistics, after: Statistics) -> OperationComparison:
-    """Compare mean durations by name; equal ones are left out."""
+    """Compare the mean duration of every operation in two runs, by its name.
+
+    Returns the names that only one run has, and for each name in both the means, in ns, unless
+    they are equal.
+    """
     old = dict(zip(before.names, before.avg.tolist(), strict=True))
     new = dict(zip(after.names, after.avg.tolist(), strict=True))
     changed = [

@@ -117,17 +117,26 @@ def analyse_stragglers(
     trace: bool = False,
     executor: Executor | None = None,
 ) -> StragglerResult:
-    """Analyze a table of operations, a path or a URL that the workers understand.
+    """Find the stragglers of a job from its table of operations.
 
-    `trace` adds a Chrome trace of the last replay to the result. `executor` is by default this
-    process.
+    Parameters
+    ----------
+    table
+        Path or URL of the table, as the workers see it.
+    options
+        Steps, threshold, sizes of the job, and a scenario.
+    trace
+        Whether the result has a Chrome trace of the last replay.
+    executor
+        Holds and replays the table; by default this process.
+
     """
     meta = None if options.meta is None else operations.meta(place(options.meta))
     shards = (meta or {}).get("dsp_size", 1)
     changes = (
         None
-        if options.changes is None
-        else edits.read_changes(place(options.changes), has_ideal=True)
+        if options.scenario is None
+        else edits.read_changes(place(options.scenario), has_ideal=True)
     )
     model = partial(_model, str(table), shards, options.steps)
     with closing((executor or Local()).hold(model)) as shared:
@@ -155,8 +164,8 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
     options
         Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
         of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,
-        the minimum slowdown to attribute to ranks, stages and types; `changes`, path of a JSON
-        file of changed durations to replay.
+        the minimum slowdown to attribute to ranks, stages and types; `scenario`, path of a
+        JSON file of changed durations with which the job is replayed, too.
 
     Returns
     -------

@@ -78,7 +78,10 @@ class _Group(SuggestingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; settings of its file become its defaults."""
+        """Find the command that the arguments name; take its defaults from the settings file.
+
+        Returns the name of the command, the command, and the other arguments.
+        """
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
             ctx.default_map = {name: settings.defaults(command, name)}

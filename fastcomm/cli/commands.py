@@ -111,13 +111,17 @@ def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
 
 
 def _holds(ctx: click.Context, text: str) -> bool:
-    """Whether an option is given, or with a value, "--compat hta", whether it has that."""
+    """Whether an option is given, or with a value, "--compat hta", whether it has that.
+
+    The value "" is written with its quotes: '--annotation ""'.
+    """
     param, value = _option(ctx, text), text.partition(" ")[2]
     if param is None:
         return False
     if not value:
         return _is_given(ctx, param)
-    return value in str(ctx.params.get(str(param.name))).split(",")
+    current = ctx.params.get(str(param.name))
+    return current == "" if value == '""' else value in str(current).split(",")
 
 
 def typed_options(ctx: click.Context, *kinds: type) -> list[str]:

@@ -100,7 +100,7 @@ class OneRankOptions:
     needs=("--deps",),
     help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
-@compat_option("hta", of="Holistic Trace Analysis")
+@compat_option("hta", of="HTA, with the first step by default")
 @option(
     "--zero-weight-launches",
     is_flag=True,
@@ -145,7 +145,13 @@ def run(
 
 
 def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
-    """Return the path of one trace; write --overlay and --save, and analyze --deps."""
+    """Find the critical path of one rank, and write the files that the options ask for.
+
+    `window` selects the part of the trace; `options` have the rules, the overlay, the saved
+    graph and the analysis of data dependencies.
+
+    Raises `FastcommError` if the graph has a cycle.
+    """
     from fastcomm.trace.run import warnings_of_ranks
 
     find, drawing_type = _rules(options)
@@ -186,9 +192,9 @@ def _rules(
 
 
 def _data(trace: "Trace", critical: "CriticalPath", named: str | None) -> "DataDependencies":
-    """Return what could start earlier if only data dependencies counted.
+    """Return the operators that could start earlier if they waited only for their data.
 
-    `named` is the execution trace; None searches for it beside the trace.
+    `named` is the path of the execution trace; None searches for it beside the trace.
     """
     from fastcomm.critical_path.data import data_dependencies
     from fastcomm.readers import execution_trace

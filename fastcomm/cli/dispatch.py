@@ -86,11 +86,11 @@ def generate(
             "--law popularity needs --popularity FILE, a text file with a weight per expert"
         )
     weights = None if popularity is None else _numbers(popularity)
-    recipe = Recipe.of(**{"sampler": "zipf", **shape.recipe_values()})
+    recipe = Recipe.of(**{"law": "zipf", **shape.recipe_values()})
     more: dict[str, Any] = {"popularity": weights, "threads": workers}
     if hot_ranks is not None:
         more["sources"] = _sources(hot_ranks, recipe)
-    if recipe.sampler == "seed":
+    if recipe.law == "seed":
         more = {}
     files = workload.write(recipe, output, **more)
     click.echo(
@@ -293,7 +293,7 @@ def _recipe(shape: WorkloadOptions) -> Recipe:
             "--law popularity needs a workload with weights: draw one with `fastcomm dispatch "
             "generate --law popularity --popularity FILE -o DIR`, and simulate that"
         )
-    return Recipe.of(**{"sampler": "zipf", **shape.recipe_values()})
+    return Recipe.of(**{"law": "zipf", **shape.recipe_values()})
 
 
 def _numbers(path: Path) -> list[float]:

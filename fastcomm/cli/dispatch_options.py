@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import EFFICIENCY, FACTOR, START_S, option_name
+from fastcomm.checks import EFFICIENCY, FACTOR, option_name
 from fastcomm.cli.commands import WORKLOAD, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import builds, with_options
@@ -19,7 +19,7 @@ from fastcomm.cli.results import (
     print_json,
     result_options,
 )
-from fastcomm.cli.values import BYTES, Number
+from fastcomm.cli.values import BYTES, Duration, Number
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
@@ -84,17 +84,17 @@ _TERMS = (
     ),
     _network(
         "--inter-start",
-        type=Number(START_S, unit=1e-6),
+        type=Duration(),
         metavar="TIME",
-        default=0.0,
-        help_="Startup time of a message between nodes, in us.",
+        default="0us",
+        help_="Startup time of a message between nodes, as in 2us.",
     ),
     _network(
         "--intra-start",
-        type=Number(START_S, unit=1e-6),
+        type=Duration(),
         metavar="TIME",
-        default=0.0,
-        help_="Startup time of a message inside a node, in us.",
+        default="0us",
+        help_="Startup time of a message inside a node, as in 2us.",
     ),
     _network(
         "--incast",
@@ -215,7 +215,7 @@ class SimulationRequest:
     results: ResultFiles
 
     def terms(self, recipe: Recipe) -> "Terms":
-        """Return the terms of a simulation of a workload."""
+        """Return links, sizes and demand for the simulation of a workload."""
         from fastcomm.analyses.dispatch import terms_for
 
         return terms_for(recipe, self.network)

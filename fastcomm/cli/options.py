@@ -60,7 +60,11 @@ def builds(**kinds: type) -> Callable[[F], F]:
 
 
 def _as_options(text: str, names: Sequence[str]) -> str:
-    """Return an error message; fields of `names` at its beginning are written as options."""
+    """Write the fields that begin an error message as options of the command line.
+
+    Of the words before the colon, those among `names` are fields: "fuse_below" becomes
+    "--fuse-below".
+    """
     subject, colon, rest = text.partition(":")
     subject, contradict, other = subject.partition(" contradict ")
     parts = [option_name(w) if w in names else w for w in subject.split(" ")]
@@ -70,7 +74,8 @@ def _as_options(text: str, names: Sequence[str]) -> str:
 def run_options(command: F) -> F:
     """Add the options that say how the traces of a run are found and read.
 
-    The command gets them as `reading` and `execution`.
+    The command gets them as its parameters `reading`, a `ReadOptions`, and `execution`, an
+    `ExecutionOptions`.
     """
     grouped = builds(reading=ReadOptions, execution=ExecutionOptions)(command)
     return with_options([*_READING, _PROCESSES, keep_going_option, *_CLUSTER])(grouped)
@@ -188,8 +193,9 @@ dask_wait_option = option(
 
 # With these, one rank is read, on this machine.
 _ONE_RANK = ("--compat", "--overlay", "--save", "--deps", "--to uniform")
-# Scripts state the number of workers for all commands: with one rank it has no effect.
-_PROCESSES = workers_option(not_with=("--dask",))
+# Scripts state the number of workers for all commands: with one rank it has no effect. `info`
+# reads one rank unless --all is given.
+_PROCESSES = workers_option(not_with=("--dask",), needs=("--all",))
 _CLUSTER: list[Callable[[Any], Any]] = [
     option(
         "--dask",

@@ -145,11 +145,20 @@ json_option = option(
 def result_options(
     files: str, *, xlsx: bool = True, html: bool = True, **attrs: Any
 ) -> Callable[[F], F]:
-    """Add `--json`, `--output`, and where there are such, `--xlsx` and `--html`.
+    """Return a decorator that adds the options of output to a command.
 
-    `files` is what `--output` writes, `attrs` are further attributes of that option. The
-    command gets `as_json`, `output`, `xlsx` and `html`, or with `builds(files=ResultFiles)` one
-    object of them.
+    The command gets their values as `as_json`, `output`, `xlsx` and `html`, or with
+    `builds(files=ResultFiles)` as one object.
+
+    Parameters
+    ----------
+    files
+        Description of the files of `--output`, for its help.
+    xlsx, html
+        Whether the command has `--xlsx` and `--html`.
+    **attrs
+        Further attributes of `--output`.
+
     """
     options = [json_option, output_option(f"Files: {files}", **attrs)]
     if xlsx:
@@ -224,15 +233,21 @@ def cluster_option(default: str) -> Callable[[F], F]:
     )
 
 
-def top_option(default: int, **attrs: Any) -> Callable[[F], F]:
-    """Return the option of the number of rows to print."""
+def top_option(default: int, *, all_in_json: bool = False, **attrs: Any) -> Callable[[F], F]:
+    """Return the option of the number of rows to print.
+
+    With `all_in_json`, the default is None, and the command prints `default` rows, or all as
+    JSON.
+    """
     return option(
         "--top",
         type=COUNT,
-        default=default,
+        default=None if all_in_json else default,
+        show_default=False,
         group=OUTPUT,
         is_common=True,
-        help="Number of rows to print.",
+        help="Number of rows to print, also with --json. "
+        f"Default: {default}{', with --json all' if all_in_json else ''}.",
         **attrs,
     )
 
@@ -244,7 +259,7 @@ trace_option = option(
     metavar="FILE",
     group=OUTPUT,
     is_common=True,
-    help="Write the replayed steps (with --changes the changed ones) for Perfetto.",
+    help="Write the replayed steps for Perfetto, changed ones if there are changes.",
 )
 changes_option = option(
     "--changes",

@@ -1,7 +1,7 @@
 """``fastcomm stats``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_ROWS = 20  # of a printed table, unless --top says otherwise
 _EXAMPLES = """\b
 Examples:
   fastcomm stats traces/ --sort --top 40
@@ -33,7 +34,7 @@ class ListOptions:
     """Which operations are printed, and the path of a run to compare with."""
 
     sort: bool = False
-    top: int = 20
+    top: int | None = None
     against: Path | None = None
 
 
@@ -45,10 +46,10 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
             is_flag=True,
             group=OUTPUT,
             is_common=True,
-            not_with=("--json", "--against"),
+            not_with=("--against",),
             help="Sort operations by mean duration, longest first.",
         ),
-        top_option(20, not_with=("--json",)),
+        top_option(_ROWS, all_in_json=True),
         option(
             "--against",
             type=path,
@@ -129,9 +130,9 @@ def describe(
         after = _reported(read(shown.against))
         changes = comparison(measured, rules.statistics(after.trace, after.topology))
         if files.as_json:
-            print_json(changes)
+            print_json(replace(changes, changed=changes.changed[: shown.top]))
         else:
-            report.show_comparison(changes, shown.top)
+            report.show_comparison(changes, shown.top or _ROWS)
         return max(_exit_code(source), _exit_code(after))
     described = RunStatistics(
         operations=measured,
@@ -143,11 +144,12 @@ def describe(
     )
     if files.output is not None:
         report.write(described, files.output, xlsx=files.xlsx)
+    head = shown.top or (None if files.as_json else _ROWS)
+    rows = list(statistics.sort_rows(measured, by_avg=shown.sort, head=head))
     if files.as_json:
-        print_json(described)
+        print_json(replace(described, rows=tuple(rows)))
     else:
-        rows = statistics.sort_rows(measured, by_avg=shown.sort, head=shown.top)
-        report.show(described, list(rows))
+        report.show(described, rows)
     return _exit_code(source)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, option
+from fastcomm.cli.commands import EDITS, LAYOUT, MEASUREMENT, OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
@@ -14,7 +14,6 @@ from fastcomm.cli.options import (
     executor_for,
 )
 from fastcomm.cli.results import (
-    changes_option,
     print_json,
     result_options,
     steps_option,
@@ -26,7 +25,7 @@ from fastcomm.options import StragglerOptions
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
-  fastcomm stragglers trace.parquet --changes stage.json --trace replayed.json
+  fastcomm stragglers trace.parquet --scenario stage.json --trace replayed.json
   fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
   fastcomm stragglers trace.parquet --steps 12 --json | jq .slowdown_by_optype
 """
@@ -52,7 +51,14 @@ Examples:
     is_common=True,
     help="Minimum slowdown to attribute to a rank.",
 )
-@changes_option
+@option(
+    "--scenario",
+    type=FileOrUrl(exists=True, dir_okay=False),
+    metavar="FILE",
+    group=EDITS,
+    is_common=True,
+    help='Replay the job as a JSON file says: {"CONDITIONS": {"delay": MS, "ratio": R}}.',
+)
 @trace_option
 @builds(options=StragglerOptions, execution=ExecutionOptions)
 @cluster_options
@@ -74,9 +80,9 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE is Parquet or CSV, and may be a URL; with --dask the workers read it.
 
-    A KEY of --changes is all, a type, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3 or
-    step:12, or several joined by +: {"forward-compute+rank:7": {"ratio": 0.87}}. Changes apply
-    in their order; "ideal": true sets the ideal time of the type.
+    CONDITIONS of --scenario are all, a type, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3
+    or step:12, or several joined by +: {"forward-compute+rank:7": {"ratio": 0.87}}. All entries
+    apply, in their order; "ideal": true sets the ideal time of the type.
     """
     from fastcomm.analyses.preparation import worker_paths
     from fastcomm.analyses.stragglers import analyse_stragglers

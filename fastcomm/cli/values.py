@@ -22,11 +22,10 @@ _MOST_DIGITS = len(str(MOST_NUMBER))
 
 
 class Number(click.FloatRange):
-    """A finite number of a range, in a unit that is `unit` times that of the range."""
+    """A finite number of a range."""
 
-    def __init__(self, within: Range, *, unit: float = 1.0) -> None:
-        """Accept numbers of `within` when multiplied by `unit`: 1e-6 for us of seconds."""
-        super().__init__(within.least / unit, within.most / unit, min_open=within.is_open)
+    def __init__(self, within: Range) -> None:
+        super().__init__(within.least, within.most, min_open=within.is_open)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -50,6 +49,21 @@ class Rate(click.ParamType[str]):
         from fastcomm.units import parse_bandwidth
 
         parse_bandwidth(value, option_name(param))
+        return value
+
+
+class Duration(click.ParamType[str]):
+    """A time with its unit, kept as text."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the text; ConfigError where it is no time with a unit."""
+        from fastcomm.units import parse_duration
+
+        parse_duration(value, option_name(param))
         return value
 
 

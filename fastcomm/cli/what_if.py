@@ -12,6 +12,7 @@ from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import EDITS, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.values import Duration
 from fastcomm.cli.windows import find_path, path_options
 from fastcomm.options import PathOptions, ReadOptions
 
@@ -61,7 +62,12 @@ _edit = partial(option, group=EDITS)
     is_common=True,
     help="Make the communication of a parallelism free, as in DP.",
 )
-@_edit("--fuse-below", metavar="TIME", help="Fuse neighboring kernels shorter than TIME.")
+@_edit(
+    "--fuse-below",
+    type=Duration(),
+    metavar="TIME",
+    help="Fuse neighboring kernels shorter than TIME, as in 5us.",
+)
 @_edit("--compute-speedup", metavar="FACTOR", help="Divide compute kernel durations by FACTOR.")
 @_edit(
     "--comm-speedup",
@@ -171,9 +177,10 @@ def _scales(
 def _set(text: str) -> "Edit":
     """Return the edit of one --set, as in "name:gemm=20us"."""
     from fastcomm.graph import edits
+    from fastcomm.units import parse_duration
 
     target, value = _pair("--set", text)
-    return edits.Edit(action="set", target=target, value=edits.duration_ns(value))
+    return edits.Edit(action="set", target=target, value=parse_duration(value))
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -80,6 +80,7 @@ _WINDOW: list[Callable[[Any], Any]] = [
         metavar="I[:J]",
         group=WINDOW,
         needs=("--annotation",),
+        not_with=('--annotation ""',),
         help="Which of the --annotation events, from 0; I:J spans I to J inclusive.",
     ),
     option(
@@ -87,6 +88,7 @@ _WINDOW: list[Callable[[Any], Any]] = [
         is_flag=True,
         group=WINDOW,
         needs=("--annotation",),
+        not_with=('--annotation ""',),
         help="Match the whole name with --annotation.",
     ),
     option(

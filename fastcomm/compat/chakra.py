@@ -396,7 +396,7 @@ def _messages(event: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
 def _untimed(
     op: str, size: int | None, partners: tuple[Sequence[int], ...], ranks: Sequence[int]
 ) -> str | None:
-    """Return why a simulator cannot time an event; None if it can."""
+    """Return the reason why a simulator cannot time an event; None if it can."""
     if size is None:
         return "its size is unknown"
     if op == "SendRecv":

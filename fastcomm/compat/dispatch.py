@@ -108,14 +108,16 @@ class OriginalFast:
 
     @property
     def max_load(self) -> int:
-        """Largest sum of a row or column of `servers`."""
+        """Most tokens that a server sends or receives: the largest sum of a row or column."""
         return largest_sum(self.servers)
 
 
 def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
-    """Run the original's DeepEP on one layer.
+    """Time one layer by the original simulator's DeepEP.
 
     It forwards every copy of a token, even several to the same GPU.
+
+    `traffic` has the tokens of a layer, `links` the seconds per token of each kind of link.
     """
     counts = deepep_counts(traffic, traffic.copies)
     return OriginalDeepEP(
@@ -127,10 +129,13 @@ def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
 
 
 def fast(traffic: Traffic, links: Links) -> OriginalFast:
-    """Run the original's FAST on one layer.
+    """Time one layer by the original simulator's FAST.
 
     It rounds the traffic between two nodes down to whole tokens per GPU, and redistributes half
-    of the last stage. Raises NoAnswerError for layers on which the original fails.
+    of the last stage.
+
+    `traffic` has the tokens of a layer, `links` the seconds per token of each kind of link.
+    Raises NoAnswerError for layers on which the original fails.
     """
     remote, width = np.where(traffic.own_node, 0, traffic.copies), traffic.width
     raw = traffic.copies.sum(axis=1)
@@ -166,7 +171,14 @@ def fast(traffic: Traffic, links: Links) -> OriginalFast:
 def _last_stage(
     permutations: NDArray[np.int64], weights: Matrix, padding: Matrix
 ) -> tuple[int, int, Matrix]:
-    """Return the last stage with more than padding, its largest cell, remaining padding."""
+    """Find the last stage that sends more than padding.
+
+    `permutations` (targets) and `weights` (tokens) have a row per stage, and `padding` the
+    tokens of padding from each node to each node.
+
+    Returns the index of the stage, the most tokens that a node sends in it without padding, and
+    the padding in it and the stages before.
+    """
     remaining, rows = padding.copy(), np.arange(len(padding))
     last = 0
     for stage in range(len(weights) - 1, -1, -1):

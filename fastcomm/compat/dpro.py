@@ -115,8 +115,9 @@ def _rank_steps(operators: StepOperators) -> RankSteps:
 def _is_cut(categories: NDArray[np.str_], bounds: Ints) -> bool:
     """Return whether the last step is incomplete, as dPRO decides.
 
-    That is, it is not one of the first two steps, and has no backward operator except perhaps
-    its first operator.
+    It is if it is not one of the first two steps, and has no backward operator except perhaps
+    its first operator. `categories` are those of all operators, `bounds` the indices at which
+    steps begin.
     """
     inner = np.ones(len(categories), bool)
     inner[bounds[:-1]] = False

@@ -57,7 +57,7 @@ class CPGraph(CriticalPath):
 
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
-        """Convert a critical path."""
+        """Convert a critical path to one with the methods of HTA."""
         return cls(
             path.graph,
             path.events,
@@ -85,9 +85,10 @@ class CPGraph(CriticalPath):
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:
-        """Set the weight of an edge, in ns; `critical_path` then searches for the path again.
+        """Set the weight of the edge between two nodes, in ns.
 
-        Raises FastcommError if there is no such edge.
+        `critical_path` then searches for the path again. Raises FastcommError if there is no
+        such edge.
         """
         at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
         if not len(at):

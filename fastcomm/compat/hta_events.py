@@ -112,7 +112,7 @@ def _is_fractional(start: Ints, stop: Ints, trace: Trace) -> bool:
 
 
 def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return microseconds as float64, nearest to their decimal text."""
+    """Return nanoseconds as microseconds, each the float64 nearest to its decimal text."""
     integer, fraction = np.divmod(ns, 1000)
     return integer.astype(np.float64) + fraction / 1000.0
 

@@ -217,9 +217,11 @@ def _queue(linked: Linked, launches: Ints) -> Numbers:
 
 
 def _recorded(linked: Linked, launches: Ints) -> tuple[Numbers, Numbers]:
-    """Return for each wait the work before its record, and the work that it delays.
+    """Return the work before and the work behind each recorded event of CUDA.
 
-    Both are by row, with NONE for rows without.
+    `launches` are rows of launching calls. Both results have a value per row of `linked`: the
+    row of the work before the call to `cudaEventRecord`, and the row of the work that a wait
+    for the event delays; NONE elsewhere.
     """
     rows = linked.rows
     no_work = np.full(len(rows), NONE, np.int32)

@@ -73,7 +73,7 @@ class CriticalPath(Result):
         on_device: Flags,
         across: RankJoin | None = None,
     ) -> Self:
-        """Search for the path by the rules of `about`; `across` has the ranks if several."""
+        """Search for the path of a graph of `events` by the rules of `about`."""
         path, slack = about.rules.search(graph, events, on_device)
         return cls(graph, events, about, on_device, path, slack, across)
 

@@ -116,7 +116,11 @@ def _text(path: Path) -> bytearray:
 def _pieces(
     text: bytearray, trace: Trace, path: CriticalPath, drawing: Drawing
 ) -> Iterator[bytes | memoryview]:
-    """Yield the text of the overlay in pieces."""
+    """Yield the text of a trace with its path marked, in pieces to write in order.
+
+    `text` is the JSON text of the trace, with padding. Raises `TraceFileError` if the events
+    are not at the offsets at which they were read.
+    """
     offset = filled(trace.events["offset"])
     order = np.argsort(offset)
     begin = offset[order]

@@ -335,7 +335,11 @@ class DataDependencies:
         return table.filter(readers).sort_by(order).slice(0, count)
 
     def shortening(self, count: int = 10) -> pa.Table:
-        """Return operators whose reordering shortens the step, largest effect first."""
+        """Return the `count` operators whose reordering shortens the step most, as rows.
+
+        The rows of the table `operators` are sorted by `shortens_ns`, longest first; operators
+        that shorten nothing are left out.
+        """
         table = self.operators.filter(pc.greater(self.operators["shortens_ns"], 0))
         order = [("shortens_ns", "descending"), ("event", "ascending")]
         return table.sort_by(order).slice(0, count)

@@ -78,7 +78,11 @@ def stream_waits(selected: Selected) -> tuple[Ints, Ints]:
 
 
 def _is_hidden(selected: Selected, waiting: Ints, source: Ints, before: Ints) -> Flags:
-    """Return which pairs do not determine the start; `before` is the end before, ns."""
+    """Return which waits cannot have determined the start of the work that waited.
+
+    `waiting` and `source` are the rows of each pair, `before` the end of the work before on the
+    stream, ns.
+    """
     rows = selected.rows
     stop = rows.stop[source]
     latest = np.zeros(len(rows), np.int64)

@@ -220,7 +220,25 @@ def _flags(column: pa.ChunkedArray) -> Flags:
 def sweep(
     replay: Replay, edit: Edit, values: Sequence[float], edits: Sequence[Edit] = ()
 ) -> EditSweep:
-    """Replay a step for several values of an edit, which follows other edits."""
+    """Replay a step for several values of an edit.
+
+    Parameters
+    ----------
+    replay
+        The step.
+    edit
+        The edit; each value replaces its own.
+    values
+        Factors.
+    edits
+        Edits that apply before it.
+
+    Returns
+    -------
+    EditSweep
+        The length of the step for each value, ns.
+
+    """
     spans = [replay.span([*edits, replace(edit, value=value)]) for value in values]
     return EditSweep(edit=edit, values=tuple(values), span_ns=tuple(spans))
 

@@ -39,8 +39,8 @@ RANGES = {
 class Recipe(CheckedOptions):
     """Configuration of a workload; the defaults are those of the original simulator.
 
-    `sampler` is a law by which experts are drawn, "seed" for the stream of the original
-    simulator, or "table" for routing from a file. Raises `ConfigError` for an invalid value.
+    `law` is how popular experts are, "seed" for the random stream of the original simulator, or
+    "table" for routing from a file. Raises `ConfigError` for an invalid value.
     """
 
     num_nodes: int = 4
@@ -55,7 +55,7 @@ class Recipe(CheckedOptions):
     iter_num: int = 10
     zipf_alpha: float = 1.2
     seed: int = 0
-    sampler: Literal["seed", "table"] | Law = "zipf"
+    law: Literal["seed", "table"] | Law = "zipf"
     distinct: Distinct = "uniform"
     shuffle: bool = False
 
@@ -95,7 +95,10 @@ class Recipe(CheckedOptions):
         return asdict(self)
 
     def check_options(self, options: WorkloadOptions, where: str) -> Self:
-        """Return this recipe; raise ConfigError if an option contradicts it."""
+        """Return this recipe; raise `ConfigError` if an option contradicts it.
+
+        `where` is the path of the workload, and begins the message.
+        """
         for name, value in options.recipe_values().items():
             if getattr(self, name) != value:
                 raise ConfigError(
@@ -130,12 +133,12 @@ def _check_numbers(recipe: Recipe) -> None:
 
 
 def _check_law(recipe: Recipe) -> None:
-    """Raise `ConfigError` if the sampler cannot draw with the seed or the exponent."""
-    if recipe.sampler == "seed" and recipe.seed > _MOST_LEGACY_SEED:
+    """Raise `ConfigError` if the law cannot be drawn with the seed or the exponent."""
+    if recipe.law == "seed" and recipe.seed > _MOST_LEGACY_SEED:
         raise ConfigError(
-            f"invalid seed {recipe.seed}: the sampler `seed` takes at most {_MOST_LEGACY_SEED}"
+            f"invalid seed {recipe.seed}: the law `seed` takes at most {_MOST_LEGACY_SEED}"
         )
-    if recipe.sampler in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
+    if recipe.law in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
         raise ConfigError(
             f"invalid zipf_alpha {recipe.zipf_alpha}: an unbounded Zipf law needs more than 1; "
             "the law `bounded` takes any exponent from 0"

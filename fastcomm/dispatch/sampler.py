@@ -27,11 +27,11 @@ def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
 
 def shares(recipe: Recipe, popularity: Sequence[float] | None = None) -> Shares:
     """Return the probability of each expert in a single draw, by the recipe's law."""
-    if recipe.sampler == "popularity":
+    if recipe.law == "popularity":
         weights = _checked_popularity(recipe, popularity)
-    elif recipe.sampler == "zipf":
+    elif recipe.law == "zipf":
         weights = folded_zipf(recipe.zipf_alpha, recipe.experts)
-    elif recipe.sampler in {"bounded", "bimodal"}:
+    elif recipe.law in {"bounded", "bimodal"}:
         weights = np.arange(1.0, recipe.experts + 1) ** -recipe.zipf_alpha
     else:
         weights = np.ones(recipe.experts)
@@ -118,7 +118,7 @@ def layers(
     recipe
         Shape and law of the workload.
     popularity
-        Weight of each expert, for the sampler "popularity".
+        Weight of each expert, for the law "popularity".
     sources
         Number of tokens of each GPU; by default tokens are spread evenly.
     threads
@@ -191,9 +191,9 @@ def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None)
 
     Its arguments are the number of the first token, the random key of the layer (`layer_key`),
     and the array (tokens, top-k) that it fills. `src` has the GPU of each token. `popularity`
-    has the weight of each expert, for the sampler "popularity" only.
+    has the weight of each expert, for the law "popularity" only.
     """
-    if recipe.sampler == "gate":
+    if recipe.law == "gate":
         nodes = recipe.num_nodes
         return _weighted_draw(
             np.ones((1, recipe.experts)),
@@ -201,7 +201,7 @@ def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None)
             (nodes, min(nodes, _GATE_NODES)),
             recipe,
         )
-    if recipe.sampler == "bimodal":
+    if recipe.law == "bimodal":
         return _weighted_draw(*_bimodal(recipe, src), (1, 1), recipe)
     law = shares(recipe, popularity)
     if recipe.shuffle:
@@ -224,7 +224,7 @@ def _weighted_draw(
     fewest = int((weight > 0).sum(axis=1).min()) * gate[1] // gate[0]
     if fewest < recipe.topk:
         raise ConfigError(
-            f"invalid topk {recipe.topk}: under the law `{recipe.sampler}` a token can reach "
+            f"invalid topk {recipe.topk}: under the law `{recipe.law}` a token can reach "
             f"only {fewest} experts"
         )
 
@@ -253,7 +253,7 @@ def _bimodal(recipe: Recipe, src: Ids) -> tuple[NDArray[np.float64], NDArray[np.
 
 
 def layers_of_seed(recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
-    """Yield the layers of the sampler "seed", which uses NumPy's legacy random stream."""
+    """Yield the layers of the law "seed", which uses NumPy's legacy random stream."""
     stream = np.random.RandomState(recipe.seed)
     per_gpu, remainder = divmod(recipe.tokens, recipe.gpus)
     src = np.repeat(np.arange(recipe.gpus), per_gpu)

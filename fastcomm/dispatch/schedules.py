@@ -77,7 +77,11 @@ Schedule = Callable[[Traffic, Terms], Timing]
 def _weights(
     links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return s per token of `size` bytes by column of a load, at shares of NIC and NVLink."""
+    """Return the seconds per token on each of the four links of a GPU.
+
+    The values are for NIC out, NIC in, NVLink out and NVLink in. A token has `size` bytes;
+    `nic` and `port` are the shares of the bandwidths of NIC and NVLink that are reached.
+    """
     return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
@@ -138,7 +142,25 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 
 
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
-    """Time DeepEP: one token to each node's GPU of the source's rank, then to each GPU."""
+    """Time a layer with DeepEP's schedule.
+
+    A token is sent once to each node that has one of its experts, to the GPU with the source's
+    place in its node, and from there to the GPUs of its experts.
+
+    Parameters
+    ----------
+    traffic
+        Tokens of a layer from each GPU to each GPU and node.
+    terms
+        Bandwidths of links, and bytes of a token.
+
+    Returns
+    -------
+    Timing
+        Seconds, bytes and loads. Both kinds of links work at once; the busiest link determines
+        the time.
+
+    """
     loads = deepep_counts(traffic, traffic.unique)
     return _pipelined(loads, terms)
 

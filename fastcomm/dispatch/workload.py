@@ -78,19 +78,20 @@ def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
     `options` are further arguments of `fastcomm.dispatch.sampler.layers`. Raises `ConfigError`
     if the recipe cannot be drawn.
     """
-    if recipe.sampler == "seed":
+    if recipe.law == "seed":
         return layers_of_seed(recipe)
-    if recipe.sampler == "table":
+    if recipe.law == "table":
         raise ConfigError(
-            "invalid sampler `table`: it stands for routing from a file; choose another to draw"
+            "invalid law `table`: it stands for routing from a file; choose another to draw"
         )
     return drawn_layers(recipe, **options)
 
 
 def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
-    """Draw a workload into a folder, one file per iteration, and return the paths.
+    """Draw a workload, write one Parquet file per iteration, and return the paths.
 
-    `options` are further arguments of `fastcomm.dispatch.sampler.layers`.
+    `options` are `popularity`, the weight of each expert, `sources`, the tokens of each GPU,
+    and `threads`, the number of threads.
 
     Raises
     ------
@@ -300,7 +301,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
         "topk": expert.shape[2],
         "num_layers": len(expert),
         "iter_num": 1,
-        "sampler": "table",
+        "law": "table",
     }
     values = options.recipe_values()
     for name, value in fixed.items():

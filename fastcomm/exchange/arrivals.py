@@ -56,10 +56,19 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
 def collective_participants(
     events: CommunicationEvents, rows: Ints, matches: Matches
 ) -> Participants:
-    """Return the events of matched collectives.
+    """Return the events of matched collectives, and the number of the collective of each.
 
-    Rooted collectives count only if the event of their root is among `rows`, to which the
-    elements of `matches` belong.
+    Collectives with a root count only if the event of the root is among `rows`.
+
+    Parameters
+    ----------
+    events
+        Communication of all ranks.
+    rows
+        Rows of the collectives.
+    matches
+        The collective of each of these rows, or NONE.
+
     """
     matched = np.flatnonzero(matches.instance != NONE)
     row, number = rows[matched], matches.instance[matched]
@@ -74,8 +83,15 @@ def collective_participants(
 def message_participants(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Participants:
     """Match messages across ranks, and return the events of those whose two sides are present.
 
-    `rows` are `events.messages`; `ahead` has, for every event, how far the clock of its rank is
-    ahead, in ns.
+    Parameters
+    ----------
+    events
+        Communication of all ranks.
+    rows
+        Rows of the messages.
+    ahead
+        For every event, how far the clock of its rank is ahead, ns.
+
     """
     matches = match_messages(
         Messages(
@@ -127,9 +143,17 @@ class MatchedEvents:
     def of(
         cls, events: CommunicationEvents, participants: Participants, ahead: Ints
     ) -> "MatchedEvents":
-        """Compute waits and transfers of matched events.
+        """Compute the wait and the transfer of each matched event.
 
-        `ahead` has, for every event, how far the clock of its rank is ahead, in ns.
+        Parameters
+        ----------
+        events
+            Communication of all ranks.
+        participants
+            The matched events.
+        ahead
+            For every event, how far the clock of its rank is ahead, ns.
+
         """
         start, stop = (
             events.start[participants.row] - ahead[participants.row],
@@ -272,14 +296,14 @@ class Instances:
 
     @property
     def arrived(self) -> Ints:
-        """Start of the last part, per meeting."""
+        """Per meeting, the start of its last part, in ns on aligned clocks."""
         begin = _begins(self.needed.meeting)
         latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
         return latest
 
     @property
     def last(self) -> Ints:
-        """The part that starts last, per meeting; the first of several."""
+        """Per meeting, the part that arrives last; the first of several."""
         part, meeting = self.needed
         order = np.lexsort((-part, self.start[part], meeting))
         last: Ints = part[order[_ends(meeting)]]

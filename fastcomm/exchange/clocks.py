@@ -184,10 +184,19 @@ def offsets_of_matches(
 def matched_end_offsets(
     rank: Ints, group: Ints, instance: Ints, stop: Ints, start: Ints | None = None
 ) -> EndOffsets:
-    """Compare the ends of some matched collectives of each group.
+    """Compare the ends of a sample of the matched collectives of each group.
 
-    Rows are members of collectives: rank, label of the group, number of the collective, end in
-    ns and, of host runs, start. Pass only operations of `schema.ENDS_TOGETHER`.
+    Each row is a member of a collective whose members end together (`schema.ENDS_TOGETHER`).
+
+    Parameters
+    ----------
+    rank, group, instance
+        Its rank, label of the group, and number of the collective.
+    stop
+        Its end, ns.
+    start
+        Its start, ns, of host runs only.
+
     """
     chosen = _sample(group, instance)
     began = None if start is None else start[chosen]
@@ -328,7 +337,10 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
 def _offsets_from(
     reference: int, neighbors: dict[int, list[tuple[int, _Pair]]]
 ) -> dict[int, ClockOffset]:
-    """Return the offsets of all ranks connected to the reference, by Dijkstra's algorithm.
+    """Return the clock offsets of the ranks connected to `reference`, by Dijkstra.
+
+    `neighbors` has, by rank, the ranks with common collectives and the offset between each
+    pair, in ns.
 
     SciPy's returns distances and predecessors alone: the sums along paths would follow in a
     second pass, and its import takes longer than this search of usual runs.

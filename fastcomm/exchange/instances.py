@@ -130,9 +130,10 @@ class RunCommunication:
         ]
 
     def _collectives(self, counts: Flags) -> tuple[_InstanceRows, int]:
-        """Return collectives of several ranks, and the number without known waits.
+        """Return the matched collectives that several ranks have, and the number left out.
 
-        `counts` flags the rows to consider.
+        `counts` tells which events to consider. Left out are collectives whose root is unknown,
+        since then it is unknown who waits for whom.
         """
         own = (self.matches.instance != NONE) & counts[self.synchronous]
         row, number = self.synchronous[own], self.matches.instance[own]
@@ -167,7 +168,11 @@ class RunCommunication:
     def _meetings(
         self, row: Ints, number: Ints, root: Ints
     ) -> tuple[MeetingPairs, MeetingPairs]:
-        """Return which rows each meeting needs, and which rows wait in it."""
+        """Return which rows have to start at each meeting, and which rows wait for that.
+
+        `row` and `number` are the members of collectives and their collectives, `root` is the
+        row of the root of each collective, or NONE.
+        """
         own_root, op = root[number], self.columns["op"][row]
         from_root = (own_root != NONE) & np.isin(op, numbers(FROM_ROOT))
         to_root = (own_root != NONE) & ~from_root
@@ -306,7 +311,11 @@ def _components(ends: Ints, count: int) -> Ints:
 
 
 def _pairwise_meetings(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, MeetingPairs]:
-    """Return meetings by who waits for whom; all that wait for the same events share one."""
+    """Return meetings from pairs of rows: one that waits, and one that it waits for.
+
+    Rows that wait for equal sets of rows share a meeting. The results are the rows that have to
+    start, and those that wait.
+    """
     needs: dict[int, set[int]] = {}
     for row, needed_row in zip(waiter.tolist(), awaited.tolist(), strict=True):
         needs.setdefault(row, {row}).add(needed_row)

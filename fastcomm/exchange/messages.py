@@ -134,9 +134,13 @@ class _Routes:
         return cls(row, *columns, begin, sent, np.diff(np.append(begin, len(row))) - sent)
 
     def complete(self) -> tuple[Flags, Ints, Ints]:
-        """Return the routes whose two sides have equal messages, and the rows of their pairs.
+        """Match the messages of each route whose two sides have equal messages.
 
-        Numbers and sizes of both sides have to be equal, as far as known, and ends near.
+        Sequence numbers and sizes of both sides have to be equal, as far as known, and ends
+        near.
+
+        Returns whether each route is such, and the rows of the sends and of the receives of all
+        pairs.
         """
         route = np.repeat(np.arange(len(self.begin)), np.where(self._even, self.sent, 0))
         first = np.cumsum(np.append(0, np.where(self._even, self.sent, 0)))[:-1]

@@ -71,8 +71,21 @@ def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
 def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
     """Align items that may end on one rank before another, such as broadcasts and messages.
 
-    Parameters and results are those of `align_by_end`, but clocks should be aligned. Items that
-    all ranks have in equal order are aligned by order, unless most ends disagree; else by ends.
+    Items that all ranks have in equal order are aligned by order, unless most ends disagree;
+    else by ends.
+
+    Parameters
+    ----------
+    code, stop
+        Code, and end in ns on aligned clocks, per item; sorted by rank and end.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item in the common sequence, and the number of items without a place.
+
     """
     return _aligned_ranks(code, stop, first, _by_place_or_ends)
 
@@ -192,7 +205,11 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
 
 
 def _bounds(piece: Ints, count: int) -> Ints:
-    """Return where each of the sorted pieces begins, then where the last ends."""
+    """Return the offsets of `count` pieces in a column sorted by piece, length `count` + 1.
+
+    `piece` is the number of the piece of each row. Piece k has the rows from offset k to offset
+    k + 1.
+    """
     return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 
@@ -215,6 +232,14 @@ def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
 
     It is the difference on which most pairs of ends that could be one item agree; the smallest
     of several such differences; 0 without a pair.
+
+    Parameters
+    ----------
+    a_code, a_stop
+        Code and end (ns) of each item of rank a, sorted by end.
+    b_code, b_stop
+        Code and end (ns) of each item of rank b, sorted by end.
+
     """
     chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
     shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)

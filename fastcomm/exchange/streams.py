@@ -102,7 +102,12 @@ def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
 
 
 def _is_one_sequence(place: Ints, length: int) -> bool:
-    """Whether enough is common, and only one of the two has gaps in the common part."""
+    """Return whether two sequences of collectives may be parts of one.
+
+    Enough has to be common, in equal order, and only one of the two may lack items in the
+    common part. `place` is the index in the other sequence of each item, or NONE; `length` is
+    the number of items there.
+    """
     common, lengths = np.flatnonzero(place != NONE), sorted((len(place), length))
     least = max(share * count for share, count in zip(_LEAST_COMMON, lengths, strict=True))
     if len(common) < max(LEAST, least):

@@ -60,7 +60,7 @@ class LocalObject(Generic[S]):
     target: S
 
     def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Apply functions one after another."""
+        """Call functions with the object, one after another; return their results in order."""
         return [function(self.target) for function in functions]
 
     def close(self) -> None:
@@ -187,10 +187,10 @@ def skipped_rank(source: Source, error: Exception) -> SkippedRank:
 def by_rank(
     left_out: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
 ) -> tuple[SkippedRank, ...]:
-    """Combine and sort skipped ranks; unknown ranks are last.
+    """Return all skipped ranks, sorted by rank; those of unknown rank are last.
 
-    `left_out` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks without a
-    source. Raises `FastcommError` if no rank could be read.
+    `left_out` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks whose files
+    could not be opened. Raises `FastcommError` if no rank could be read.
     """
     if len(left_out) == ranks:
         first = min(left_out, key=_order)
@@ -264,10 +264,11 @@ class BatchTask(Generic[P]):
 def in_batches(
     sources: Sequence[Source], work: BatchTask[P], processes: Processes
 ) -> Generator[Batch[P], None, None]:
-    """Yield batches of ranks as they are finished. Bugs in `measure` are raised unchanged.
+    """Measure ranks in processes, and yield the partial results of a batch when it is finished.
 
     If a worker is killed, the ranks of all workers are read again one at a time. This tells
-    which rank is at fault, and other ranks are not affected.
+    which rank is at fault, and other ranks are not affected. Bugs in the measuring function are
+    raised unchanged.
     """
     width = max(1, min(WIDTH, len(sources) // (_SHARES * processes.number)))
     most = 1 if processes.number == 1 else 2 * processes.number

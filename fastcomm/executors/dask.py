@@ -108,7 +108,11 @@ class _Scratch(Generic[P]):
 
     @classmethod
     def of(cls, shared: Path | None, task: Task[P, Any], ranks: int) -> "_Scratch[P]":
-        """Use a folder in the shared directory if there is one and ranks are many."""
+        """Return where the partial results of a task are kept: on disk, or in memory.
+
+        They are in a new folder of the directory `shared` if there is one, the task can spill,
+        and there are more than `WIDTH` ranks.
+        """
         if shared is None or task.spill is None or ranks <= WIDTH:
             return cls(task, None)
         return cls(task, shared / f"fastcomm-{uuid4().hex}")

@@ -214,7 +214,11 @@ class ClusterConnection:
         self.warnings = [f"--dask {self.address}: {text}" for text in check_same(by_address)]
 
     def submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        """Call a function on a worker, before further ranks are read: merging frees memory."""
+        """Start a call of a function on a worker, and return its future.
+
+        The call comes before ranks that wait to be read, since it merges results, which frees
+        memory.
+        """
         return self.client.submit(function, *args, pure=False, priority=1)
 
     def answer(self, future: "Future[T]") -> T:
@@ -319,7 +323,11 @@ class ClusterObject(Generic[S]):
         self.target = self._create()
 
     def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Apply functions in parallel; repeat those that killed a worker one at a time."""
+        """Call functions with the shared object on workers in parallel, and return the results.
+
+        Results are in the order of the functions. Functions whose worker died are called again,
+        one at a time.
+        """
         from distributed import KilledWorker
 
         futures = [self._apply(function) for function in functions]
@@ -368,6 +376,9 @@ class ClusterObject(Generic[S]):
 
 
 def call_checked(expected: str, function: Callable[..., T], *args: Any) -> T:
-    """Call a function on a worker, after a check that it runs the caller's code."""
+    """Call a function on a worker whose code is that of the caller.
+
+    `expected` identifies the caller's code. Raises `ClusterError` if the worker has other code.
+    """
     check_code(expected)
     return function(*args)

@@ -27,6 +27,7 @@ from fastcomm.checks import (
 from fastcomm.errors import ConfigError
 from fastcomm.trace.events import matches
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.units import parse_duration
 from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
@@ -204,22 +205,6 @@ def _check_choice(choices: tuple[str, ...], value: str, context: str) -> None:
         )
 
 
-def duration_ns(text: str) -> float:
-    """Parse a duration with a unit, such as "10us", into ns; raise ConfigError if invalid."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*", text)
-    try:
-        number = float(match[1]) if match else math.nan
-    except ValueError:
-        number = math.nan
-    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[match[2] if match else "s"]
-    if not DURATION_NS.holds(duration):
-        raise ConfigError(
-            f"invalid duration {shortened(text)!r}: expected a number and a unit, as in 10us, "
-            f"at most {DURATION_NS.most / 1e9:.15g}s"
-        )
-    return duration
-
-
 def factor(text: str) -> float:
     """Parse a factor of durations: 0, or in the range `SPEED`. Raise ConfigError if invalid."""
     number = amount(text)
@@ -307,14 +292,16 @@ def edit_of(table: Mapping[str, Any]) -> Edit:
     if action in ("scale", "set"):
         if selection is None:
             raise ConfigError(f"{action} = {value}: missing `what`, the events to change")
-        amount = factor(value) if action == "scale" else duration_ns(value)
+        amount = factor(value) if action == "scale" else parse_duration(value)
         return Edit(
             action="scale" if action == "scale" else "set", target=selection, value=amount
         )
     simple = {
         "remove": lambda: remove(value),
         "hide": lambda: Edit(action="scale", target=f"comm:{value}", value=0.0),
-        "fuse_below": lambda: Edit(action="fuse", target="compute", value=duration_ns(value)),
+        "fuse_below": lambda: Edit(
+            action="fuse", target="compute", value=parse_duration(value)
+        ),
         "compute_speedup": lambda: speed("compute", value),
         "comm_speedup": lambda: speed("comm", value),
     }

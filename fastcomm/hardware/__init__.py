@@ -61,7 +61,10 @@ class AttentionCurve:
     rate: tuple[float, float]  # FLOPs per second
 
     def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the time of `bsz` sequences of `seq` tokens, `hidden` local elements wide."""
+        """Return the seconds of the forward pass of attention over `bsz` sequences.
+
+        A sequence has `seq` tokens; `hidden` is the hidden size on a GPU.
+        """
         return self._seconds(0, 2, bsz, seq, hidden)
 
     def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:

@@ -208,12 +208,16 @@ def _fit_lines(moved: Array, time: Array, start: float) -> tuple[Line, Line]:
 
 
 def _faster_line(small: Line, large: Line, moved: Array) -> Array:
-    """Return the seconds of the faster of two lines for bus bytes `moved`."""
+    """Return the smaller of the times of two fits, in seconds.
+
+    A fit is a pair: start-up time in seconds, and bandwidth in bytes per second. `moved` are
+    the bus bytes of each message.
+    """
     return np.minimum(small[0] + moved / small[1], large[0] + moved / large[1])
 
 
 def _misfit(predicted: Array, time: Array) -> float:
-    """Return the mean relative error."""
+    """Return the mean relative error of predicted times, as a share of the measured ones."""
     return float(np.abs(predicted / time - 1).mean())
 
 
@@ -354,7 +358,7 @@ def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> 
 
 
 def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
-    """Return the curve with the slopes of one pass scaled by `slower`."""
+    """Return the curve with one pass (0 forward, 1 backward) `slower` times as long."""
     element, rate = list(curve.element), list(curve.rate)
     element[way] *= slower
     rate[way] /= slower

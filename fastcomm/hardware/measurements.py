@@ -188,9 +188,11 @@ def read_gemm(path: Path) -> GemmTable:
 
 
 def read_attention(path: Path) -> AttentionTable:
-    """Read times of attention from CSV; raise ConfigError if it is invalid.
+    """Read measured times of attention from a CSV file.
 
-    Shapes without both a forward and a backward time are left out.
+    Returns, by batch size, sequence length in tokens and local hidden size, the seconds of the
+    forward and the backward pass. Shapes without both are left out. Raises `ConfigError` if the
+    file is invalid.
     """
     ways: dict[bool, dict[tuple[int, int, int], float]] = {True: {}, False: {}}
     for row in _rows(path, _ATTENTION):

@@ -85,7 +85,7 @@ class StrategyGrid:
 
     @property
     def isp(self) -> bool:
-        """Whether weights are sharded independently of the sequence."""
+        """Whether the algorithm is ISP, which shards weights independently of the sequence."""
         return self.algo == "isp"
 
     @property
@@ -100,7 +100,7 @@ class StrategyGrid:
 
     @property
     def holders(self) -> int:
-        """Ranks that hold or share the same experts."""
+        """Number of ranks that share the same experts, or hold a copy of them."""
         return self.world // self.pp // self.ep
 
     @property

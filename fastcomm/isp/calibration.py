@@ -153,9 +153,18 @@ def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
 
 
 def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
-    """Return the timed work of the first `most_ranks` ranks whose traces have shapes.
+    """Return the measured GEMMs and attention of the first ranks of a run.
 
-    One rank is enough: all ranks do the same work on equal GPUs.
+    Only Kineto traces whose operators have shapes contribute. One rank is enough: all ranks do
+    the same work on equal GPUs.
+
+    Parameters
+    ----------
+    run
+        The traces.
+    most_ranks
+        Number of ranks to read.
+
     """
     # slow to import, rarely needed
     from fastcomm.readers.kineto import reader
@@ -175,7 +184,19 @@ _LINKS_ONLY = "only links were fitted, GEMM and attention keep the curves of the
 
 
 def calibrated(path: Path, cluster: Cluster) -> Calibration:
-    """Fit a cluster to traces, to output of `fastcomm metrics`, or to a benchmark of links.
+    """Fit the links, and where possible the arithmetic, of a cluster to measurements.
+
+    Parameters
+    ----------
+    path
+        Traces, output of `fastcomm metrics`, or output of nccl-tests.
+    cluster
+        Cluster whose data holds where nothing was measured.
+
+    Returns
+    -------
+    Calibration
+        The fitted cluster, and the deviation of the fit from the measurements.
 
     Raises
     ------

@@ -137,7 +137,21 @@ def _fitted(
 
 
 def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
-    """Return the seconds for `moved` bus bytes, interpolated by the logarithm of the ranks."""
+    """Return the time of collectives by fits at several group sizes, in seconds.
+
+    The parameters of the fits are interpolated linearly in the logarithm of the group size. NaN
+    without fits.
+
+    Parameters
+    ----------
+    fits
+        Fits of one operation, by ascending group size.
+    moved
+        Bus bytes of each collective.
+    ranks
+        Ranks of the group of each collective.
+
+    """
     if not fits:
         return np.full(np.broadcast(moved, ranks).shape, np.nan)
     at, sizes = np.log(np.maximum(ranks, 1)), np.log([fit.ranks for fit in fits])
@@ -176,7 +190,22 @@ def gradients(
 def states(
     shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
 ) -> float:
-    """Return the seconds of `times` broadcasts after the optimizer; the search counts one."""
+    """Return the seconds of the broadcasts of parameters after the optimizer step.
+
+    Parameters
+    ----------
+    shard
+        Number of ranks among which optimizer states are divided.
+    volume
+        Bytes of one broadcast.
+    alpha
+        Startup time, s.
+    bandwidth
+        Bytes per second.
+    times
+        Number of broadcasts; the search takes 1.
+
+    """
     return times * ring(shard, volume, alpha, bandwidth)
 
 

@@ -57,7 +57,7 @@ class Correction:
         return cls(np.log(lengths), logs, tuple(ratios))
 
     def at(self, seq: float, local: ArrayLike) -> tuple[Array, Array]:
-        """Return the forward and the backward ratio at a length and width.
+        """Return measured over predicted times of attention, forward and backward.
 
         Ratios are interpolated by logarithms, and clamped outside the measured range.
 
@@ -186,7 +186,10 @@ def attention_time(
     cluster: Cluster,
     correction: Correction | None = None,
 ) -> Attention:
-    """Return the time of a layer's attention, corrected by measurements if there are any."""
+    """Return the time of a layer's attention, in seconds per candidate, forward and backward.
+
+    `correction` scales it to measurements, if there are any.
+    """
     model, seq, sp = question.model, float(question.seq_len), grid.sp
     if not question.flash:
         flops = 4.0 * grid.bsz * seq**2 * model.hidden * model.breadth / sp
@@ -262,9 +265,23 @@ def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
 def weights(
     grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, work: Compute
 ) -> tuple[Array, Array]:
-    """Return the seconds of weight communication, and of GEMMs overlapped with it.
+    """Return the time of weight communication of a layer, and of the GEMMs overlapped with it.
 
-    Of two overlapped parts the longer counts, plus `question.penalty` of the shorter.
+    Times are seconds per candidate of the grid. Of two overlapped parts the longer counts, plus
+    `question.penalty` of the shorter.
+
+    Parameters
+    ----------
+    grid
+        Candidate strategies.
+    question
+        Model, overlap and penalty.
+    cluster
+        Bandwidths and startup times.
+    layer
+        Matrices of the layer, dense or with experts.
+    work
+        Times of its GEMMs.
 
     Returns
     -------

@@ -134,7 +134,7 @@ class Records:
         return self._columns[name]
 
     def _axis(self, name: str) -> str:
-        """Return on what a field depends in all parts together."""
+        """Return the axis along which a field differs; "part" is none, "cell" is both."""
         axes = {part.axis(name) for part in self.parts} - {"part"}
         return "part" if not axes else axes.pop() if len(axes) == 1 else "cell"
 
@@ -340,9 +340,9 @@ class SearchResult(TableResult):
         figures = {"model": self.question.model.name, "cluster": self.cluster}
         figures["feasible"] = f"{self.feasible} of {self.candidates}"
         for best in self.best(1):
-            layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
-            degrees = ", ".join(f"{name} {best[name]}" for name in layout)
-            figures["best"] = f"{best['algo_type']} ({degrees})"
+            batches = f"{best['micro_num']} x {best['micro_bsz']}"
+            layout = f"pp {best['pp']}, sp {best['sp']}, batches {batches}"
+            figures["best"] = f"{best['algo_type'].upper()} ({layout})"
             figures["step"] = format_s(best["total_latency"])
         return figures
 

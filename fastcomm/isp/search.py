@@ -64,7 +64,9 @@ def search(
     counts = Counts()
     parts: list[FeasibleCells] = []
     least = np.inf
+    virtual_stages: set[int] = set()
     for grid in _all_grids(question, counts):
+        virtual_stages.update(np.unique(grid.interleave).tolist())
         memory_terms = memory(grid, question)
         total = np.broadcast_to(memory_terms["total_mm_cost"], grid.shape)
         least = min(least, float(total.min()))
@@ -83,7 +85,22 @@ def search(
         least_memory=float(least) if np.isfinite(least) else None,
         columns=Records.of(parts),
         unsuited=tuple(sorted(counts.unsuited)),
-        notes=notes(cluster),
+        notes=(*notes(cluster), *_unused_interleave(question, virtual_stages)),
+    )
+
+
+def _unused_interleave(question: Question, used: set[int]) -> tuple[str, ...]:
+    """Return a note on requested virtual stages per rank that no candidate has.
+
+    `used` are the numbers of virtual stages of all candidates. Without any candidate, the
+    result says why.
+    """
+    unused = sorted(set(question.interleave or ()) - used)
+    if not unused or not used:
+        return ()
+    return (
+        f"--interleave {', '.join(map(str, unused))} fits no strategy: it has to divide the "
+        "layers of a stage, and the pipeline stages the number of micro-batches",
     )
 
 
@@ -240,7 +257,7 @@ class SearchSweep(TableResult):
     """Searches of a sweep, ordered by sequence length and then by world size."""
 
     cells: tuple[SweepPoint, ...]
-    notes: tuple[str, ...] = ()  # which values of the cluster were not measured
+    notes: tuple[str, ...] = ()  # of the cluster, and options without effect on any search
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -294,26 +311,33 @@ def sweep(
         per GPU divided by that of the smallest world size with a result.
 
     """
-    cells = []
+    cells, common = [], None
     for seq_len in seq_lens:
         smallest_rate = None
         for world in sorted(question.world_sizes):
             point = replace(question, world_sizes=(world,), seq_len=seq_len)
-            cell = _cell(point, cluster, attention)
+            cell, cell_notes = _cell(point, cluster, attention)
+            if cell.candidates:
+                common = [note for note in cell_notes if common is None or note in common]
             if cell.best:
                 smallest_rate = smallest_rate or cell.best["tgs"]
                 cell = replace(cell, scaling=cell.best["tgs"] / smallest_rate)
             cells.append(cell)
-    return SearchSweep(cells=tuple(cells), notes=notes(cluster))
+    return SearchSweep(cells=tuple(cells), notes=tuple(common or notes(cluster)))
 
 
-def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> SweepPoint:
-    """Search one world size and sequence length; the reason replaces the result of an error."""
+def _cell(
+    question: Question, cluster: Cluster, attention: AttentionTable | None
+) -> tuple[SweepPoint, Sequence[str]]:
+    """Search one world size and sequence length, and return the point and its notes.
+
+    If the search raises `ConfigError`, the point has its message.
+    """
     world, seq_len = question.world_sizes[0], question.seq_len
     try:
         result = search(question, cluster, attention=attention)
     except ConfigError as error:
-        return SweepPoint(
+        failed = SweepPoint(
             world_size=world,
             seq_len=seq_len,
             candidates=0,
@@ -321,8 +345,9 @@ def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None
             best=None,
             why=str(error),
         )
+        return failed, ()
     best = next(iter(result.best(1)), None)
-    return SweepPoint(
+    point = SweepPoint(
         world_size=world,
         seq_len=seq_len,
         candidates=result.candidates,
@@ -330,3 +355,4 @@ def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None
         best=best,
         why="" if best else result.nearest(),
     )
+    return point, result.notes

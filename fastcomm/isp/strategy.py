@@ -70,7 +70,11 @@ def _exchange(record: Record) -> str:
 
 
 def _ends(record: Record, plain: int) -> list[Term]:
-    """Return the terms of the head and of the `plain` layers without experts."""
+    """Return the terms of the step time for the output head, and for layers without experts.
+
+    `record` is a strategy, with times in seconds; `plain` is the number of layers without
+    experts.
+    """
     num = record["micro_num"]
     text = f"{num} micro-batches: the vocabulary, on the last stage"
     last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1

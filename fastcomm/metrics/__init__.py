@@ -181,7 +181,18 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 def note_warnings(
     notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
 ) -> list[str]:
-    """Return the warnings of all ranks; `missing` has the ranks by key of `trace.LACKS`."""
+    """Return the warnings about the traces of all ranks.
+
+    Parameters
+    ----------
+    notes
+        Notes of the ranks.
+    missing
+        Ranks without some data, by key of `trace.LACKS`.
+    outside
+        Device work outside of every step.
+
+    """
     by_clock = (
         gaps.outside_warning(outside, iteration_clock(notes)),
         gaps.early_warning(note.device_time for note in notes),
@@ -321,9 +332,10 @@ def _candidates(groups: pa.Table) -> pa.Array:
 
 
 def _group_members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
-    """Return the known ranks of each process group that can have several ranks, by label.
+    """Return a table of the process groups that have labels: `group` (label) and `ranks`.
 
-    A row per group, as every rank of a large group lists all its members.
+    It has a row per group, though every rank lists all members. `labels` has the label of each
+    row of `stack.groups`, or None for groups that need no comparison.
     """
     label = pa.array(labels, pa.int64())
     table = pa.table({"group": label, "ranks": stack.groups["ranks"]})

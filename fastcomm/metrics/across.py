@@ -114,7 +114,16 @@ class Material:
 def across(
     material: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
-    """Compare ranks.
+    """Compare ranks: waits, skew, links, outliers and the causes of lost time.
+
+    Parameters
+    ----------
+    material
+        Tables and groups of all ranks.
+    clocks
+        Whether the clocks of ranks are aligned first.
+    spread
+        Runs a function on the pieces of spilled tables.
 
     Returns
     -------

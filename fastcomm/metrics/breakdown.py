@@ -211,7 +211,11 @@ class StepMeans:
 
 
 def _times(iterations: pa.Table) -> dict[str, Floats]:
-    """Return the ns of each category, of all exposed communication, and of the iteration."""
+    """Return times of each iteration in ns by name.
+
+    The names are those of `EXACT`, "exposed" (the sum of all exposed communication), and "time"
+    (the length of the iteration).
+    """
     times = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
     exposed = [name for name in EXACT if name.startswith("exposed_")]
     times["exposed"] = np.sum([times[name] for name in exposed], axis=0)
@@ -289,7 +293,11 @@ def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
-    """Return the mean overlapped share of a tag's communication; None without any."""
+    """Return the mean over iterations of the share of communication that compute overlaps.
+
+    `name` is the prefix of the columns of a parallelism, as in "DP". Iterations without its
+    communication do not count; None if all are without.
+    """
     union, overlapped = (
         iterations[f"{name}_{kind}_ns"].to_numpy() for kind in ("union", "overlapped")
     )
@@ -329,7 +337,10 @@ WindowTables = Sequence[pa.Table | Path]  # windows of ranks, in memory or in sp
 
 
 def whole_windows(tables: WindowTables) -> pa.Table:
-    """Return the windows of all ranks, sorted by rank."""
+    """Merge tables of windows into one, a row per window, sorted by rank.
+
+    It has the columns `rank`, `iteration`, `from`, `to` (parallelisms) and `window_ns`.
+    """
     names = ("rank", "iteration", "from", "to", "window_ns")
     table = pa.concat_tables([pieces.columns(part, names) for part in tables]).combine_chunks()
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))

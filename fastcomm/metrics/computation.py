@@ -171,8 +171,9 @@ class _Summary:
         is_whole: bool,
         is_host_run: bool,
     ) -> Self:
-        """Summarize the table of iterations.
+        """Summarize the table of iterations: times, breakdown, overlap, exposure, and symptoms.
 
+        `volume` is the communication by parallelism, `tags` are codes of parallelisms.
         `is_whole` says whether all ranks were measured, `is_host_run` whether they have no
         device.
         """
@@ -260,7 +261,10 @@ def _called(task: tuple[Callable[[int], Any], int]) -> Any:
 
 
 def _with_names(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
-    """Return the table with names in place of numbers in some columns."""
+    """Return the table with some columns of codes replaced by names.
+
+    `columns` has the names of each column by code, from 0.
+    """
     for name, values in columns.items():
         column = pa.DictionaryArray.from_arrays(
             table[name].combine_chunks().cast(pa.int32()), pa.array(values)

@@ -122,6 +122,18 @@ def confidence(
 
     Low: one rank, one step, or a cost within the spread between steps. High: matched across
     ranks, and above three times the spread. Medium otherwise.
+
+    Parameters
+    ----------
+    cost
+        Time per step, ns.
+    spread_ns
+        Spread of the cost between steps; None with one step.
+    ranks
+        Number of ranks that were measured.
+    is_matched
+        Whether collectives were matched across ranks.
+
     """
     if ranks < 2 or spread_ns is None or cost <= spread_ns:  # noqa: PLR2004 - one rank
         return "low"

@@ -253,7 +253,11 @@ def outside_warning(result: Outside, clock: str) -> str | None:
 
 
 def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
-    """Return warnings about ranks with fewer complete steps than other ranks."""
+    """Return warnings about ranks with fewer complete steps than other ranks.
+
+    `times` are the measured ranks, `ranks` the numbers of all ranks, and `steps` is the number
+    of steps of the run.
+    """
     if not times:
         return []
     count = {rank_time.rank: rank_time.iterations for rank_time in times}

@@ -60,7 +60,7 @@ def groups_by_label(groups: pa.Table, group_members: pa.Table) -> dict[Label, Gr
 
 
 def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
-    """Return the group of all ranks, for collectives that were matched without a group."""
+    """Return a group of all `ranks` by its label, for collectives that name no group."""
     group = GroupSummary(
         label=ungrouped.GROUP,
         description=None,
@@ -167,7 +167,10 @@ class _Rates:
 def links(
     transfers: Transfers, groups: Mapping[Label, GroupSummary], step: MeanStep
 ) -> tuple[MeasuredLink, ...]:
-    """Return a link per group and class, sorted by tag, operation, size and ranks."""
+    """Measure the bandwidth of each group, by class of equal operations and sizes, sorted.
+
+    `step` is the mean step, to which costs refer.
+    """
     by_class = _Rates.of(transfers)
     measured = [
         _link(by_class, column, middle, is_apart, groups, step)
@@ -276,7 +279,7 @@ class _Suspect:
 def slow_links(
     links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
 ) -> list[Finding]:
-    """Return a finding per set of ranks that slow groups share; its cost is exposed time."""
+    """Return a finding per set of ranks that slow groups share; costs are exposed ns."""
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []

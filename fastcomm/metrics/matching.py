@@ -301,7 +301,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
 
 
 def _by(matched: MatchCounts) -> dict[str, int]:
-    """Return the number of matched collectives by the kind of evidence."""
+    """Return the number of matched collectives by kind of evidence, under its JSON name."""
     return {
         BY_NUMBER: matched.by_number,
         BY_ORDER: matched.by_order,

@@ -198,7 +198,21 @@ def above_peers(values: Floats, least: float) -> list[tuple[int, float, float]]:
 
 
 def outliers(grid: HeatArrays, stage: Mapping[int, int]) -> tuple[Outlier, ...]:
-    """Return the outliers, ranks first, by measure and number; `stage` is by rank."""
+    """Find the ranks and iterations that exceed their peers by far.
+
+    Parameters
+    ----------
+    grid
+        Measures by rank and iteration, ns.
+    stage
+        Pipeline stage by rank; a rank is compared with those of its stage.
+
+    Returns
+    -------
+    tuple of Outlier
+        Ranks first, then iterations; by measure and number. Empty without iterations.
+
+    """
     step = grid.step_ns
     if step is None:
         return ()

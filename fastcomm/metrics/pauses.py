@@ -77,7 +77,11 @@ def _finding(
     mean: float,
     evidence: Evidence,
 ) -> Finding:
-    """Return the finding; `mean` is the length of a pause, `costs` its cost per step, in ns."""
+    """Return the finding that ranks pause in turns.
+
+    `costs` is the time lost in each step, `mean` the mean length of a pause beyond the peers,
+    both in ns.
+    """
     cost = float(costs.mean())
     does = "runs no operator" if measured.is_host_run else "launches nothing"
     text = (

@@ -133,7 +133,10 @@ def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Tabl
 
 
 def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-    """Return columns of the collectives of unknown groups: all rows, or some."""
+    """Return columns of a piece's collectives of unknown groups.
+
+    `names` are the columns, `rows` the indices of the collectives among these; by default all.
+    """
     begin = sum(piece.rows[:CELLS])
     if rows is None:
         return _copied(columns(piece.where, names).slice(begin, piece.ungrouped))

@@ -35,7 +35,10 @@ class MatchedCollectives:
 
     @classmethod
     def of(cls, events: CommunicationEvents, matched: MatchedEvents) -> Self:
-        """Compute a value per collective from the events of its members."""
+        """Compute the columns of matched collectives from the events of their members.
+
+        Times are ns; a size is that of the largest member.
+        """
         one = matched.row[matched.first]  # members agree in tag, operation and group
         is_message = events.op[one] == OP["SendRecv"]
         low, high = matched.smallest(events.rank), matched.largest(events.rank)

@@ -230,7 +230,7 @@ def _excess(grid: HeatArrays, measure: str, rows: Rows, others: Rows) -> Floats:
 
 
 def _compute_kind(measured: Measurements, of: Suspect) -> Kind:
-    """Return whether more compute comes from more expert tokens, or at equal work."""
+    """Return "hot_expert" if more tokens explain a suspect's compute, else "straggler"."""
     more = _more_tokens(measured, of)
     return "hot_expert" if more > max(_LEAST_HOT, _HOT * of.cost / of.middle) else "straggler"
 

@@ -339,7 +339,20 @@ def exposures(
     waits: Sequence[Wait],
     volume: Mapping[str, Volume],
 ) -> dict[str, Exposure]:
-    """Return the exposed time of each parallelism, divided into wait and transfer if known."""
+    """Return the exposed time of each parallelism, divided into wait and transfer if known.
+
+    Parameters
+    ----------
+    exact
+        The exact partition: shares of the step.
+    step_ns
+        Mean step time; None if unknown.
+    waits
+        Waits by rank and parallelism.
+    volume
+        Communication by parallelism; the result has its keys.
+
+    """
     by_tag = {}
     for tag in volume:
         share = exact.get(f"exposed_{tag}")

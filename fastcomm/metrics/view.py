@@ -94,7 +94,11 @@ def _before(tables: Sequence[pa.Table]) -> Ints:
 
 
 def _concatenated(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
-    """Concatenate tables; `added` has, by column, a number per table to add to its values."""
+    """Concatenate tables, and add a number to some columns.
+
+    `added` has, by column, an integer per table that is added to the values of its rows. For a
+    single table it has to be 0.
+    """
     if len(tables) == 1:
         return tables[0]  # for one table the numbers are 0
     table = pa.concat_tables(tables).combine_chunks()
@@ -188,7 +192,11 @@ class View:
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
-        """Convert a stack; `only` selects iterations by their number."""
+        """Convert the tables of stacked ranks to arrays.
+
+        `byte_kind` is the kind of bytes that count; `only` are the numbers of the iterations to
+        keep, by default all.
+        """
         number, start, stop = (
             stack.iterations[name].to_numpy() for name in ("number", "start", "stop")
         )

@@ -138,7 +138,11 @@ def packed(path: Path) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a packed file may be a trace: an export, or named after a rank."""
+    """Return whether a compressed file may be a trace.
+
+    It may if its name is that of a database, or names a rank and its first bytes are those of a
+    compression.
+    """
     if _DATABASE.search(path.name):
         return True
     is_trace = ".pt.trace.json" in path.name or rank_from_name(path.name) is not None
@@ -208,8 +212,9 @@ class OpenOptions:
     def of(
         cls, options: ReadOptions, *, whole: bool = False, standing: Iterable[str] = ()
     ) -> Self:
-        """Return the user's options with the configuration file read.
+        """Return the options of a run, after reading the configuration file that they name.
 
+        `whole` keeps all events; `standing` are names of options that a format may ignore.
         Raises `ConfigError` if the file is invalid or contradicts the options.
         """
         sizes = Parallel(
@@ -243,7 +248,7 @@ class OpenOptions:
 
     @property
     def world(self) -> int | None:
-        """The number of ranks, if the sizes of the job tell it."""
+        """The number of ranks by the sizes that the user states; None without the size `dp`."""
         parallel = self.config.parallel
         if parallel.dp is None:
             return None

@@ -110,9 +110,15 @@ class Config:
         )
 
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
-        """Return the rules that decide the tag of a group.
+        """Return the rules that determine the parallelism of a process group.
 
-        `guess` is whether to guess tags from the traffic of a group.
+        Parameters
+        ----------
+        world_size
+            Number of ranks of the job, or None.
+        guess
+            Whether to guess from the traffic of a group where nothing else tells.
+
         """
         return TagRules(
             explicit=self.tags,

@@ -275,7 +275,11 @@ def _listed(paths: Sequence[Path]) -> str:
 def _with_formats(
     candidates: Sequence[tuple[Path, bool]], config: Config
 ) -> Iterator[tuple[tuple[Path, bool], str | None]]:
-    """Yield the candidates (path and flag) with the name of their format, None if unknown."""
+    """Yield each candidate with the name of its format, or None if no format claims it.
+
+    A candidate is a pair of a path and a flag, which is passed on. Remote files are looked at
+    in parallel.
+    """
     configs = [config] * len(candidates)
     files = [path for path, _ in candidates]
     if all(map(is_local, files)):

@@ -115,7 +115,11 @@ def _written(name: str, schema: str, inputs: list[Any]) -> frozenset[Storage]:
 
 
 def _arguments(schema: str) -> list[str]:
-    """Return the arguments of an operator's schema, in order, without the star."""
+    """Split the schema of an operator, as in "aten::add(Tensor a, *, Scalar b) -> Tensor".
+
+    Returns the arguments with their types, in order, without the star: ["Tensor a", "Scalar
+    b"].
+    """
     depth, parts = 0, [""]
     for letter in schema.partition("(")[2].rpartition(" -> ")[0].strip().removesuffix(")"):
         depth += (letter in "([") - (letter in ")]")

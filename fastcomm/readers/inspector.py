@@ -126,7 +126,10 @@ def _ranks(
 
 
 def _world(logs: _Logs) -> InspectorCommunicator | None:
-    """Return the largest communicator if it has every process; of several, the first by id."""
+    """Return the largest communicator that every log has; of several, the first by its id.
+
+    None if no process has a communicator, or some log lacks the largest.
+    """
     counts = Counter(member.id for log in logs.values() for member in log)
     largest = max((member.size for log in logs.values() for member in log), default=0)
     check_count(largest, next(iter(logs)), "size of a communicator")
@@ -151,7 +154,11 @@ def _check_different(ranks: Mapping[Path, int]) -> None:
 def _groups(
     logs: _Logs, ranks: Mapping[Path, int], world: int | None
 ) -> dict[str, ProcessGroup]:
-    """Return the group of each communicator; its ranks are known if all its logs are given."""
+    """Return the process group of each communicator by its identifier.
+
+    The ranks of a group are known if the logs of all its ranks are given, or if it has as many
+    ranks as the job, `world`; otherwise they are None. `ranks` has the rank of each log.
+    """
     members: dict[str, set[int]] = {}
     by_id: dict[str, InspectorCommunicator] = {}
     for path, log in logs.items():
@@ -183,7 +190,7 @@ def _number(communicator: str) -> int | None:
 def _calls(
     columns: Mapping[str, Ints], groups: tuple[ProcessGroup, ...]
 ) -> CommunicationColumns:
-    """Return what the log states of each operation."""
+    """Return operation, group, sequence number and bytes of each operation of a log."""
     return CommunicationColumns(
         op=columns["op"],
         seq=columns["seq"],
@@ -275,13 +282,7 @@ def _notes(log: Log, columns: Mapping[str, Ints]) -> list[str]:
 
 
 def _missing_count(columns: Mapping[str, Ints]) -> int:
-    """Return how many sequence numbers are missing, summed over all communicators.
-
-    `columns` has `communicator`, `seq` (sequence number) and `name` (code of the operation), a
-    value per operation. NCCL versions count the operations of a communicator together, or by
-    kind: by kind if a communicator has a number twice. Numbers count as missing between the
-    first and the last.
-    """
+    """Return the number of missing sequence numbers, summed over all communicators."""
     count = 0
     for communicator in np.unique(columns["communicator"]).tolist():
         own = columns["communicator"] == communicator

@@ -231,7 +231,10 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 
 def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
-    """Return what the table states about each of its ranks."""
+    """Read the ranks of a table, with the groups and the times that it states for each.
+
+    `world` is the number of ranks that the user states, or None.
+    """
     keys = [mapping.rank, *mapping.coordinates, *([mapping.group] if mapping.group else [])]
     keys = list(dict.fromkeys(keys))
     columns = [*keys, *(_span_columns(mapping) if mapping.restarts else ())]

@@ -43,7 +43,7 @@ _FASTEST = 1e9  # Gbit/s, far above any link
 
 
 def steady(source: Source) -> Source:
-    """Return the source, with an error if its file changes while it is read."""
+    """Return the source, wrapped to raise an error if its file changes while it is read."""
     narrow = source.read_narrow
     return replace(
         source,

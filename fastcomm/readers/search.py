@@ -139,6 +139,6 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return what identifies a directory, whatever its path."""
+    """Return the device and inode of a directory, which are equal for all paths to it."""
     status = path.stat()
     return status.st_dev, status.st_ino

@@ -167,7 +167,9 @@ STRAGGLER = table_mapping(
         "restarts": True,
         "kinds": {
             "*-compute": "compute",
-            "optimizer*": "compute",  # the norm of the gradients and the update
+            # The norm of the gradients, for which all ranks of the model wait for each other.
+            "optimizer-clip-main-grad": {"op": "AllReduce", "tag": "OTHER"},
+            "optimizer*": "compute",
             "forward-send": _pairs(*_PIPE),
             "forward-recv": _pairs(*_PIPE),
             "backward-send": _pairs(*_PIPE),

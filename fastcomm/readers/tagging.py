@@ -193,9 +193,21 @@ def _tag_by_operation(unit: _Unit, is_wrapped: bool) -> None:
 def _tag_operations(
     group: ProcessGroup, ops: Mapping[int, int], rules: TagRules, iterations: int
 ) -> Tagged:
-    """Return a group's tag from its calls per operation, over a number of iterations.
+    """Return the parallelism of a group, and what it is known by.
 
-    A grid of one dimension decides unless a name tells more.
+    A layout of one dimension decides unless the group's name tells more.
+
+    Parameters
+    ----------
+    group
+        The process group.
+    ops
+        Number of its calls by operation, an index of `OPS`.
+    rules
+        Rules and layout of the run.
+    iterations
+        Number of iterations in which the calls were counted.
+
     """
     counts = {OPS[op]: count for op, count in ops.items()}
     tagged = tag_group(group, Behavior(counts=counts, iterations=iterations), rules)

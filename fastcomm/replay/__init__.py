@@ -109,9 +109,22 @@ class Replayer:
     def of(
         cls, graph: Dependencies, measured: Measured, options: Options | None = None
     ) -> "Replayer":
-        """Assign a device to every node, and a delay to every edge.
+        """Return a replayer that runs each node of a graph on a device, as its name says.
 
-        Raises FastcommError if the graph has a cycle.
+        Parameters
+        ----------
+        graph
+            Data-flow graph of a step of a trial.
+        measured
+            Durations and gaps of the nodes, ns.
+        options
+            Rules and repetitions.
+
+        Raises
+        ------
+        FastcommError
+            If the graph has a cycle.
+
         """
         options = options or Options()
         names = graph.parsed()
@@ -198,7 +211,7 @@ class Replayer:
         return Replayer.of(graph.part(is_used, groups), measured, self.options).run()
 
     def _check_tensors(self, chosen: Collection[int]) -> None:
-        """Raise `FastcommError` for tensors without communication."""
+        """Raise `FastcommError` if the step communicates none of some `chosen` tensors."""
         present = {tensor for name in self.names for tensor in name.tensors}
         if absent := sorted({*chosen} - present):
             raise FastcommError(
@@ -294,7 +307,7 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
 
 
 def _categories(nodes: Sequence[Name]) -> list[str]:
-    """Return the fine category of each node."""
+    """Return the category of each node with its pass or operation, such as "operator.BW"."""
     by_name: dict[str, str] = {}
     return [by_name.setdefault(node.standard, category(node.standard)) for node in nodes]
 
@@ -323,19 +336,31 @@ class ReplayPath:
 
 
 def critical_path(replayed: Replayed) -> ReplayPath:
-    """Return the longest path through the execution graph of a replayed step."""
+    """Return the longest path through the execution graph of a replayed step.
+
+    Where a dependency and the operation before on the device are on paths of equal length, the
+    path goes through the dependency.
+    """
     source, target, cost = execution_graph(replayed)
-    incoming = graphs.index(target.astype(np.int32), len(replayed.replayer.names))
-    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
+    # A node before all others, so that a path counts the time before its first operation.
+    begin = len(replayed.replayer.names)
+    release = np.broadcast_to(np.asarray(replayed.replayer.release, np.float64), begin)
+    released = np.flatnonzero(release > 0)
+    source = np.concatenate((source, np.full(len(released), begin)))
+    target = np.concatenate((target, released))
+    cost = np.concatenate((cost, release[released]))
+    incoming = graphs.index(target.astype(np.int32), begin + 1)
+    order, ends = np.append(begin, replayed.order).astype(np.int32), source.astype(np.int32)
     distance, through = graphs.longest_path(order, incoming, ends, cost, _SAME_NS)
     path = LongestPath.to(int(np.argmax(distance)), through, ends).nodes
+    path = path[path != begin]
     steps = np.diff(distance[path], append=distance[path[-1]])
     wait = np.maximum(steps - replayed.duration[path], 0.0)
     return ReplayPath(
         nodes=tuple(path.tolist()),
         cost=tuple(steps.tolist()),
         wait=tuple(wait.tolist()),
-        edges=len(source),
+        edges=len(source) - len(released),
     )
 
 

@@ -125,7 +125,7 @@ def _pushed(graph: Dependencies) -> list[tuple[int, str]]:
 
 
 def _owner(pid: str | None) -> str:
-    """Return who communicates: a rank, or the worker at the beginning of a link."""
+    """Return the process of a rank, or of the sender if `pid` is a link; "" for None."""
     return (pid or "").partition("::")[0]
 
 

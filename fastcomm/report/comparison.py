@@ -128,7 +128,11 @@ def _reasons(part: BreakdownChange) -> str:
 
 
 def _changed(comparison: Comparison) -> TerminalTable:
-    """Return other values with the largest relative changes; --json has all."""
+    """Return the table of the metrics with the largest relative changes, largest first.
+
+    It has windows, bandwidth, volume and overlap; the times of the step have a table of their
+    own.
+    """
     rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
     values = [
         change

@@ -33,6 +33,7 @@ _NO_BREAK = "\ue000"  # private use: rich breaks lines at all of Unicode's space
 _PIPE_WIDTH = 110
 _LEAST_WIDTH = 40
 _WIDE_WIDTH = 10_000
+STEP_DIGITS = 4  # significant digits of a step time
 COMMAND = "    "  # start of a line that is a command to copy, which is never wrapped
 
 
@@ -42,6 +43,12 @@ class _InertConsole(Console):
     def render_str(self, text: str, **style: Any) -> Text:
         """Render markup like rich, with control characters and escape sequences spelled out."""
         return super().render_str(inert(text), **style)
+
+
+def what_if_line(changed_ns: float, before_ns: float) -> str:
+    """Return the line on the mean step time with changes, and its difference from before."""
+    difference = units.signed_percent(changed_ns / before_ns - 1, 2)
+    return f"[bold]What if:[/] {units.format_ns(changed_ns, STEP_DIGITS)} a step, {difference}"
 
 
 def plain_console(console: Console | None = None) -> Console:
@@ -214,7 +221,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Width with the heading broken into lines."""
+        """Minimum width in cells: that of the cells, with the heading broken into lines."""
         return max(self.content, *map(cell_len, _heading_parts(self.heading)), 0)
 
     @property

@@ -207,7 +207,10 @@ def _top(path: CriticalPath) -> TerminalTable:
 
 
 def write(path: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write critical_path.json and the tables as CSV and Parquet; return their paths."""
+    """Write critical_path.json, and the tables as CSV and Parquet, into a folder.
+
+    `xlsx` also writes a workbook. Returns the paths of all files.
+    """
     texts = {"critical_path.json": result.dumps(path.to_dict())}
     book = "critical_path" if xlsx else None
     return files.write_tables(folder, texts, path.to_arrow(), book)
@@ -286,6 +289,9 @@ def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
 
 
 def write_what_if(what_if: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write what_if.json, the new path and the sweeps; return their paths."""
+    """Write what_if.json, and the new path and the sweeps as CSV and Parquet, into a folder.
+
+    `xlsx` also writes a workbook. Returns the paths of all files.
+    """
     texts = {"what_if.json": result.dumps(what_if.to_dict())}
     return files.write_tables(folder, texts, what_if.to_arrow(), "what_if" if xlsx else None)

@@ -131,7 +131,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def tables(metrics: Metrics) -> list[TerminalTable]:
-    """Return the tables of `--full`."""
+    """Return the tables that `fastcomm metrics --full` adds, such as those of waits."""
     return [
         _exposed(metrics),
         _bandwidth(metrics),

@@ -216,7 +216,10 @@ def _title(simulation: Simulation) -> str:
 
 
 def _results(strategy: StrategyResult, layers: int) -> str:
-    """Return the totals of a strategy; `layers` counts the layers of all iterations."""
+    """Return lines of text on the total times and loads of a strategy.
+
+    `layers` is the number of layers of all iterations.
+    """
     times_best = (
         f"{_times(strategy.times_optimal)} the best possible time, "
         f"{_times(strategy.times_bound)} the bound of its class"

@@ -12,7 +12,7 @@ from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.result import Session, graphml
 from fastcomm.report import files
-from fastcomm.report.console import plain_console, say, table
+from fastcomm.report.console import STEP_DIGITS, plain_console, say, table, what_if_line
 from fastcomm.units import counted, format_ns, signed_percent
 
 _MOST = 8
@@ -52,7 +52,6 @@ _NAMES = (
     "operations of one name on a rank, from 0; for NCCL in dPRO trials, it is "
     "loop_channel_chunk_slice."
 )
-_STEP_DIGITS = 4
 
 
 def _show_alone(alone: Replayed) -> None:
@@ -71,17 +70,13 @@ def show(session: Session) -> None:
     parts = (f"step {session.step}" if session.step is not None else "", session.read or "")
     subject = ", ".join(str(part) for part in parts if part)
     if changed is not None:
-        say(
-            console,
-            f"[bold]What if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
-            f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
-        )
+        say(console, what_if_line(changed.mean_ns, replayed.mean_ns))
     title = f"{subject}: replayed" if subject else "replayed"
-    step_time = format_ns(replayed.mean_ns, _STEP_DIGITS)
+    step_time = format_ns(replayed.mean_ns, STEP_DIGITS)
     say(
         console,
         f"[bold]{title} {step_time},[/] measured "
-        f"{format_ns(session.measured.time_ns, _STEP_DIGITS)}, error "
+        f"{format_ns(session.measured.time_ns, STEP_DIGITS)}, error "
         f"{signed_percent(session.error, 2)}; "
         f"{counted(len(graph.nodes), 'operation')}, "
         f"{edges} {'dependency' if edges == 1 else 'dependencies'}",

@@ -8,12 +8,11 @@ from fastcomm import result
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
 from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.report import files
-from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.report.console import STEP_DIGITS, TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranges
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10
-_STEP_DIGITS = 4
 
 
 def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
@@ -35,7 +34,7 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
         console,
         f"[bold]{read or counted(len(time.ranks), 'rank')}, "
         f"{counted(len(statistics.steps), 'step')} ({ranges(sorted(statistics.steps))}):[/] "
-        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step on average, from its first operator "
+        f"{format_ns(time.time_ns, STEP_DIGITS)} a step on average, from its first operator "
         f"to its last; closest: step {statistics.typical_step}",
     )
     console.print(_ranks(time), _categories(operations), _operations(operations, chosen))

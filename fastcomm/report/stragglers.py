@@ -9,10 +9,9 @@ from rich.markup import escape
 
 from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
-from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table, what_if_line
 from fastcomm.stragglers import Attribution, Effect, Stragglers
-from fastcomm.stragglers.model import JobTimes
-from fastcomm.units import format_ns, percent, plural, signed_percent
+from fastcomm.units import format_ns, percent, plural
 from fastcomm_kernels.arrays import Floats
 
 _SECOND = 1e9
@@ -99,23 +98,15 @@ def show(result: StragglerResult) -> None:
     """Print the slowdown, its causes, and the heat map of workers."""
     console = plain_console()
     stragglers = result.stragglers
-    for line in _what_if_lines(stragglers, result.changed) + _lines(stragglers):
+    if result.changed is not None:
+        say(console, what_if_line(float(result.changed.whole.mean()), stragglers.step_ns))
+    for line in _lines(stragglers):
         say(console, line, hanging=2)
     if stragglers.blocking is None or stragglers.workers is None:
         return
     for kind, title in zip(KINDS, ("data rank", "stage", "operation"), strict=True):
         console.print(_table(title, stragglers.blocking[kind]))
     console.print(_heat(stragglers.workers))
-
-
-def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str]:
-    """Return the line on the step time with changes; nothing where `changed` is None."""
-    if changed is None:
-        return []
-    mean, before = float(changed.whole.mean()), stragglers.step_ns
-    return [
-        f"[bold]What if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
-    ]
 
 
 def _lines(stragglers: Stragglers) -> list[str]:

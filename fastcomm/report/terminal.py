@@ -271,15 +271,15 @@ def _first(
 
 
 def _brief(text: str, room: int) -> str:
-    """Shorten a text to `room` cells at the end of a sentence or word; keep its commands."""
-    lines = text.split("\n")
-    text_ = " ".join(line.strip() for line in lines if not line.startswith(COMMAND))
-    commands = [line for line in lines if line.startswith(COMMAND)]
-    if len(text_) <= room:
+    """Shorten a text to `room` cells at the end of a sentence or word.
+
+    A text with a command for the reader to run stays whole.
+    """
+    if len(text) <= room or any(line.startswith(COMMAND) for line in text.split("\n")):
         return text
     mark = " ... (--full)"
-    start = text_[: room - len(mark)]
+    start = text[: room - len(mark)]
     place = max(start.rfind(". "), start.rfind("; "), start.rfind(": "))
     if place < room // 2:
         place = start.rfind(" ")
-    return "\n".join([start[: place + 1].rstrip() + mark, *commands])
+    return start[: place + 1].rstrip() + mark

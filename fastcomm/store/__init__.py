@@ -109,7 +109,10 @@ def table_name(name: str) -> str:
 
 
 def stored_columns(args: pa.Schema | None) -> pa.Schema:
-    """Return the columns of a file whose events have these columns of `ARGS`."""
+    """Return the schema of a rank's file: `COLUMNS`, and the `ARGS` that its events have.
+
+    `args` is the schema of the trace's arguments, or None without any.
+    """
     names = () if args is None else args.names
     return pa.schema([*COLUMNS, *(field for field in ARGS if field.name in names)])
 

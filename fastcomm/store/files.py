@@ -299,7 +299,7 @@ _UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
 
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
-    """Return the trace as reading its source with `options` instead of `stored` would."""
+    """Apply options to a stored trace, as if its source were read with them, not `stored`."""
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
@@ -365,7 +365,7 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """Return what each distinct name implies, and the index of the entry of each row."""
+    """Return the meaning of each distinct name by `patterns`, and the index of each row's."""
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]

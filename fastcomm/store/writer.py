@@ -133,7 +133,10 @@ def _parts(sections: list[Rows]) -> Iterator[Rows]:
 
 
 def _compact(table: pa.Table) -> pa.Table:
-    """Return a table with only the texts that it uses: a row group has its own dictionary."""
+    """Return a table whose dictionary columns have no entry that no row uses.
+
+    A row group of Parquet has a dictionary of its own, which otherwise would hold all texts.
+    """
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table[field.name].combine_chunks()
@@ -168,7 +171,7 @@ def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetW
 
 
 def _leaf(field: pa.Field) -> str:
-    """Return the name in Parquet of the values of a column."""
+    """Return the path in Parquet's schema of the values of a column or a list column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 

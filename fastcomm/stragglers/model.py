@@ -87,7 +87,10 @@ class JobModel:
             yield self._at(at, self.table.steps[at])
 
     def _at(self, at: list[int] | slice, steps: tuple[int, ...]) -> "JobModel":
-        """Return the model of the steps at some positions, with unchanged ideal times."""
+        """Return the model of some steps, with unchanged ideal times.
+
+        `at` are their positions in this model, `steps` their numbers.
+        """
         table = replace(
             self.table,
             start=self.table.start[:, :, at],

@@ -173,10 +173,7 @@ def _match(builder: _Builder, stage: int, optype: str) -> None:
 
 
 def _skipped(builder: _Builder, stage: int, optype: str, transfers: int, compute: int) -> int:
-    """Return how many computations at the beginning have no such transfer: 0 or 1.
-
-    Raises FastcommError if the numbers of transfers and computations do not fit.
-    """
+    """Return the number of computations at the beginning that have no such transfer: 0 or 1."""
     is_end = stage in {0, builder.stages - 1}
     if transfers == compute or (is_end and transfers == 0):
         return 0
@@ -202,7 +199,11 @@ def _first_backward(builder: _Builder, stage: int, compute: list[int]) -> None:
 
 
 def _chunks(builder: _Builder, stage: int) -> None:
-    """Make a chunk's first forward wait for parameters, and gradients for its last backward."""
+    """Add the edges of gathered parameters and scattered gradients of a stage, per chunk.
+
+    The first forward pass of a chunk waits for its last gather; with overlap, the first scatter
+    waits for its last backward pass.
+    """
     ops = builder.ops
     for chunk in {ops[i].mc for i in builder.ordered(stage, *_COMPUTE)}:
 

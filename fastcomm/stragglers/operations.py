@@ -299,7 +299,11 @@ def _times(columns: Mapping[str, Any]) -> Floats:
 
 
 def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
-    """Return the operation of one row."""
+    """Return the operation of one row of the table.
+
+    `columns` are the columns by name, `times` the starts and ends in ns, shape (2, rows), and
+    `optype` is the type of the operation.
+    """
     mc, gmc = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
     return Op(
         optype=optype,

@@ -81,7 +81,11 @@ def envelope_head(job: Job, rank: int, variant: Variant) -> str:
 
 
 def tail(start: int, stop: int, name: str, variant: Variant) -> str:
-    """Return the profiler's own rows, from `start` to `stop`, and the end of the object."""
+    """Return the JSON text after the last event of a trace.
+
+    It is the profiler's own events and the end of the object. `start` and `stop` are the times
+    of the recording in ns; `name` is that of the trace.
+    """
     text = kineto.complete(
         "Trace",
         "PyTorch Profiler (0)",
@@ -99,7 +103,10 @@ def tail(start: int, stop: int, name: str, variant: Variant) -> str:
 
 
 def labels(text: RankText, start: int) -> str:
-    """Return the names of processes, threads and streams."""
+    """Return JSON text of the events that name a trace's processes, threads, streams.
+
+    `start` is the time that they carry, ns.
+    """
     process, device = text.process, text.device
     host = kineto.lane(process, 0)
     rows = kineto.label("process_name", host, start, "python3")
@@ -168,7 +175,11 @@ class Filler:
     """Generates blocks of rows on threads of their own, for files of any size."""
 
     def __init__(self, job: Job, process: int, row_ns: int, variant: Variant) -> None:
-        """Write one block with placeholders; its rows are `row_ns` apart."""
+        """Write a block of events, with placeholders for what differs between blocks.
+
+        The events are those of a process of the host, `row_ns` apart. `variant` is the form of
+        the trace.
+        """
         where = kineto.lane(process, process + 113)
         written = [_row(job, number, where, row_ns) for number in range(ROWS)]
         text = "".join(written)
@@ -257,9 +268,25 @@ def write(
     filler_bytes: int = 0,
     workers: int = 1,
 ) -> list[Path]:
-    """Write the trace of every rank, or of some, and return the paths in the order of ranks.
+    """Write the traces of a job, and return their paths in the order of ranks.
 
-    Rows without effect on metrics are added until the text of a file has `filler_bytes` bytes.
+    Parameters
+    ----------
+    job
+        The job.
+    directory
+        Directory to write to, created if absent.
+    ranks
+        Ranks to write; by default all.
+    variant
+        Form of the traces, such as that of an older profiler.
+    compress
+        Whether files are gzipped.
+    filler_bytes
+        Minimum size of the text of a file; events without effect on metrics fill it.
+    workers
+        Number of processes.
+
     """
     directory.mkdir(parents=True, exist_ok=True)
     chosen = range(job.ranks) if ranks is None else sorted(ranks)
@@ -274,7 +301,20 @@ def write(
 def text(
     job: Job, rank: int, name: str, variant: Variant, filler_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of the trace of a rank, step by step, up to at least `filler_bytes`."""
+    """Yield the bytes of the trace of a rank, step by step.
+
+    Parameters
+    ----------
+    job, rank
+        The job, and the rank.
+    name
+        Name of the trace in its text.
+    variant
+        Form of the trace, such as that of an older profiler.
+    filler_bytes
+        Minimum size; events without effect on metrics fill it.
+
+    """
     change = kineto.compact if variant & Variant.COMPACT else str
     lines = RankText(job, rank, variant)
     head = envelope_head(job, rank, variant) + labels(lines, EPOCH_NS)

@@ -193,7 +193,10 @@ def bus_bytes(operation: CallKind, payload: int, size: int) -> int:
 
 
 def transfer_ns(job: Job, operation: CallKind, payload: int, size: int) -> int:
-    """Return the duration of a call after its last member has arrived."""
+    """Return the duration of a collective or message after its last member has arrived, in ns.
+
+    `payload` are its bytes, `size` is the number of ranks in the group.
+    """
     return job.latency_ns + bus_bytes(operation, payload, size) * 10**9 // job.link_speed
 
 

@@ -321,7 +321,10 @@ class _Step:
         return time * (1 + self.random.uniform(-_JITTER, _JITTER))
 
     def _alone(self, place: Place, optype: str, time: float) -> None:
-        """Add an operation after the previous one of its rank."""
+        """Add an operation that starts when the previous one of its rank ends.
+
+        `place` is (data rank, stage), `time` its duration in s.
+        """
         begin = self.clock[place]
         self.clock[place] = begin + time
         self._add(place, optype, begin, self.clock[place])

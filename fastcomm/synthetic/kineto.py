@@ -46,7 +46,20 @@ def microseconds(ns: int) -> str:
 
 
 def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:
-    """Return a row with a duration of `ns`; `where` is from `lane`, `args` inside an object."""
+    """Return the JSON text of an event with a duration.
+
+    Parameters
+    ----------
+    cat, name
+        Its category and name.
+    where
+        Text of its process and thread, from `lane`.
+    start, ns
+        Start since the epoch, and duration, ns.
+    args
+        Text inside the object of its arguments.
+
+    """
     return f"""
   {{
     "ph": "X",

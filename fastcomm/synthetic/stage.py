@@ -91,7 +91,7 @@ class _Row(NamedTuple):
     transfer: Transfer | None = None
 
     def times(self) -> tuple[Ints, Ints, Ints]:
-        """Return launch, start and stop, by place."""
+        """Return launch, start and stop in ns, each with a value per place of the stage."""
         start, stop = self.start, self.stop
         if self.transfer:
             start, stop = self.transfer.start(self.plan.name), self.transfer.end()
@@ -167,7 +167,7 @@ class StageRun:
         self.pending[STREAMS["Recv"]] = None
 
     def _setup(self) -> None:
-        """Run the work that sets up a step."""
+        """Add the work before the first layer of a step: copy the tokens, and embed them."""
         self._run(WorkPlan("memset", "memset", COMPUTE, False), 1)
         self._kernel("empty", 0)  # a row of length 0
         self._run(WorkPlan("memcpy", "memcpy", COPY, False), _COPY_NS)

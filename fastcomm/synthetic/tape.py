@@ -71,7 +71,10 @@ class PhaseGap:
 
 
 def tally(works: list[PlannedWork], start: int, stop: int) -> Tally:
-    """Sum the intervals between `start` and `stop` by what runs in them."""
+    """Return how long each combination of compute, copies and communication runs.
+
+    `works` is the work of a rank; only the time from `start` to `stop` (ns) counts.
+    """
     total, open_ = Tally(), dict[str, int]()  # open work: its number by kind or tag
     now = start
     for moment, change, label in _changes(works, stop):

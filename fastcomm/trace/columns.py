@@ -83,7 +83,20 @@ def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
 def pair_codes(
     first: tuple[Integers, Integers], second: tuple[Integers, Integers]
 ) -> tuple[Codes, Codes, int]:
-    """Number pairs of values, equal on both sides; return both and an upper bound."""
+    """Number pairs of values so that equal pairs have equal numbers in two tables.
+
+    Parameters
+    ----------
+    first, second
+        Two columns of each table.
+
+    Returns
+    -------
+    tuple
+        The number of each row of the first table, and of the second, and a bound above all
+        numbers.
+
+    """
     firsts, count = codes(first[0], second[0])
     seconds, _ = codes(first[1], second[1])
     keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
@@ -150,7 +163,10 @@ def numbered(values: Ints) -> tuple[Ints, int]:
 
 
 def sums(place: Ints, values: Ints, count: int) -> Ints:
-    """Return the sum of the values of each class; `place` is the class per value."""
+    """Return the sum of the values of each of `count` classes.
+
+    `place` is the class of each value, from 0.
+    """
     total = np.zeros(count, np.int64)
     np.add.at(total, place, values)
     return total

@@ -77,7 +77,10 @@ class EventColumns:
         return correlation[order], rows[order]
 
     def launch_of(self, rows: Ints) -> Ints:
-        """Return the row of the first call with the correlation of each device event, or -1."""
+        """Return, for each of some events of the device, the row of the call that launched it.
+
+        It is the first call with the event's correlation; -1 without one.
+        """
         correlation, calls = self._calls
         place = lookup(correlation, self.correlation[rows])
         return np.where(place >= 0, calls[place], -1) if len(calls) else place

@@ -273,7 +273,7 @@ def without_cut_end(
 
 
 def _whole_count(iterations: Iterations, work: DeviceWork, unanswered: Ints) -> int:
-    """Return how many leading iterations are complete in a file in order of time."""
+    """Return the number of leading iterations that are complete in a file in order of time."""
     moment = np.sort(np.where(work.launch == NULL, work.start, work.launch))
     low, high = _between_edges(moment, iterations)
     is_busy = high > low

@@ -192,7 +192,10 @@ class ReadRanks:
 
     @classmethod
     def of(cls, run: RunTraces, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
-        """Combine the ranks that were read with the expected number of ranks."""
+        """Return which ranks of a run were read, and how many it should have.
+
+        `ranks` are those that were read, `failed` the skipped ones.
+        """
         expected = expected_ranks(ranks, run.world_size, failed)
         return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))
 

@@ -248,11 +248,21 @@ class Tagged:
 
 
 def tag_group(group: ProcessGroup, behavior: Behavior, rules: TagRules) -> Tagged:
-    """Determine the tag of a group.
+    """Determine the parallelism of a process group, and how it is known.
 
-    If its ranks fit several tags, behavior decides, or the tag is OTHER; the result has the
-    candidates in both cases. To separate purposes of one set of ranks, call it once per
-    operation, with only that operation as behavior.
+    If the ranks of the group fit several parallelisms, its behavior decides, or the tag is
+    OTHER; the result has the candidates in both cases. To separate purposes of one set of
+    ranks, call it once per operation, with only that operation as behavior.
+
+    Parameters
+    ----------
+    group
+        The process group.
+    behavior
+        Number of its calls by operation, and of iterations.
+    rules
+        Rules of the user, layout, and whether to guess.
+
     """
     for rule in rules.explicit:
         if rule.matches(group):
@@ -367,6 +377,6 @@ def _has_many_sums(group: ProcessGroup, behavior: Behavior) -> bool:
 
 
 def _are_many(behavior: Behavior) -> bool:
-    """Whether there are as many reductions per iteration as only layers do."""
+    """Whether a group reduces so often per iteration that layers must cause it."""
     sums = (count for op, count in behavior.counts.items() if _BEHAVIOR.get(op) == "sums")
     return sum(sums) >= _MANY * max(1, behavior.iterations)

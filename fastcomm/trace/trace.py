@@ -138,7 +138,11 @@ class Trace:
         meta: Meta,
         args: pa.Table | None = None,
     ) -> Self:
-        """Validate every table against its schema. Tables with `start` must be sorted by it."""
+        """Build a trace from tables, after checking each against its schema.
+
+        Tables with `start` must be sorted by it. `args` has further columns of the events, or
+        is None. Raises `SchemaError` if a table does not fit its schema.
+        """
         return cls(
             events=_in_order(events, schema.EVENTS, "events"),
             lanes=validate(lanes, schema.LANES, "lanes"),
@@ -159,7 +163,10 @@ class Trace:
         iterations: pa.Table,
         meta: Meta,
     ) -> Self:
-        """Build a trace with only the columns that metrics need, `schema.NARROW`; no lanes."""
+        """Build a trace with only the columns that metrics need, `schema.NARROW`, and no lanes.
+
+        Raises `SchemaError` if a table does not fit its schema.
+        """
         schemas = schema.NARROW
         return cls(
             events=_in_order(events, schemas["events"], "events"),

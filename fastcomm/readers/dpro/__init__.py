@@ -292,7 +292,10 @@ def _keys(columns: Columns, order: Ints) -> tuple[Codes, list[int]]:
 
 
 def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) -> UniformTrace:
-    """Build a uniform trace from events; `shifts` in ns by pid are added to their starts."""
+    """Build a uniform trace from events, sorted by start and name.
+
+    `shifts` are ns by process that are added to the starts of its events; by default none.
+    """
     rows, shifts = list(events), shifts or {}
     n = len(rows)
     coded: dict[str, Any] = {}

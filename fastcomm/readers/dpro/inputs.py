@@ -55,7 +55,7 @@ class Naming:
 
     @cached_property
     def at(self) -> Ints:
-        """Row of the call that launched the event; the event's own row if it has none."""
+        """Per event, the row of the call that launched it, or its own row if it has none."""
         at = np.arange(len(self.events))
         work = np.flatnonzero(self.is_work)
         launch = self.events.launch_of(work)
@@ -126,7 +126,10 @@ class Naming:
         return names
 
     def standard(self, row: int) -> str:
-        """Return the standard name of an event."""
+        """Return dPRO's name of the event in a row, without its rank.
+
+        Examples: "FW.aten::mm" for work, "Comm.TP-5-12.AllGather" for communication.
+        """
         if row in self.communication:
             return self.communication[row]
         source = row if self.operator[row] < 0 else int(self.operator[row])

@@ -85,7 +85,10 @@ class LocalGraph:
         edges: Iterable[Edge],
         label: Mapping[str, str] | None = None,
     ) -> "LocalGraph":
-        """Build a graph; loops and repeated nodes or edges are dropped."""
+        """Build the data-flow graph of one rank; loops and repeated nodes or edges are dropped.
+
+        `label` has other names of nodes, by name.
+        """
         unique = list(dict.fromkeys((a, b) for a, b in edges if a != b))
         reverse = [(b, a) for a, b in unique]
         names = tuple(dict.fromkeys(nodes))
@@ -102,7 +105,16 @@ class LocalGraph:
         return [(a, b) for a in self.nodes for b in self.successors[a]]
 
     def event(self, name: str, pid: str, times: tuple[int, int], lane: str) -> Event:
-        """Return an operation with its inputs; `times` are start and duration in ns."""
+        """Return an operation as an event, with the operations before it as its inputs.
+
+        Parameters
+        ----------
+        name, pid, lane
+            Its name, the process of its rank, and its thread.
+        times
+            Its start and duration, ns.
+
+        """
         inputs = enumerate(self.predecessors.get(name, ()))
         return Event(
             name=name,

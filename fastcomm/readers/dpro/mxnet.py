@@ -47,14 +47,16 @@ def _plain(name: str) -> str:
 
 
 def parameters_of(listed: tuple[Parameter, ...], aggregate: int = 0) -> ParameterDict:
-    """Return the tensors with their updates, which go from the last tensor to the first.
+    """Return the tensors and the updates that MXNet runs for them.
+
+    Updates are numbered from the last tensor to the first.
 
     Parameters
     ----------
     listed
-        All tensors.
+        All tensors, by index.
     aggregate
-        Tensors per update; 0 is one.
+        Number of tensors that one update changes; 0 stands for 1.
 
     """
     updates = ((i, i // aggregate if aggregate > 0 else i) for i in range(len(listed)))
@@ -128,7 +130,11 @@ def _symbol(path: Path, parameters: ParameterDict) -> Iterator[Edge]:
 def _argument(
     op: str, arg: str, is_variable: bool, parameters: ParameterDict
 ) -> Iterator[Edge]:
-    """Yield the edges of one input; states of operations, such as moving means, have none."""
+    """Yield the edges that an input of an operation adds to the data-flow graph.
+
+    `op` is the name of the operation, `arg` that of the input: a parameter, another operation,
+    or (with `is_variable`) data. Other variables, such as moving means, add none.
+    """
     if arg in parameters.ids:
         yield f"BW.{op}", f"Comm.{parameters.ids[arg]}"
     elif not is_variable:

@@ -15,17 +15,20 @@ _GAP_NS = 5_000_000
 
 
 def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Begin a step at the first input or forward operation after any other one.
+    """Return the step of each event; one begins with the first input or forward after others.
 
-    This is the rule of dPRO's first version.
+    This is the rule of dPRO's first version: a step begins at the first input or forward
+    operation after any other one. `cats` are the categories of the events, by start; the times
+    are not used.
     """
     return _walk(cats, _after_other, lambda cat: True)
 
 
 def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Begin a step at the first input or forward operation after an operator of another kind.
+    """Return the step of each event; one begins with the first forward operator after others.
 
     This is the rule of a later version of dPRO, which ignores events that are no operators.
+    `cats` are the categories of the events, by start; the times are not used.
     """
     return _walk(cats, _after_other, lambda cat: cat.startswith("operator"))
 

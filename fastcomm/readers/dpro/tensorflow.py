@@ -179,7 +179,10 @@ def events_of(path: Path, pid: str, graph: LocalGraph, *, merge: bool = False) -
 
 
 def _device_operations(rows: list[Any]) -> list[Any]:
-    """Return the complete events of threads with operations of devices."""
+    """Return the events of a TensorFlow timeline that are operations of a device.
+
+    `rows` are the events of the JSON file.
+    """
     names = {
         (row.get("pid"), row.get("tid") if row["name"] == "thread_name" else None): str(
             (row.get("args") or {}).get("name", "")
@@ -199,10 +202,11 @@ def _device_operations(rows: list[Any]) -> list[Any]:
 
 
 def _thread_counts(names: Mapping[tuple[Any, Any], str]) -> Callable[[Any, Any], bool]:
-    """Return a function that says whether a thread has operations of a device.
+    """Return a function of pid and tid that tells whether a thread has device operations.
 
-    A timeline of TensorFlow 1 names no threads. One of its processes has the launches of the
-    host, another one, "…/stream:all Compute", the work of the device: only the latter counts.
+    `names` are the names of processes (tid None) and threads. A timeline of TensorFlow 1 names
+    no threads. One of its processes has the launches of the host, another one, "…/stream:all
+    Compute", the work of the device: only the latter counts.
     """
     devices = {
         pid for (pid, tid), name in names.items() if tid is None and "/device:GPU" in name

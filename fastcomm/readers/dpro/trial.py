@@ -214,7 +214,10 @@ def _mxnet_parameters(
 
 
 def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
-    """Return the first file with one of the names; raise TraceFileError if there is none."""
+    """Return the path of the first of `names` that the folder of any rank contains.
+
+    Raises `TraceFileError` if no folder contains any.
+    """
     for name in names:
         if path := first(ranks, name):
             return path

@@ -286,7 +286,11 @@ class _Reader:
         return window.bytes()
 
     def _tail_behind_damage(self, head: bytes) -> bytes | None:
-        """Return the text behind a broken last event; None if there is none."""
+        """Return the text of the file behind a broken event that ends the list of events.
+
+        `head` is the text before the list. None if the event is only cut off, if the list has
+        no such event, or if the text is longer than `envelope.LIMIT`.
+        """
         state = self.state
         if not state[json_scan.SEARCHING]:
             return None

@@ -142,7 +142,11 @@ def _parsed(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def document_end(head: bytes, tail: bytes) -> int | None:
-    """Return the offset in `tail` at which the outer value ends; None if it is not JSON."""
+    """Return the offset in `tail` at which a JSON document ends; None if it is invalid.
+
+    The document is the text before its list of events, `head`, and the text from the end of
+    this list on, `tail`.
+    """
     text = (head.removeprefix(_BOM) + b"]" + tail).decode("latin-1")  # a character a byte
     try:
         _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
@@ -162,7 +166,7 @@ def second_begin(head: bytes) -> int | None:
 
 
 def second_list(tail: bytes) -> int | None:
-    """Return the offset in `tail` of another list of events, or None."""
+    """Return the offset of the first `"traceEvents": [` in a text, or None without one."""
     match = EVENTS_LIST.search(tail)
     return match and match.start()
 

@@ -181,7 +181,11 @@ def _is_lines(text: bytes) -> bool:
 
 
 def _kind(text: bytes) -> Kind | None:
-    """Return the kind of a text with events, or truncated before them; None if unknown."""
+    """Return the kind of a JSON file by the beginning of its text; None without events.
+
+    The kinds are "profiler" (a trace of PyTorch's profiler), "uniform" (Chrome events of
+    another program), and "events" (a list whose first event is not complete).
+    """
     begin = _LIST_BEGINS.search(text)
     if any(mark in text for mark in _MARKS) and (begin is not None or _KEY not in text):
         return "profiler"

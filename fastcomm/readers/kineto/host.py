@@ -97,7 +97,10 @@ class HostCollectives:
 
 
 def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
-    """Return rows of a kind whose name is accepted, by start."""
+    """Return the rows of the events of a kind whose name is accepted, by start.
+
+    `kind` is a key of `KIND`, `accept` a function of the name.
+    """
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND[kind])
     codes, place = np.unique(columns["name"][rows], return_inverse=True)
@@ -109,9 +112,10 @@ def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
 def _operators(scanned: Scanned, annotations: Ints) -> Ints:
     """Return the row of the operator that enqueued each collective, or -1.
 
-    Where an execution trace was recorded, the number of the annotation follows that of its
-    operator. Elsewhere the first free operator of this kind and of these tensors counts that
-    began before; operators and annotations have one order, but for few exceptions.
+    `annotations` are the rows of the collectives' annotations. Where an execution trace was
+    recorded, the number of an annotation is one above that of its operator. Elsewhere it is the
+    first operator with this kind and these tensors that began before and that no earlier
+    collective took, since operators and annotations have one order, but for few exceptions.
     """
     columns = scanned.columns
     rows = named_rows(scanned, "cpu_op", SIGNATURES.__contains__)

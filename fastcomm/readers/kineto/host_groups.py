@@ -78,7 +78,10 @@ class HostRank:
         return np.where(is_message, _MESSAGES, self.collectives.thread)
 
     def units(self) -> dict[int, Ints]:
-        """Return the places of collectives by thread, messages under _MESSAGES, by start."""
+        """Return the indices of the rank's collectives by thread, in the order of their starts.
+
+        Messages are under the key _MESSAGES.
+        """
         key = self.keys()
         return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
 
@@ -184,7 +187,7 @@ def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assign
 
 
 def distributed_info(scanned: Scanned) -> dict[str, Any]:
-    """Return what a trace states of its job."""
+    """Return the object `distributedInfo` of a trace, with rank and groups, or an empty one."""
     info = scanned.envelope.get("distributedInfo")
     return info if isinstance(info, dict) else {}
 
@@ -360,7 +363,10 @@ def _apart(own: _Recording, places: Ints, other: _Recording) -> float | None:
 
 
 def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
-    """Return what members of a group have in common: parts of an all-to-all may differ."""
+    """Return the part of an operation's description in which all members of a group agree.
+
+    Parts of an all-to-all may differ in their sizes.
+    """
     return entry[:1] if entry[0].startswith("all_to_all") else entry
 
 

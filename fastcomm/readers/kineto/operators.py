@@ -160,7 +160,7 @@ SIGNATURES = {
 
 
 def detail(scanned: Scanned, name: str, row: int) -> str:
-    """Return the text of a detail of a row, or ""; row -1 has none."""
+    """Return the text of the argument `name` of the event in a row, or "" without one."""
     if row < 0:
         return ""
     code = int(scanned.details[name][int(scanned.columns["detail"][row])])
@@ -247,9 +247,10 @@ class Call(NamedTuple):
 
 
 def call_of(scanned: Scanned, operator: int, annotation: int) -> Call:
-    """Return what an operator states of its collective; without one, what the annotation does.
+    """Return kind, sizes and type of a collective, from the operator that started it.
 
-    `operator` is a row of an operator of c10d or -1, `annotation` that of the annotation.
+    Without an operator (-1) they are those that its annotation states. `operator` and
+    `annotation` are rows.
     """
     # The type of a list of tensors is in the annotation alone.
     dtype = next(iter(_list(scanned, "Input type", annotation) or []), "")

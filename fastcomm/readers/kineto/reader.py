@@ -116,9 +116,12 @@ def read(
 def _scan(
     path: Path, options: TraceOptions, assigned: Assigned | None
 ) -> tuple[Scanned, UnknownWork, bool]:
-    """Scan a rank; return also whether it is a run without an accelerator.
+    """Read the columns of a rank's file that the options select.
 
-    Such a run needs other events. Its work is returned as that of a device.
+    A run without an accelerator needs other events, and its work is returned as that of a
+    device. `assigned` are the groups of its collectives, if they were determined across ranks.
+
+    Returns the columns, the work of unknown kind, and whether it is such a run.
     """
     # Only ranks of such runs are compared before they are read.
     scanned, unknown_work = _selected(path, options, on_host=assigned is not None)
@@ -326,7 +329,11 @@ _ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation", "host_work"))  # b
 
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
-    """Return the lane of each event, and the lanes in the order of their first events."""
+    """Return the index of the thread or stream of each event, and the table of all of them.
+
+    The table has process, thread and device, in the order of their first events. `texts` are
+    the names to which codes of processes and threads refer.
+    """
     # A wait is on a stream if it has a device.
     is_device = _ON_DEVICE[columns["kind"]]
     is_device |= (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)

@@ -197,7 +197,7 @@ def _from_operators(metadata: Metadata, op: NDArray[np.int8]) -> tuple[Ints, Int
 
 
 def _operators_in(metadata: Metadata) -> dict[int, OperatorKind]:
-    """Return the known operators around any launch, by the code of the name."""
+    """Return the operators of `OPERATORS` that enclose a launch, by the code of their name."""
     names = {
         code: metadata.events.text(code) for code in np.unique(metadata.columns["operator"])
     }
@@ -377,7 +377,11 @@ def _is_nccl(metadata: Metadata, named: Sequence[Named]) -> Flags:
 
 
 def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]:
-    """Return the key of `_REASONS` for each event without metadata."""
+    """Return why the size of each event is unknown, as a key of `_REASONS`, by its launch.
+
+    `launch` is the row of the launch of each event, or -1, and `is_nccl` tells which events are
+    kernels of NCCL.
+    """
     if not len(events.rows("runtime")):
         return np.full(len(launch), "launches")
     old = is_nccl & is_old(events)
@@ -392,6 +396,6 @@ def _in_graph(events: Events, launch: Ints) -> Flags:
 
 
 def is_old(events: Events) -> bool:
-    """Return whether the times of a trace allow a PyTorch before 2.4."""
+    """Return whether a trace may be of a PyTorch before 2.4, by the time of its first event."""
     start = events.start
     return not len(start) or not int(start[0]) >= _ABSOLUTE or int(start[0]) < _SINCE_2_4

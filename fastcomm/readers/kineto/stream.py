@@ -186,7 +186,10 @@ def _next_member(file: BinaryIO, data: bytes, path: Path, size: int) -> bytes:
 
 
 def _unzstd(file: BinaryIO, path: Path, size: int) -> Iterator[bytes]:
-    """Yield the text of a Zstandard file."""
+    """Yield the decompressed text of a Zstandard file in blocks of at most `size` bytes.
+
+    Raises `CutShortError` if the file is truncated, and `TraceFileError` if it is corrupt.
+    """
     import pyarrow as pa  # slow import; most traces are gzipped
 
     limits, total = Limits.of_environment(), 0

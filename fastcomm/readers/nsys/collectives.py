@@ -253,7 +253,11 @@ class _KernelOperations:
 
 
 def numbers(operations: NcclOperations) -> Ints:
-    """Number the parts of each communicator and kind from 0, in order; NULL if unknown."""
+    """Return the number of each part among those of its communicator and operation.
+
+    Parts are numbered from 0 in their order; NULL where the communicator is unknown. Parts are
+    the runs of `operations.part`.
+    """
     count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
     numbers = np.zeros(count, np.int64)

@@ -344,7 +344,11 @@ def _common(part: Ints, op: NDArray[np.int8], first: Ints) -> NDArray[np.int8]:
 
 
 def _sum(part: Ints, values: Ints, count: int) -> Ints:
-    """Sum over each part; NULL for a part with a NULL value, or with no value."""
+    """Return the sum of the values of each of `count` parts.
+
+    `part` is the number of the part of each value. NULL for a part with a NULL value, or with
+    none.
+    """
     total = np.zeros(count, np.int64)
     np.add.at(total, part, np.where(values == NULL, 0, values))
     has_values = _any(part, np.ones(len(part), np.bool_), count)

@@ -44,7 +44,8 @@ class Folder:
     ) -> dict[str, pa.ChunkedArray]:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `where` and `distinct` are ignored: they only save a database work.
+        `types` has the type of each column by name. `where` and `distinct` are ignored: they
+        only save a database work.
         """
         rows = _table_of(self._files[table], list(types))
         return {

@@ -49,18 +49,24 @@ def read_ranges(
     operators: bool,
     numbered: bool = False,
 ) -> Ranges:
-    """Read the ranges of a process.
+    """Read the NVTX ranges of a process.
 
     Parameters
     ----------
     export, process
         The export, and the process (`g >> 24`); None reads all.
     ends
-        Times at which the capture ended: ranges that end there were still open.
+        Times at which the capture ended, ns: ranges that end there were still open, and are
+        left out.
     operators
         Whether to read all operators of `emit_nvtx`, or only collectives.
     numbered
         Whether names keep the sequence numbers that `emit_nvtx` adds.
+
+    Returns
+    -------
+    Ranges
+        Ranges with names, threads and times in ns.
 
     """
     where = [f"eventType IN ({PUSH_POP}, {START_END})"]
@@ -149,7 +155,7 @@ class NcclRanges:
         ]
 
     def of_process(self, process: int) -> "NcclRanges":
-        """Return the calls of one process."""
+        """Return the NCCL ranges of one process; `process` is its number, `g >> 24`."""
         rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
         calls = self.calls
         return NcclRanges(

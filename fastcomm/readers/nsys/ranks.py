@@ -254,7 +254,11 @@ def _contradiction(
 
 
 def _named(members: _Members) -> dict[int, int]:
-    """Return ranks from file names, if every report has one process."""
+    """Return the ranks that the names of the reports state, by position in `members`.
+
+    Reports without a rank in their name are left out. Empty if any report has several
+    processes.
+    """
     if any(len(peek.report.processes) > 1 for peek, _ in members):
         return {}
     ranks = ((number, rank_from_name(peek.report.path.name)) for number, (peek, _) in

@@ -184,7 +184,8 @@ class Database:
     ) -> dict[str, pa.ChunkedArray]:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `where` are SQL conditions that all hold for the rows; `distinct` drops equal rows.
+        `types` has the type of each column by name. `where` are SQL conditions that all hold
+        for the rows; `distinct` drops equal rows.
         """
         expressions = ", ".join(
             f'IFNULL("{name}", {_NULL[type_]}) AS "{name}"' for name, type_ in types.items()

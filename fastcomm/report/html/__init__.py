@@ -64,9 +64,9 @@ def fact(
     label: str = "",
     why: str = "the input does not have it",
 ) -> Fact:
-    """Return a formatted number; "n/a" with the reason `why` if the value is None.
+    """Return a number to show; "n/a" with the reason `why` if the value is None.
 
-    `key` names its definition in the glossary, `form` formats it.
+    `key` names its definition in the glossary, `form` formats it, and `label` is its caption.
     """
     if value is None:
         return Fact(key=key, text=NA, label=label, why=why)

@@ -233,7 +233,7 @@ def _most_over_mean(strategy: StrategyResult, place: int) -> float | None:
 
 
 def _share(strategy: StrategyResult) -> int:
-    """Return how many GPUs share a cell of the heat map."""
+    """Return the number of GPUs that share a cell of the heat map."""
     return max(1, -(-strategy.gpus // _MOST_BINS))
 
 

@@ -159,9 +159,23 @@ def bars(
     looks: Sequence[str] | str = "compute",
     **layout: Any,
 ) -> Spec:
-    """Return horizontal bars with a label after each.
+    """Return the plotly specification of a chart of horizontal bars.
 
-    `title` is that of the horizontal axis; `looks` is the name of a color, or one for each bar.
+    Parameters
+    ----------
+    names
+        Name of each bar.
+    values
+        Length of each bar, in the unit of the axis.
+    labels
+        Text after each bar.
+    title
+        Title of the horizontal axis.
+    looks
+        Name of the color of all bars, or of each.
+    **layout
+        Further settings of the layout of plotly.
+
     """
     bar_looks = [looks] * len(names) if isinstance(looks, str) else looks
     rows = [shown(shortened(name)) for name in names]

@@ -131,7 +131,10 @@ def _launches(database: sqlite3.Connection, block: _Ints, names: dict[str, int])
 
 
 def _operators(database: sqlite3.Connection, block: _Ints) -> None:
-    """Insert the range of an operator around the launch of each numbered kernel."""
+    """Insert the NVTX range of an operator around the launch of each kernel of a block.
+
+    `block` has the numbers of the kernels in the export.
+    """
     start = block * PERIOD_NS + 500
     kinds = [f"aten::op_{number}, op_id = " for number in range(40)]
     numbers = block.tolist()

@@ -169,7 +169,10 @@ class ProcessWriter:
         self._synchronize(step, launches)
 
     def _around(self, step: RankStep, launches: list[int]) -> None:
-        """Write the optimizer's range and the synchronization; `launches` in ns."""
+        """Write the range of the optimizer's step, and the call that synchronizes the device.
+
+        `launches` has the ns at which each work of the step was launched.
+        """
         adam = [
             at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
         ]

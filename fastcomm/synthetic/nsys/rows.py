@@ -68,7 +68,10 @@ class Host:
         return self.global_pid | self.process + number
 
     def range(self, thread: int, text: str, start: int, stop: int | None) -> None:
-        """Add a range of the application in the default domain, open if `stop` is None."""
+        """Add an NVTX range with a text, as the application pushes it in the default domain.
+
+        `start` and `stop` are ns of the job's clock; the range stays open if `stop` is None.
+        """
         name: dict[str, object] = {"text": text}
         if self.variant.registered_names:
             name = {"textId": self.tables.string(text)}
@@ -81,7 +84,10 @@ class Host:
         self.range(thread, f"{name}, op_id = {self.operator}", start, stop)
 
     def library(self, thread: int, name: str, start: int, stop: int) -> None:
-        """Add a range of another library, in the first domain."""
+        """Add an NVTX range that another library than NCCL pushed on a thread.
+
+        `start` and `stop` are ns of the host's clock.
+        """
         identity = self.tables.string(name)
         end = self.clock(stop)
         self.event(PUSH_POP, thread, start, end=end, textId=identity, domainId=1)
@@ -130,7 +136,11 @@ class Host:
             self.nccl(thread, name, begin, begin + max(0, duration - 8), values)
 
     def cuda(self, thread: int, name: str, start: int, ns: int) -> Launch:
-        """Add a call of the CUDA runtime."""
+        """Add a call of the CUDA runtime, and return it with a new correlation.
+
+        `name` is that of the function; `start` is in ns of the job's clock, and `ns` the
+        duration.
+        """
         self.correlation += 1
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
@@ -266,7 +276,10 @@ class DeviceWriter:
         )
 
     def captured(self, calls: list[Launch], begin: int) -> None:
-        """Add the rows of a graph's capture and instantiation."""
+        """Add the rows on the capture and the instantiation of a CUDA graph.
+
+        `calls` are the calls that were captured; the instantiation starts at `begin`, ns.
+        """
         thread = self.host.thread(0)
         instantiation = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
         row = self._graph_row(

@@ -162,7 +162,7 @@ class ExportColumn:
 
 @cache
 def columns(table: str) -> tuple[ExportColumn, ...]:
-    """Return the columns of a table, in order."""
+    """Return the columns of a table of an Nsight Systems export, by the table's name."""
     result = []
     for text in TABLES[table].split():
         name, _, kind = text.partition(":")
