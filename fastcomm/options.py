@@ -144,17 +144,34 @@ class Window(CheckedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOptions(Window):
-    """The window and the ranks of a critical path.
+    """The window, the ranks and the rules of a critical path.
 
     `rank` is the one rank whose path is searched; by default it goes through all ranks.
+    `compat` searches by the rules of another tool; `zero_weight_launches` are a part of HTA's.
+    `deps` also finds operators that could start earlier if they waited only for their data;
+    `execution_trace` is the path of the file that records them, by default one beside the
+    trace. With `compat` or `deps` the path is of one rank.
     """
 
     rank: int | None = None
+    compat: Literal["hta"] | None = None
+    zero_weight_launches: bool = False
+    deps: Literal["data"] | None = None
+    execution_trace: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Check that the rank is in its range."""
+        """Check that the rank is in its range, and that no option lacks the one it is for."""
         Window.__post_init__(self)
         _check_numbers("rank", [] if self.rank is None else [self.rank])
+        if self.zero_weight_launches and self.compat is None:
+            raise ConfigError("zero_weight_launches needs compat")
+        if self.execution_trace is not None and self.deps is None:
+            raise ConfigError("execution_trace needs deps")
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether the path is of one rank even if the ranks of the run can be joined."""
+        return any(value is not None for value in (self.rank, self.compat, self.deps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,9 @@ class Run:
             text in the names of annotations ("" is the whole trace), with `exact` the whole
             name, and with `instance` the index of the annotation from 0, or a pair (first,
             last). `data_load_events` are regular expressions of events that load data. `rank`
-            limits the path to one rank.
+            limits the path to one rank. `compat` ("hta") searches by HTA's rules, and `deps`
+            ("data") analyzes data dependencies, both of one rank; `zero_weight_launches` and
+            `execution_trace` are as for the command.
 
         Returns
         -------

@@ -72,8 +72,16 @@ def compile_kernels() -> None:
     _jit.mark_compiled()
 
 
-def compile_critical_path() -> None:
-    """Compile the kernels of critical paths and what-ifs that `compile_kernels` leaves out."""
+def compile_critical_path(compat: str | None = None) -> None:
+    """Compile the kernels of critical paths and what-ifs that `compile_kernels` leaves out.
+
+    `compat` is the tool by whose rules paths are searched.
+    """
+    if compat is not None:
+        from fastcomm.compat import hta
+
+        compile_for("critical-path-hta", hta.find_path)
+        return
 
     def replayed(trace: "Trace") -> None:
         # Not for those who measure: loading it takes time.

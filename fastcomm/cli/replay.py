@@ -21,7 +21,7 @@ from fastcomm.cli.options import (
 from fastcomm.cli.results import changes_option, print_json, result_options, trace_option
 from fastcomm.cli.values import RunArgument
 from fastcomm.cli.windows import window_options
-from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.options import ReadOptions, Window
 
 if TYPE_CHECKING:
     from fastcomm.replay.result import Session
@@ -78,7 +78,7 @@ def run(
     *,
     path: Path,
     session: SessionOptions,
-    path_options: PathOptions,
+    window: Window,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -89,14 +89,14 @@ def run(
     device:NAME, rank:5, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     specific one wins: {"rank:5": {"ratio": 0.87}, "link:DP": {"ratio": 0.5}}.
     """
-    replay_session = _replayed(path, path_options, reading, execution)
+    replay_session = _replayed(path, window, reading, execution)
     ctx.exit(
         give_session(replay_session, path, session, workers=execution.workers, by_name=True)
     )
 
 
 def _replayed(
-    path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
+    path: Path, window: Window, reading: ReadOptions, execution: ExecutionOptions
 ) -> "Session":
     """Replay a step of a run as measured."""
     from fastcomm.analyses import preparation
@@ -111,7 +111,7 @@ def _replayed(
         with progress(run) as advance:
             step = step_of(
                 run,
-                options,
+                window,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,

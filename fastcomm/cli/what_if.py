@@ -106,9 +106,6 @@ def run(
     thread: or name: with a value; + combines them. Prints the error of a replay without edits
     with every result.
     """
-    from dataclasses import replace
-
-    from fastcomm.critical_path import what_if
     from fastcomm.graph import edits as changes_of
     from fastcomm.report import critical_path as report
 
@@ -127,12 +124,7 @@ def run(
     ]
     changes += [changes_of.edit_of({key: value}) for key, value in tables]
     path = find_path(paths, path_options, reading, execution)
-    replay = what_if.Replay(path)
-    answer = replace(
-        replay.run(changes),
-        sweeps=tuple(what_if.sweep(replay, edit, values, changes) for edit, values in sweeps),
-        failed=path.failed,
-    )
+    answer = path.what_if(*changes, sweeps=sweeps)
     if files.output is not None:
         report.write_what_if(answer, files.output, xlsx=files.xlsx)
     if files.html is not None:
@@ -144,7 +136,7 @@ def run(
         print_json(answer)
     else:
         report.show_what_if(answer)
-    if answer.failed:
+    if path.skipped:
         ctx.exit(INCOMPLETE)
 
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,33 +55,20 @@ class CPGraph(CriticalPath):
         """Return the time of each class on the path in percent of their sum, as HTA does."""
         return {name: 100 * share for name, share in super().summary().items()}
 
-    @classmethod
-    def of(cls, path: CriticalPath) -> Self:
-        """Convert a critical path."""
-        return cls(
-            path.graph,
-            path.events,
-            path.about,
-            path.on_device,
-            path.path,
-            path.slack,
-            path.across,
-        )
-
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search for the path again, after an edit; return False if there is none.
 
         Weights of -1 us or less count as 0 in the search. With `strict`, a weight of -1 us is
         used as it is, and a lower weight makes the graph invalid.
         """
-        self._forget()
         if strict and self.about.rules.name == RULES.name:
             weight = self.graph.weight
             is_invalid = bool((weight < SEARCHED_FROM_NS).any())
-            self.path = None if is_invalid else longest(self.graph, self.events, weight)
+            self._change(path=None if is_invalid else longest(self.graph, self.events, weight))
         else:
             search = self.about.rules.search
-            self.path, self.slack = search(self.graph, self.events, self.on_device)
+            path, slack = search(self.graph, self.events, self.on_device)
+            self._change(path=path, slack=slack)
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:
@@ -94,13 +81,13 @@ class CPGraph(CriticalPath):
             raise FastcommError(f"the graph has no edge from node {source} to node {target}")
         changed = self.graph.weight.copy()
         changed[at] = weight
-        self.graph = self.graph.with_weights(changed)
-        self._forget()
+        self._change(graph=self.graph.with_weights(changed))
 
-    def _forget(self) -> None:
-        """Drop cached results that depend on the path and the weights."""
+    def _change(self, **fields: object) -> None:
+        """Set fields in place, as HTA's graph does, and drop what was computed of them."""
         for name in ("breakdown", "_bound_by"):
             self.__dict__.pop(name, None)
+        self.__dict__.update(fields)
 
     def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
         """Return the edges with the given numbers in HTA's form."""
