@@ -1,6 +1,5 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
-    from fastcomm.trace.run import RunTraces, SkippedRank
+    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
 
@@ -51,11 +50,6 @@ class Run:
     def __repr__(self) -> str:
         """Return a text with the paths and the ranks."""
         return f"<Run {' '.join(map(str, self.paths))}: {named_ranks(self.ranks)}>"
-
-    @cached_property
-    def _whole(self) -> "RunTraces":
-        """The traces with all events; metrics need communication and steps only."""
-        return open_traces(self.paths, self.options, self._executor, whole=True)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,7 +97,7 @@ class Run:
 
         """
         check_type(rank, int, "read: rank", "the number of a rank, as in read(0)")
-        return self._whole.read(rank)
+        return self._traces.read(rank, "all")
 
     @python_names()
     def info(self, *, all_ranks: bool = False) -> "Info":
@@ -214,7 +208,7 @@ class Run:
         from fastcomm.analyses.critical_path import critical_path
 
         return critical_path(
-            self._whole,
+            self._traces,
             options,
             workers=self._executor,
             keep_going=self.options.keep_going,
@@ -248,7 +242,7 @@ class Run:
         from fastcomm.analyses.replay import session_of, step_of
 
         step = step_of(
-            self._whole,
+            self._traces,
             options,
             workers=self._executor,
             keep_going=self.options.keep_going,
@@ -290,7 +284,7 @@ class Run:
             html,
             critical=None
             if chosen.no_path
-            else path_for_page(self._whole, metrics.busiest_rank),
+            else path_for_page(self._traces, metrics.busiest_rank),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,

@@ -18,7 +18,7 @@ from fastcomm.trace.schema import KIND
 
 pytestmark = pytest.mark.compiled
 
-WHOLE = OpenOptions(whole=True)
+WHOLE = OpenOptions()
 # Four stages: messages go between two of a group of four.
 JOB = Job.of(8, pp=4, steps=2, micro_batches=2, layers=2)
 FORMATS = ("kineto", "nsys", "store", "store of nsys")
@@ -41,7 +41,10 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def traces(runs):
     opened = {name: open_run(folder, options=WHOLE) for name, folder in runs.items()}
-    return {name: {rank: run.read(rank) for rank in run.ranks} for name, run in opened.items()}
+    return {
+        name: {rank: run.read(rank, "all") for rank in run.ranks}
+        for name, run in opened.items()
+    }
 
 
 def without_waits(trace):

@@ -34,12 +34,13 @@ def convert(
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> ChakraFiles:
-    """Write `trace.<rank>.et` and `trace.groups.json` of a run that was opened whole."""
+    """Write `trace.<rank>.et` and `trace.groups.json` of a run."""
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:
         check_no_input(folder / chakra.file_name(source.rank))
     check_no_input(folder / chakra.GROUPS_FILE)
-    task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
+    write = partial(_write, folder=folder, world=world)
+    task = Task(measure=write, merge=_joined, finish=both, content="all")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written, failed = executor.gather(run, task, keep_going=keep_going, progress=progress)

@@ -136,7 +136,7 @@ def _of_one_rank(
 def _of_source(source: Source, options: PathOptions) -> CriticalPath:
     """Read one rank and return its critical path, by the rules of `options.compat`."""
     with annotate_errors(source):
-        trace = source.read()
+        trace = source.read("all")
         path = _path_by_rules(trace, options)
     if path.path is None:
         raise WindowError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
@@ -181,7 +181,7 @@ def _through_ranks(
 ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
     """Return the path through all ranks, or the reason why not, and the skipped ranks."""
     of_rank = _RankWindow(window=window, world_size=run.world_size)
-    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join)
+    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join, content="all")
     try:
         return executor.gather(run, task, keep_going=keep_going, progress=progress)
     except WindowError as error:
@@ -258,8 +258,7 @@ _MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
 def path_for_page(run: RunTraces, rank: int) -> CriticalPath | str:
     """Return the path that the page of a run shows, or why there is none.
 
-    It goes through all ranks of a small run that can be joined, else through `rank`. `run` was
-    opened whole.
+    It goes through all ranks of a small run that can be joined, else through `rank`.
     """
     preparation.compile_critical_path()
     size = sum(source.size for source in run.sources)

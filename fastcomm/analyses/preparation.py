@@ -41,16 +41,14 @@ def open_traces(
     options: ReadOptions,
     executor: Executor | None = None,
     *,
-    whole: bool = False,
     standing: Iterable[str] = (),
 ) -> RunTraces:
     """Find the traces of a run; the workers of `executor` search URLs.
 
-    `whole` makes later reads return all events, not only those that metrics need. A format
-    may ignore the options named in `standing`. Raises the errors of `open_run`.
+    A format may ignore the options named in `standing`. Raises the errors of `open_run`.
     """
     executor = executor or Local()
-    opening = OpenOptions.of(options, whole=whole, standing=standing)
+    opening = OpenOptions.of(options, standing=standing)
     look = partial(open_run, *worker_paths(paths, executor), options=opening)
     run = executor.call(look) if any(is_url(path) for path in paths) else look()
     return run if options.ranks is None else run.only(options.ranks)

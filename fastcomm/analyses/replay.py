@@ -37,7 +37,7 @@ def step_of(
 ) -> StepConstraints:
     """Return a window of all ranks as one step; FastcommError if they share no collective."""
     part = partial(_part, window=window)
-    task = Task(measure=part, merge=together, finish=_step)
+    task = Task(measure=part, merge=together, finish=_step, content="all")
     step, left_out = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
     )

@@ -99,7 +99,7 @@ def _uniform(
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading, whole=True)
+    run = open_traces((path,), reading)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)
     say(*(f"skipped: {skipped}" for skipped in source.read.failed))
@@ -134,7 +134,7 @@ def _chakra(
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:
-        traces = open_traces((path,), reading, whole=True)
+        traces = open_traces((path,), reading)
         warn(traces.warnings)
         if executor.is_here:
             preparation.compile_critical_path()

@@ -106,7 +106,7 @@ def _replayed(
 
     with executor_for(execution) as executor:
         preparation.compile_critical_path()
-        run = open_traces((path,), reading, executor, whole=True)
+        run = open_traces((path,), reading, executor)
         warn(run.warnings)
         with progress(run) as advance:
             step = step_of(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli.commands import COMPAT, EDITS, MEASUREMENT, OUTPUT, READING, WINDOW, option
-from fastcomm.cli.options import builds, open_traces, run_options, with_options
+from fastcomm.cli.options import builds, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
     FileOrUrl,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.result import Result
+    from fastcomm.trace.run import RunTraces
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,19 +95,16 @@ _MEASURED: list[Callable[[Any], Any]] = [
 
 
 def measure(
-    paths: tuple[str, ...],
+    run: "RunTraces",
     reading: ReadOptions,
     options: MetricsOptions,
     executor: "Executor",
-    *,
-    is_one_of_two: bool = False,
 ) -> "Metrics":
-    """Measure the run at the paths, with a progress bar; see `open_traces`."""
+    """Measure a run, with a progress bar."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.report.console import progress
 
-    run = open_traces(paths, reading, executor, is_one_of_two=is_one_of_two)
     if executor.is_here:
         preparation.compile_kernels()
     with progress(run) as advance:

@@ -104,7 +104,7 @@ def _read(path: Path, *, reading: ReadOptions, is_one_of_two: bool) -> "Input":
     """Return the operations of the run at a path."""
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading, whole=True, is_one_of_two=is_one_of_two)
+    run = open_traces((path,), reading, is_one_of_two=is_one_of_two)
     return inputs.of_run(run, keep_going=reading.keep_going)
 
 

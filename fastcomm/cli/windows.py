@@ -122,7 +122,7 @@ def find_path(
     with executor_for(execution) as executor:
         if executor.is_here:
             preparation.compile_critical_path(options.compat)
-        run = open_traces(paths, reading, executor, whole=True)
+        run = open_traces(paths, reading, executor)
         warn((*_without_effect(options.rank, reading, run), *run.warnings))
         with nullcontext() if is_of_one_rank else progress(run) as advance:
             path = critical_path(

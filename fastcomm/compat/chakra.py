@@ -127,7 +127,7 @@ class Execution:
 def execution(trace: Trace) -> Execution:
     """Return the device work of a rank with its dependencies.
 
-    `trace` must have all events, as read with `OpenOptions(whole=True)`.
+    `trace` must have all events, as read with `Source.read("all")`.
     """
     events = trace.events
     start, stop = (events[name].to_numpy() for name in ("start", "stop"))

@@ -24,7 +24,7 @@ from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
 from fastcomm.graph import EDGE_KINDS
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
@@ -186,7 +186,7 @@ def critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or a run opened with ``OpenOptions(whole=True)``.
+        A path, or an opened run.
     rank
         The rank.
     annotation
@@ -214,7 +214,7 @@ def critical_path_analysis(
     """
     try:
         path = find_path(
-            _opened(run).read(rank),
+            _opened(run).read(rank, "all"),
             Window(
                 annotation=annotation,
                 instance=instance_id,
@@ -232,7 +232,7 @@ def critical_path_analysis(
 
 
 def _opened(run: RunTraces | str | Path) -> RunTraces:
-    return run if isinstance(run, RunTraces) else open_run(run, options=OpenOptions(whole=True))
+    return run if isinstance(run, RunTraces) else open_run(run)
 
 
 def find_path(
@@ -318,7 +318,7 @@ def overlay_critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or a run opened with ``OpenOptions(whole=True)``.
+        A path, or an opened run.
     rank
         The rank.
     critical_path_graph
@@ -338,7 +338,7 @@ def overlay_critical_path_analysis(
         Path of the file.
 
     """
-    trace = _opened(run).read(rank)
+    trace = _opened(run).read(rank, "all")
     target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
     is_hta = critical_path_graph.about.rules.name == RULES.name
     drawing = (HtaDrawing if is_hta else Drawing)(
