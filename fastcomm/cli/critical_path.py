@@ -1,15 +1,21 @@
 """``fastcomm critical-path``."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.checks import literals
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, option
+from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, of_field, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
-from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
+from fastcomm.cli.results import (
+    PathFiles,
+    ResultFiles,
+    compat_option,
+    print_json,
+    result_options,
+)
 from fastcomm.cli.values import Output, OutputFile
 from fastcomm.cli.windows import find_path, path_options
 from fastcomm.options import PathOptions, ReadOptions
@@ -24,16 +30,6 @@ Examples:
   fastcomm critical-path trace.json.gz --annotation ProfilerStep --compat hta
   fastcomm critical-path traces/ --rank 3 --overlay path.json.gz --save path
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathFiles:
-    """Files of the path of one rank: the trace with the path drawn into it, and the graph."""
-
-    overlay: Path | None = None
-    all_events: bool = False
-    all_edges: bool = False
-    save: str | None = None
 
 
 @click.command("critical-path", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
@@ -70,7 +66,7 @@ class PathFiles:
 )
 @option(
     "--deps",
-    type=click.Choice(["data"]),
+    **of_field(PathOptions, "deps"),
     metavar="data",
     group=RULES,
     help="Also report operators that could start earlier if they waited only for their data.",
@@ -83,7 +79,7 @@ class PathFiles:
     needs=("--deps",),
     help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
-@compat_option("hta", of="Holistic Trace Analysis")
+@compat_option(*literals(PathOptions, "compat"), of="Holistic Trace Analysis")
 @option(
     "--zero-weight-launches",
     is_flag=True,

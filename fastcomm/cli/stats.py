@@ -1,7 +1,6 @@
 """``fastcomm stats``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,10 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, of_field, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import builds, open_traces, reading_options, with_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
+from fastcomm.cli.results import (
+    ListOptions,
+    ResultFiles,
+    print_json,
+    result_options,
+    top_option,
+)
 from fastcomm.cli.values import RunArgument
 from fastcomm.options import ReadOptions
 
@@ -28,15 +33,6 @@ Examples:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
-    """Which operations are printed, and the path of a run to compare with."""
-
-    sort: bool = False
-    top: int = 20
-    against: Path | None = None
-
-
 def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
     """Add the options of a list of operations; the command gets `shown` and `files`."""
     options = [
@@ -48,7 +44,7 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
             not_with=("--json", "--against"),
             help="Sort operations by mean duration, longest first.",
         ),
-        top_option(20, not_with=("--json",)),
+        top_option(of_field(ListOptions, "top")["default"], not_with=("--json",)),
         option(
             "--against",
             type=path,

@@ -3,7 +3,7 @@
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -13,7 +13,7 @@ from fastcomm.cli.commands import EDITS, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.cli.windows import find_path, path_options
-from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.options import Delay, PathOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.graph.edits import Edit
@@ -51,7 +51,7 @@ _edit = partial(option, group=EDITS)
     "--remove",
     multiple=True,
     is_common=True,
-    type=click.Choice(["launches", "gaps", "host-gaps"]),
+    type=click.Choice(get_args(Delay)),
     help="Remove launch delays, gaps between kernels, or gaps between operators.",
 )
 @_edit(
