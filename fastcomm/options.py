@@ -22,10 +22,9 @@ from fastcomm.checks import (
 from fastcomm.errors import ConfigError
 from fastcomm.units import parse_bandwidth
 
-StepClock = Literal["auto", "device", "host"]
+StepBoundary = Literal["auto", "device", "host"]
 ClockAlignment = Literal["collectives", "none"]
 ByteKind = Literal["payload", "bus", "msg"]
-ClockKind = Literal["aligned", "raw"]
 # Rules by which steps are found in a trace of dPRO, and delays that a what-if removes.
 StepRule = Literal["update", "seed", "operator", "gap", "none"]
 Delay = Literal["launches", "gaps", "host-gaps"]
@@ -57,7 +56,7 @@ class ReadOptions(CheckedOptions):
     config: str | Path | None = None
     guess_tags: bool = False
     iteration_regex: str | None = None
-    step_boundary: StepClock = "auto"
+    step_boundary: StepBoundary = "auto"
     allow_truncated: bool = False
     keep_going: bool = False
 

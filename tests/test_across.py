@@ -273,8 +273,8 @@ def test_a_wrong_clock_affects_only_raw_times():
     assert (aligned.waits, aligned.links) == (plain.waits, plain.links)
     offsets = {each.rank: each.offset_ns for each in aligned.offsets}
     assert offsets == {rank: off.get(rank, 0) for rank in range(8)}
-    raw = measured_job(job, off, clocks="raw").across
-    assert raw.clocks == "raw"
+    raw = measured_job(job, off, clock_alignment="none").across
+    assert raw.clock_alignment == "none"
     assert raw.waits != plain.waits
     assert raw.offsets == aligned.offsets
 

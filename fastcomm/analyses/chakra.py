@@ -22,7 +22,7 @@ class ChakraFiles:
     ranks: int
     nodes: int
     replayed: Mapping[str, int]  # communication nodes replayed as measured, by reason
-    failed: Sequence[SkippedRank]
+    skipped: Sequence[SkippedRank]
     warnings: Sequence[str]  # of the ranks
 
 
@@ -43,7 +43,7 @@ def convert(
     task = Task(measure=write, merge=_joined, finish=both, content="all")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written, failed = executor.gather(run, task, keep_going=keep_going, progress=progress)
+        written, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
         _refuse_empty(written, run)
         chakra.write_groups(written, folder)
     except OSError as error:
@@ -55,7 +55,7 @@ def convert(
         ranks=len(written),
         nodes=sum(file.nodes for file in written),
         replayed=replayed,
-        failed=failed,
+        skipped=skipped,
         warnings=warnings_of_ranks(file.meta for file in written),
     )
 

@@ -34,7 +34,7 @@ from fastcomm.trace.run import (
     warnings_of_ranks,
 )
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 
 def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
@@ -47,7 +47,7 @@ def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
     for column in (graph.event, graph.owner, trace.comm["event"].to_numpy()):
         is_needed[column] = True
     rows_needed = np.flatnonzero(is_needed[:rows])
-    number = np.full(rows + 1, -1, np.int32)
+    number = np.full(rows + 1, NONE, np.int32)
     number[rows_needed] = np.arange(len(rows_needed), dtype=np.int32)
     small = _rows(trace, critical, rows_needed, number)
     renumbered = graph.with_events(number[graph.event], number[graph.owner])

@@ -210,10 +210,10 @@ def _dask(address: str, wait_s: float) -> Check:
     try:
         from fastcomm.executors import dask
 
-        with dask.connected(address, wait_s=wait_s) as engine:
-            threads = engine.client.nthreads()
-            differ = len(engine.warnings)
-            tested = engine.call(_self_test) if threads else None
+        with dask.connected(address, wait_s=wait_s) as executor:
+            threads = executor.client.nthreads()
+            differ = len(executor.warnings)
+            tested = executor.call(_self_test) if threads else None
     except ConfigError:
         return Check(name="dask", found="no such address, or no extra dask", state="bad")
     except ClusterError as error:

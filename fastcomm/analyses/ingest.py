@@ -187,11 +187,11 @@ def ingest(
         tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
         task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
         executor = executor_of(workers)
-        parts, left_out = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
+        parts, unread = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
         _check_written(folder, parts)
         if not is_alone:
             _check_unshared(folder, begun, parts)
-        return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
+        return _finished(planned, begun, sorted(parts, key=_rank_of), unread)
 
 
 def _part(trace: Trace, folder: Path) -> tuple[StoredRank, ...]:
@@ -298,11 +298,11 @@ def _finished(
     planned: IngestPlan,
     begun: Manifest,
     parts: Sequence[StoredRank],
-    left_out: Sequence[SkippedRank],
+    unread: Sequence[SkippedRank],
 ) -> Ingested:
     """Write the tables and last the manifest, which marks the store as complete."""
     folder = planned.folder
-    failed = tuple(_unstored(skipped, folder) for skipped in left_out)
+    failed = tuple(_unstored(skipped, folder) for skipped in unread)
     notes = _clock_notes(parts)
     try:
         tables = write_tables(folder, parts, notes)

@@ -9,7 +9,7 @@ from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.result import Metrics
-from fastcomm.options import ByteKind, ClockKind, MetricsOptions
+from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
@@ -26,7 +26,7 @@ def compute_metrics(
 
     `workers` is a number of processes of this machine, or an executor; with several processes
     a script needs `if __name__ == "__main__":`. Raises the first rank's error, or, with
-    `keep_going`, lists it in `failed`; then only if no rank is left.
+    `keep_going`, lists it in `skipped`; then only if no rank is left.
 
     Iterations are on the device's clock if every rank with device work has its launches
     recorded, and otherwise by the host's marks, on all ranks alike.
@@ -40,7 +40,7 @@ def compute_metrics(
         warnings=run.warnings,
         untold=run.untold,
         world_size=run.world_size,
-        clocks="raw" if options.clock_alignment == "none" else "aligned",
+        clock_alignment=options.clock_alignment,
         with_tables=options.with_tables,
     )
     executor = executor_of(workers)
@@ -83,12 +83,12 @@ class _Question:
     warnings: tuple[str, ...]
     untold: tuple[int, ...]
     world_size: int | None
-    clocks: ClockKind
+    clock_alignment: ClockAlignment
     with_tables: bool
     by_host: tuple[int, ...] = ()
 
     def answer(
-        self, whole: Partial, left_out: Sequence[SkippedRank], spread: Spread
+        self, whole: Partial, skipped: Sequence[SkippedRank], spread: Spread
     ) -> Metrics | tuple[int, ...]:
         """Return the metrics from the merged partial result of all ranks.
 
@@ -104,8 +104,8 @@ class _Question:
             link=self.link,
             warnings=(*self._run_warnings(whole.notes), *self._clock_warnings()),
             world_size=self.world_size,
-            failed=sorted(left_out, key=lambda skipped: skipped.path),
-            clocks=self.clocks,
+            skipped=sorted(skipped, key=lambda skipped: skipped.path),
+            clock_alignment=self.clock_alignment,
             spread=spread,
             with_tables=self.with_tables,
         )

@@ -38,11 +38,11 @@ def step_of(
     """Return a window of all ranks as one step; FastcommError if they share no collective."""
     part = partial(_part, window=window)
     task = Task(measure=part, merge=together, finish=_step, content="all")
-    step, left_out = executor_of(workers).gather(
+    step, skipped = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
     )
     ranks = [trace.meta.rank for trace in step.traces]
-    return replace(step, read=ReadRanks.of(run, ranks, left_out))
+    return replace(step, read=ReadRanks.of(run, ranks, skipped))
 
 
 def _part(trace: Trace, window: Window | None) -> Parts:
@@ -51,9 +51,9 @@ def _part(trace: Trace, window: Window | None) -> Parts:
 
 
 def _step(
-    parts: Parts, left_out: Sequence[SkippedRank], _: Spread
+    parts: Parts, skipped: Sequence[SkippedRank], _: Spread
 ) -> tuple[StepConstraints, Sequence[SkippedRank]]:
-    return _joined(parts), left_out
+    return _joined(parts), skipped
 
 
 def _joined(parts: Parts) -> StepConstraints:

@@ -102,9 +102,9 @@ def _uniform(
     run = open_traces((path,), reading)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)
-    say(*(f"skipped: {skipped}" for skipped in source.read.failed))
+    say(*(f"skipped: {skipped}" for skipped in source.read.skipped))
     write_uniform(source.trace, destination)
-    if source.read.failed:
+    if source.read.skipped:
         ctx.exit(INCOMPLETE)
 
 
@@ -151,9 +151,9 @@ def _chakra(
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())
     )
-    say(*(f"skipped: {skipped}" for skipped in written.failed))
+    say(*(f"skipped: {skipped}" for skipped in written.skipped))
     _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
-    if written.failed:
+    if written.skipped:
         ctx.exit(INCOMPLETE)
 
 

@@ -117,7 +117,7 @@ def _replayed(
                 progress=advance,
             )
     warn(warnings_of_ranks(trace.meta for trace in step.traces))
-    say(*(f"skipped: {rank}" for rank in (step.read.failed if step.read else ())))
+    say(*(f"skipped: {rank}" for rank in (step.read.skipped if step.read else ())))
     return session_of(step)
 
 
@@ -138,4 +138,4 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
         print_json(session)
     else:
         report.show(session)
-    return INCOMPLETE if session.read and session.read.failed else 0
+    return INCOMPLETE if session.read and session.read.skipped else 0

@@ -72,5 +72,5 @@ def run(
         with_data=not no_data,
     )
     say(f"wrote {html}")
-    if measured.failed:
+    if measured.skipped:
         ctx.exit(INCOMPLETE)

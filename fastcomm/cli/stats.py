@@ -150,10 +150,10 @@ def describe(
 def _reported(source: "Input") -> "Input":
     """Print warnings and skipped ranks of what was read."""
     warn(source.warnings)
-    say(*(f"skipped: {rank}" for rank in (source.read.failed if source.read else ())))
+    say(*(f"skipped: {rank}" for rank in (source.read.skipped if source.read else ())))
     return source
 
 
 def _exit_code(source: "Input") -> int:
     """Return 3 where ranks were skipped, otherwise 0."""
-    return INCOMPLETE if source.read and source.read.failed else 0
+    return INCOMPLETE if source.read and source.read.skipped else 0

@@ -27,8 +27,7 @@ from fastcomm.options import Window
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 
 if TYPE_CHECKING:
     import networkx

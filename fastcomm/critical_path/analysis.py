@@ -31,8 +31,8 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, Ints
+from fastcomm_kernels.graph import Numbers
 
 _IGNORED = {
     "launch": "work starts after its launch",

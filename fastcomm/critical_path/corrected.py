@@ -17,8 +17,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NULL, Flags
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, NULL, Flags
 
 # Calls that take the lock of the process. Nsight Systems appends a version to names.
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"

@@ -29,7 +29,7 @@ from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.graph import LongestPath as GraphPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE
 
 VERSION = 1
 _MANIFEST = "manifest.json"

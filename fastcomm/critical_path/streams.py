@@ -13,9 +13,8 @@ import numpy as np
 
 from fastcomm.critical_path.waits import Selected
 from fastcomm.trace.columns import alike, filled
-from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 from fastcomm_kernels.constraints import LAUNCH_NS
-from fastcomm_kernels.graph import NONE
 
 _MOST_STREAMS = 16  # with work on them; all pairs are compared
 _NEAR = 4  # works of a stream that are candidates to wait for work launched before them

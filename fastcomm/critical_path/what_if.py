@@ -22,8 +22,8 @@ from fastcomm.graph.edits import KINDS, Edit, EditSweep, conditions
 from fastcomm.trace.events import matches
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 _NEVER = -(1 << 61)  # weight of a removed constraint
 _REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}

@@ -185,17 +185,17 @@ def skipped_rank(source: Source, error: Exception) -> SkippedRank:
 
 
 def by_rank(
-    left_out: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
+    unread: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
 ) -> tuple[SkippedRank, ...]:
     """Combine and sort skipped ranks; unknown ranks are last.
 
-    `left_out` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks without a
+    `unread` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks without a
     source. Raises `FastcommError` if no rank could be read.
     """
-    if len(left_out) == ranks:
-        first = min(left_out, key=_order)
+    if len(unread) == ranks:
+        first = min(unread, key=_order)
         raise FastcommError(f"no rank could be read: {first.error}")
-    return tuple(sorted([*left_out, *skipped], key=_order))
+    return tuple(sorted([*unread, *skipped], key=_order))
 
 
 def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
@@ -203,10 +203,10 @@ def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
 
 
 def both(
-    merged: P, left_out: Sequence[SkippedRank], _: Spread
+    merged: P, unread: Sequence[SkippedRank], _: Spread
 ) -> tuple[P, Sequence[SkippedRank]]:
     """Return the merged partial result and the skipped ranks; a `Task.finish`."""
-    return merged, left_out
+    return merged, unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +325,7 @@ class Local:
         progress: Progress | None = None,
     ) -> R:
         """Run a task on all ranks of a run; see `Executor.gather`."""
-        reducer, left_out = TreeReducer(task.merge), list[SkippedRank]()
+        reducer, unread = TreeReducer(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
         with _spill_folder(run, task) as spill, Processes(workers) as processes:
             work = BatchTask(task=task, spill=spill)
@@ -334,13 +334,13 @@ class Local:
                     if batch.error is not None:
                         if not keep_going:
                             raise batch.error
-                        left_out.append(skipped_rank(batch.sources[-1], batch.error))
+                        unread.append(skipped_rank(batch.sources[-1], batch.error))
                     if batch.partial is not None:
                         reducer.add(batch.partial)
                     if progress is not None:
                         for source in batch.sources:
                             progress(source)
-            failed = by_rank(left_out, len(run.sources), run.skipped)
+            failed = by_rank(unread, len(run.sources), run.skipped)
             _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
             # Without spill files, sending the partial results to workers would take longer.
             spread = processes.spread if spill else one_by_one

@@ -196,13 +196,13 @@ class ReadRanks:
 
     ranks: tuple[int, ...]
     expected: int
-    failed: tuple[SkippedRank, ...] = ()
+    skipped: tuple[SkippedRank, ...] = ()
 
     @classmethod
-    def of(cls, run: RunTraces, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
+    def of(cls, run: RunTraces, ranks: Sequence[int], skipped: Sequence[SkippedRank]) -> Self:
         """Combine the ranks that were read with the expected number of ranks."""
-        expected = expected_ranks(ranks, run.world_size, failed)
-        return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))
+        expected = expected_ranks(ranks, run.world_size, skipped)
+        return cls(ranks=tuple(sorted(ranks)), expected=expected, skipped=tuple(skipped))
 
     def __str__(self) -> str:
         """Return "8 ranks", or "7 of 8 ranks"."""
@@ -212,7 +212,7 @@ class ReadRanks:
         """Return the part of the JSON document."""
         return {
             "expected_ranks": self.expected,
-            "failed": [asdict(rank) for rank in self.failed],
+            "failed": [asdict(rank) for rank in self.skipped],
         }
 
 
