@@ -1,5 +1,6 @@
 """Convert a run to Chakra execution traces: one file per rank, and one of all groups."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from fastcomm.compat import chakra
 from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, both
-from fastcomm.files import check_no_input
+from fastcomm.files import aside, check_no_input
 from fastcomm.trace.run import RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 
@@ -45,7 +46,7 @@ def convert(
         folder.mkdir(parents=True, exist_ok=True)
         written, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
         _refuse_empty(written, run)
-        chakra.write_groups(written, folder)
+        write_groups(written, folder)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
     replayed: Counter[str] = Counter()
@@ -58,6 +59,24 @@ def convert(
         skipped=skipped,
         warnings=warnings_of_ranks(file.meta for file in written),
     )
+
+
+def write_groups(written: Sequence[Written], folder: Path) -> Path:
+    """Write the groups of all ranks for ASTRA-sim's --comm-group-configuration.
+
+    Raises FastcommError if two groups have the same number.
+    """
+    groups: dict[int, tuple[int, ...]] = {}
+    for number, ranks in (pair for rank in written for pair in rank.groups.items()):
+        if groups.setdefault(number, ranks) != ranks:
+            raise FastcommError(
+                f"groups {groups[number]} and {ranks} have the same number, {number}"
+            )
+    path = folder / chakra.GROUPS_FILE
+    text = json.dumps({str(number): groups[number] for number in sorted(groups)})
+    with aside(path) as unfinished:
+        unfinished.write_text(text + "\n", "utf-8")
+    return path
 
 
 def _refuse_empty(written: Sequence[Written], run: RunTraces) -> None:
