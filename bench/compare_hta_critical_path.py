@@ -17,7 +17,7 @@ from compare_hta import python_with_hta
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 
 ROUNDS = 3
 WITH_HTA = """
@@ -42,8 +42,8 @@ def main():
         command = [python_with_hta(), "-c", WITH_HTA, path, annotation]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         theirs.append(json.loads(done.stdout.splitlines()[-1]))
-    run = open_run(path, options=OpenOptions(whole=True))
-    trace = run.read(run.ranks[0])
+    run = open_run(path)
+    trace = run.read(run.ranks[0], "all")
     ours = {}
     for rules, find in (("hta", hta.find_path), ("corrected", analyze)):
         seconds = []

@@ -22,7 +22,7 @@ from fastcomm.graph.edits import Edit
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job
 from fastcomm.synthetic import write as write_job
 from fastcomm_kernels import graph as graphs
@@ -140,8 +140,8 @@ def test_an_overlay(bar, path, tmp_path):
 def test_all_ranks(bar, tmp_path):
     """16 ranks of a made-up job."""
     write_job(Job.of(ranks=16), tmp_path, filler_bytes=20_000_000, compress=False)
-    run = open_run(tmp_path, options=OpenOptions(whole=True))
-    traces = {rank: run.read(rank) for rank in run.ranks}
+    run = open_run(tmp_path)
+    traces = {rank: run.read(rank, "all") for rank in run.ranks}
     events = pa.concat_tables(trace.events for trace in traces.values())
     keys = [events[name].to_numpy() for name in ("stop", "start", "lane")]
     bar(

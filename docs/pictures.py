@@ -10,7 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -48,7 +48,7 @@ def update_files() -> None:
 def _pages(folder: Path) -> tuple[Path, Path]:
     """Write the reports of the demo run and of a run of 4096 ranks."""
     write(Job.of(ranks=8), folder / "demo")
-    run = open_run(folder / "demo", options=OpenOptions(whole=True))
+    run = open_run(folder / "demo")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)

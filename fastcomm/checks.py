@@ -4,6 +4,7 @@ Ranges are generous: they refuse only values that nobody can intend, and keep su
 within int64 and float64.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -134,6 +135,21 @@ START_S = Range(0, 1e3)  # start-up of a message
 MOST_WORKERS = 1 << 12  # processes or threads of one machine
 MOST_LISTED = 1 << 20  # numbers of a list such as 0-7,12
 MOST_NUMBER = (1 << 53) - 1  # of a list; of an iteration
+WHOLE = Range(0, MOST_NUMBER)
+
+
+def check_regex(name: str, text: str) -> None:
+    """Raise `ConfigError` if a text is no regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{name}: invalid regular expression {text!r}: {error}") from error
+
+
+def check_numbers(name: str, numbers: Iterable[int] | None) -> None:
+    """Raise `ConfigError` for a number of a step or a rank that is out of range."""
+    for number in numbers or ():
+        WHOLE.check(number, name)
 
 
 P = ParamSpec("P")
@@ -182,6 +198,13 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         if _is_of(value, kind):
             return value
     raise invalid(name, _shown(value), _described(kinds))
+
+
+def literals(kind: Any, name: str) -> tuple[str, ...]:
+    """Return the texts that a field of an options class takes; none for other fields."""
+    hint = _hints(kind)[name]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(text for of in kinds if get_origin(of) is Literal for text in get_args(of))
 
 
 def _is_list(value: Any) -> bool:

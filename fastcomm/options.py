@@ -4,8 +4,6 @@ A field has the name and the default of the command's option: `--link-bandwidth`
 `link_bandwidth`. Values are checked when an object is built.
 """
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -14,28 +12,30 @@ from fastcomm.checks import (
     DTYPE_BYTES,
     FACTOR,
     IMBALANCE,
-    MOST_NUMBER,
     PENALTY,
     RANKS,
     CheckedOptions,
-    Range,
+    check_numbers,
+    check_regex,
     non_default,
 )
 from fastcomm.errors import ConfigError
 from fastcomm.units import parse_bandwidth
 
-StepClock = Literal["auto", "device", "host"]
+StepBoundary = Literal["auto", "device", "host"]
 ClockAlignment = Literal["collectives", "none"]
 ByteKind = Literal["payload", "bus", "msg"]
-ClockKind = Literal["aligned", "raw"]
+# Rules by which steps are found in a trace of dPRO, and delays that a what-if removes.
+StepRule = Literal["update", "seed", "operator", "gap", "none"]
+Delay = Literal["launches", "gaps", "host-gaps"]
+# Slowdown from which on it is attributed to ranks, stages and types.
+THRESHOLD = 1.03
 # A text with a unit, "400Gbit/s"; a number is an error that says so.
 Bandwidth = str | float | None
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
 Distinct = Literal["uniform", "resample"]
 # How popular experts are.
 Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
-
-_NUMBERS = Range(0, MOST_NUMBER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ReadOptions(CheckedOptions):
     config: str | Path | None = None
     guess_tags: bool = False
     iteration_regex: str | None = None
-    step_boundary: StepClock = "auto"
+    step_boundary: StepBoundary = "auto"
     allow_truncated: bool = False
     keep_going: bool = False
 
@@ -66,9 +66,9 @@ class ReadOptions(CheckedOptions):
         for name in ("tp", "pp", "dp", "ep", "cp"):
             if (size := getattr(self, name)) is not None:
                 RANKS.check(size, name)
-        _check_numbers("ranks", self.ranks)
+        check_numbers("ranks", self.ranks)
         if self.iteration_regex is not None:
-            _check_regex("iteration_regex", self.iteration_regex)
+            check_regex("iteration_regex", self.iteration_regex)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class MetricsOptions(CheckedOptions):
         """Check that the bandwidth and the numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
         _ = self.link_bytes_per_s
-        _check_numbers("steps", self.steps)
+        check_numbers("steps", self.steps)
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -131,9 +131,9 @@ class Window(CheckedOptions):
     def __post_init__(self) -> None:
         """Check that at most one part is named."""
         CheckedOptions.__post_init__(self)
-        _check_numbers("step", [] if self.step is None else [self.step])
+        check_numbers("step", [] if self.step is None else [self.step])
         for regex in self.data_load_events:
-            _check_regex("data_load_events", regex)
+            check_regex("data_load_events", regex)
         if self.step is not None and self.annotation is not None:
             raise ConfigError("step and annotation contradict each other; give one of them")
         if self.instance is not None and self.annotation is None:
@@ -144,17 +144,34 @@ class Window(CheckedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOptions(Window):
-    """The window and the ranks of a critical path.
+    """The window, the ranks and the rules of a critical path.
 
     `rank` is the one rank whose path is searched; by default it goes through all ranks.
+    `compat` searches by the rules of another tool; `zero_weight_launches` are a part of HTA's.
+    `deps` also finds operators that could start earlier if they waited only for their data;
+    `execution_trace` is the path of the file that records them, by default one beside the
+    trace. With `compat` or `deps` the path is of one rank.
     """
 
     rank: int | None = None
+    compat: Literal["hta"] | None = None
+    zero_weight_launches: bool = False
+    deps: Literal["data"] | None = None
+    execution_trace: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Check that the rank is in its range."""
+        """Check that the rank is in its range, and that no option lacks the one it is for."""
         Window.__post_init__(self)
-        _check_numbers("rank", [] if self.rank is None else [self.rank])
+        check_numbers("rank", [] if self.rank is None else [self.rank])
+        if self.zero_weight_launches and self.compat is None:
+            raise ConfigError("zero_weight_launches needs compat")
+        if self.execution_trace is not None and self.deps is None:
+            raise ConfigError("execution_trace needs deps")
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether the path is of one rank even if the ranks of the run can be joined."""
+        return any(value is not None for value in (self.rank, self.compat, self.deps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +204,18 @@ class ReplayOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions(CheckedOptions):
+    """What is replayed besides the step as measured.
+
+    `changes` is the path or URL of a JSON file of changes; with `bottleneck`, the step is
+    replayed without each operation of the critical path.
+    """
+
+    changes: str | Path | None = None
+    bottleneck: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions(CheckedOptions):
     """Predictions of a trial's step: by Daydream, on N hosts, with fused tensors."""
 
@@ -206,14 +235,14 @@ class StragglerOptions(CheckedOptions):
 
     meta: str | Path | None = None
     steps: tuple[int, ...] | None = None
-    threshold: float = 1.03
+    threshold: float = THRESHOLD
     scenario: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
         FACTOR.check(self.threshold, "threshold")
-        _check_numbers("steps", self.steps)
+        check_numbers("steps", self.steps)
 
 
 # The laws, and the original simulator, under which an option of a workload has no effect.
@@ -365,16 +394,3 @@ class SearchOptions(CheckedOptions):
                 base, global_batch=None, global_batch_min=None, global_batch_max=None
             )
         return replace(base, **user_values)
-
-
-def _check_regex(name: str, text: str) -> None:
-    """Raise `ConfigError` if a text is no regular expression."""
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{name}: invalid regular expression {text!r}: {error}") from error
-
-
-def _check_numbers(name: str, numbers: Iterable[int] | None) -> None:
-    for number in numbers or ():
-        _NUMBERS.check(number, name)

@@ -1,6 +1,5 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
-    from fastcomm.trace.run import RunTraces, SkippedRank
+    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
 
@@ -51,11 +50,6 @@ class Run:
     def __repr__(self) -> str:
         """Return a text with the paths and the ranks."""
         return f"<Run {' '.join(map(str, self.paths))}: {named_ranks(self.ranks)}>"
-
-    @cached_property
-    def _whole(self) -> "RunTraces":
-        """The traces with all events; metrics need communication and steps only."""
-        return open_traces(self.paths, self.options, self._executor, whole=True)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,7 +97,7 @@ class Run:
 
         """
         check_type(rank, int, "read: rank", "the number of a rank, as in read(0)")
-        return self._whole.read(rank)
+        return self._traces.read(rank, "all")
 
     @python_names()
     def info(self, *, all_ranks: bool = False) -> "Info":
@@ -204,7 +198,9 @@ class Run:
             text in the names of annotations ("" is the whole trace), with `exact` the whole
             name, and with `instance` the index of the annotation from 0, or a pair (first,
             last). `data_load_events` are regular expressions of events that load data. `rank`
-            limits the path to one rank.
+            limits the path to one rank. `compat` ("hta") searches by HTA's rules, and `deps`
+            ("data") analyzes data dependencies, both of one rank; `zero_weight_launches` and
+            `execution_trace` are as for the command.
 
         Returns
         -------
@@ -224,7 +220,7 @@ class Run:
 
         self._check_step_boundary("critical_path")
         return critical_path(
-            self._whole,
+            self._traces,
             options,
             workers=self._executor,
             keep_going=self.options.keep_going,
@@ -259,7 +255,7 @@ class Run:
 
         self._check_step_boundary("replay")
         step = step_of(
-            self._whole,
+            self._traces,
             options,
             workers=self._executor,
             keep_going=self.options.keep_going,
@@ -301,7 +297,7 @@ class Run:
             html,
             critical=None
             if chosen.no_path
-            else path_for_page(self._whole, metrics.busiest_rank),
+            else path_for_page(self._traces, metrics.busiest_rank),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,

@@ -60,9 +60,9 @@ def metrics(path: Path) -> None:
 def whole(path: Path) -> None:
     """As `fastcomm metrics`, `critical-path` and `ingest`, one after the other."""
     metrics(path)
-    run = open_run(path, options=OpenOptions(whole=True))
+    run = open_run(path)
     for rank in run.ranks:
-        analyze(run.read(rank), Window(annotation="")).summary()
+        analyze(run.read(rank, "all"), Window(annotation="")).summary()
     target = path.with_name(f"{path.name}.store")
     ingest(plan([path], target))
     metrics(target)
@@ -72,9 +72,9 @@ def _stored(path: Path) -> None:
     """As `fastcomm metrics`, which reads a part of the columns, and then all of them."""
     own.agree(path)
     metrics(path)
-    run = open_run(path, options=OpenOptions(whole=True))
+    run = open_run(path)
     for rank in run.ranks:
-        run.read(rank)
+        run.read(rank, "all")
 
 
 _COLUMNS = TableMapping(
@@ -136,8 +136,8 @@ def _store(path: Path) -> None:
 def _saved(path: Path) -> None:
     trace = path.parent / "rank0.json"
     _trace(trace)
-    run = open_run(trace, options=OpenOptions(whole=True))
-    save(analyze(run.read(run.ranks[0]), Window(annotation="")), path.with_suffix(""))
+    run = open_run(trace)
+    save(analyze(run.read(run.ranks[0], "all"), Window(annotation="")), path.with_suffix(""))
     trace.unlink()
 
 

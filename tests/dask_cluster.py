@@ -98,11 +98,20 @@ distributed.nanny.WorkerProcess._init_msg_interval = 3600
 """
 
 
+def _read(read, rank, _content):
+    return read(rank)
+
+
 def run_of(*reads):
     """A run of ranks that are read by these functions."""
     return RunTraces(
         sources=tuple(
-            Source(rank=rank, path=Path(f"rank{rank}.json"), size=1, read=partial(read, rank))
+            Source(
+                rank=rank,
+                path=Path(f"rank{rank}.json"),
+                size=1,
+                reader=partial(_read, read, rank),
+            )
             for rank, read in enumerate(reads)
         ),
         world_size=len(reads),

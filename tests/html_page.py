@@ -10,6 +10,8 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from fastcomm.metrics import Partial, merge
+from fastcomm.metrics.links import Link
+from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.report.html.glossary import GLOSSARY
 
 VOID = {"meta", "link", "input", "br"}
@@ -188,3 +190,49 @@ def _slowed(table, rng):
         place = table.column_names.index(f"exact_{name}_ns")
         table = table.set_column(place, f"exact_{name}_ns", pa.array(values))
     return table
+
+
+WAITS = tuple(
+    Wait(
+        rank=rank,
+        tag="TP",
+        collectives=4,
+        wait_ns=1e6 * (rank != 5),
+        transfer_ns=9e6,
+        last=4 * (rank == 5),
+        last_share=float(rank == 5),
+        wait_caused_ns=5e6 * (rank == 5),
+        later_ns=5e6 * (rank == 5) - 1e5,
+        exposed_wait_ns=0.0,
+        exposed_transfer_ns=0.0,
+    )
+    for rank in range(50)
+)
+SKEW = Skew(
+    op="AllReduce",
+    tag="TP",
+    size_from=None,
+    count=4,
+    **{
+        f"{what}_{how}_ns": 2e5
+        for what in ("skew", "transfer")
+        for how in ("mean", "p50", "p95")
+    },
+    wait_ns=4e6,
+    wait_share=None,
+)
+LINK_OF_TWELVE = Link(
+    group=None,
+    ranks=tuple(range(12)),
+    tag="DP",
+    op="AllReduce",
+    size_from=1024,
+    count=3,
+    bus_bw=2e10,
+    peers_bus_bw=4e10,
+    ratio=0.5,
+    excess_ns=1e5,
+    is_slow=True,
+)
+NOTHING = {"bus_bw": None, "peers_bus_bw": None, "ratio": None, "excess_ns": None}
+LINKS = (LINK_OF_TWELVE, replace(LINK_OF_TWELVE, group="DATA", ranks=(), **NOTHING))

@@ -116,7 +116,7 @@ def by_rank(events):
 @settings(max_examples=40)
 def test_skew_and_waits_are_what_the_definitions_say(events):
     ranks = list(range(5))
-    found, _ = ask(ranks, table(by_rank(events)), "raw")
+    found, _ = ask(ranks, table(by_rank(events)), "none")
     said = {(each.op, each.tag, each.size_from): each for each in found.skew}
     wanted = oracle_waits.skew(events, STEPS)
     assert set(said) == set(wanted)
@@ -147,7 +147,7 @@ def test_a_transfer_ends_at_the_lower_median_of_the_ends(ends, transfer):
     }
     events = [{**seen, "rank": rank, "duration_ns": end - 20} for rank, end in enumerate(ends)]
     ranks = list(GROUPS[label])
-    found, _ = ask(ranks, table(events), "raw")
+    found, _ = ask(ranks, table(events), "none")
     assert [each.transfer_mean_ns for each in found.skew] == [transfer]
 
 
@@ -159,10 +159,10 @@ def test_matching_does_not_depend_on_the_kind_of_bytes():
         for rank in range(3)
         for k in range(4)
     ]
-    found, _ = ask(list(GROUPS[TWO]), table(events), "raw")
+    found, _ = ask(list(GROUPS[TWO]), table(events), "none")
     assert (found.matching.matched, found.matching.collectives) == (12, 4)
     contradicting = [{**event, "payload_bytes": 1 + event["rank"]} for event in events]
-    found, _ = ask(list(GROUPS[TWO]), table(contradicting), "raw")
+    found, _ = ask(list(GROUPS[TWO]), table(contradicting), "none")
     assert found.matching.matched == 0
 
 
@@ -175,8 +175,8 @@ def ranks_of(members):
 def test_aligned_clocks_give_the_results_of_equal_clocks(events, ahead):
     ranks = list(range(5))
     moved = [{**e, "start_ns": e["start_ns"] + ahead[e["rank"]]} for e in by_rank(events)]
-    plain, _ = ask(ranks, table(by_rank(events)), "aligned")
-    found, _ = ask(ranks, table(moved), "aligned")
+    plain, _ = ask(ranks, table(by_rank(events)), "collectives")
+    found, _ = ask(ranks, table(moved), "collectives")
     assert (found.skew, found.waits, found.links) == (plain.skew, plain.waits, plain.links)
     for each in found.offsets:
         if each.offset_ns is not None:
@@ -243,8 +243,8 @@ def test_heat_has_a_row_a_rank_and_a_column_an_iteration():
 
 def test_empty_input_has_no_waits_and_unknown_clocks():
     empty = table([])
-    found, tables = ask([], empty, "aligned")
-    (offset,) = ask([0], empty, "aligned")[0].offsets
+    found, tables = ask([], empty, "collectives")
+    (offset,) = ask([0], empty, "collectives")[0].offsets
     assert (found.skew, found.waits, found.links, found.causes) == ((), (), (), ())
     assert (found.matching.share, found.heat.ranks, found.outliers) == (None, (), ())
     assert offset.offset_ns is None
@@ -273,8 +273,8 @@ def test_a_wrong_clock_affects_only_raw_times():
     assert (aligned.waits, aligned.links) == (plain.waits, plain.links)
     offsets = {each.rank: each.offset_ns for each in aligned.offsets}
     assert offsets == {rank: off.get(rank, 0) for rank in range(8)}
-    raw = measured_job(job, off, clocks="raw").across
-    assert raw.clocks == "raw"
+    raw = measured_job(job, off, clock_alignment="none").across
+    assert raw.clock_alignment == "none"
     assert raw.waits != plain.waits
     assert raw.offsets == aligned.offsets
 
@@ -317,7 +317,7 @@ def of_group(op, arrivals, ends, **more):
 )
 def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, waits, caused):
     events = of_group(op, arrivals, (85, 100, 95), partner=1)
-    found, _ = ask([0, 1, 2], table(events), "raw")
+    found, _ = ask([0, 1, 2], table(events), "none")
     by_rank = {each.rank: each for each in found.waits}
     assert tuple(by_rank[rank].wait_ns * STEPS for rank in range(3)) == waits
     assert tuple(by_rank[rank].wait_caused_ns * STEPS for rank in range(3)) == caused
@@ -334,7 +334,7 @@ def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, 
 def test_waits_of_rooted_operations_without_a_known_root_are_unknown():
     for partner in (None, 4):  # not said; not read
         events = of_group("Broadcast", (20, 50, 70), (85, 100, 95), partner=partner)
-        found, _ = ask([0, 1, 2], table(events), "raw")
+        found, _ = ask([0, 1, 2], table(events), "none")
         assert (found.waits, found.matching.matched) == ((), 0)
 
 
@@ -366,7 +366,7 @@ def test_a_message_counts_as_a_collective_of_two_ranks_and_as_a_link():
         {**message(0, 1, 5_000_000, 4)[0], "partner": None},  # whom it sends to is not said
     ]
     sides.sort(key=lambda each: (each["rank"], each["start_ns"]))
-    found, _ = ask([0, 1, 2], table(sides), "raw")
+    found, _ = ask([0, 1, 2], table(sides), "none")
     matching = found.matching
     assert (matching.events, matching.matched, matching.messages) == (7, 6, 3)
     assert (matching.collectives, matching.unsaid) == (0, 1)

@@ -5,7 +5,7 @@ import pytest
 
 from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.isp.search import SearchSweep, SweepPoint, search_strategies
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 
@@ -13,17 +13,17 @@ from fastcomm.synthetic import Job, write
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write(Job.of(ranks=2, steps=2, layers=1), folder)
-    return open_run(folder, options=OpenOptions(whole=True))
+    return open_run(folder)
 
 
 def test_a_path_is_its_table_of_edges(run):
-    path = analyze(run.read(0))
+    path = analyze(run.read(0, "all"))
     assert path.breakdown.num_rows > 10
     assert pa.table(path).equals(path.breakdown)
 
 
 def test_a_joined_path_is_its_table_of_edges_with_ranks(run):
-    path = joined({rank: run.read(rank) for rank in run.ranks})
+    path = joined({rank: run.read(rank, "all") for rank in run.ranks})
     assert "rank" in path.breakdown.column_names
     assert pa.table(path).equals(path.breakdown)
 

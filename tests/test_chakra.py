@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 import pytest
 from click.testing import CliRunner
 
+from fastcomm.analyses.chakra import write_groups
 from fastcomm.cli import main
 from fastcomm.compat import chakra
-from fastcomm.compat.chakra import Written, group_number, write_groups
+from fastcomm.compat.chakra import Written, group_number
 from fastcomm.errors import FastcommError
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.trace.trace import Meta
 
@@ -114,7 +115,7 @@ def test_ids_count_from_zero_and_nodes_depend_only_on_earlier_nodes(ranks):
 
 def test_a_replay_with_measured_durations_ends_when_the_device_did(run, ranks):
     """What is waited for, and for how long, explains every start: to the us of rounding."""
-    whole = open_run(run / "traces", options=OpenOptions(whole=True))
+    whole = open_run(run / "traces")
     for rank, each in enumerate(ranks):
         ends, works = [], 0
         for one in each:
@@ -122,7 +123,7 @@ def test_a_replay_with_measured_durations_ends_when_the_device_did(run, ranks):
             assert abs(start - one["start"]) <= 1
             ends.append(start + one["duration"])
             works += not one["attr"]["is_cpu_op"]
-        trace = whole.read(rank)
+        trace = whole.read(rank, "all")
         device = [kind <= 2 for kind in trace.events["kind"].to_pylist()]
         assert works == sum(device)
         rows = [place for place, is_device in enumerate(device) if is_device]

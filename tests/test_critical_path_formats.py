@@ -12,13 +12,12 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 from fastcomm.trace.schema import KIND
 
 pytestmark = pytest.mark.compiled
 
-WHOLE = OpenOptions(whole=True)
 # Four stages: messages go between two of a group of four.
 JOB = Job.of(8, pp=4, steps=2, micro_batches=2, layers=2)
 FORMATS = ("kineto", "nsys", "store", "store of nsys")
@@ -34,14 +33,17 @@ def runs(tmp_path_factory):
     write(JOB, found["kineto"])
     write_nsys(JOB, found["nsys"], per_report=4)
     for name, source in (("store", "kineto"), ("store of nsys", "nsys")):
-        ingest(plan([found[source]], found[name], options=WHOLE))
+        ingest(plan([found[source]], found[name]))
     return found
 
 
 @pytest.fixture(scope="module")
 def traces(runs):
-    opened = {name: open_run(folder, options=WHOLE) for name, folder in runs.items()}
-    return {name: {rank: run.read(rank) for rank in run.ranks} for name, run in opened.items()}
+    opened = {name: open_run(folder) for name, folder in runs.items()}
+    return {
+        name: {rank: run.read(rank, "all") for rank in run.ranks}
+        for name, run in opened.items()
+    }
 
 
 def without_waits(trace):

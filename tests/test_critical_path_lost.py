@@ -7,7 +7,7 @@ import pytest
 
 from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
@@ -49,8 +49,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traces(folder):
-    run = open_run(folder, options=OpenOptions(whole=True))
-    return {rank: run.read(rank) for rank in run.ranks}
+    run = open_run(folder)
+    return {rank: run.read(rank, "all") for rank in run.ranks}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_lost_event_removes_only_itself_from_the_path(
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (lost,) = filter(None, [rewrite(path, rank, which) for path in tmp_path.iterdir()])
-    lossy = open_run(tmp_path, options=OpenOptions(whole=True)).read(rank)
+    lossy = open_run(tmp_path).read(rank, "all")
     found = joined(traces | {rank: lossy}, WHOLE)
     assert found.across.violations == 0
     ended = round((lost["ts"] + lost["dur"]) * 1000) + traces[rank].meta.base

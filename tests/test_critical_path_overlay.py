@@ -21,7 +21,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
@@ -108,10 +108,8 @@ def test_an_overlay_can_be_limited_to_one_type_of_edges(tmp_path):
 @pytest.mark.compiled
 def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
 
-    run = open_run(
-        golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True)
-    )
-    found = analyze(run.read(0))
+    run = open_run(golden.DATA / "kineto/nccl_2rank_rank0.json.gz")
+    found = analyze(run.read(0, "all"))
     document = loaded(hta.overlay_critical_path_analysis(run, 0, found, tmp_path))
     lanes = {}
     for event in criticals(document):
@@ -196,8 +194,8 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
 @pytest.mark.parametrize("find", [hta.find_path, analyze])
 def test_a_saved_graph_is_restored_unchanged(tmp_path, find):
 
-    run = open_run(ADD, options=OpenOptions(whole=True))
-    found = hta.CPGraph.of(find(run.read(0), Window(annotation=FORWARD, instance=1)))
+    run = open_run(ADD)
+    found = hta.CPGraph.of(find(run.read(0, "all"), Window(annotation=FORWARD, instance=1)))
     again = hta.restore_cpgraph(found.save(str(tmp_path / "graph")))
     assert again.critical_path_nodes == found.critical_path_nodes
     assert again.breakdown.equals(found.breakdown)

@@ -14,7 +14,7 @@ from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, pipeline, write
 
 US = 1000
@@ -49,11 +49,11 @@ def opened(folder, *ranks):
     groups = [{"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}]
     for rank, events in enumerate(ranks):
         k.write(folder / f"rank{rank}.json", events, rank=rank, world=len(ranks), groups=groups)
-    return open_run(folder, options=OpenOptions(whole=True))
+    return open_run(folder)
 
 
 def path_of(run, window):
-    return joined({rank: run.read(rank) for rank in run.ranks}, window)
+    return joined({rank: run.read(rank, "all") for rank in run.ranks}, window)
 
 
 def steps(found):
@@ -180,8 +180,8 @@ def test_the_planted_straggler_causes_the_waits(tmp_path):
     # Little drift, so that what is planted shows.
     job = Job.of(ranks=8, steps=2, skew_ns=4_000)
     write(job, tmp_path)
-    run = open_run(tmp_path, options=OpenOptions(whole=True))
-    traces = {rank: run.read(rank) for rank in run.ranks}
+    run = open_run(tmp_path)
+    traces = {rank: run.read(rank, "all") for rank in run.ranks}
     found = joined(traces, WHOLE)
     by_rank = {row["rank"]: row for row in found.by_rank().to_pylist()}
     assert max(by_rank, key=lambda rank: by_rank[rank]["wait_caused_ns"]) == job.straggler
@@ -198,8 +198,8 @@ def test_the_planted_straggler_causes_the_waits(tmp_path):
     without = Job.of(ranks=8, steps=2, skew_ns=4_000, straggler=None)
     (tmp_path / "without").mkdir()
     write(without, tmp_path / "without")
-    other = open_run(tmp_path / "without", options=OpenOptions(whole=True))
-    even = joined({rank: other.read(rank) for rank in other.ranks}, WHOLE)
+    other = open_run(tmp_path / "without")
+    even = joined({rank: other.read(rank, "all") for rank in other.ranks}, WHOLE)
     # What it is slower by: all its attentions, forward and backward. The start of its step
     # differs by microseconds.
     planted = sum(pipeline.slack(job, direction) for direction in ("forward", "backward"))

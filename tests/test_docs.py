@@ -226,7 +226,7 @@ def written(folder, format_):
         (folder / "table.csv").write_text("\n".join(rows) + "\n")
         (folder / "table.toml").write_text(TABLE)
         return [folder / "table.csv"], OpenOptions(config=config.read(folder / "table.toml"))
-    return [folder], OpenOptions(whole=True)
+    return [folder], OpenOptions()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_the_table_of_formats_agrees_with_the_readers(column, format_, tmp_path)
     said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
     assert said["format"] == format_
     paths, options = written(tmp_path, format_)
-    trace = open_run(*paths, options=options).read(0)
+    trace = open_run(*paths, options=options).read(0, "all")
     assert trace.meta.format == format_
     has = {name: "yes" if look(trace) else "no" for name, look in ROWS_OF_TRACES.items()}
     assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}

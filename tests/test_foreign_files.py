@@ -55,7 +55,7 @@ def test_an_empty_file_named_after_a_rank_is_damaged(tmp_path, text):
     with pytest.raises(TraceFileError, match=r"rank1\.json: "):
         compute_metrics(open_run(tmp_path))
     run = open_run(tmp_path, options=OpenOptions(keep_going=True))
-    (failed,) = compute_metrics(run, keep_going=True).failed
+    (failed,) = compute_metrics(run, keep_going=True).skipped
     assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
 
 

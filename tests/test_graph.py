@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fastcomm.errors import FastcommError
 from fastcomm.graph import EDGE_KINDS, Graph, acyclic_order, longest_path
 from fastcomm_kernels import graph
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE
 
 NODES = 8
 # Edges that lead forward, so that there is no cycle; some come twice.

@@ -10,14 +10,22 @@ import click
 import pytest
 import replay_data
 from click.testing import CliRunner
-from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scripts
+from html_page import (
+    LINKS,
+    SKEW,
+    SLOW,
+    WAITS,
+    assert_sound,
+    many_ranks,
+    parsed,
+    specs,
+    without_scripts,
+)
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, inert, shell_quoted
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
-from fastcomm.metrics.links import Link
-from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.html import Page, across, html, json_text, run_page, used_keys
@@ -365,52 +373,6 @@ def test_the_comparison_of_ranks_has_a_section(found):
     assert_sound(tree)
     assert {"waits-chart", "skew-chart"} <= set(specs(tree))
     assert "links-table" in {each.attrs["id"] for each in tree.all(id=...)}
-
-
-WAITS = tuple(
-    Wait(
-        rank=rank,
-        tag="TP",
-        collectives=4,
-        wait_ns=1e6 * (rank != 5),
-        transfer_ns=9e6,
-        last=4 * (rank == 5),
-        last_share=float(rank == 5),
-        wait_caused_ns=5e6 * (rank == 5),
-        later_ns=5e6 * (rank == 5) - 1e5,
-        exposed_wait_ns=0.0,
-        exposed_transfer_ns=0.0,
-    )
-    for rank in range(50)
-)
-SKEW = Skew(
-    op="AllReduce",
-    tag="TP",
-    size_from=None,
-    count=4,
-    **{
-        f"{what}_{how}_ns": 2e5
-        for what in ("skew", "transfer")
-        for how in ("mean", "p50", "p95")
-    },
-    wait_ns=4e6,
-    wait_share=None,
-)
-LINK_OF_TWELVE = Link(
-    group=None,
-    ranks=tuple(range(12)),
-    tag="DP",
-    op="AllReduce",
-    size_from=1024,
-    count=3,
-    bus_bw=2e10,
-    peers_bus_bw=4e10,
-    ratio=0.5,
-    excess_ns=1e5,
-    is_slow=True,
-)
-NOTHING = {"bus_bw": None, "peers_bus_bw": None, "ratio": None, "excess_ns": None}
-LINKS = (LINK_OF_TWELVE, replace(LINK_OF_TWELVE, group="DATA", ranks=(), **NOTHING))
 
 
 @pytest.mark.compiled

@@ -84,9 +84,9 @@ def check_kept_on(folder, good, bad, world, foreign):
         return
     found = measured(folder, keep_going=True)
     assert set(found.ranks) == good
-    assert {each.path for each in found.failed} == set(map(str, bad))
+    assert {each.path for each in found.skipped} == set(map(str, bad))
     assert all(any(name in note for note in found.warnings) for name in foreign)
-    known = good | {each.rank for each in found.failed} - {None}
+    known = good | {each.rank for each in found.skipped} - {None}
     missing = set(range(max(known) + 1 if world is None else world)) - known
     said = [note for note in found.warnings if "no trace here" in note]
     assert len(said) == bool(missing)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.exchange.matching import NONE, CollectiveCalls, match
+from fastcomm.exchange.matching import CollectiveCalls, match
 from fastcomm.trace.schema import ENDS_TOGETHER, OP
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.arrays import NONE, NULL
 
 CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, NULL)])
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.exchange.matching import NONE
 from fastcomm.exchange.messages import Messages, Sides, match_messages
-from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.arrays import NONE, NULL
 
 ROUTES = st.sampled_from([(0, 1), (1, 0), (0, 2), (2, 1)])
 

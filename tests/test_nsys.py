@@ -255,8 +255,8 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
     assert written
     for text in [printed.encode(), *written]:
         assert b"SECRET" not in text
-    run = open_run(tmp_path / "run", options=OpenOptions(whole=True))
-    trace = run.read(0)
+    run = open_run(tmp_path / "run")
+    trace = run.read(0, "all")
     everything = [trace.events, trace.lanes, trace.comm, trace.groups, repr(trace.meta)]
     assert "SECRET" not in json.dumps([str(each) for each in everything])
     assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
@@ -264,8 +264,7 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
 
 def test_reading_everything_includes_operators_and_waits(tmp_path):
     write_nsys(SMALL, tmp_path)
-    options = OpenOptions(whole=True)
-    whole = open_run(tmp_path, options=options).read(0)
+    whole = open_run(tmp_path).read(0, "all")
     lean = open_run(tmp_path).read(0)
     names = set(whole.events["name"].to_pylist())
     assert "aten::mm" in names
@@ -290,7 +289,7 @@ def test_a_wait_refers_to_its_event_record(tmp_path):
                 "WHERE s.syncType IN (1, 2)"
             )
         }
-    trace = open_run(path, options=OpenOptions(whole=True)).sources[0].read()
+    trace = open_run(path).read(0, "all")
     assert trace.args is not None
     rows = zip(
         trace.events["correlation"].to_pylist(),

@@ -4,6 +4,7 @@ import collections
 import csv
 import gzip
 import io
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,7 +13,7 @@ from conftest import SHARED
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers import nsys as reader
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KIND, OPS
 
 pytestmark = pytest.mark.compiled
@@ -126,16 +127,16 @@ def test_a_run_without_gpu_rows_is_measured_as_far_as_possible(nsys, kind):
 
 
 def test_the_whole_of_a_real_export_keeps_what_the_critical_path_needs(nsys):
-    run = open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
-    trace = run.read(0)
+    run = open_run(nsys / "mfu_2gpu.sqlite")
+    trace = run.read(0, "all")
     names = collections.Counter(trace.events["name"].to_pylist())
     assert names["Stream Wait Event"] > 0
     assert names["ncclGroupEnd"] > 0
 
 
 def test_a_wait_refers_to_its_event_record(nsys):
-    run = open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
-    trace = run.read(0)
+    run = open_run(nsys / "mfu_2gpu.sqlite")
+    trace = run.read(0, "all")
     assert trace.args is not None
     waits = pc.equal(trace.events["name"], "Stream Wait Event")
     # The cut-out file has no row of CUPTI_ACTIVITY_KIND_CUDA_EVENT.
@@ -144,8 +145,10 @@ def test_a_wait_refers_to_its_event_record(nsys):
 
 def test_reading_all_events_gives_the_metrics_of_the_needed_events(nsys):
     path = nsys / "mfu_2gpu.sqlite"
-    lean, whole = (
-        compute_metrics(open_run(path, options=OpenOptions(whole=wanted)))
-        for wanted in (False, True)
-    )
+    run = open_run(path)
+    all_events = [
+        replace(source, reader=lambda _, source=source: source.read("all"))
+        for source in run.sources
+    ]
+    lean, whole = map(compute_metrics, (run, replace(run, sources=tuple(all_events))))
     assert lean.to_dict() == whole.to_dict()

@@ -13,13 +13,12 @@ from nsys_report import SMALL
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.store import file_name
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
 from fastcomm.trace.schema import NARROW, OF_ONE, OPS, PARTNERS
 from fastcomm.trace.trace import only_message
 
-WHOLE = OpenOptions(whole=True)
 GROUP = {"Process_Group_Name": "3", "Process_Group_Ranks": "[4, 6, 9]", "Group_size": 3}
 
 
@@ -36,7 +35,7 @@ def message(ts, correlation, **said):
 
 def partners(folder, events):
     path = k.write(folder / "rank4.json", events, rank=4, world=10)
-    trace = open_run(path, options=WHOLE).read(4)
+    trace = open_run(path).read(4, "all")
     return [tuple(row[name] for name in PARTNERS) for row in trace.comm.to_pylist()]
 
 
@@ -141,9 +140,9 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_every_format_has_the_partners_of_the_synthetic_job(tmp_path, name):
     MADE[name](tmp_path)
-    run = open_run(tmp_path, options=WHOLE)
+    run = open_run(tmp_path)
     for rank in (0, run.ranks[-1]):
-        assert said(run.read(rank)) == list(by_definition(rank))
+        assert said(run.read(rank, "all")) == list(by_definition(rank))
 
 
 @pytest.fixture
@@ -151,7 +150,7 @@ def store(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     write(SMALL, source, ranks=[0])
-    ingest(plan([source], tmp_path / "store", options=WHOLE))
+    ingest(plan([source], tmp_path / "store"))
     return source, tmp_path / "store"
 
 
@@ -170,11 +169,11 @@ def without(path, names):
 @pytest.mark.compiled
 def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
     source, stored = store
-    wanted = open_run(source, options=WHOLE).read(0).comm
-    assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
+    wanted = open_run(source).read(0, "all").comm
+    assert open_run(stored).read(0, "all").comm.equals(wanted)
     names = [*PARTNERS, *OF_ONE]
     without(stored / file_name(0), names)
-    before = open_run(stored, options=WHOLE).read(0).comm
+    before = open_run(stored).read(0, "all").comm
     assert before.drop_columns(names).equals(wanted.drop_columns(names))
     assert all(before[name].null_count == before.num_rows for name in names)
 
@@ -182,16 +181,16 @@ def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
 @pytest.mark.compiled
 def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(store):
     source, stored = store
-    wanted = open_run(source, options=WHOLE).read(0).comm
-    event = open_run(stored).sources[0].read_narrow().comm["event"]
+    wanted = open_run(source).read(0, "all").comm
+    event = open_run(stored).sources[0].read("metrics").comm["event"]
     schema = NARROW["comm"]
     place = schema.get_field_index("event")
     narrow = wanted.select(schema.names).set_column(place, schema.field(place), event)
     assert narrow["peer"].null_count < narrow.num_rows
-    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
+    assert open_run(stored).sources[0].read("metrics").comm.equals(narrow)
     without(stored / file_name(0), OF_ONE)
-    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
-    assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
+    assert open_run(stored).sources[0].read("metrics").comm.equals(narrow)
+    assert open_run(stored).read(0, "all").comm.equals(wanted)
 
 
 @given(st.lists(st.tuples(*[st.none() | st.lists(st.integers(0, 9), max_size=3)] * 2)))

@@ -85,7 +85,13 @@ class Step:
         events = SavedEvents(
             pa.table({n: pa.nulls(0, EVENT.field(n).type) for n in EVENT.names})
         )
-        return CriticalPath(self.graph, events, about, self.on_device(), None)
+        return CriticalPath(
+            graph=self.graph,
+            events=events,
+            about=about,
+            on_device=self.on_device(),
+            path=None,
+        )
 
     def pieces(self):
         return pieces_of(

@@ -20,7 +20,7 @@ from fastcomm.graph.edits import DurationChange, Edit
 from fastcomm.options import Window
 from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.replay import predictions, result, run_graph
 from fastcomm.synthetic import Job, pipeline, write, write_nsys
 
@@ -66,7 +66,7 @@ def opened(folder, *ranks):
     for rank, events in enumerate(ranks):
         path = folder / f"rank{rank}.json"
         k.write(path, events, rank=rank, world=len(ranks), groups=GROUPS)
-    return open_run(folder, options=OpenOptions(whole=True))
+    return open_run(folder)
 
 
 def test_operations_are_named_after_launcher_and_pass(tmp_path):
@@ -135,16 +135,14 @@ def test_a_converted_run_has_equal_statistics(tmp_path):
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "8 events of 2 ranks (uniform)" in done.stdout
     assert "left out" in done.stderr
-    direct = inputs.of_run(open_run(tmp_path / "run", options=OpenOptions(whole=True)))
+    direct = inputs.of_run(open_run(tmp_path / "run"))
     wanted = dpro.operations(statistics(direct.trace))
     for whole in (True, False):
         read = inputs.read(out, whole=whole)
         assert dpro.operations(statistics(read.trace)) == wanted
     rows = json.loads(json_files.to_bytes(direct.trace))["traceEvents"]
     assert [row["args"]["seq"] for row in rows if row["cat"] == "Comm"] == [4, 4]
-    single = inputs.of_run(
-        open_run(tmp_path / "run" / "rank0.json", options=OpenOptions(whole=True))
-    )
+    single = inputs.of_run(open_run(tmp_path / "run" / "rank0.json"))
     assert single.trace.pids == ("host0.rank0",)
 
 
@@ -171,7 +169,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
 def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):
     # Where ranks wait for each other, the path goes on at the rank that was awaited.
     write(Job.of(steps=2, layers=2), tmp_path)
-    found = session_of(step_of(open_run(tmp_path, options=OpenOptions(whole=True)), Window()))
+    found = session_of(step_of(open_run(tmp_path), Window()))
     assert sum(found.path.wait) < 0.02 * found.path.length_ns
 
 
@@ -275,7 +273,7 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     which %= len(ranks[0]) // 5
     own = np.array([f"op{which}" in name.standard for name in made.names])
     own |= np.array([name.standard == f"FW.gemm{which}" for name in made.names])
-    other = Replay(joined({rank: run.read(rank) for rank in run.ranks}, WHOLE))
+    other = Replay(joined({rank: run.read(rank, "all") for rank in run.ranks}, WHOLE))
     edit = Edit(action="scale", target=f"name:^(gemm|aten::op){which}$", value=ratio)
     kernels = np.array([name.op_cat == "FW" for name in made.names])
     rows = kernels & (made.measured.avg > 0)
@@ -301,7 +299,7 @@ def _event(step, asked, i):
 def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
-    run = open_run(tmp_path, options=OpenOptions(whole=True))
+    run = open_run(tmp_path)
     rows = statistics(inputs.converted(run).trace)
     sums = {}
     for name, category, total in zip(

@@ -20,7 +20,7 @@ from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 
@@ -125,7 +125,7 @@ def test_schemas_reject_unknown_keys(path):
 
 
 def statistics_of(run):
-    read = dpro_inputs.of_run(open_run(run, options=OpenOptions(whole=True)))
+    read = dpro_inputs.of_run(open_run(run))
     time = step_time(read.trace)
     return RunStatistics(operations=statistics(read.trace), time=time, read=read.read)
 

@@ -144,7 +144,7 @@ def test_a_comparison_of_different_clocks_has_a_note(ahead):
 
 
 def test_graphs_are_built_of_the_hosts_windows(ahead):
-    window = analyze(opened(ahead, whole=True).read(0)).about.window
+    window = analyze(opened(ahead).read(0, "all")).about.window
     # From the first call inside the mark to its end; on the device it begins at 50 us.
     assert (window.start, window.stop) == (21_000, 40_000)
 
@@ -220,7 +220,7 @@ def test_an_old_store_uses_the_host_clock_with_a_warning(ahead, store):
 def test_an_old_store_with_device_steps_supports_both_clocks(ahead, store, clock):
     make_old(store, "device")
     assert numbers(measured(store, clock)) == numbers(measured(ahead, clock))
-    assert opened(store, whole=True).read(0).iterations["start"].to_pylist() == [0, 20_000]
+    assert opened(store).read(0, "all").iterations["start"].to_pylist() == [0, 20_000]
 
 
 def test_a_damaged_clock_in_a_store_is_an_error_with_its_path(store):

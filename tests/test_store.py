@@ -141,7 +141,7 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "reports")
-    name = open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
+    name = open_run(tmp_path / "store").read(0, "all").groups["name"][0].as_py()
     rule = TagRule(field="communicator", value=int(name, 16), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -153,7 +153,7 @@ def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     bare = NsysVariant(payload="none")
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
-    names = open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
+    names = open_run(tmp_path / "store").read(0, "all").groups["name"].to_pylist()
     rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -177,10 +177,10 @@ def test_outdated_warnings_are_removed(tmp_path):
     events = [k.mark("round one", 0, 50), k.mark("round two", 50, 50), k.all_reduce(20, 10)]
     k.write(tmp_path / "traces" / "rank0.json", events)
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
-    trace = open_run(tmp_path / "store").read(0)
+    trace = open_run(tmp_path / "store").read(0, "all")
     assert any("no iteration marks" in note for note in trace.meta.warnings)
     options = OpenOptions(iterations=IterationRule(regex="round"))
-    trace = open_run(tmp_path / "store", options=options).read(0)
+    trace = open_run(tmp_path / "store", options=options).read(0, "all")
     assert trace.meta.warnings == ()
     assert trace.iterations.num_rows == 2
 
@@ -231,13 +231,15 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 )
 def test_real_traces_are_restored_unchanged(real, tmp_path, name):
     ingest(plan([real(name)], tmp_path / "store"))
-    traces = open_run(real(name), options=OpenOptions(whole=True))
-    kept = open_run(tmp_path / "store", options=OpenOptions(whole=True))
+    traces = open_run(real(name))
+    kept = open_run(tmp_path / "store")
     quick = open_run(tmp_path / "store")
     assert kept.ranks == traces.ranks
     for rank in kept.ranks:
-        same_tables(kept.read(rank), traces.read(rank))
-        assert Partial.of(quick.read(rank)).events.equals(Partial.of(traces.read(rank)).events)
+        same_tables(kept.read(rank, "all"), traces.read(rank, "all"))
+        assert Partial.of(quick.read(rank)).events.equals(
+            Partial.of(traces.read(rank, "all")).events
+        )
 
 
 PAGE = pages.DOCS / "store.md"

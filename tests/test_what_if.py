@@ -14,7 +14,7 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
-from fastcomm.critical_path.what_if import Replay, sweep, what_if
+from fastcomm.critical_path.what_if import Replay, sweep
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import Edit
@@ -73,7 +73,7 @@ def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, docume
         known.append(edit)
     spans = [replay.span(known[:count]) for count in range(len(known) + 1)]
     assert spans == sorted(spans, reverse=True)
-    after = replay.run(known).after
+    after = found.what_if(*known).after
     assert sum(after.summary_ns().values()) == spans[-1]
 
 
@@ -98,7 +98,7 @@ def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, docume
     ],
 )
 def test_an_edit_gives_a_new_step_time(step, edit, after):
-    answer = what_if(step, [edit])
+    answer = step.what_if(edit)
     assert (answer.before_ns, answer.after_ns) == (103 * US, after * US), str(edit)
     assert sum(answer.after.summary_ns().values()) == after * US
     assert answer.before.summary_ns()["gpu_compute_bound"] == 58 * US
@@ -121,7 +121,7 @@ def test_short_adjacent_kernels_are_fused(tmp_path):
         *(k.kernel(f"k{n}", 10 * n + 5, 2, device=0, correlation=n + 1) for n in range(3)),
     ]
     found = found_in(k.write(tmp_path / "rank0.json", events))
-    answer = what_if(found, [Edit(action="fuse", target="compute", value=3 * US)])
+    answer = found.what_if(Edit(action="fuse", target="compute", value=3 * US))
     # What is left is the host: the gaps between its calls.
     assert answer.before_ns == 27 * US
     assert answer.after_ns == 19 * US
@@ -160,7 +160,7 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
 )
 def test_an_invalid_selection_is_an_error(step, text, said):
     with pytest.raises(ConfigError, match=said):
-        what_if(step, [scale(text, 1)])
+        step.what_if(scale(text, 1))
 
 
 def test_edits_can_be_read_from_a_file(tmp_path, step):
@@ -181,7 +181,7 @@ def test_edits_can_be_read_from_a_file(tmp_path, step):
         "scale compute = 0.666667",
         "scale comm = 0.5",
     ]
-    assert what_if(step, found).after_ns < 103 * US
+    assert step.what_if(*found).after_ns < 103 * US
 
 
 @pytest.mark.parametrize(

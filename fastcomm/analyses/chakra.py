@@ -1,5 +1,6 @@
 """Convert a run to Chakra execution traces: one file per rank, and one of all groups."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from fastcomm.compat import chakra
 from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, both
-from fastcomm.files import check_no_input
+from fastcomm.files import aside, check_no_input
 from fastcomm.trace.run import RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 
@@ -22,7 +23,7 @@ class ChakraFiles:
     ranks: int
     nodes: int
     replayed: Mapping[str, int]  # communication nodes replayed as measured, by reason
-    failed: Sequence[SkippedRank]
+    skipped: Sequence[SkippedRank]
     warnings: Sequence[str]  # of the ranks
 
 
@@ -39,7 +40,7 @@ def convert(
     Parameters
     ----------
     run
-        The traces, opened with `whole=True`.
+        The traces.
     folder
         Directory to write to.
     executor
@@ -54,12 +55,13 @@ def convert(
     for source in run.sources:
         check_no_input(folder / chakra.file_name(source.rank))
     check_no_input(folder / chakra.GROUPS_FILE)
-    task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
+    write = partial(_write, folder=folder, world=world)
+    task = Task(measure=write, merge=_joined, finish=both, content="all")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written, failed = executor.gather(run, task, keep_going=keep_going, progress=progress)
+        written, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
         _refuse_empty(written, run)
-        chakra.write_groups(written, folder)
+        write_groups(written, folder)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
     replayed: Counter[str] = Counter()
@@ -69,9 +71,27 @@ def convert(
         ranks=len(written),
         nodes=sum(file.nodes for file in written),
         replayed=replayed,
-        failed=failed,
+        skipped=skipped,
         warnings=warnings_of_ranks(file.meta for file in written),
     )
+
+
+def write_groups(written: Sequence[Written], folder: Path) -> Path:
+    """Write the groups of all ranks for ASTRA-sim's --comm-group-configuration.
+
+    Raises FastcommError if two groups have the same number.
+    """
+    groups: dict[int, tuple[int, ...]] = {}
+    for number, ranks in (pair for rank in written for pair in rank.groups.items()):
+        if groups.setdefault(number, ranks) != ranks:
+            raise FastcommError(
+                f"groups {groups[number]} and {ranks} have the same number, {number}"
+            )
+    path = folder / chakra.GROUPS_FILE
+    text = json.dumps({str(number): groups[number] for number in sorted(groups)})
+    with aside(path) as unfinished:
+        unfinished.write_text(text + "\n", "utf-8")
+    return path
 
 
 def _refuse_empty(written: Sequence[Written], run: RunTraces) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,16 @@ from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
-from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task, annotate_errors, executor_of
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.executors import (
+    Executor,
+    Progress,
+    Task,
+    annotate_errors,
+    by_rank,
+    executor_of,
+    skipped_rank,
+)
 from fastcomm.options import PathOptions, Window
 from fastcomm.trace.run import (
     RunTraces,
@@ -25,7 +34,7 @@ from fastcomm.trace.run import (
     warnings_of_ranks,
 )
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 
 def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
@@ -38,18 +47,11 @@ def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
     for column in (graph.event, graph.owner, trace.comm["event"].to_numpy()):
         is_needed[column] = True
     rows_needed = np.flatnonzero(is_needed[:rows])
-    number = np.full(rows + 1, -1, np.int32)
+    number = np.full(rows + 1, NONE, np.int32)
     number[rows_needed] = np.arange(len(rows_needed), dtype=np.int32)
     small = _rows(trace, critical, rows_needed, number)
-    path = CriticalPath(
-        graph.with_events(number[graph.event], number[graph.owner]),
-        TraceEvents(small),
-        critical.about,
-        critical.on_device,
-        critical.path,
-        critical.slack,
-    )
-    return small, path
+    renumbered = graph.with_events(number[graph.event], number[graph.owner])
+    return small, replace(critical, graph=renumbered, events=TraceEvents(small))
 
 
 def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:
@@ -84,24 +86,28 @@ def critical_path(
     workers: int | Executor = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
+    alone: bool = False,
 ) -> CriticalPath:
-    """Find the critical path of a window through all ranks, or of `options.rank`.
+    """Find the critical path of a window through all ranks, or of one rank.
 
     Ranks are joined by their matched collectives and messages. If they cannot be joined, the
-    path is that of the first rank, and its first note says why.
+    path is that of the first rank, and its first note says why. The path is of one rank if
+    `options` need one, or with `alone`: of `options.rank`, or else of the first rank.
 
     Parameters
     ----------
     run
-        The traces, opened with `whole=True`.
+        The traces.
     options
         Window and rank; by default the second step of all ranks.
     workers
         Number of processes, or an executor.
     keep_going
-        Whether to leave out ranks that cannot be read, and list them in `failed` of the path.
+        Whether to leave out ranks that cannot be read, and list them in `skipped` of the path.
     progress
         Called with each rank that was read.
+    alone
+        Whether to find the path of one rank.
 
     Raises
     ------
@@ -112,31 +118,48 @@ def critical_path(
     """
     options = options or PathOptions()
     executor = executor_of(workers)
-    ranks = run.ranks if options.rank is None else (options.rank,)
-    if len(ranks) == 1:
-        (source,) = run.only(ranks).sources
-        path = executor.call(partial(_of_source, source, options))
-        path.failed = run.skipped
-        return path
+    if alone or options.is_of_one_rank or len(run.ranks) == 1:
+        path = _of_one_rank(run, options, executor, keep_going)
+        return _with_data(path, options) if options.deps else path
     joint, skipped = _through_ranks(run, options, executor, keep_going, progress)
     if isinstance(joint, str):
         unread = {rank.rank for rank in skipped}
         source = next(rank for rank in run.sources if rank.rank not in unread)
         path = executor.call(partial(_of_source, source, options))
-        path.about = path.about.noting(
-            f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
-        )
-        joint = path
-    joint.failed = tuple(skipped)
-    return joint
+        note = f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
+        joint = replace(path, about=path.about.noting(note))
+    return replace(joint, skipped=tuple(skipped))
 
 
-def _of_source(source: Source, window: Window) -> CriticalPath:
-    """Read one rank and return its critical path."""
+def _of_one_rank(
+    run: RunTraces, options: PathOptions, executor: Executor, keep_going: bool
+) -> CriticalPath:
+    """Return the path of `options.rank`, or of the first rank that can be read."""
+    may_skip = keep_going and options.rank is None
+    sources = run.sources if options.rank is None else run.only((options.rank,)).sources
+    unread: list[SkippedRank] = []
+    for source in sources:
+        try:
+            path = executor.call(partial(_of_source, source, options))
+        except WindowError:
+            raise
+        except FastcommError as error:
+            if not may_skip:
+                raise
+            unread.append(skipped_rank(source, error))
+        else:
+            return replace(path, skipped=by_rank(unread, len(sources), run.skipped))
+    raise FastcommError(f"no rank could be read: {unread[0].error}")
+
+
+def _of_source(source: Source, options: PathOptions) -> CriticalPath:
+    """Read one rank and return its critical path, by the rules of `options.compat`."""
     with annotate_errors(source):
-        trace = source.read()
-        path = analyze(trace, window)
-    if not len(path.graph.time):
+        trace = source.read("all")
+        path = _path_by_rules(trace, options)
+    if path.path is None:
+        raise WindowError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
+    if options.compat is None and not len(path.graph.time):
         if not len(analyze(trace, Window(annotation="")).graph.time):
             raise FastcommError(
                 f"{trace.meta.path}: no event that a path could go through in any window: the "
@@ -146,8 +169,31 @@ def _of_source(source: Source, window: Window) -> CriticalPath:
             f"{trace.meta.path}: the window has no event that a path could go through; choose "
             "another with --step or --annotation"
         )
-    path.warnings = tuple(warnings_of_ranks([trace.meta]))
-    return path
+    return replace(path, warnings=tuple(warnings_of_ranks([trace.meta])))
+
+
+def _path_by_rules(trace: Trace, options: PathOptions) -> CriticalPath:
+    if options.compat is None:
+        return analyze(trace, options)
+    from fastcomm.compat import hta  # few users need it
+
+    return hta.find_path(trace, options, zero_weight_launches=options.zero_weight_launches)
+
+
+def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
+    """Return a path of one rank with what could start earlier by its data dependencies."""
+    from fastcomm.critical_path.data import data_dependencies
+    from fastcomm.readers import execution_trace
+
+    trace = path.trace
+    place = options.execution_trace or execution_trace.find(trace)
+    if place is None:
+        raise ConfigError(
+            f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
+            f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
+        )
+    operators = execution_trace.read(Path(place))
+    return replace(path, data=data_dependencies(trace, path, operators))
 
 
 def _through_ranks(
@@ -159,7 +205,7 @@ def _through_ranks(
 ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
     """Return the path through all ranks, or the reason why not, and the skipped ranks."""
     of_rank = _RankWindow(window=window, world_size=run.world_size)
-    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join)
+    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join, content="all")
     try:
         return executor.gather(run, task, keep_going=keep_going, progress=progress)
     except WindowError as error:
@@ -185,21 +231,48 @@ class _RankWindow:
         traces = {rank: parts[rank][0] for rank in ordered}
         paths = {rank: parts[rank][1] for rank in ordered}
         try:
-            path = joined(traces, self.window, paths)
+            expected = expected_ranks(ordered, self.world_size, skipped)
+            path = joined(traces, self.window, paths, expected)
         except JoinError as error:
             return str(error), skipped
         if not path.across.clocks_agree:
             why = "clocks disagree: most collectives end on one rank before another arrives"
             return why, skipped
-        expected = expected_ranks(ordered, self.world_size, skipped)
-        path.across = replace(path.across, expected_ranks=expected)
-        path.warnings = tuple(warnings_of_ranks(trace.meta for trace in traces.values()))
-        return path, skipped
+        warnings = warnings_of_ranks(trace.meta for trace in traces.values())
+        return replace(path, warnings=tuple(warnings)), skipped
 
 
 def together(parts: Sequence[Parts]) -> Parts:
     """Merge the paths of several ranks."""
     return {rank: part_of_rank for part in parts for rank, part_of_rank in part.items()}
+
+
+def draw(
+    path: CriticalPath, target: Path, *, all_events: bool = False, all_edges: bool = False
+) -> None:
+    """Write a copy of the trace of a path of one rank, with the path drawn into it.
+
+    Parameters
+    ----------
+    path
+        The path.
+    target
+        The file to write.
+    all_events
+        Whether to keep events that are not on the path.
+    all_edges
+        Whether to keep all events, and to draw all edges.
+
+    """
+    from fastcomm.critical_path import overlay
+
+    drawing = overlay.Drawing
+    if not path.about.rules.is_exact:
+        from fastcomm.compat.hta import HtaDrawing as drawing  # noqa: N813
+    is_all = all_events or all_edges
+    overlay.write(
+        path.trace, path, target, drawing(only_critical=not is_all, all_edges=all_edges)
+    )
 
 
 _MOST_RANKS = 16
@@ -209,8 +282,7 @@ _MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
 def path_for_page(run: RunTraces, rank: int) -> CriticalPath | str:
     """Return the path that the page of a run shows, or why there is none.
 
-    It goes through all ranks of a small run that can be joined, else through `rank`. `run` was
-    opened whole.
+    It goes through all ranks of a small run that can be joined, else through `rank`.
     """
     preparation.compile_critical_path()
     size = sum(source.size for source in run.sources)

@@ -203,13 +203,13 @@ class Info(Result):
     groups: pa.Table  # a row a group and rank
     iterations: pa.Table  # a row an iteration and rank, by the host's marks
     warnings: tuple[str, ...]
-    failed: tuple[SkippedRank, ...] = ()
+    skipped: tuple[SkippedRank, ...] = ()
     unselected: tuple[int, ...] = ()  # ranks with a trace that are not asked for
 
     @property
     def expected(self) -> int:
         """The number of ranks that the run should have."""
-        return expected_ranks(self.ranks, self.world_size, self.failed)
+        return expected_ranks(self.ranks, self.world_size, self.skipped)
 
     @property
     def events(self) -> int:
@@ -272,7 +272,7 @@ class Info(Result):
             "groups": kinds(self.groups),
             "warnings": list(self.all_warnings),
             "lacks": list(self.lacks),
-            "failed": [asdict(detail) for detail in self.failed],
+            "failed": [asdict(detail) for detail in self.skipped],
         }
 
 
@@ -298,11 +298,11 @@ def info(
         return _of_store(run, manifests)
     executor = executor_of(workers)
     if all_ranks:
-        parts, left_out = executor.gather(run, _TASK, keep_going=keep_going, progress=progress)
+        parts, skipped = executor.gather(run, _TASK, keep_going=keep_going, progress=progress)
     elif keep_going:
-        parts, left_out = _first_readable(run, executor)
+        parts, skipped = _first_readable(run, executor)
     else:
-        parts, left_out = executor.gather(replace(run, sources=run.sources[:1]), _TASK)
+        parts, skipped = executor.gather(replace(run, sources=run.sources[:1]), _TASK)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -313,7 +313,7 @@ def info(
         details=tuple(part.rank for part in parts),
         groups=pa.concat_tables([part.groups for part in parts]),
         iterations=pa.concat_tables([part.iterations for part in parts]),
-        failed=tuple(left_out),
+        skipped=tuple(skipped),
     )
 
 
@@ -332,17 +332,17 @@ def _first_readable(
     run: RunTraces, executor: Executor
 ) -> tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]:
     """Return the summary of the first rank that can be read, and the skipped ranks."""
-    left_out: list[SkippedRank] = []
+    unread: list[SkippedRank] = []
     for source in run.sources:
         try:
             parts, _ = executor.gather(replace(run, sources=(source,)), _TASK)
         except ClusterError:
             raise
         except FastcommError as error:
-            left_out.append(skipped_rank(source, error))
+            unread.append(skipped_rank(source, error))
         else:
-            return parts, by_rank(left_out, len(run.sources), run.skipped)
-    raise FastcommError(f"no rank could be read: {left_out[0].error}")
+            return parts, by_rank(unread, len(run.sources), run.skipped)
+    raise FastcommError(f"no rank could be read: {unread[0].error}")
 
 
 def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
         **{
             name: table.filter(pc.is_in(table["rank"], ranks)) for name, table in tables.items()
         },
-        failed=run.skipped,
+        skipped=run.skipped,
     )
 
 

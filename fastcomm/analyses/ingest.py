@@ -31,7 +31,7 @@ from fastcomm.store import (
 )
 from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.writer import StoredRank, fingerprint, write_tables
-from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks
+from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, agreed_size, named_ranks
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
@@ -73,10 +73,10 @@ def plan(
     _refuse_inside(paths, folder)
     options = options or OpenOptions()
     config, _ = with_card(options.config, paths)
-    options = replace(options, config=config, whole=True)
+    options = replace(options, config=config)
     run = open_run(*paths, options=options)
     found_again = missing(run.expected, run.world_size)
-    reading = options.reading(run.world_size, run.ranks)
+    reading = replace(options.reading(run.world_size, run.ranks), whole=True)
     run = run if ranks is None else run.only(ranks)
     _refuse_outside(run, folder)
     refuse_strange(run, folder)
@@ -213,11 +213,11 @@ def ingest(
         tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
         task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
         executor = executor_of(workers)
-        parts, left_out = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
+        parts, unread = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
         _check_written(folder, parts)
         if not is_alone:
             _check_unshared(folder, begun, parts)
-        return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
+        return _finished(planned, begun, sorted(parts, key=_rank_of), unread)
 
 
 def _part(trace: Trace, folder: Path) -> tuple[StoredRank, ...]:
@@ -274,12 +274,14 @@ def _storing(run: RunTraces, folder: Path, reading: dict[str, Any]) -> tuple[Sou
     for source in run.sources:
         beside.setdefault(source.path, []).append(source.rank)
     return tuple(
-        replace(source, read=partial(_stored, source, folder, beside[source.path], reading))
+        replace(source, reader=partial(_stored, source, folder, beside[source.path], reading))
         for source in run.sources
     )
 
 
-def _stored(source: Source, folder: Path, beside: list[int], reading: dict[str, Any]) -> Trace:
+def _stored(
+    source: Source, folder: Path, beside: list[int], reading: dict[str, Any], _: Content
+) -> Trace:
     """Return the trace of a rank from its stored file if unchanged, else read and store it."""
     path = folder / file_name(source.rank)
     origin = {
@@ -290,7 +292,7 @@ def _stored(source: Source, folder: Path, beside: list[int], reading: dict[str, 
     }
     if (stored := _unchanged(path, origin)) is not None:
         return stored
-    trace = source.read()
+    trace = source.read("all")
     # A file that is alone may say its rank behind its events, when it is read.
     path = folder / file_name(trace.meta.rank)
     try:
@@ -325,11 +327,11 @@ def _finished(
     planned: IngestPlan,
     begun: Manifest,
     parts: Sequence[StoredRank],
-    left_out: Sequence[SkippedRank],
+    unread: Sequence[SkippedRank],
 ) -> Ingested:
     """Write the tables and last the manifest, which marks the store as complete."""
     folder = planned.folder
-    failed = tuple(_unstored(skipped, folder) for skipped in left_out)
+    failed = tuple(_unstored(skipped, folder) for skipped in unread)
     notes = _clock_notes(parts)
     try:
         tables = write_tables(folder, parts, notes)

@@ -9,7 +9,7 @@ from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.result import Metrics
-from fastcomm.options import ByteKind, ClockKind, MetricsOptions
+from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
@@ -56,7 +56,7 @@ def compute_metrics(
         warnings=run.warnings,
         untold=run.untold,
         world_size=run.world_size,
-        clocks="raw" if options.clock_alignment == "none" else "aligned",
+        clock_alignment=options.clock_alignment,
         with_tables=options.with_tables,
     )
     executor = executor_of(workers)
@@ -81,7 +81,7 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
         merge=merge,
         finish=question.answer,
         spill=spill,
-        is_narrow=True,
+        content="metrics",
         takes_many=True,
     )
 
@@ -99,12 +99,12 @@ class _Question:
     warnings: tuple[str, ...]
     untold: tuple[int, ...]
     world_size: int | None
-    clocks: ClockKind
+    clock_alignment: ClockAlignment
     with_tables: bool
     by_host: tuple[int, ...] = ()
 
     def answer(
-        self, whole: Partial, left_out: Sequence[SkippedRank], spread: Spread
+        self, whole: Partial, skipped: Sequence[SkippedRank], spread: Spread
     ) -> Metrics | tuple[int, ...]:
         """Return the metrics from the merged partial result of all ranks.
 
@@ -120,8 +120,8 @@ class _Question:
             link=self.link,
             warnings=(*self._run_warnings(whole.notes), *self._clock_warnings()),
             world_size=self.world_size,
-            failed=sorted(left_out, key=lambda skipped: skipped.path),
-            clocks=self.clocks,
+            skipped=sorted(skipped, key=lambda skipped: skipped.path),
+            clock_alignment=self.clock_alignment,
             spread=spread,
             with_tables=self.with_tables,
         )

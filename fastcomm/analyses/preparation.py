@@ -41,7 +41,6 @@ def open_traces(
     options: ReadOptions,
     executor: Executor | None = None,
     *,
-    whole: bool = False,
     standing: Iterable[str] = (),
 ) -> RunTraces:
     """Find the traces of a run, their format and their ranks.
@@ -54,8 +53,6 @@ def open_traces(
         How the traces are read.
     executor
         Its workers search URLs; by default this process does.
-    whole
-        Whether later reads return all events, not only those that metrics need.
     standing
         Names of options that the format may ignore.
 
@@ -68,7 +65,7 @@ def open_traces(
 
     """
     executor = executor or Local()
-    opening = OpenOptions.of(options, whole=whole, standing=standing)
+    opening = OpenOptions.of(options, standing=standing)
     look = partial(open_run, *worker_paths(paths, executor), options=opening)
     run = executor.call(look) if any(is_url(path) for path in paths) else look()
     return run if options.ranks is None else run.only(options.ranks)
@@ -90,8 +87,16 @@ def compile_kernels() -> None:
     _jit.mark_compiled()
 
 
-def compile_critical_path() -> None:
-    """Compile the kernels of critical paths and what-ifs that `compile_kernels` leaves out."""
+def compile_critical_path(compat: str | None = None) -> None:
+    """Compile the kernels of critical paths and what-ifs that `compile_kernels` leaves out.
+
+    `compat` is the tool by whose rules paths are searched.
+    """
+    if compat is not None:
+        from fastcomm.compat import hta
+
+        compile_for("critical-path-hta", hta.find_path)
+        return
 
     def replayed(trace: "Trace") -> None:
         # Not for those who measure: loading it takes time.

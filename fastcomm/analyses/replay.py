@@ -16,11 +16,11 @@ from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
-from fastcomm.options import PredictionOptions, ReplayOptions, Window
+from fastcomm.files import place
+from fastcomm.options import PredictionOptions, ReplayOptions, ScenarioOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.replay import RULES, Options, critical_path
-from fastcomm.replay.predictions import predictions
+from fastcomm.replay import RULES, Options, critical_path, predictions
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
@@ -58,12 +58,12 @@ def step_of(
 
     """
     part = partial(_part, window=window)
-    task = Task(measure=part, merge=together, finish=_step)
-    step, left_out = executor_of(workers).gather(
+    task = Task(measure=part, merge=together, finish=_step, content="all")
+    step, skipped = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
     )
     ranks = [trace.meta.rank for trace in step.traces]
-    return replace(step, read=ReadRanks.of(run, ranks, left_out))
+    return replace(step, read=ReadRanks.of(run, ranks, skipped))
 
 
 def _part(trace: Trace, window: Window | None) -> Parts:
@@ -72,9 +72,9 @@ def _part(trace: Trace, window: Window | None) -> Parts:
 
 
 def _step(
-    parts: Parts, left_out: Sequence[SkippedRank], _: Spread
+    parts: Parts, skipped: Sequence[SkippedRank], _: Spread
 ) -> tuple[StepConstraints, Sequence[SkippedRank]]:
-    return _joined(parts), left_out
+    return _joined(parts), skipped
 
 
 def _joined(parts: Parts) -> StepConstraints:
@@ -126,6 +126,25 @@ def session_of(step: StepConstraints) -> Session:
     )
 
 
+def with_scenarios(
+    session: Session, options: ScenarioOptions, *, workers: int = 1, by_name: bool = False
+) -> Session:
+    """Return a replayed session with replays of its changes, and of what costs the step most.
+
+    `by_name` searches for the bottleneck among names, not among operations; `workers` threads
+    do that.
+    """
+    if options.changes is not None:
+        changed = predictions.changed(session.replayed.replayer, place(options.changes))
+        session = replace(session, changed=changed)
+    if options.bottleneck:
+        removed = predictions.bottlenecks(
+            session.replayed, session.path, workers=workers, by_name=by_name
+        )
+        session = replace(session, removed=removed)
+    return session
+
+
 def session_of_trial(
     trial: Trial, options: ReplayOptions, predicted: PredictionOptions | None = None
 ) -> Session:
@@ -145,7 +164,7 @@ def session_of_trial(
     )
     replayer = replayed.replayed.replayer
     alone = replayer.only(options.tensors) if options.tensors else None
-    others = predictions(
+    others = predictions.predictions(
         trial,
         replayer,
         with_daydream=predicted.daydream,

@@ -20,6 +20,7 @@ from click.core import ParameterSource
 from cloup import OptionGroup
 from cloup.formatting import HelpSection
 
+from fastcomm.checks import literals
 from fastcomm.cli.messages import SuggestingGroup, talk
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -148,6 +149,16 @@ def option(
 ) -> Callable[[F], F]:
     """Return a decorator that adds an `Option` to a command."""
     return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
+
+
+def of_field(kind: type, name: str) -> dict[str, Any]:
+    """Return the attributes of the option of a field: its default, and what texts it takes."""
+    (default,) = (own.default for own in fields(kind) if own.name == name)
+    texts = literals(kind, name)
+    return {
+        **({} if default is None else {"default": default}),
+        **({"type": click.Choice(texts)} if texts else {}),
+    }
 
 
 class OptionsCommand(cloup.Command):

@@ -14,7 +14,7 @@ import click
 from fastcomm.checks import shortened
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
@@ -260,7 +260,8 @@ def _measured(
         if run.saved is not None:
             return run.saved
         with _named(run.name, run.path):
-            metrics = measure((run.path,), reading, options, executor, is_one_of_two=True)
+            traces = open_traces((run.path,), reading, executor, is_one_of_two=True)
+            metrics = measure(traces, reading, options, executor)
             return metrics.to_dict()
 
     both = [measured(run, reading) for run in runs]

@@ -99,12 +99,12 @@ def _uniform(
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading, whole=True)
+    run = open_traces((path,), reading)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)
-    say(*(f"skipped: {skipped}" for skipped in source.read.failed))
+    say(*(f"skipped: {skipped}" for skipped in source.read.skipped))
     write_uniform(source.trace, destination)
-    if source.read.failed:
+    if source.read.skipped:
         ctx.exit(INCOMPLETE)
 
 
@@ -134,7 +134,7 @@ def _chakra(
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:
-        traces = open_traces((path,), reading, whole=True)
+        traces = open_traces((path,), reading)
         warn(traces.warnings)
         if executor.is_here:
             preparation.compile_critical_path()
@@ -151,9 +151,9 @@ def _chakra(
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())
     )
-    say(*(f"skipped: {skipped}" for skipped in written.failed))
+    say(*(f"skipped: {skipped}" for skipped in written.skipped))
     _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
-    if written.failed:
+    if written.skipped:
         ctx.exit(INCOMPLETE)
 
 

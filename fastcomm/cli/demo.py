@@ -134,4 +134,4 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
     command = shell_joined(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
     say(f"wrote {table} and {meta}; now: {command}", "")
-    ctx.invoke(stragglers.run, table=str(table), meta=str(meta), threshold=1.03)
+    ctx.invoke(stragglers.run, table=str(table), meta=str(meta))

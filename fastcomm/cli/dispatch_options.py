@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import EFFICIENCY, FACTOR, option_name
-from fastcomm.cli.commands import WORKLOAD, option
+from fastcomm.checks import EFFICIENCY, FACTOR, literals, option_name
+from fastcomm.cli.commands import WORKLOAD, of_field, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.results import (
@@ -108,8 +108,7 @@ _TERMS = (
     _network("--combine-bytes", type=BYTES, metavar="N", help_="Bytes of a returned token."),
     option(
         "--demand",
-        type=click.Choice(["copies", "unique"]),
-        default="copies",
+        **of_field(DispatchOptions, "demand"),
         group=_NETWORK,
         needs=tuple(
             f"--strategy {name}" for name in ("fast", "direct", "spreadout", "hierarchical")
@@ -118,8 +117,7 @@ _TERMS = (
     ),
     option(
         "--decomposition",
-        type=click.Choice(["threshold", "incremental", "assignment"]),
-        default="threshold",
+        **of_field(DispatchOptions, "decomposition"),
         metavar="METHOD",
         group=_NETWORK,
         needs=("--strategy fast",),
@@ -150,7 +148,7 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
     ]
     dtype = option(
         "--dtype",
-        type=click.Choice(list(DTYPE_BYTES)),
+        **of_field(WorkloadOptions, "dtype"),
         metavar="NAME",
         group=WORKLOAD,
         help=f"Type of the elements: {', '.join(DTYPE_BYTES)}.",
@@ -168,10 +166,12 @@ DRAWING = (
         help="Exponent of the Zipf law.",
     ),
     option("--seed", type=_whole("seed"), group=WORKLOAD, help="Random seed. Default: 0."),
-    compat_option("seed", of="the workload of the original simulator"),
+    compat_option(
+        *literals(WorkloadOptions, "compat"), of="the workload of the original simulator"
+    ),
     option(
         "--law",
-        type=click.Choice(LAWS),
+        **of_field(WorkloadOptions, "law"),
         metavar="NAME",
         group=WORKLOAD,
         is_common=True,
@@ -179,7 +179,7 @@ DRAWING = (
     ),
     option(
         "--distinct",
-        type=click.Choice(["uniform", "resample"]),
+        **of_field(WorkloadOptions, "distinct"),
         group=WORKLOAD,
         help="How a repeated expert of a token is replaced: by any other, or by the law.",
     ),

@@ -4,21 +4,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from cloup import OptionGroup
 
-from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option, typed_options
+from fastcomm.checks import literals
+from fastcomm.cli.commands import (
+    OUTPUT,
+    READING,
+    WINDOW,
+    CommandGroup,
+    of_field,
+    option,
+    typed_options,
+)
 from fastcomm.cli.convert import destination_argument, refuse_directory, write_uniform
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options, workers_option
-from fastcomm.cli.replay import SessionOptions, give_session, session_options
-from fastcomm.cli.results import ResultFiles, compat_option
-from fastcomm.cli.stats import ListOptions, describe, list_options
+from fastcomm.cli.replay import give_session, session_options
+from fastcomm.cli.results import ListOptions, ResultFiles, compat_option
+from fastcomm.cli.stats import describe, list_options
 from fastcomm.cli.values import COUNT, STEPS, NumberList, TrialPath
 from fastcomm.errors import ConfigError
-from fastcomm.options import PredictionOptions, ReplayOptions, TrialOptions
+from fastcomm.options import (
+    PredictionOptions,
+    ReplayOptions,
+    ScenarioOptions,
+    StepRule,
+    TrialOptions,
+)
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro.trial import Trial
@@ -47,16 +62,15 @@ PREDICTIONS = OptionGroup("Predictions")
 
 _step_rule = option(
     "--step-rule",
-    type=click.Choice(["update", "seed", "operator", "gap", "none"]),
-    default="update",
+    type=click.Choice(get_args(StepRule)),
+    default=get_args(StepRule)[0],
     group=WINDOW,
     is_common=True,
     help="Rule by which steps are found in traces without step numbers.",
 )
 _host_clocks = option(
     "--host-clocks",
-    type=click.Choice(["auto", "sync", "causality", "variance", "drift", "none"]),
-    default="auto",
+    **of_field(TrialOptions, "host_clocks"),
     metavar="METHOD",
     group=READING,
     is_common=True,
@@ -69,7 +83,7 @@ _host_clocks = option(
 @list_options(TrialPath("stats"))
 @_step_rule
 @_host_clocks
-@compat_option("dpro", of="dPRO")
+@compat_option(*literals(ReplayOptions, "compat"), of="dPRO")
 @click.pass_context
 def stats(
     ctx: click.Context,
@@ -143,7 +157,7 @@ _TRIAL: list[Callable[[Any], Any]] = [
     _host_clocks,
     option(
         "--nccl-algorithm",
-        type=click.Choice(["ring", "tree", "none"]),
+        **of_field(TrialOptions, "nccl_algorithm"),
         group=READING,
         help="How NCCL sends a tensor: by rings (default, if known), trees, or as one "
         "operation per rank.",
@@ -192,7 +206,7 @@ _REPLAY: list[Callable[[Any], Any]] = [
     option(
         "--repeat",
         type=STEPS,
-        default=1,
+        **of_field(ReplayOptions, "repeat"),
         group=OUTPUT,
         is_common=True,
         help="Number of times that the step is replayed, one after the other.",
@@ -203,7 +217,7 @@ _REPLAY: list[Callable[[Any], Any]] = [
         group=PREDICTIONS,
         help="Run all updates of a rank at once.",
     ),
-    compat_option("dpro", of="dPRO"),
+    compat_option(*literals(ReplayOptions, "compat"), of="dPRO"),
 ]
 
 
@@ -221,7 +235,8 @@ def replay(
     *,
     path: Path,
     workers: int,
-    session: SessionOptions,
+    scenarios: ScenarioOptions,
+    files: ResultFiles,
     options: ReplayOptions,
     trial: TrialOptions,
     predicted: PredictionOptions,
@@ -233,10 +248,12 @@ def replay(
     tensor:ID, link:RANK->RANK, device:NAME, rank:RANK (as in rank:host1.rank0), category:NAME,
     DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most specific one wins.
     """
-    from fastcomm.analyses.replay import session_of_trial
+    from fastcomm.analyses.replay import session_of_trial, with_scenarios
 
     replay_session = session_of_trial(_read_trial(path, trial), options, predicted)
-    ctx.exit(give_session(replay_session, path, session, workers=workers, by_name=False))
+    ctx.exit(
+        give_session(with_scenarios(replay_session, scenarios, workers=workers), path, files)
+    )
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":

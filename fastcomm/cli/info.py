@@ -60,7 +60,7 @@ def run(
         from fastcomm.report.info import show
 
         show(details, paths)
-    if details.failed:
+    if details.skipped:
         ctx.exit(INCOMPLETE)
 
 

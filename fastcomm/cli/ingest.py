@@ -91,8 +91,8 @@ def _show(ingested: "Ingested") -> None:
 
     manifest, entries = ingested.manifest, ingested.manifest.ranks
     ranks = [entry.rank for entry in entries]
-    left_out = [rank.skipped() for rank in manifest.failed]
-    expected = expected_ranks(ranks, manifest.world_size, left_out)
+    unread = [rank.skipped() for rank in manifest.failed]
+    expected = expected_ranks(ranks, manifest.world_size, unread)
     size = sum(entry.size for entry in entries)
     # Several ranks may be in one file.
     source = sum({entry.source: entry.fingerprint.size for entry in entries}.values())
@@ -106,5 +106,5 @@ def _show(ingested: "Ingested") -> None:
         lines.append(
             f"unchanged since the last ingest, not stored again: {named_ranks(ingested.kept)}"
         )
-    lines += [f"skipped: {rank}" for rank in left_out]
+    lines += [f"skipped: {rank}" for rank in unread]
     say(*lines)

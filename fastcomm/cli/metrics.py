@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
-from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import measure, measure_options, result_options
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -73,7 +73,8 @@ def run(
     wants_tables = output is not None or html is not None
     with executor_for(execution) as executor:
         options = replace(metrics, with_tables=wants_tables)
-        metrics_ = measure(paths, reading, options, executor)
+        run = open_traces(paths, reading, executor)
+        metrics_ = measure(run, reading, options, executor)
     if output is not None:
         from fastcomm.report import files
 
@@ -86,7 +87,7 @@ def run(
         page = run_page.run_page(metrics_, paths, options=reading_arguments(reading))
         write_page(page, html)
     show(metrics_, as_json, full=full, spec=spec)
-    if metrics_.failed:
+    if metrics_.skipped:
         ctx.exit(INCOMPLETE)
 
 

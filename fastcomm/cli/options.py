@@ -235,18 +235,17 @@ def open_traces(
     reading: ReadOptions,
     executor: "Executor | None" = None,
     *,
-    whole: bool = False,
     is_one_of_two: bool = False,
 ) -> "RunTraces":
     """Find the traces of a run; an option of the command line that they ignore is an error.
 
     It is a warning if the run `is_one_of_two`, and the option may be meant for the other.
-    `whole` and further errors are those of `preparation.open_traces`.
+    Further errors are those of `preparation.open_traces`.
     """
     from fastcomm.analyses import preparation
 
     standing = click.get_current_context().params if is_one_of_two else standing_options()
-    return preparation.open_traces(paths, reading, executor, whole=whole, standing=standing)
+    return preparation.open_traces(paths, reading, executor, standing=standing)
 
 
 @contextmanager

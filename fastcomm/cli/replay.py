@@ -1,7 +1,6 @@
 """``fastcomm replay``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +17,16 @@ from fastcomm.cli.options import (
     run_options,
     with_options,
 )
-from fastcomm.cli.results import changes_option, print_json, result_options, trace_option
+from fastcomm.cli.results import (
+    ResultFiles,
+    changes_option,
+    print_json,
+    result_options,
+    trace_option,
+)
 from fastcomm.cli.values import RunArgument
 from fastcomm.cli.windows import window_options
-from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.options import ReadOptions, ScenarioOptions, Window
 
 if TYPE_CHECKING:
     from fastcomm.replay.result import Session
@@ -35,20 +40,8 @@ Examples:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """Changes to replay besides the step as measured, and where the results go."""
-
-    changes: str | None = None
-    bottleneck: bool = False
-    trace_path: Path | None = None
-    as_json: bool = False
-    output: Path | None = None
-    html: Path | None = None
-
-
 def session_options(command: F) -> F:
-    """Add the options that every replay has; the command gets them as `session`."""
+    """Add the options that every replay has; the command gets `scenarios` and `files`."""
     options = [
         changes_option,
         option(
@@ -63,7 +56,7 @@ def session_options(command: F) -> F:
             "replay.json, nodes and edges as Parquet, and the graph as GraphML", xlsx=False
         ),
     ]
-    return with_options(options)(builds(session=SessionOptions)(command))
+    return with_options(options)(builds(scenarios=ScenarioOptions, files=ResultFiles)(command))
 
 
 @click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
@@ -77,8 +70,9 @@ def run(
     /,
     *,
     path: Path,
-    session: SessionOptions,
-    path_options: PathOptions,
+    scenarios: ScenarioOptions,
+    files: ResultFiles,
+    window: Window,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -89,14 +83,20 @@ def run(
     device:NAME, rank:5, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     specific one wins: {"rank:5": {"ratio": 0.87}, "link:DP": {"ratio": 0.5}}.
     """
-    replay_session = _replayed(path, path_options, reading, execution)
+    from fastcomm.analyses.replay import with_scenarios
+
+    replay_session = _replayed(path, window, reading, execution)
     ctx.exit(
-        give_session(replay_session, path, session, workers=execution.workers, by_name=True)
+        give_session(
+            with_scenarios(replay_session, scenarios, workers=execution.workers, by_name=True),
+            path,
+            files,
+        )
     )
 
 
 def _replayed(
-    path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
+    path: Path, window: Window, reading: ReadOptions, execution: ExecutionOptions
 ) -> "Session":
     """Replay a step of a run as measured."""
     from fastcomm.analyses import preparation
@@ -106,52 +106,36 @@ def _replayed(
 
     with executor_for(execution) as executor:
         preparation.compile_critical_path()
-        run = open_traces((path,), reading, executor, whole=True)
+        run = open_traces((path,), reading, executor)
         warn(run.warnings)
         with progress(run) as advance:
             step = step_of(
                 run,
-                options,
+                window,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,
             )
     warn(warnings_of_ranks(trace.meta for trace in step.traces))
-    say(*(f"skipped: {rank}" for rank in (step.read.failed if step.read else ())))
+    say(*(f"skipped: {rank}" for rank in (step.read.skipped if step.read else ())))
     return session_of(step)
 
 
-def give_session(
-    session: "Session", path: Path, options: SessionOptions, *, workers: int, by_name: bool
-) -> int:
-    """Replay the changes, print and write everything; return the exit code.
-
-    `by_name` searches for the bottleneck among names, not among operations; `workers` threads
-    do that.
-    """
-    from fastcomm.files import place
-    from fastcomm.replay import predictions
+def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
+    """Print and write a replay; return the exit code."""
     from fastcomm.report import replay as report
 
-    if options.changes is not None:
-        changed = predictions.changed(session.replayed.replayer, place(options.changes))
-        session = replace(session, changed=changed)
-    if options.bottleneck:
-        removed = predictions.bottlenecks(
-            session.replayed, session.path, workers=workers, by_name=by_name
-        )
-        session = replace(session, removed=removed)
-    if options.output is not None:
-        report.write(session, options.output)
-    if options.trace_path is not None:
-        report.write_trace(session.changed or session.replayed, options.trace_path)
-    if options.html is not None:
+    if files.output is not None:
+        report.write(session, files.output)
+    if files.trace_path is not None:
+        report.write_trace(session.changed or session.replayed, files.trace_path)
+    if files.html is not None:
         from fastcomm.report.html import replayed
         from fastcomm.report.html import write as write_page
 
-        write_page(replayed.page(session, str(path)), options.html)
-    if options.as_json:
+        write_page(replayed.page(session, str(path)), files.html)
+    if files.as_json:
         print_json(session)
     else:
         report.show(session)
-    return INCOMPLETE if session.read and session.read.failed else 0
+    return INCOMPLETE if session.read and session.read.skipped else 0

@@ -61,16 +61,16 @@ def run(
     from fastcomm.report.html.run_page import write_report
 
     with executor_for(execution) as executor:
-        measured = measure(paths, reading, metrics, executor)
-        whole = None if no_path else open_traces(paths, reading, executor, whole=True)
+        run = open_traces(paths, reading, executor)
+        measured = measure(run, reading, metrics, executor)
     write_report(
         measured,
         html,
-        critical=None if whole is None else path_for_page(whole, measured.busiest_rank),
+        critical=None if no_path else path_for_page(run, measured.busiest_rank),
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,
     )
     say(f"wrote {html}")
-    if measured.failed:
+    if measured.skipped:
         ctx.exit(INCOMPLETE)

@@ -2,14 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.commands import COMPAT, EDITS, MEASUREMENT, OUTPUT, READING, WINDOW, option
-from fastcomm.cli.options import builds, open_traces, run_options, with_options
+from fastcomm.cli.commands import (
+    COMPAT,
+    EDITS,
+    MEASUREMENT,
+    OUTPUT,
+    READING,
+    WINDOW,
+    of_field,
+    option,
+)
+from fastcomm.cli.options import builds, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
     FileOrUrl,
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
     from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.result import Result
+    from fastcomm.trace.run import RunTraces
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,22 +74,19 @@ _MEASURED: list[Callable[[Any], Any]] = [
     steps_option,
     option(
         "--step-boundary",
-        type=click.Choice(["auto", "device", "host"]),
-        default="auto",
+        **of_field(ReadOptions, "step_boundary"),
         group=WINDOW,
         help="Where a step begins and ends: at its first GPU work, or its mark on the host.",
     ),
     option(
         "--bytes",
-        type=click.Choice(["payload", "bus", "msg"]),
-        default="payload",
+        **of_field(MetricsOptions, "bytes"),
         group=MEASUREMENT,
         help="Bytes that bandwidth and volume count: as nccl-tests, on links, or per call.",
     ),
     option(
         "--clock-alignment",
-        type=click.Choice(["collectives", "none"]),
-        default="collectives",
+        **of_field(MetricsOptions, "clock_alignment"),
         group=READING,
         help="How clocks are aligned: by collectives, or not.",
     ),
@@ -94,19 +102,16 @@ _MEASURED: list[Callable[[Any], Any]] = [
 
 
 def measure(
-    paths: tuple[str, ...],
+    run: "RunTraces",
     reading: ReadOptions,
     options: MetricsOptions,
     executor: "Executor",
-    *,
-    is_one_of_two: bool = False,
 ) -> "Metrics":
-    """Measure the run at the paths, with a progress bar; see `open_traces`."""
+    """Measure a run, with a progress bar."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.report.console import progress
 
-    run = open_traces(paths, reading, executor, is_one_of_two=is_one_of_two)
     if executor.is_here:
         preparation.compile_kernels()
     with progress(run) as advance:
@@ -124,12 +129,32 @@ def print_json(result: "Result") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFiles:
-    """Where a result goes: the values of `result_options`."""
+    """Where a result goes: the values of `result_options`, and of `trace_option`."""
 
     as_json: bool = False
     output: Path | None = None
     xlsx: bool = False
     html: Path | None = None
+    trace_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFiles:
+    """Files of the path of one rank: the trace with the path drawn into it, and the graph."""
+
+    overlay: Path | None = None
+    all_events: bool = False
+    all_edges: bool = False
+    save: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions:
+    """Which operations are printed, and the path of a run to compare with."""
+
+    sort: bool = False
+    top: int | None = None
+    against: Path | None = None
 
 
 json_option = option(
@@ -223,13 +248,14 @@ def compat_option(*tools: str, of: str) -> Callable[[F], F]:
 
 def cluster_option(default: str) -> Callable[[F], F]:
     """Return the option of a cluster; `default` is what holds without it."""
+    shipped = resources.files("fastcomm") / "hardware" / "data"  # without its imports
+    names = (place.name.removesuffix(".toml") for place in shipped.iterdir())
     return option(
         "--cluster",
         metavar="NAME|FILE",
         group=MEASUREMENT,
         is_common=True,
-        help="Cluster: a100, a800, h100, h800, h200, b200, ascend910b, or a TOML file. "
-        f"Default: {default}.",
+        help=f"Cluster: {', '.join(sorted(names))}, or a TOML file. Default: {default}.",
     )
 
 

@@ -1,7 +1,7 @@
 """``fastcomm stats``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,13 @@ from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import builds, open_traces, reading_options, with_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
+from fastcomm.cli.results import (
+    ListOptions,
+    ResultFiles,
+    print_json,
+    result_options,
+    top_option,
+)
 from fastcomm.cli.values import RunArgument
 from fastcomm.options import ReadOptions
 
@@ -27,15 +33,6 @@ Examples:
   fastcomm stats traces/ --sort --top 40
   fastcomm stats monday/ --against tuesday/
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
-    """Which operations are printed, and the path of a run to compare with."""
-
-    sort: bool = False
-    top: int | None = None
-    against: Path | None = None
 
 
 def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
@@ -105,7 +102,7 @@ def _read(path: Path, *, reading: ReadOptions, is_one_of_two: bool) -> "Input":
     """Return the operations of the run at a path."""
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading, whole=True, is_one_of_two=is_one_of_two)
+    run = open_traces((path,), reading, is_one_of_two=is_one_of_two)
     return inputs.of_run(run, keep_going=reading.keep_going)
 
 
@@ -156,10 +153,10 @@ def describe(
 def _reported(source: "Input") -> "Input":
     """Print warnings and skipped ranks of what was read."""
     warn(source.warnings)
-    say(*(f"skipped: {rank}" for rank in (source.read.failed if source.read else ())))
+    say(*(f"skipped: {rank}" for rank in (source.read.skipped if source.read else ())))
     return source
 
 
 def _exit_code(source: "Input") -> int:
     """Return 3 where ranks were skipped, otherwise 0."""
-    return INCOMPLETE if source.read and source.read.failed else 0
+    return INCOMPLETE if source.read and source.read.skipped else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import EDITS, LAYOUT, MEASUREMENT, OptionsCommand, option
+from fastcomm.cli.commands import EDITS, LAYOUT, MEASUREMENT, OptionsCommand, of_field, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
@@ -46,7 +46,7 @@ Examples:
     "--threshold",
     type=Number(FACTOR),
     metavar="FACTOR",
-    default=1.03,
+    **of_field(StragglerOptions, "threshold"),
     group=MEASUREMENT,
     is_common=True,
     help="Minimum slowdown to attribute to a rank.",

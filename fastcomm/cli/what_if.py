@@ -3,7 +3,7 @@
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -14,7 +14,7 @@ from fastcomm.cli.options import ExecutionOptions, builds, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.cli.values import Duration
 from fastcomm.cli.windows import find_path, path_options
-from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.options import Delay, PathOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.graph.edits import Edit
@@ -52,7 +52,7 @@ _edit = partial(option, group=EDITS)
     "--remove",
     multiple=True,
     is_common=True,
-    type=click.Choice(["launches", "gaps", "host-gaps"]),
+    type=click.Choice(get_args(Delay)),
     help="Remove launch delays, gaps between kernels, or gaps between operators.",
 )
 @_edit(
@@ -112,9 +112,6 @@ def run(
     thread: or name: with a value; + combines them. Prints the error of a replay without edits
     with every result.
     """
-    from dataclasses import replace
-
-    from fastcomm.critical_path import what_if
     from fastcomm.graph import edits as changes_of
     from fastcomm.report import critical_path as report
 
@@ -133,12 +130,7 @@ def run(
     ]
     changes += [changes_of.edit_of({key: value}) for key, value in tables]
     path = find_path(paths, path_options, reading, execution)
-    replay = what_if.Replay(path)
-    answer = replace(
-        replay.run(changes),
-        sweeps=tuple(what_if.sweep(replay, edit, values, changes) for edit, values in sweeps),
-        failed=path.failed,
-    )
+    answer = path.what_if(*changes, sweeps=sweeps)
     if files.output is not None:
         report.write_what_if(answer, files.output, xlsx=files.xlsx)
     if files.html is not None:
@@ -150,7 +142,7 @@ def run(
         print_json(answer)
     else:
         report.show_what_if(answer)
-    if answer.failed:
+    if path.skipped:
         ctx.exit(INCOMPLETE)
 
 

@@ -1,7 +1,8 @@
 """Options that select a window of a run, and how commands read that window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,12 +17,11 @@ from fastcomm.cli.options import (
     with_options,
 )
 from fastcomm.cli.values import NUMBER, RANK, whole
-from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.options import PathOptions, ReadOptions, Window
 
 if TYPE_CHECKING:
     from fastcomm.critical_path import CriticalPath
-    from fastcomm.trace.run import RunTraces, SkippedRank
-    from fastcomm.trace.trace import Trace
+    from fastcomm.trace.run import RunTraces
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,22 +43,22 @@ class InstanceRange(click.ParamType[int | tuple[int, int]]):
 
 
 def window_options(command: F) -> F:
-    """Add the options that select a window; the command gets them as `path_options`."""
-    return with_options(_WINDOW)(builds(path_options=PathOptions)(command))
+    """Add the options that select a window; the command gets them as `window`."""
+    return with_options(_WINDOW)(builds(window=Window)(command))
 
 
 def path_options(command: F) -> F:
     """Add the options of a window and a rank; the command gets them as `path_options`."""
-    rank = option(
-        "--rank",
-        type=RANK,
-        group=WINDOW,
-        is_common=True,
-        help="Analyze this rank alone. Default: all ranks, joined by collectives.",
-    )
-    return window_options(rank(command))
+    return with_options([*_WINDOW, _RANK])(builds(path_options=PathOptions)(command))
 
 
+_RANK = option(
+    "--rank",
+    type=RANK,
+    group=WINDOW,
+    is_common=True,
+    help="Analyze this rank alone. Default: all ranks, joined by collectives.",
+)
 _WINDOW: list[Callable[[Any], Any]] = [
     option(
         "--step",
@@ -106,8 +106,10 @@ def find_path(
     options: PathOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
+    *,
+    alone: bool = False,
 ) -> "CriticalPath":
-    """Return the path of the window through all ranks, or of one.
+    """Return the path of the window through all ranks, or `alone` of one.
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
@@ -116,74 +118,26 @@ def find_path(
     from fastcomm.cli.messages import say, warn
     from fastcomm.report.console import progress
 
+    is_of_one_rank = alone or options.is_of_one_rank
+    if is_of_one_rank:
+        execution = replace(execution, workers=1)
     with executor_for(execution) as executor:
         if executor.is_here:
-            preparation.compile_critical_path()
-        run = open_traces(paths, reading, executor, whole=True)
+            preparation.compile_critical_path(options.compat)
+        run = open_traces(paths, reading, executor)
         warn((*_without_effect(options.rank, reading, run), *run.warnings))
-        with progress(run) if options.rank is None else nullcontext() as advance:
+        with nullcontext() if is_of_one_rank else progress(run) as advance:
             path = critical_path(
                 run,
                 options,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,
+                alone=alone,
             )
     warn(path.warnings)
-    say(*(f"skipped: {rank}" for rank in path.failed))
+    say(*(f"skipped: {rank}" for rank in path.skipped))
     return path
-
-
-def one_rank(
-    paths: tuple[str, ...],
-    rank: int | None,
-    reading: ReadOptions,
-) -> tuple["Trace", "Sequence[SkippedRank]"]:
-    """Return the trace of a rank, by default of the first, and the skipped ranks.
-
-    With --keep-going, files that cannot be opened are skipped; without --rank, also ranks
-    that cannot be read, up to the first that can. Warnings of the run and the skipped ranks
-    are printed to stderr.
-
-    Raises
-    ------
-    FastcommError
-        If the rank, or with --keep-going every rank, cannot be read.
-
-    """
-    from fastcomm.cli.messages import say, warn
-
-    run = open_traces(paths, reading, whole=True)
-    warn((*_without_effect(rank, reading, run), *run.warnings))
-    if rank is None and reading.keep_going:
-        trace, left_out = _first_readable(run)
-    else:
-        trace, left_out = run.read(run.ranks[0] if rank is None else rank), run.skipped
-    say(*(f"skipped: {rank}" for rank in left_out))
-    return trace, left_out
-
-
-def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]:
-    """Return the trace of the first rank that can be read, and the skipped ranks.
-
-    Raises
-    ------
-    FastcommError
-        If no rank can be read.
-
-    """
-    from fastcomm.errors import FastcommError
-    from fastcomm.executors import by_rank, skipped_rank
-
-    left_out: list[SkippedRank] = []
-    for source in run.sources:
-        try:
-            trace = source.read()
-        except FastcommError as error:
-            left_out.append(skipped_rank(source, error))
-            continue
-        return trace, by_rank(left_out, len(run.sources), run.skipped)
-    raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
 def _without_effect(rank: int | None, reading: ReadOptions, run: "RunTraces") -> list[str]:

@@ -1,6 +1,5 @@
 """Write ranks as Chakra execution traces, for network simulators such as ASTRA-sim."""
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +126,7 @@ class Execution:
 def execution(trace: Trace) -> Execution:
     """Return the device work of a rank with its dependencies.
 
-    `trace` must have all events, as read with `OpenOptions(whole=True)`.
+    `trace` must have all events, as read with `Source.read("all")`.
     """
     events = trace.events
     start, stop = (events[name].to_numpy() for name in ("start", "stop"))
@@ -215,24 +214,6 @@ def write(trace: Trace, folder: Path, world: int) -> Written:
         groups=rank.groups,
         replayed=rank.replayed,
     )
-
-
-def write_groups(written: Sequence[Written], folder: Path) -> Path:
-    """Write the groups of all ranks for ASTRA-sim's --comm-group-configuration.
-
-    Raises FastcommError if two groups have the same number.
-    """
-    groups: dict[int, tuple[int, ...]] = {}
-    for number, ranks in (pair for rank in written for pair in rank.groups.items()):
-        if groups.setdefault(number, ranks) != ranks:
-            raise FastcommError(
-                f"groups {groups[number]} and {ranks} have the same number, {number}"
-            )
-    path = folder / GROUPS_FILE
-    text = json.dumps({str(number): groups[number] for number in sorted(groups)})
-    with aside(path) as unfinished:
-        unfinished.write_text(text + "\n", "utf-8")
-    return path
 
 
 def group_number(ranks: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,10 @@ from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
 from fastcomm.graph import EDGE_KINDS
 from fastcomm.options import Window
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 
 if TYPE_CHECKING:
     import networkx
@@ -55,33 +54,20 @@ class CPGraph(CriticalPath):
         """Return the time of each class on the path in percent of their sum, as HTA does."""
         return {name: 100 * share for name, share in super().summary().items()}
 
-    @classmethod
-    def of(cls, path: CriticalPath) -> Self:
-        """Convert a critical path to one with the methods of HTA."""
-        return cls(
-            path.graph,
-            path.events,
-            path.about,
-            path.on_device,
-            path.path,
-            path.slack,
-            path.across,
-        )
-
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search for the path again, after an edit; return False if there is none.
 
         Weights of -1 us or less count as 0 in the search. With `strict`, a weight of -1 us is
         used as it is, and a lower weight makes the graph invalid.
         """
-        self._forget()
         if strict and self.about.rules.name == RULES.name:
             weight = self.graph.weight
             is_invalid = bool((weight < SEARCHED_FROM_NS).any())
-            self.path = None if is_invalid else longest(self.graph, self.events, weight)
+            self._change(path=None if is_invalid else longest(self.graph, self.events, weight))
         else:
             search = self.about.rules.search
-            self.path, self.slack = search(self.graph, self.events, self.on_device)
+            path, slack = search(self.graph, self.events, self.on_device)
+            self._change(path=path, slack=slack)
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:
@@ -95,13 +81,13 @@ class CPGraph(CriticalPath):
             raise FastcommError(f"the graph has no edge from node {source} to node {target}")
         changed = self.graph.weight.copy()
         changed[at] = weight
-        self.graph = self.graph.with_weights(changed)
-        self._forget()
+        self._change(graph=self.graph.with_weights(changed))
 
-    def _forget(self) -> None:
-        """Drop cached results that depend on the path and the weights."""
+    def _change(self, **fields: object) -> None:
+        """Set fields in place, as HTA's graph does, and drop what was computed of them."""
         for name in ("breakdown", "_bound_by"):
             self.__dict__.pop(name, None)
+        self.__dict__.update(fields)
 
     def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
         """Return the edges with the given numbers in HTA's form."""
@@ -200,7 +186,7 @@ def critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or a run opened with ``OpenOptions(whole=True)``.
+        A path, or an opened run.
     rank
         The rank.
     annotation
@@ -228,7 +214,7 @@ def critical_path_analysis(
     """
     try:
         path = find_path(
-            _opened(run).read(rank),
+            _opened(run).read(rank, "all"),
             Window(
                 annotation=annotation,
                 instance=instance_id,
@@ -246,7 +232,7 @@ def critical_path_analysis(
 
 
 def _opened(run: RunTraces | str | Path) -> RunTraces:
-    return run if isinstance(run, RunTraces) else open_run(run, options=OpenOptions(whole=True))
+    return run if isinstance(run, RunTraces) else open_run(run)
 
 
 def find_path(
@@ -332,7 +318,7 @@ def overlay_critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or a run opened with ``OpenOptions(whole=True)``.
+        A path, or an opened run.
     rank
         The rank.
     critical_path_graph
@@ -352,7 +338,7 @@ def overlay_critical_path_analysis(
         Path of the file.
 
     """
-    trace = _opened(run).read(rank)
+    trace = _opened(run).read(rank, "all")
     target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
     is_hta = critical_path_graph.about.rules.name == RULES.name
     drawing = (HtaDrawing if is_hta else Drawing)(

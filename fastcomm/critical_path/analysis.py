@@ -31,8 +31,8 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, Ints
+from fastcomm_kernels.graph import Numbers
 
 _IGNORED = {
     "launch": "work starts after its launch",
@@ -180,7 +180,7 @@ class _Joiner:
         graph = self._graph((event[order], time[order], is_end[order]), new, points)
         on_device = on_device[order]
         slack_ns = slack(graph, on_device)
-        across = RankJoin(
+        join = RankJoin(
             ranks=tuple(self.paths),
             rank_of=rank_of[order],
             slack=slack_ns,
@@ -190,7 +190,7 @@ class _Joiner:
             expected_ranks=expected,
         )
         about = self._about(graph, notes)
-        return CriticalPath.search(graph, self._events(), about, on_device, across)
+        return CriticalPath.search(graph, self._events(), about, on_device, join)
 
     def _nodes(self, side: int) -> Ints:
         """Return the node of each participant's start (0) or end (1), numbered by rank."""
@@ -343,18 +343,20 @@ def joined(
     traces: Mapping[int, Trace],
     window: Window | None = None,
     paths: Mapping[int, CriticalPath] | None = None,
+    expected: int | None = None,
 ) -> CriticalPath:
     """Find the critical path of a window through several ranks.
 
     Parameters
     ----------
     traces
-        The ranks, with all events. The largest world size in them is the number of expected
-        ranks.
+        The ranks, with all events.
     window
         By default the second step.
     paths
         Critical paths of the ranks, if they are known.
+    expected
+        Number of ranks of the run. By default it is the largest world size in the traces.
 
     Raises
     ------
@@ -377,6 +379,8 @@ def joined(
             f"{named_ranks(list(traces))}: no two of these ranks have communication of one "
             "group; record process groups with the events"
         )
-    sizes = [trace.meta.world_size for trace in traces.values()]
-    world = max((size for size in sizes if size is not None), default=None)
-    return _Joiner(paths, instances, ahead).path(notes, expected_ranks(tuple(paths), world))
+    if expected is None:
+        sizes = [trace.meta.world_size for trace in traces.values()]
+        world = max((size for size in sizes if size is not None), default=None)
+        expected = expected_ranks(tuple(paths), world)
+    return _Joiner(paths, instances, ahead).path(notes, expected)

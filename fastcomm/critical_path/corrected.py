@@ -1,24 +1,29 @@
 """Build the graph of a window by the corrected rules, which use all constraints that hold.
 
-A constraint that the measured times contradict is left out.
+A constraint that the measured times contradict is left out. Where the trace does not record
+waits of streams for each other, they are guessed: work that starts right after the end of work
+on another stream may wait for it. In other instances the same work starts later for another
+reason, and the wait does not show. It matters for a replay: after an edit, the wait may be what
+determines the start.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
+from typing import Self
 
 import numpy as np
 
-from fastcomm.critical_path.streams import stream_waits
 from fastcomm.critical_path.waits import Selected, are_known, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
-from fastcomm.trace.columns import filled, lookup
+from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NULL, Flags
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+from fastcomm_kernels.constraints import LAUNCH_NS
 
 # Calls that take the lock of the process. Nsight Systems appends a version to names.
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
@@ -164,3 +169,100 @@ def _forward_threads(selected: Selected, trace: Trace) -> dict[int, int]:
     often = np.argsort(counts, kind="stable")
     pairs = [divmod(k, lanes) for k in often[counts[often] > 0].tolist()]
     return {behind: before for behind, before in pairs if behind != before}
+
+
+_MOST_STREAMS = 16  # with work on them; all pairs are compared
+_NEAR = 4  # works of a stream that are candidates to wait for work launched before them
+_PROMPT_NS = 10_000  # a start within this time after an end follows the end
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The work on a stream in the order of its launches, with one value per work."""
+
+    row: Ints
+    launch: Ints  # row of the call
+    start: Ints  # ns
+    stop: Ints
+    before: Ints  # end of the work before on the stream
+    name: Ints  # code
+
+    @classmethod
+    def of(cls, selected: Selected, work: Ints) -> Self:
+        """Return the columns of `work`, rows of one stream."""
+        rows, launch = selected.rows, selected.call[work].astype(np.int64)
+        order = np.argsort(launch, kind="stable")
+        row = work[order]
+        stop = rows.stop[row]
+        before = np.concatenate([np.full(1, np.iinfo(np.int64).min), stop])[:-1]
+        return cls(
+            row, launch[order], rows.start[row], stop, before, rows.name[row].astype(np.int64)
+        )
+
+
+def stream_waits(selected: Selected) -> tuple[Ints, Ints]:
+    """Return pairs of rows: work, and work on another stream that it seems to wait for.
+
+    A stream waits for another one if it continues right after most of the other's work. Then
+    the first work on it that never begins before that end, in any of its instances, waits for
+    it. Pairs are left out if the measured times already show the wait: there the end is what
+    determines the start.
+    """
+    work = np.flatnonzero(selected.is_device & (selected.call >= 0))
+    lanes = np.unique(selected.rows.lane[work])
+    if len(lanes) > _MOST_STREAMS:
+        return work[:0], work[:0]
+    device = filled(selected.rows.lanes["device"], NONE)
+    streams = {
+        lane: _Stream.of(selected, work[selected.rows.lane[work] == lane])
+        for lane in lanes.tolist()
+    }
+    pairs = [
+        _pairs(streams[a], streams[b])
+        for a, b in permutations(streams, 2)
+        if device[a] == device[b]
+    ]
+    waiting, source, before = (
+        (np.concatenate([work[:0], *columns]) for columns in zip(*pairs, strict=True))
+        if pairs
+        else (work[:0],) * 3
+    )
+    keep = _is_hidden(selected, waiting, source, before)
+    return waiting[keep], source[keep]
+
+
+def _is_hidden(selected: Selected, waiting: Ints, source: Ints, before: Ints) -> Flags:
+    """Return which waits cannot have determined the start of the work that waited.
+
+    `waiting` and `source` are the rows of each pair, `before` the end of the work before on the
+    stream, ns.
+    """
+    rows = selected.rows
+    stop = rows.stop[source]
+    latest = np.zeros(len(rows), np.int64)
+    np.maximum.at(latest, waiting, stop)
+    delay = rows.start[waiting] - rows.start[selected.call[waiting]]
+    hidden: Flags = (stop < before) | ((stop < latest[waiting]) & (delay >= LAUNCH_NS))
+    return hidden
+
+
+def _pairs(stream: _Stream, other: _Stream) -> tuple[Ints, Ints, Ints]:
+    """Return the waits of a stream for another one, and the ends of the work before."""
+    last = np.searchsorted(other.launch, stream.launch) - 1
+    first = np.searchsorted(stream.launch, other.launch, "right")
+    distance = np.arange(len(last)) - first[last]
+    at = np.flatnonzero((last >= 0) & (distance < _NEAR))
+    source, distance = last[at], distance[at]
+    end, start = other.stop[source], stream.start[at]
+    is_after = end <= start
+    prompt = is_after & (end > stream.before[at]) & (start - end <= _PROMPT_NS)
+    empty = at[:0]
+    if not len(at) or 2 * len(np.unique(source[prompt])) < len(np.unique(source)):
+        return empty, empty, empty
+    _, kind = alike(stream.name[at], other.name[source], distance)
+    is_regular = np.bincount(kind[~is_after], minlength=len(kind)) == 0
+    at, source = at[is_regular[kind]], source[is_regular[kind]]
+    # The first one that waits is enough: later work follows it.
+    source, where = np.unique(source, return_index=True)
+    at = at[where]
+    return stream.row[at], other.row[source], stream.before[at]

@@ -23,8 +23,7 @@ from fastcomm.readers.execution_trace import Storage, TracedOperator
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 OPERATORS = pa.schema(
     [

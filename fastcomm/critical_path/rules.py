@@ -21,7 +21,7 @@ from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
 # Columns that describe events.
@@ -101,7 +101,7 @@ class TraceEvents:
     def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
         """Return the operation or the tag of each row; null for rows without communication."""
         comm = self.trace.comm
-        place = np.full(self.trace.events.num_rows + 1, -1, np.int32)
+        place = np.full(self.trace.events.num_rows + 1, NONE, np.int32)
         place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
         at = place[rows]
         labels = pa.array(OPS if name == "op" else TAGS)

@@ -14,8 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import arrow_files, files
-from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, PathSource, SavedEvents
+from fastcomm.critical_path.path import FoundPath
+from fastcomm.critical_path.rules import (
+    CORRECTED,
+    EVENT,
+    PathRules,
+    PathSource,
+    SavedEvents,
+)
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside
@@ -23,7 +29,7 @@ from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.graph import LongestPath as GraphPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE
 
 VERSION = 1
 _MANIFEST = "manifest.json"
@@ -55,15 +61,8 @@ _SCHEMAS = {
 }
 
 
-def save(path: CriticalPath, out_dir: str | Path) -> str:
-    """Write a critical path of one rank to ``<out_dir>.zip``, and return the name of the file.
-
-    Raises FastcommError for a path through several ranks.
-    """
-    if path.is_joined:
-        raise FastcommError(
-            "a path through several ranks cannot be saved. Find the path of one rank"
-        )
+def save(path: FoundPath, out_dir: str | Path) -> str:
+    """Write a critical path of one rank to ``<out_dir>.zip``; return the name of the file."""
     target = Path(f"{out_dir}.zip")
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,7 @@ def save(path: CriticalPath, out_dir: str | Path) -> str:
     return str(target)
 
 
-def _members(critical: CriticalPath) -> dict[str, bytes]:
+def _members(critical: FoundPath) -> dict[str, bytes]:
     """Return the files of the archive by name."""
     graph, path, slack = critical.graph, critical.path, critical.slack
     used = np.unique(np.concatenate([graph.event, graph.owner[graph.owner != NONE]]))
@@ -113,7 +112,7 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> CriticalPath:
+def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> FoundPath:
     """Load a critical path that `save` wrote; the file is unpacked in memory only.
 
     Parameters
@@ -149,7 +148,7 @@ def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> C
 
 def _restored(
     archive: zipfile.ZipFile, path: Path, known_rules: Mapping[str, PathRules]
-) -> CriticalPath:
+) -> FoundPath:
     """Check the files of an archive, and build the path."""
     _check_files(archive, path)
     manifest = json.loads(archive.read(_MANIFEST))
@@ -173,7 +172,14 @@ def _restored(
     longest, slack = None, None
     if "path.parquet" in archive.namelist():
         longest, slack = _path(_table(archive, "path", path), graph, manifest["last"])
-    return CriticalPath(graph, SavedEvents(events), about, on_device, longest, slack)
+    return FoundPath(
+        graph=graph,
+        events=SavedEvents(events),
+        about=about,
+        on_device=on_device,
+        path=longest,
+        slack=slack,
+    )
 
 
 def _check_files(archive: zipfile.ZipFile, path: Path) -> None:

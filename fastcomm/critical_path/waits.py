@@ -19,8 +19,8 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NULL, Flags, Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 # Calls that return when work launched before has ended.
 _WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"

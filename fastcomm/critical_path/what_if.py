@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.checks import check_type
-from fastcomm.critical_path import CriticalPath, WhatIf
+from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import KINDS, Edit, EditSweep, conditions
 from fastcomm.trace.events import matches
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 _NEVER = -(1 << 61)  # weight of a removed constraint
 _REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}
@@ -43,10 +43,21 @@ def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
     return rounded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditedStep:
+    """A step before and after edits, replayed on its graph."""
+
+    before_ns: int
+    after_ns: int
+    replay_error_ns: int  # of the replay without edits, at the worst node
+    graph: Graph  # edited
+    path: LongestPath | None  # of the edited graph; None if edits change nothing
+
+
 class Replay:
     """Replays a path's graph, which must be one of the corrected rules, after edits."""
 
-    def __init__(self, critical: CriticalPath) -> None:
+    def __init__(self, critical: FoundPath) -> None:
         """Prepare replays; raise `FastcommError` if the graph has HTA's rules."""
         if not critical.about.rules.is_exact:
             raise FastcommError(
@@ -120,8 +131,8 @@ class Replay:
         """Return the step time after edits, in ns."""
         return int(self.times(self.edited(edits))[0].max(initial=0))
 
-    def run(self, edits: Sequence[Edit]) -> WhatIf:
-        """Return the step time and the path before and after edits."""
+    def run(self, edits: Sequence[Edit]) -> EditedStep:
+        """Return the step time before and after edits, and the path of the edited graph."""
         for edit in edits:
             check_type(
                 edit, Edit, "what_if: edit", 'edits, as in what_if(scale("compute", 0.8))'
@@ -135,34 +146,23 @@ class Replay:
         # Of several longest paths a search takes any: without a change, keep the measured one.
         is_changed = not np.array_equal(weight, self.weight)
         edited = replace(graph, time=time + begin, weight=weight)
-        return WhatIf(
-            edits=tuple(edits),
+        return EditedStep(
             before_ns=int(measured.max(initial=0)),
             after_ns=int(time.max(initial=0)),
             replay_error_ns=int(np.abs(plain - measured).max(initial=0)),
-            before=self.critical,
-            after=self._after(edited, through) if is_changed else self.critical,
+            graph=edited,
+            path=_longest(edited, through) if is_changed else None,
         )
 
-    def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
-        """Return the path through an edited graph to its latest node.
 
-        `through` has the edge that determines the time of each node; NONE for the first nodes.
-        """
-        path = (
-            LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
-            if len(graph.time)
-            else LongestPath.empty()
-        )
-        critical = self.critical
-        return CriticalPath(
-            graph,
-            critical.events,
-            critical.about,
-            critical.on_device,
-            path,
-            across=critical.across.unmeasured(),
-        )
+def _longest(graph: Graph, through: Numbers) -> LongestPath:
+    """Return the path through an edited graph to its latest node.
+
+    `through` has the edge that determines the time of each node; NONE for the first nodes.
+    """
+    if not len(graph.time):
+        return LongestPath.empty()
+    return LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
 
 
 def _selected(events: pa.Table, selection: str) -> Flags:
@@ -243,11 +243,6 @@ def sweep(
     return EditSweep(edit=edit, values=tuple(values), span_ns=tuple(spans))
 
 
-def what_if(critical: CriticalPath, edits: Sequence[Edit]) -> WhatIf:
-    """Return the step time and the path before and after edits; `critical` does not change."""
-    return Replay(critical).run(edits)
-
-
 _OFF = -(1 << 50)  # weight of a constraint that is not active
 
 
@@ -286,7 +281,7 @@ class Reordering:
     """The graph of a step with constraints for moved operators."""
 
     def __init__(
-        self, critical: CriticalPath, lane: Numbers, pieces: Sequence[StepOperator]
+        self, critical: FoundPath, lane: Numbers, pieces: Sequence[StepOperator]
     ) -> None:
         """Add inactive constraints for all operators; `lane` is by event of the trace."""
         graph, self.pieces = critical.graph, pieces

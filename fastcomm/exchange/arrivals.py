@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.exchange.matching import (
-    NONE,
     ROOTED,
     CollectiveCalls,
     CommunicationEvents,
@@ -20,7 +19,7 @@ from fastcomm.exchange.matching import (
 )
 from fastcomm.exchange.messages import Messages, match_messages
 from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
-from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)

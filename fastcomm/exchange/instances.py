@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from fastcomm.exchange import clocks
 from fastcomm.exchange.arrivals import Instances, MeetingPairs
-from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
+from fastcomm.exchange.matching import CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _COLUMNS = ("op", "tag", "start", "stop", "seq", "payload_bytes", "root", "event")
 _PARTNERS = ("sends_to", "receives_from")

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from fastcomm.exchange import sequences
 from fastcomm.exchange.clocks import offset_by_row, offsets_of_matches
-from fastcomm.exchange.sequences import NONE, edges
+from fastcomm.exchange.sequences import edges
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, OPS, TO_ROOT, numbers
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 __all__ = ["NONE", "NULL", "CollectiveCalls", "CommunicationEvents", "Matches", "match"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange import sequences
-from fastcomm.exchange.sequences import MOST_AGREE, NEAR_NS, NONE
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm.exchange.sequences import MOST_AGREE, NEAR_NS
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _ROUTE_BITS = 32
 

@@ -10,9 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import Ints
-
-NONE = -1
+from fastcomm_kernels.arrays import NONE, Ints
 
 # Number of items that a rank may miss; with more missing, it is not aligned.
 MAX_MISSING = 64

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, NONE, nearest, offset
-from fastcomm_kernels.arrays import NULL, Floats, Ints
+from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, nearest, offset
+from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 # Fewer matched collectives on a stream do not show whether their ends agree.
 LEAST = 3

@@ -21,7 +21,7 @@ from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import Processes
 from fastcomm.process import make_folder, remove_folder
-from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread, one_by_one
+from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, Spread, one_by_one
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")
@@ -77,20 +77,20 @@ class Task(Generic[P, R]):
     whose errors do not depend on each other. `merge` is associative and commutative. `finish`
     gets the merged partial result, the skipped ranks, and a function that spreads its work over
     workers. `spill` moves the large tables of a partial result to the file of a path, which is
-    removed after `finish`; it is called for runs of many ranks. With `is_narrow`, `measure`
-    reads only the columns `trace.schema.NARROW`.
+    removed after `finish`; it is called for runs of many ranks. `content` is the part
+    of a trace that `measure` needs.
     """
 
     measure: Callable[..., P]
     merge: Callable[[Sequence[P]], P]
     finish: Callable[[P, Sequence[SkippedRank], Spread], R]
     spill: Callable[[P, Path], P] | None = None
-    is_narrow: bool = False
+    content: Content = "work"
     takes_many: bool = False
 
     def read(self, source: Source) -> Trace:
-        """Read the columns of a rank that `measure` needs."""
-        return ((source.read_narrow if self.is_narrow else None) or source.read)()
+        """Read the part of a rank that `measure` needs."""
+        return source.read(self.content)
 
     def measure_source(self, source: Source) -> P:
         """Read and measure a rank; errors name it."""
@@ -185,17 +185,17 @@ def skipped_rank(source: Source, error: Exception) -> SkippedRank:
 
 
 def by_rank(
-    left_out: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
+    unread: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
 ) -> tuple[SkippedRank, ...]:
     """Return all skipped ranks, sorted by rank; those of unknown rank are last.
 
-    `left_out` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks whose files
+    `unread` are unreadable ones of the `ranks` ranks of a run, `skipped` ranks whose files
     could not be opened. Raises `FastcommError` if no rank could be read.
     """
-    if len(left_out) == ranks:
-        first = min(left_out, key=_order)
+    if len(unread) == ranks:
+        first = min(unread, key=_order)
         raise FastcommError(f"no rank could be read: {first.error}")
-    return tuple(sorted([*left_out, *skipped], key=_order))
+    return tuple(sorted([*unread, *skipped], key=_order))
 
 
 def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
@@ -203,10 +203,10 @@ def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
 
 
 def both(
-    merged: P, left_out: Sequence[SkippedRank], _: Spread
+    merged: P, unread: Sequence[SkippedRank], _: Spread
 ) -> tuple[P, Sequence[SkippedRank]]:
     """Return the merged partial result and the skipped ranks; a `Task.finish`."""
-    return merged, left_out
+    return merged, unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ class Local:
         progress: Progress | None = None,
     ) -> R:
         """Run a task on all ranks of a run; see `Executor.gather`."""
-        reducer, left_out = TreeReducer(task.merge), list[SkippedRank]()
+        reducer, unread = TreeReducer(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
         with _spill_folder(run, task) as spill, Processes(workers) as processes:
             work = BatchTask(task=task, spill=spill)
@@ -335,13 +335,13 @@ class Local:
                     if batch.error is not None:
                         if not keep_going:
                             raise batch.error
-                        left_out.append(skipped_rank(batch.sources[-1], batch.error))
+                        unread.append(skipped_rank(batch.sources[-1], batch.error))
                     if batch.partial is not None:
                         reducer.add(batch.partial)
                     if progress is not None:
                         for source in batch.sources:
                             progress(source)
-            failed = by_rank(left_out, len(run.sources), run.skipped)
+            failed = by_rank(unread, len(run.sources), run.skipped)
             _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
             # Without spill files, sending the partial results to workers would take longer.
             spread = processes.spread if spill else one_by_one

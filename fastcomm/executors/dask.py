@@ -252,21 +252,21 @@ class Dask(ClusterConnection):
         reducer: TreeReducer[Future[P]] = TreeReducer(
             lambda parts: self.submit(scratch.merge, list(parts))
         )
-        left_out = list(fatal.values())
+        unread = list(fatal.values())
         every = len(run.sources) + len(fatal)
         try:
             for source, future, error in work.done():
                 if error is None:
                     reducer.add(future)
                 elif keep_going and _is_of_its_rank(error):
-                    left_out.append(skipped_rank(source, error))
+                    unread.append(skipped_rank(source, error))
                     if isinstance(error.__cause__, _killed()):
-                        fatal[source.rank] = left_out[-1]
+                        fatal[source.rank] = unread[-1]
                 else:
                     raise error
                 if progress is not None:
                     progress(source)
-            failed = by_rank(left_out, every, run.skipped)
+            failed = by_rank(unread, every, run.skipped)
             merged = reducer.result()
             return self.answer(self.submit(task.finish, merged, failed, scratch.spread))
         finally:

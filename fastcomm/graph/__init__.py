@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fastcomm.errors import FastcommError
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels import replay as device_kernels
-from fastcomm_kernels.arrays import Flags, Floats, Ints
-from fastcomm_kernels.graph import NONE, Edges, Numbers, index
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
+from fastcomm_kernels.graph import Edges, Numbers, index
 
 EDGE_KINDS = (
     "operator",  # from the start to the end of an event

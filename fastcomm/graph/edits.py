@@ -25,6 +25,7 @@ from fastcomm.checks import (
     shortened,
 )
 from fastcomm.errors import ConfigError
+from fastcomm.options import Delay
 from fastcomm.trace.events import matches
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.units import parse_duration
@@ -34,7 +35,7 @@ _MS = 1e6
 _MAX_FILE_BYTES = 64 << 20  # of a file of changes, which may name every operation
 
 Action = Literal["scale", "set", "remove", "fuse"]
-DELAYS = ("launches", "gaps", "host-gaps")
+DELAYS = get_args(Delay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

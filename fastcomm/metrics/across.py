@@ -28,7 +28,7 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
-from fastcomm.options import ClockKind
+from fastcomm.options import ClockAlignment
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import TAG
@@ -49,7 +49,7 @@ class Offset:
 class Across:
     """Results that need several ranks. Times are ns, as means over steps."""
 
-    clocks: ClockKind  # whether times of ranks are compared on aligned clocks
+    clock_alignment: ClockAlignment  # of the clocks on which times of ranks are compared
     offsets: tuple[Offset, ...]  # by rank
     matching: Matching
     skew: tuple[Skew, ...]
@@ -84,7 +84,10 @@ class Across:
         """Return the parts of the JSON document that need several ranks."""
         many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
         return {
-            "clocks": {"times": self.clocks, "offsets": plain(self.offsets)},
+            "clocks": {
+                "times": "raw" if self.clock_alignment == "none" else "aligned",
+                "offsets": plain(self.offsets),
+            },
             "matching": asdict(self.matching),
             **many,
             "heat": self.heat.to_dict(),
@@ -112,7 +115,7 @@ class Material:
 
 
 def across(
-    material: Material, clocks: ClockKind, spread: Spread
+    material: Material, clock_alignment: ClockAlignment, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
     """Compare ranks: waits, skew, links, outliers and the causes of lost time.
 
@@ -120,7 +123,7 @@ def across(
     ----------
     material
         Tables and groups of all ranks.
-    clocks
+    clock_alignment
         Whether the clocks of ranks are aligned first.
     spread
         Runs a function on the pieces of spilled tables.
@@ -131,7 +134,7 @@ def across(
         The result, and its tables by name.
 
     """
-    is_aligned = clocks == "aligned"
+    is_aligned = clock_alignment != "none"
     grid = HeatArrays.of(material.iterations)
     groups = groups_by_label(material.groups, material.members)
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
@@ -162,7 +165,7 @@ def across(
     )
     slow = slow_links(links_, comparison, grid)
     result = Across(
-        clocks=clocks,
+        clock_alignment=clock_alignment,
         offsets=_all_offsets(material.ranks, comparison.offsets),
         matching=matching(comparison, material.sums),
         skew=skew(comparison.skews, steps),

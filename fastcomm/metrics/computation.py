@@ -38,7 +38,7 @@ from fastcomm.metrics.headline import StepTimes, symptoms
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
-from fastcomm.options import ByteKind, ClockKind
+from fastcomm.options import ByteKind, ClockAlignment
 from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
 
@@ -50,8 +50,8 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     link: float | None,
     warnings: Sequence[str] = (),
     world_size: int | None = None,
-    failed: Sequence[SkippedRank] = (),
-    clocks: ClockKind = "aligned",
+    skipped: Sequence[SkippedRank] = (),
+    clock_alignment: ClockAlignment = "collectives",
     spread: Spread = one_by_one,
     with_tables: bool = True,
 ) -> Metrics:
@@ -69,10 +69,10 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         Warnings that come before those of the metrics.
     world_size
         Number of ranks of the job, if the caller knows it.
-    failed
+    skipped
         Ranks that could not be read.
-    clocks
-        Whether times of ranks are compared on aligned clocks.
+    clock_alignment
+        How the clocks are aligned on which times of ranks are compared.
     spread
         Maps a function over arguments, maybe in other processes.
     with_tables
@@ -87,13 +87,13 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
     material = _material(partial)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
-    comparison, tables = across(material, clocks, spread)
+    comparison, tables = across(material, clock_alignment, spread)
     over_all = _over_all(partial, material.pieces, tags, spread)
     outside = gaps.outside(note.device_time for note in partial.notes)
     times = rank_times(partial.iterations)
     volume = traffic.volume(material.sums, count, timed)
     size = world_size or agreed_world_size
-    expected = expected_ranks(ranks, size, failed)
+    expected = expected_ranks(ranks, size, skipped)
     summary = _Summary.of(
         partial.iterations,
         comparison,
@@ -122,7 +122,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *note_warnings(partial.notes, missing, outside),
         ),
         world_size=size,
-        failed=tuple(failed),
+        skipped=tuple(skipped),
         missing=missing,
         tables={
             **_small_tables(partial, material.sums, link),

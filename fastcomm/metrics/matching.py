@@ -27,7 +27,7 @@ from fastcomm.exchange.clocks import (
     offset_by_row,
     offsets,
 )
-from fastcomm.exchange.matching import NONE, CommunicationEvents
+from fastcomm.exchange.matching import CommunicationEvents
 from fastcomm.exchange.streams import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
@@ -36,7 +36,7 @@ from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
-from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.arrays import NONE, NULL
 
 _END_COLUMNS = (
     *("rank", "tag", "op", "group", "group_size", "seq"),

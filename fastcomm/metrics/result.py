@@ -52,14 +52,14 @@ class Metrics(Result):
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown
-    failed: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
+    skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
 
     @property
     def expected_ranks(self) -> int:
         """Number of ranks of the run, read or not."""
-        return expected_ranks(self.ranks, self.world_size, self.failed)
+        return expected_ranks(self.ranks, self.world_size, self.skipped)
 
     @property
     def measured_ranks(self) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ class Metrics(Result):
             **self.across.to_dict(),
             "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
-            "failed": [asdict(rank) for rank in self.failed],
+            "failed": [asdict(rank) for rank in self.skipped],
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:

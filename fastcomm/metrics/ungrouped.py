@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import EndOffsets
-from fastcomm.exchange.sequences import NONE, edges
+from fastcomm.exchange.sequences import edges
 from fastcomm.exchange.streams import Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.pieces import Piece
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN, numbers
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Label of the group of all ranks; a constant that no hash is likely to equal.
 GROUP = 0x1B873593CC9E2D51

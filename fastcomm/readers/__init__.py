@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from fastcomm.checks import check_path, non_default
 from fastcomm.errors import ConfigError, TraceFileError, shell_quoted
@@ -20,7 +20,8 @@ from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.config import read as read_config
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import dimensions_of
-from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
+from fastcomm.trace.run import MOST_RANKS, Content, SkippedRank, Source
+from fastcomm.trace.trace import Trace
 
 # The patterns of names below, for messages; N is the rank.
 NAME_PATTERNS = ("rankN", "rank-N", "rank_N", "rank[N]", "workerN", "kineto_trace_N",
@@ -203,18 +204,15 @@ class OpenOptions:
     guess_tags: bool = False
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
-    whole: bool = False  # whether to read all events, not only what metrics need
     keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
     stated: frozenset[str] = frozenset()
     standing: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls, options: ReadOptions, *, whole: bool = False, standing: Iterable[str] = ()
-    ) -> Self:
+    def of(cls, options: ReadOptions, *, standing: Iterable[str] = ()) -> Self:
         """Return the options of a run, after reading the configuration file that they name.
 
-        `whole` keeps all events; `standing` are names of options that a format may ignore.
+        `standing` are names of options that a format may ignore.
         Raises `ConfigError` if the file is invalid or contradicts the options.
         """
         sizes = Parallel(
@@ -241,7 +239,6 @@ class OpenOptions:
             ),
             allow_truncated=options.allow_truncated,
             keep_going=options.keep_going,
-            whole=whole,
             stated=frozenset(non_default(options)),
             standing=frozenset(standing),
         )
@@ -284,8 +281,21 @@ class OpenOptions:
             iterations=rule,
             tags=tags,
             patterns=config.kernels,
-            whole=self.whole,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RankReader:
+    """Reads the trace of a rank by the function of its format."""
+
+    read: Callable[..., Trace]
+    path: Path
+    options: TraceOptions
+    rank: tuple[Any, ...] = ()  # further arguments: what the format knows of the rank
+
+    def __call__(self, content: Content) -> Trace:
+        """Read a part of the trace."""
+        return self.read(self.path, replace(self.options, whole=content == "all"), *self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

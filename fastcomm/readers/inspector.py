@@ -6,13 +6,12 @@ A log has sizes, groups and durations. It has no compute, and times only if it i
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, check_count
+from fastcomm.readers import OpenOptions, RankReader, RankSources, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.inspector_log import (
@@ -90,7 +89,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
                 rank=ranks[path],
                 path=path,
                 size=path.stat().st_size,
-                read=partial(read, path, reading, process),
+                reader=RankReader(read, path, reading, (process,)),
             )
         )
     return RankSources(sources=tuple(sources), world_size=world, warnings=warnings)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, table_rows
+from fastcomm.readers import OpenOptions, RankReader, RankSources, table_rows
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
@@ -222,7 +221,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
                 rank=rank.rank,
                 path=path,
                 size=path.stat().st_size,
-                read=partial(read, path, reading, rank, mapping),
+                reader=RankReader(read, path, reading, (rank, mapping)),
             )
         )
     world = options.world if options.world and max(owner) < options.world else None

@@ -23,8 +23,7 @@ from fastcomm.replay.gaps import Measured
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
-from fastcomm_kernels.arrays import Flags, Floats, Ints
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ def operations(step: StepConstraints) -> StepNodes:
     weight = measured_delays(graph, step.on_device)
     own = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE) & (weight > 0)
     edges = np.flatnonzero(own).astype(np.int64)
-    number = np.full(len(graph.source) + 1, -1, np.int64)  # of an edge as an operation
+    number = np.full(len(graph.source) + 1, NONE, np.int64)  # of an edge as an operation
     number[edges] = np.arange(len(edges))
     indegree = np.bincount(graph.target, minlength=len(graph.time))
     place = _Representatives.of(graph, edges, indegree)
@@ -145,7 +144,7 @@ class _Representatives:
         there, else an operation of its own.
         """
         size = len(graph.time)
-        operation, at_start = np.full(size, -1, np.int64), np.zeros(size, bool)
+        operation, at_start = np.full(size, NONE, np.int64), np.zeros(size, bool)
         source, target = graph.source[edges], graph.target[edges]
         begins = np.bincount(source, minlength=size)
         starting = np.flatnonzero(begins[source] == 1)

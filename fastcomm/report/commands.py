@@ -89,7 +89,7 @@ class Suggestions:
 
     def _line(self, name: str, *options: str) -> str:
         """Return the command line of a subcommand with the paths and options of the run."""
-        more = ["--keep-going"] if self.metrics.failed else []
+        more = ["--keep-going"] if self.metrics.skipped else []
         return shell_joined(["fastcomm", name, *self.arguments, *options, *more])
 
 

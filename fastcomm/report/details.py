@@ -113,7 +113,7 @@ def notes_across(across: Across) -> list[str]:
     if not across.matching.matched:
         return notes_
     widest = max((row.spread_ns or 0 for row in across.offsets), default=0)
-    times = f"aligned, to {format_ns(widest)}" if across.clocks == "aligned" else "raw"
+    times = f"aligned, to {format_ns(widest)}" if across.clock_alignment != "none" else "raw"
     share = percent(across.matching.share)
     return [
         *notes_,

@@ -26,7 +26,7 @@ _NS = 10**9
 def show(info: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
     """Print a summary of a run; plain text if the console is no terminal."""
     console = plain_console(console)
-    for line in skipped_lines(info.failed):
+    for line in skipped_lines(info.skipped):
         console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)
     for name, text in _facts(info):
         say(console, f"[bold]{name:<10}[/]  {escape(text)}", hanging=12)
@@ -67,7 +67,7 @@ def _ranks(info: Info) -> str:
 def _read(info: Info) -> str:
     """Return the ranks that were read, and the number of their events."""
     ranks = ranges([rank.rank for rank in info.details])
-    unread = len(info.ranks) - len(info.details) - len(info.failed)
+    unread = len(info.ranks) - len(info.details) - len(info.skipped)
     more = "; --all reads all" if unread > 0 else ""
     return f"{plural(len(info.details), 'rank')} {ranks}, {counted(info.events, 'event')}{more}"
 

@@ -250,7 +250,7 @@ def _exposed_note(metrics: Metrics) -> str:
 
 def _skipped(metrics: Metrics, width: int, *, full: bool) -> Iterator[str]:
     """Yield a line per rank that could not be read."""
-    lines = [str(rank) for rank in metrics.failed]
+    lines = [str(rank) for rank in metrics.skipped]
     yield from _first(lines, _SKIPPED, "skipped rank", width, full=full)
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import opened
-from fastcomm.options import StepClock
+from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, match_name
@@ -244,11 +244,11 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
     )
 
 
-def _clock(text: str) -> StepClock:
+def _clock(text: str) -> StepBoundary:
     """Return a text as the name of a clock; raise ValueError if there is none of that name."""
-    for clock in get_args(StepClock):
+    for clock in get_args(StepBoundary):
         if clock == text:
-            return cast("StepClock", clock)
+            return cast("StepBoundary", clock)
     raise ValueError(f"clock {text!r}")
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.options import StepClock
+from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store.files import check_provenance, over, reapplied, restored
 from fastcomm.trace import schema
@@ -134,7 +134,9 @@ def _check_contents(
         )
 
 
-def _clock(metadata: Mapping[str, Any], requested: StepClock, stored: StepClock) -> StepClock:
+def _clock(
+    metadata: Mapping[str, Any], requested: StepBoundary, stored: StepBoundary
+) -> StepBoundary:
     """Return the clock of the iterations: the requested one, else the stored one.
 
     Stores without device windows stored "host" unless another clock was requested.
@@ -144,7 +146,9 @@ def _clock(metadata: Mapping[str, Any], requested: StepClock, stored: StepClock)
     return stored if "device_iterations" in metadata or stored == "device" else "auto"
 
 
-def _has_windows(metadata: Mapping[str, Any], clock: StepClock, stored: StepClock) -> bool:
+def _has_windows(
+    metadata: Mapping[str, Any], clock: StepBoundary, stored: StepBoundary
+) -> bool:
     """Return whether the file has the windows of iterations that the clock needs."""
     if "device_iterations" not in metadata and stored == "device":
         return False  # its only windows are on the device's clock

@@ -1,6 +1,7 @@
 """Read a store: a directory of Parquet files, one per rank."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, listed
 from fastcomm.store.rank_file import about, read
-from fastcomm.trace.run import SkippedRank, Source, ranges
+from fastcomm.trace.run import Content, SkippedRank, Source, ranges
+from fastcomm.trace.trace import Trace
 
 
 def claims(path: Path) -> bool:
@@ -66,14 +68,18 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 
 def _source(file: StoredFile, options: TraceOptions) -> Source:
-    """Return a stored rank as an input, whose functions read it when they are called."""
-    reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
-    return Source(
-        rank=file.rank,
-        path=file.path,
-        size=file.size,
-        read=reading,
-        read_narrow=partial(reading, is_narrow=True),
+    """Return a stored rank as an input, whose function reads it when it is called."""
+    reader = partial(_read, file, options)
+    return Source(rank=file.rank, path=file.path, size=file.size, reader=reader)
+
+
+def _read(file: StoredFile, options: TraceOptions, content: Content) -> Trace:
+    return read(
+        file.path,
+        replace(options, whole=content == "all"),
+        file.rank,
+        is_narrow=content == "metrics",
+        provenance=file.provenance,
     )
 
 

@@ -37,6 +37,7 @@ from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import NONE
 
 _ENDS = 1 << 16  # bytes of the beginning and of the end that are hashed
 
@@ -204,7 +205,7 @@ def _table(trace: Trace, comm: pa.Table) -> pa.Table:
     """Return all columns of the file, with the rows of the trace."""
     events, rows = trace.events, trace.events.num_rows
     lane = events["lane"].combine_chunks()
-    index = np.full(rows, -1, np.int64)
+    index = np.full(rows, NONE, np.int64)
     index[comm["event"].to_numpy()] = np.arange(comm.num_rows)
     place = pa.array(index, mask=index < 0)
     columns = {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastcomm.options import THRESHOLD
 from fastcomm.stragglers.model import JobModel, JobTimes, chosen, joined
 from fastcomm.stragglers.operations import Op, notes
 from fastcomm_kernels.arrays import Flags, Floats, Ints
@@ -123,7 +124,6 @@ def optypes(ops: Sequence[Op], *, first_op: bool = False) -> list[str]:
 Parts = Literal["dp_rank", "stage", "optype"]
 Replays = Callable[[Sequence[Scenario]], Sequence[JobTimes]]
 
-THRESHOLD = 1.03
 _WORST_PERCENT = 3
 _MEASURED, _IDEAL = SubsetScenario(way="alone"), SubsetScenario(way="without")
 

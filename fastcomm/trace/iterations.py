@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.options import StepClock
+from fastcomm.options import StepBoundary
 from fastcomm.trace.run import ranges as in_ranges
 from fastcomm.units import counted, percent
 from fastcomm_kernels.arrays import NULL, Ints
@@ -36,7 +36,7 @@ class IterationRule:
 
     regex: str | None = None  # of annotations; its first group, if any, is the number
     ranges: tuple[tuple[int, int, int], ...] = ()  # number, start, stop
-    clock: StepClock = "auto"
+    clock: StepBoundary = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

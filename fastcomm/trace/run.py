@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.trace.tags import without_effect
@@ -18,15 +18,23 @@ from fastcomm.trace.trace import Trace
 MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 
 
+# Which part of a trace is read: all events; device work and communication; or of these the
+# columns that metrics need, where a format can leave out others (`schema.NARROW`).
+Content = Literal["all", "work", "metrics"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The trace of one rank: its file, and functions that read it."""
+    """The trace of one rank: its file, and the function that reads it."""
 
     rank: int
     path: Path
     size: int  # bytes of the file, compressed or not
-    read: Callable[[], Trace]  # has to be picklable, for workers
-    read_narrow: Callable[[], Trace] | None = None  # reads only what metrics need, if possible
+    reader: Callable[[Content], Trace]  # has to be picklable, for workers
+
+    def read(self, content: Content = "work") -> Trace:
+        """Read the part of the trace that an analysis needs."""
+        return self.reader(content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +112,9 @@ class RunTraces:
             unselected=tuple(sorted({*self.unselected, *self.expected} - requested)),
         )
 
-    def read(self, rank: int) -> Trace:
-        """Read one rank's trace."""
-        return self.only([rank]).sources[0].read()
+    def read(self, rank: int, content: Content = "work") -> Trace:
+        """Read the part of one rank's trace that an analysis needs."""
+        return self.only([rank]).sources[0].read(content)
 
 
 def expected_ranks(
@@ -188,16 +196,16 @@ class ReadRanks:
 
     ranks: tuple[int, ...]
     expected: int
-    failed: tuple[SkippedRank, ...] = ()
+    skipped: tuple[SkippedRank, ...] = ()
 
     @classmethod
-    def of(cls, run: RunTraces, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
+    def of(cls, run: RunTraces, ranks: Sequence[int], skipped: Sequence[SkippedRank]) -> Self:
         """Return which ranks of a run were read, and how many it should have.
 
-        `ranks` are those that were read, `failed` the skipped ones.
+        `ranks` are those that were read.
         """
-        expected = expected_ranks(ranks, run.world_size, failed)
-        return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))
+        expected = expected_ranks(ranks, run.world_size, skipped)
+        return cls(ranks=tuple(sorted(ranks)), expected=expected, skipped=tuple(skipped))
 
     def __str__(self) -> str:
         """Return "8 ranks", or "7 of 8 ranks"."""
@@ -207,7 +215,7 @@ class ReadRanks:
         """Return the part of the JSON document."""
         return {
             "expected_ranks": self.expected,
-            "failed": [asdict(rank) for rank in self.failed],
+            "failed": [asdict(rank) for rank in self.skipped],
         }
 
 

@@ -1,4 +1,4 @@
-"""Name the types of arrays, and define the integer that stands for null in them."""
+"""Name the types of arrays, and define the integers that stand for null in them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,4 +7,5 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-NULL = -(2**63)  # smallest int64
+NULL = -(2**63)  # no value: the smallest int64
+NONE = -1  # no row, node or edge, in arrays of their numbers

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE, Edges, Numbers, put
+from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.graph import Edges, Numbers, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 

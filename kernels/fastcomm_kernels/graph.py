@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Flags, Floats, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
 
 Numbers = NDArray[np.int32]
 Column = TypeVar("Column", Ints, Floats)
-
-
-NONE = -1
 
 
 class Edges(NamedTuple):

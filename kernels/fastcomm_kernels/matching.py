@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE, Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 Lane = NDArray[np.int32]
 

@@ -239,7 +239,7 @@ def _readable(
     """Yield the trace of each rank; with `keep_going`, add unreadable ranks to `skipped`."""
     for source in run.sources:
         try:
-            trace = source.read()
+            trace = source.read("all")
         except FastcommError as error:
             if not keep_going or len(run.sources) == 1:
                 raise

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
 from fastcomm.errors import ConfigError
+from fastcomm.options import StepRule
 from fastcomm.readers.dpro import UniformTrace, category
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -97,7 +99,7 @@ RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[in
 }
 
 
-RULE = "update"  # by default
+RULE = get_args(StepRule)[0]  # by default
 
 
 def has_steps(trace: UniformTrace) -> bool:

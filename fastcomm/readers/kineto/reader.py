@@ -1,7 +1,6 @@
 """Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import (
     NAME_PATTERNS,
     OpenOptions,
+    RankReader,
     RankSources,
     agreed_world,
     check_count,
@@ -247,7 +247,9 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             rank=rank,
             path=path,
             size=_size(path),
-            read=partial(read, path, reading, None if is_unknown else rank, assigned.get(rank)),
+            reader=RankReader(
+                read, path, reading, (None if is_unknown else rank, assigned.get(rank))
+            ),
         )
         for rank, path in sorted(ranks.items())
     )

@@ -6,7 +6,6 @@ Ranges are projected on the device: from the first to the last work launched ins
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, rank_from_name
+from fastcomm.readers import OpenOptions, RankReader, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
@@ -151,7 +150,8 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 def _source(path: Path, reading: TraceOptions, member: Member) -> Source:
     """Return where a rank is read from."""
     rank, size = member.rank, _size(path)
-    return Source(rank=rank, path=path, size=size, read=partial(read, path, reading, member))
+    reader = RankReader(read, path, reading, (member,))
+    return Source(rank=rank, path=path, size=size, reader=reader)
 
 
 def _peek(path: Path) -> _Peek:

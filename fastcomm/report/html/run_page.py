@@ -162,7 +162,7 @@ def _of_ranks(count: int, expected: int) -> str:
 
 def _left_out(metrics: Metrics) -> list[str]:
     """Return a line per rank that could not be read."""
-    return [f"skipped: {plain((line,))}" for line in skipped_lines(metrics.failed)]
+    return [f"skipped: {plain((line,))}" for line in skipped_lines(metrics.skipped)]
 
 
 def _measured_evidence(metrics: Metrics) -> Section:
