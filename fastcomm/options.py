@@ -368,6 +368,18 @@ class SearchOptions(CheckedOptions):
         return replace(base, **user_values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(CheckedOptions):
+    """What is asked of one strategy: model, GPUs, batch (tokens), cluster, and the strategy."""
+
+    model: str | Path | None = None
+    world_size: Quantities = None
+    seq_len: Quantities = None
+    global_batch: Quantity = None
+    cluster: str | Path | None = None
+    strategy: str | None = None
+
+
 def _check_regex(name: str, text: str) -> None:
     """Raise `ConfigError` if a text is no regular expression."""
     try:

@@ -219,7 +219,7 @@ def cluster_option(default: str) -> Callable[[F], F]:
         metavar="NAME|FILE",
         group=MEASUREMENT,
         is_common=True,
-        help="Cluster: a100, a800, h100, h800, h200, b200, ascend910b, or a TOML file. "
+        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
         f"Default: {default}.",
     )
 
