@@ -42,8 +42,9 @@ _GROUPS = """\
 ## All runs
 
 Median and 90th percentile of absolute errors, and the median error (above 0 is too fast), with
-the shipped constants, which were fitted to these runs. In `no fit` are runs that ran, but were
-predicted not to fit in memory."""
+the shipped constants, which were fitted to these runs. In `memory` is the median absolute error
+of the memory, where the source has it. In `no fit` are runs that ran, but
+were predicted not to fit."""
 _HELD_OUT = """\
 ## Runs that the constants have not seen
 
@@ -87,11 +88,12 @@ def groups(runs: list[Run]) -> str:
             f"{group.median * 100:.1f} %",
             f"{group.most * 100:.0f} %",
             f"{group.bias * 100:+.1f} %",
+            "n/a" if group.memory is None else f"{group.memory * 100:.0f} %",
             str(group.do_not_fit),
         ]
         for group in errors(price_run(run, Constants()) for run in runs)
     ]
-    return _table(["", "runs", "median", "90 % below", "bias", "no fit"], rows)
+    return _table(["", "runs", "median", "90 % below", "bias", "memory", "no fit"], rows)
 
 
 def held_out(runs: list[Run]) -> str:

@@ -1,8 +1,5 @@
 """Test measured hardware: surfaces against their definition, and errors on shapes held out."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from conftest import SHARED
@@ -10,13 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_surfaces import seconds
 
+from docs import hardware_accuracy
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
 from fastcomm.hardware.surfaces import Surface, gpu, gpus
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-
-import hardware_accuracy
 
 SIZE = st.floats(1, 1e6)
 AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))

@@ -56,6 +56,7 @@ class Plan:
     dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped"
     year: float = 2025.0
     graphs: float = 0.0  # share of launches that CUDA graphs replace
+    offloaded: int = 0  # layers whose activations are moved to the host
     memory: float | None = None  # of a GPU; None is that of the GPU's file
     power_share: float = 1.0  # of the GPU's usual power limit, by which compute is slower
 

@@ -271,7 +271,7 @@ def _activations(plan: Plan) -> tuple[float, str]:
     flight = float(min(plan.micro_batches, plan.pp))
     if plan.vp > 1:
         flight = min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
-    saved = layers * (share * layer + (1 - share) * full)
+    saved = max(1, layers - plan.offloaded) * (share * layer + (1 - share) * full)
     again = layer if share < 1 else 0.0
     text = f"{layers} layers of {flight:.3g} micro-batches, recompute {plan.recompute}"
     return tokens * (flight * saved + again), text

@@ -224,7 +224,7 @@ def gpu_of(name: str, variant: str = "") -> str:
 
 def base_plan(row: _ROW, model: Model) -> Plan:
     """Return the plan of a row with its job, and the defaults of a strategy."""
-    variant = row.get("gpu_variant", "")
+    variant, detail = row.get("gpu_variant", ""), row.get("recompute_detail", "")
     name = gpu_of(row["gpu"], variant)
     gpu(name)
     count = parse_quantity(row["gpus"], "gpus", RANKS.most)
@@ -246,7 +246,8 @@ def base_plan(row: _ROW, model: Model) -> Plan:
         overlap=row.get("overlap", "") != "no",
         dispatch=row.get("moe_dispatch") or "alltoall",
         year=_year(year),
-        graphs=_graphs(row.get("recompute_detail", "")),
+        graphs=_graphs(detail),
+        offloaded=int(_amount(detail, r"activations of (\d+) layers offloaded", 1) or 0),
         memory=_amount(variant, r"(\d+) GB", GIB),
         power_share=min(1.0, (_amount(variant, r"(\d+) W", 1) or _POWER) / _POWER),
     )
@@ -339,6 +340,7 @@ class GroupError:
     median: float  # of the absolute error
     bias: float  # median of the signed error
     most: float  # 90th percentile of the absolute error
+    memory: float | None  # median absolute error of the memory; None if none was measured
     do_not_fit: int
 
 
@@ -361,6 +363,7 @@ def errors(rows: Iterable[RunPrice]) -> list[GroupError]:
         for name in sorted({key(row) for row in usual}):
             own = [row for row in usual if key(row) == name]
             off = np.array([row.error for row in own], np.float64)
+            fill = [row.memory_error for row in own if row.memory_error is not None]
             groups.append(
                 GroupError(
                     by=by,
@@ -369,6 +372,7 @@ def errors(rows: Iterable[RunPrice]) -> list[GroupError]:
                     median=float(np.median(np.abs(off))),
                     bias=float(np.median(off)),
                     most=float(np.percentile(np.abs(off), 90)),
+                    memory=float(np.median(np.abs(fill))) if fill else None,
                     do_not_fit=sum(not row.price.fits for row in own),
                 )
             )

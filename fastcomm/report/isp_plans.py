@@ -16,7 +16,8 @@ from fastcomm.units import format_binary_bytes, format_s, percent, signed_percen
 
 _RUNS_LEGEND = (
     "median, 90 % below: absolute error of tokens/s/GPU. bias: median error; above 0 is too "
-    "fast. no fit: runs that were predicted not to fit in memory."
+    "fast. memory: median absolute error of the memory. no fit: runs predicted not to "
+    "fit."
 )
 
 
@@ -58,7 +59,7 @@ def show_evaluation(result: Evaluation, top: int) -> None:
 
 
 def _groups(groups: list[GroupError]) -> TerminalTable:
-    rows = table("runs", "number", "median", "90 % below", "bias", "no fit")
+    rows = table("runs", "number", "median", "90 % below", "bias", "memory", "no fit")
     for group in groups:
         rows.add_row(
             escape(_group_name(group)),
@@ -66,6 +67,7 @@ def _groups(groups: list[GroupError]) -> TerminalTable:
             percent(group.median),
             percent(group.most, 0),
             signed_percent(group.bias),
+            na(group.memory, percent),
             str(group.do_not_fit),
         )
     return rows
@@ -106,7 +108,7 @@ def _predictions(runs: tuple[RunPrice, ...]) -> TerminalTable:
             f"{plan.gpus} {row.run.gpu.upper()}",
             f"{price.tokens_per_s_per_gpu:.0f}",
             f"{price.memory_bytes / 2**30:.1f}" + ("" if price.fits else " (no fit)"),
-            strategy_text(plan),
+            strategy_text(plan).replace(",", ", "),
         )
     return rows
 
