@@ -12,7 +12,7 @@ import numpy as np
 
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.run_calibration import held_out_errors
-from fastcomm.isp.runs import Run, errors, is_fp8, load_models, load_runs, price_run
+from fastcomm.isp.runs import TrainingRun, errors, is_fp8, load_models, load_runs, price_run
 
 PAGE = Path(__file__).with_name("isp-runs.md")
 # Values before any fit, from what such systems usually reach: where cross-validation begins.
@@ -74,12 +74,12 @@ def _table(head: Sequence[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def load(folder: Path) -> list[Run]:
+def load(folder: Path) -> list[TrainingRun]:
     """The runs of a folder."""
     return load_runs(folder / "runs.csv", load_models(folder / "models.csv"))
 
 
-def groups(runs: list[Run]) -> str:
+def groups(runs: list[TrainingRun]) -> str:
     """The table of errors by source, GPU, precision and kind of model."""
     rows = [
         [
@@ -96,7 +96,7 @@ def groups(runs: list[Run]) -> str:
     return _table(["", "runs", "median", "90 % below", "bias", "memory", "no fit"], rows)
 
 
-def held_out(runs: list[Run]) -> str:
+def held_out(runs: list[TrainingRun]) -> str:
     """The table of errors on groups that the fit has not seen."""
     usable = [run for run in runs if run.is_usable]
     off = held_out_errors(usable, NEUTRAL)

@@ -223,10 +223,11 @@ class ParentCommand(OptionsCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run this command, or the one that the arguments name."""
-        words = ctx.meta.pop(_INNER, None)
-        if words is None:
+        arguments = ctx.meta.pop(_INNER, None)
+        if arguments is None:
             return super().invoke(ctx)
-        with self.commands[words[0]].make_context(words[0], words[1:], parent=ctx) as inner:
+        name, *rest = arguments
+        with self.commands[name].make_context(name, rest, parent=ctx) as inner:
             return inner.command.invoke(inner)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -234,7 +235,8 @@ class ParentCommand(OptionsCommand):
         if self.commands:
             with formatter.section("Commands"):
                 rows = [
-                    (name, each.get_short_help_str(60)) for name, each in self.commands.items()
+                    (name, command.get_short_help_str(60))
+                    for name, command in self.commands.items()
                 ]
                 formatter.write_dl(rows)
         super().format_epilog(ctx, formatter)

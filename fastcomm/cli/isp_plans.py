@@ -164,6 +164,6 @@ def _constants(
     from fastcomm.isp.run_calibration import calibrate
     from fastcomm.isp.runs import load_runs
 
-    known = shapes or _shapes(_beside(path))
-    calibration = calibrate(load_runs(path, known), Constants())
+    models = shapes or _shapes(_beside(path))
+    calibration = calibrate(load_runs(path, models), Constants())
     return calibration.constants, calibration

@@ -137,7 +137,7 @@ class Gpu:
         """
         own = [name for name in self.attention if name.startswith(kernel)]
         widths = {int(name.rpartition("_")[2]): name for name in own}
-        near = min(widths, key=lambda each: abs(np.log(each / width)))
+        near = min(widths, key=lambda own_width: abs(np.log(own_width / width)))
         return self.attention[widths[near]].seconds(seq, heads, kv) * width / near
 
     def inside(self, op: str, size: ArrayLike, ranks: int) -> Floats:

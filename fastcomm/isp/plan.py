@@ -123,9 +123,9 @@ class Plan:
 
     def _check_sharding(self) -> None:
         """Raise `ConfigError` for an unknown sharding."""
-        known = self.sharding in {"ddp", "zero1", "zero2", "zero3"}
+        is_plain = self.sharding in {"ddp", "zero1", "zero2", "zero3"}
         group = self.sharding.removeprefix("hsdp")
-        if not known and not (
+        if not is_plain and not (
             self.sharding.startswith("hsdp") and group.isdecimal() and 0 < int(group) < 1 << 31
         ):
             raise ConfigError(
@@ -154,8 +154,8 @@ def with_strategy(plan: Plan, text: str) -> Plan:
         key, separator, value = part.partition("=")
         name = key.strip().replace("-", "_")
         if not separator or name not in (*_SIZES, *_TEXTS, "dp", "overlap"):
-            known = ", ".join((*_SIZES, *_TEXTS, "overlap", "dp")).replace("_", "-")
-            raise ConfigError(f"--strategy: invalid {part!r}: expected KEY=VALUE with {known}")
+            keys = ", ".join((*_SIZES, *_TEXTS, "overlap", "dp")).replace("_", "-")
+            raise ConfigError(f"--strategy: invalid {part!r}: expected KEY=VALUE with {keys}")
         values[name] = value.strip().lower()
     replicas = values.pop("dp", None)
     result = with_values(plan, values, "--strategy")
@@ -170,12 +170,12 @@ def with_strategy(plan: Plan, text: str) -> Plan:
 def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
     """Return the plan with fields replaced by texts; ConfigError for an invalid number."""
     changes: dict[str, object] = {}
-    known = {option.name for option in fields(Plan)}
+    names = {option.name for option in fields(Plan)}
     for name, value in values.items():
         if name in _SIZES:
             changes[name] = parse_quantity(value, f"{where}: {name}", RANKS.most)
         elif name == "overlap":
             changes[name] = value not in {"no", "false", "0"}
-        elif name in known:
+        elif name in names:
             changes[name] = value
     return replace(plan, **changes)  # type: ignore[arg-type]

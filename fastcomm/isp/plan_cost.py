@@ -330,7 +330,7 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
     """Return the exposed gathers and reductions of FSDP of a layer in both passes."""
     if not plan.is_fsdp:
         return 0.0, 0.0
-    dense, experts = (ELEMENT * each for each in layer_weights(plan))
+    dense, experts = (ELEMENT * count for count in layer_weights(plan))
     ranks, stride = plan.shards[0], plan.tp
     gather = collective(plan, constants, "all_gather", dense, ranks, stride)
     scatter = collective(plan, constants, "reduce_scatter", dense, ranks, stride)

@@ -174,7 +174,7 @@ def _messages(plan: Plan, constants: Constants) -> float:
     return 2 * (plan.pp - 1 + share * plan.micro_batches * plan.vp) * message
 
 
-def _held(plan: Plan) -> tuple[float, float]:
+def _rank_parameters(plan: Plan) -> tuple[float, float]:
     """Return the parameters on the fullest rank before sharding: dense, and of experts."""
     model = plan.model
     dense, experts = layer_weights(plan)
@@ -186,7 +186,7 @@ def _held(plan: Plan) -> tuple[float, float]:
 
 def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     """Return the terms of gradients, parameters and optimizer, once a step."""
-    dense, experts = _held(plan)
+    dense, experts = _rank_parameters(plan)
     reduce_s = gather_s = 0.0
     apart = plan.ep * plan.etp
     groups = (
@@ -224,7 +224,7 @@ _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
 
 def _memory(plan: Plan) -> tuple[Term, ...]:
     """Return the terms of the memory of the fullest rank."""
-    dense, experts = _held(plan)
+    dense, experts = _rank_parameters(plan)
     others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
 
     def sharded(size: float, shards: int) -> float:

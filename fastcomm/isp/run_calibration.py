@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
-from fastcomm.isp.runs import Run, price_run
+from fastcomm.isp.runs import TrainingRun, price_run
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class RunCalibration:
         return {n: (getattr(self.start, n), getattr(self.constants, n)) for n in CALIBRATED}
 
 
-def calibrate(runs: Sequence[Run], start: Constants) -> RunCalibration:
+def calibrate(runs: Sequence[TrainingRun], start: Constants) -> RunCalibration:
     """Fit the constants to the runs with a measured throughput.
 
     Raises
@@ -76,7 +76,9 @@ def calibrate(runs: Sequence[Run], start: Constants) -> RunCalibration:
     )
 
 
-def held_out_errors(runs: Sequence[Run], start: Constants) -> list[tuple[Run, float]]:
+def held_out_errors(
+    runs: Sequence[TrainingRun], start: Constants
+) -> list[tuple[TrainingRun, float]]:
     """Return the relative error of each measured run by constants that were fitted to others.
 
     Runs of one source and model are held out together; with a single such group the list is
@@ -84,7 +86,7 @@ def held_out_errors(runs: Sequence[Run], start: Constants) -> list[tuple[Run, fl
     """
     groups = sorted({run.group for run in runs})
     folds = min(_FOLDS, len(groups))
-    off: list[tuple[Run, float]] = []
+    off: list[tuple[TrainingRun, float]] = []
     for fold in range(folds if folds > 1 else 0):
         out = set(groups[fold::folds])
         fitted = _fit([run for run in runs if run.group not in out], start)
@@ -96,12 +98,12 @@ def _median(off: Sequence[float]) -> float:
     return float(np.median(np.abs(off)))
 
 
-def _error(run: Run, constants: Constants) -> float:
+def _error(run: TrainingRun, constants: Constants) -> float:
     assert run.measured is not None  # only such runs are usable
     return price_run(run, constants).price.tokens_per_s_per_gpu / run.measured - 1
 
 
-def _fit(runs: Sequence[Run], start: Constants) -> Constants:
+def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
     """Return the constants of least squared logarithms of errors; outliers count linearly."""
     from scipy.optimize import least_squares
 
@@ -119,7 +121,7 @@ def _fit(runs: Sequence[Run], start: Constants) -> Constants:
         return np.concatenate([weights * off, _PULL * (logs - first)])
 
     inside = np.clip(first, low + 1e-6, high - 1e-6)
-    found = least_squares(
+    solution = least_squares(
         *(residuals, inside),
         bounds=(low, high),
         loss="soft_l1",
@@ -127,7 +129,7 @@ def _fit(runs: Sequence[Run], start: Constants) -> Constants:
         diff_step=0.01,
         max_nfev=8,
     )
-    return _constants(start, found.x)
+    return _constants(start, solution.x)
 
 
 def _constants(start: Constants, logs: Floats) -> Constants:

@@ -41,7 +41,7 @@ _TRIED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TrainingRun:
     """A row of a table: the plans that it may mean, and what was measured."""
 
     id: str
@@ -69,7 +69,7 @@ class Run:
 class RunPrice:
     """A run and the price of its fastest plan that fits, or of the smallest if none fits."""
 
-    run: Run
+    run: TrainingRun
     price: PlanPrice
 
     @property
@@ -163,7 +163,7 @@ def _model(row: _ROW, where: str) -> Model:
     )
 
 
-def load_runs(path: Path, models: Mapping[str, Model]) -> list[Run]:
+def load_runs(path: Path, models: Mapping[str, Model]) -> list[TrainingRun]:
     """Return the runs of a table; a model is one of `models` or a preset.
 
     Raises
@@ -180,7 +180,7 @@ def load_runs(path: Path, models: Mapping[str, Model]) -> list[Run]:
     return [_run(row, models, f"{path}, row {k}", k) for k, row in enumerate(rows, 1)]
 
 
-def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> Run:
+def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> TrainingRun:
     model = models.get(row["model"]) or load_model(row["model"])
     try:
         plans = _plans(row, model)
@@ -189,7 +189,7 @@ def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> Run:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     source = row.get("source", "") or "own"
-    return Run(
+    return TrainingRun(
         id=row.get("id", "") or str(place),
         source=source,
         group=(source, model.name),
@@ -319,7 +319,7 @@ def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     return _TRIED[name]
 
 
-def price_run(run: Run, constants: Constants) -> RunPrice:
+def price_run(run: TrainingRun, constants: Constants) -> RunPrice:
     """Return the price of the fastest plan of a run that fits, or of the smallest."""
     prices = [price_plan(plan, constants) for plan in run.plans]
     fitting = [price for price in prices if price.fits]
