@@ -492,8 +492,8 @@ the knots the logarithm of the time is linear in the logarithms of the sizes. Ti
 with a size. How popular experts load the fullest rank was chosen on H100, with the shapes held
 out.
 
-H200, H800 and A100 with 40 GB have no measurements of their own: their kernels are those of
-H100 and A100, and links are scaled by data sheets. Output says so.
+H200, H800, B300, GB300 and A100 with 40 GB have no measurements of their own: their kernels are
+those of H100, B200, GB200 and A100, and links are scaled by data sheets. Output says so.
 """
 
 

@@ -76,7 +76,9 @@ def test_larger_groups_and_messages_take_longer(name):
 
 
 def test_a_gpu_without_measurements_says_so():
-    assert {name for name in gpus() if gpu(name).derived} == {"a100-40", "h200", "h800"}
+    assert {name for name in gpus() if gpu(name).derived} == {
+        *("a100-40", "b300", "gb300", "h200", "h800")
+    }
     slow, fast = (float(gpu(n).inside("all_gather", 2**28, 8)) for n in ("h800", "h100"))
     assert slow / fast == pytest.approx(450 / 200, rel=0.02)
 

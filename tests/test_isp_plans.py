@@ -306,3 +306,15 @@ def test_the_error_to_expect_is_that_of_the_page():
     rows = re.findall(r"^\| (?:dense|experts), .*? \| \d+ \| ([\d.]+) % \| (\d+) %", page, re.M)
     shown = [(float(median) / 100, float(most) / 100) for median, most in rows]
     assert np.allclose(shown, list(EXPECTED.values()))
+
+
+def test_settings_have_a_table_for_each_inner_command(tmp_path, monkeypatch):
+    settings_file = tmp_path / "settings.toml"
+    settings_file.write_text('[isp]\ncluster = "a100"\n[isp.price]\nstrategy = "tp=2"\n')
+    monkeypatch.setenv("FASTCOMM_SETTINGS", str(settings_file))
+    assert "tp=2,dp=32" in json.loads(invoke(*PRICE, "--json").stdout)["strategy"]
+    monkeypatch.setenv("FASTCOMM_ISP_PRICE_STRATEGY", "tp=4")
+    assert "tp=4,dp=16" in json.loads(invoke(*PRICE, "--json").stdout)["strategy"]
+    settings_file.write_text("[isp.price]\nnothing = 1\n")
+    refused = invoke(*PRICE, code=2)
+    assert "[isp.price]: the command has no option 'nothing'" in refused.stderr

@@ -103,6 +103,7 @@ class Gpu:
     """
 
     name: str
+    chip: str  # the measured GPU whose kernels it has: "h100"
     memory: float
     hbm: float  # bandwidth of the memory, as reached
     peaks: dict[str, float]  # by precision, dense
@@ -179,10 +180,10 @@ def gpu(name: str) -> Gpu:
     if name not in gpus():
         raise ConfigError(f"unknown GPU {name!r}: expected one of {', '.join(gpus())}")
     source = resources.files("fastcomm.hardware") / "gpus" / f"{name}.toml"
-    return _gpu(parsed_toml(source.read_text("utf-8"), name))
+    return _gpu(name, parsed_toml(source.read_text("utf-8"), name))
 
 
-def _gpu(values: dict[str, Any]) -> Gpu:
+def _gpu(key: str, values: dict[str, Any]) -> Gpu:
     """Return the GPU of a shipped file; surfaces of `like` fill in those that it lacks."""
     base = gpu(values["like"]) if "like" in values else None
     hbm = parse_bandwidth(values["hbm"], "hbm")
@@ -199,9 +200,10 @@ def _gpu(values: dict[str, Any]) -> Gpu:
         lines = _slower(base, nvlink / base.nvlink)
     return Gpu(
         name=values["name"],
+        chip=values.get("like", key),
         memory=parse_quantity(values["memory"], "memory"),
         hbm=hbm,
-        peaks={key: tflops * 1e12 for key, tflops in values["peak_tflops"].items()},
+        peaks={precision: tflops * 1e12 for precision, tflops in values["peak_tflops"].items()},
         nvlink=nvlink,
         collectives=lines,
         derived=values.get("derived", ""),

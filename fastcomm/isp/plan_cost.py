@@ -168,7 +168,7 @@ def _attention(plan: Plan) -> tuple[float, float]:
     if plan.year < OLD_ATTENTION:
         forward = _unfused(plan, chip, heads, width)
         return forward, 2 * forward
-    kernel, factor = ATTENTION_KERNELS[_chip(plan.gpu)]
+    kernel, factor = ATTENTION_KERNELS[chip.chip]
     slow = 1.0
     # PyTorch's own attention, which FSDP trainers use, stays at FlashAttention-2.
     if kernel == "fa3" and (plan.year < _FA3 or plan.is_fsdp):
@@ -185,11 +185,6 @@ def _attention(plan: Plan) -> tuple[float, float]:
         share = min(1.0, 2 * model.window / plan.seq_len)
         time *= (1 + share) / 2
     return time, factor * time
-
-
-def _chip(name: str) -> str:
-    """Return the measured GPU whose kernels a GPU has."""
-    return {"a100-40": "a100", "h200": "h100", "h800": "h100"}.get(name, name)
 
 
 def _unfused(plan: Plan, chip: Gpu, heads: float, width: int) -> float:
@@ -215,7 +210,7 @@ def _experts(plan: Plan, constants: Constants, experts: Experts) -> tuple[float,
     chip = gpu(plan.gpu)
     tokens = plan.tokens / plan.tp * plan.etp
     recipe = RECIPES[plan.precision]
-    recipe = "fp8_tensor" if recipe == "fp8_block" and _chip(plan.gpu) == "h100" else recipe
+    recipe = "fp8_tensor" if recipe == "fp8_block" and chip.chip == "h100" else recipe
     recipe = recipe if recipe in chip.experts else "bf16"
     own = experts.number / plan.ep
     weights = plan.model.hidden * experts.ffn / plan.etp

@@ -32,7 +32,7 @@ _MOST_ROWS = 100_000
 _ROW = Mapping[str, str]
 # Default bandwidth of an 8-GPU node, Gbit/s: data sheets of DGX systems, and of the clouds.
 _NODE_GBPS = {"a100": 1600, "a100-40": 1600, "gb200": 3200}
-_DOMAIN = {"gb200": 72}
+_DOMAIN = {"gb200": 72, "gb300": 72}
 _TRIED = {
     "micro_batch": ("1", "2", "4", "8"),
     "recompute": ("none", "selective", "full"),
