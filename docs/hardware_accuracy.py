@@ -321,11 +321,15 @@ _CLUSTER = """\
 name = "{title}"
 gpu = "{gpu}"
 gpus_per_node = {gpus}
+# Data sheet.
 memory = "{memory:.0f}GiB"
+# Data sheet, dense bf16.
 peak_tflops = {peak:.0f}
+# 0.86 of the data sheet, as large copies reach.
 hbm = "{hbm:.2f}TB/s"
 # Bus bandwidth of a measured NCCL all-gather of 512 MiB.
 bw_intra = "{intra:.0f}GB/s"
+# {links}, data sheet.
 bw_node = "{node}"
 # Source: the tables of the LinS / ISP simulator (arXiv 2401.09149), taken from runs on A800.
 contention = [[16, 1.0], [32, 1.1], [64, 1.2], [256, 1.3], [512, 1.4], [1048576, 1.5]]
@@ -333,6 +337,7 @@ contention = [[16, 1.0], [32, 1.1], [64, 1.2], [256, 1.3], [512, 1.4], [1048576,
 alpha_us = {{ intra = {start:.0f}, inter = 90.0, rank = 1.8, from = 16 }}
 # FLOPs of a bf16 GEMM and its TFLOPS: median of square weights of 2048 to 8192.
 gemm = {gemm}
+# GEMMs of unfused attention: about half of the peak, an assumption.
 unfused_tflops = {unfused:.0f}
 note = "links between nodes and backward attention are not measured: data sheet, A800"
 

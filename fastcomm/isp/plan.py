@@ -109,8 +109,7 @@ class Plan:
                 f"pp x vp is {self.pp * self.vp}: more stages than the {self.model.layers} "
                 f"layers of {self.model.name}"
             )
-        if self.ep > 1 and not self.model.experts:
-            raise ConfigError(f"ep {self.ep}: {self.model.name} has no experts")
+        self._check_experts()
         if self.precision not in RECIPES:
             raise ConfigError(
                 f"invalid precision {self.precision!r}: expected one of {', '.join(RECIPES)}"
@@ -120,6 +119,14 @@ class Plan:
                 f"invalid recompute {self.recompute!r}: expected one of {', '.join(RECOMPUTE)}"
             )
         self._check_sharding()
+
+    def _check_experts(self) -> None:
+        """Raise `ConfigError` unless `ep` divides the experts."""
+        experts = self.model.experts
+        if self.ep > 1 and not experts:
+            raise ConfigError(f"ep {self.ep}: {self.model.name} has no experts")
+        if experts and experts.number % self.ep:
+            raise ConfigError(f"ep {self.ep} does not divide the {experts.number} experts")
 
     def _check_sharding(self) -> None:
         """Raise `ConfigError` for an unknown sharding."""

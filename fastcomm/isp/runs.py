@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm import files
-from fastcomm.checks import RANKS, invalid
+from fastcomm.checks import RANKS, invalid, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import VOCAB, Experts, Latent, Model
 from fastcomm.isp.plan import RECIPES, UNKNOWN, Plan
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
-from fastcomm.isp.presets import load as load_model
+from fastcomm.isp.presets import PRESETS, checked
 from fastcomm.units import GIB, parse_quantity
 
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")
@@ -120,7 +120,7 @@ def load_models(path: Path) -> dict[str, Model]:
     missing = {"name", "layers", "hidden", "heads", "ffn", "vocab"} - rows[0].keys()
     if missing:
         raise ConfigError(f"{path}: missing column {', '.join(sorted(missing))}")
-    return {row["name"]: _model(row, f"{path}: {row['name']}") for row in rows}
+    return {row["name"]: checked(_model(row, f"{path}: {row['name']}"), path) for row in rows}
 
 
 def _model(row: _ROW, where: str) -> Model:
@@ -181,8 +181,8 @@ def load_runs(path: Path, models: Mapping[str, Model]) -> list[TrainingRun]:
 
 
 def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> TrainingRun:
-    model = models.get(row["model"]) or load_model(row["model"])
     try:
+        model = _named_model(row["model"], models)
         plans = _plans(row, model)
         measured = _positive(row, "tokens_per_s_per_gpu")
         memory_gib = _positive(row, "memory_gib")
@@ -200,6 +200,18 @@ def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> Trai
         memory_gib=memory_gib,
         quality=row.get("quality", "") or "ok",
     )
+
+
+def _named_model(name: str, models: Mapping[str, Model]) -> Model:
+    """Return a model of a table or a preset; a name in a table of runs opens no file."""
+    model = models.get(name) or PRESETS.get(name.lower())
+    if model is None:
+        names = ", ".join([*models, *PRESETS])
+        raise ConfigError(
+            f"unknown model {shortened(name)}: expected one of {names}; --models "
+            "takes a table of others"
+        )
+    return model
 
 
 def _positive(row: _ROW, name: str) -> float | None:
