@@ -82,7 +82,8 @@ def commands() -> dict[str, click.Command]:
     context = click.Context(main)
     for name in main.list_commands(context):
         if (command := main.get_command(context, name)) is not None:
-            inner = command.commands if isinstance(command, click.Group) else {"": command}
+            inner = getattr(command, "commands", {})
+            inner = inner if isinstance(command, click.Group) else {"": command, **inner}
             by_name |= {f"{name} {child}".strip(): inner[child] for child in inner}
     return by_name
 

@@ -394,3 +394,15 @@ class SearchOptions(CheckedOptions):
                 base, global_batch=None, global_batch_min=None, global_batch_max=None
             )
         return replace(base, **user_values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(CheckedOptions):
+    """What is asked of one strategy: model, GPUs, batch (tokens), cluster, and the strategy."""
+
+    model: str | Path | None = None
+    world_size: Quantities = None
+    seq_len: Quantities = None
+    global_batch: Quantity = None
+    cluster: str | Path | None = None
+    strategy: str | None = None

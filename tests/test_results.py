@@ -105,6 +105,7 @@ def test_every_command_with_json_has_a_schema():
     commands = {name: main.get_command(None, name) for name in COMMANDS}
     dispatch = commands["dispatch"].commands
     commands |= {f"dispatch-{name}": dispatch[name] for name in dispatch}
+    commands |= {f"isp-{name}": inner for name, inner in commands["isp"].commands.items()}
     known = {
         name
         for name, command in commands.items()

@@ -37,6 +37,7 @@ RULES = OptionGroup("Dependencies")
 COMPAT = OptionGroup("Compatibility")
 OUTPUT = OptionGroup("Output")
 
+_INNER = "fastcomm.inner"  # key of the context: the words of an inner command
 HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
 
 
@@ -218,6 +219,42 @@ class OptionsCommand(cloup.Command):
             return
         count = sum(len(group.definitions) for group in others)
         formatter.write(f"\n{ctx.command_path} --help-all shows {count} more options.\n")
+
+
+class ParentCommand(OptionsCommand):
+    """A command with options of its own that also has commands: ``isp``, ``isp price``."""
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        """Create a command without commands; `attrs` are those of `OptionsCommand`."""
+        super().__init__(*args, **attrs)
+        self.commands: dict[str, click.Command] = {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, or leave them to the command that the first of them names."""
+        if args and args[0] in self.commands:
+            ctx.meta[_INNER] = list(args)
+            return []
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run this command, or the one that the arguments name."""
+        arguments = ctx.meta.pop(_INNER, None)
+        if arguments is None:
+            return super().invoke(ctx)
+        name, *rest = arguments
+        with self.commands[name].make_context(name, rest, parent=ctx) as inner:
+            return inner.command.invoke(inner)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, then the examples."""
+        if self.commands:
+            with formatter.section("Commands"):
+                rows = [
+                    (name, command.get_short_help_str(60))
+                    for name, command in self.commands.items()
+                ]
+                formatter.write_dl(rows)
+        super().format_epilog(ctx, formatter)
 
 
 def _nearest(name: str, options: Sequence[str]) -> str | None:

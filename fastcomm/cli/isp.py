@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.checks import invalid, non_default, option_name
-from fastcomm.cli.commands import OptionsCommand
+from fastcomm.cli.commands import ParentCommand
 from fastcomm.cli.isp_options import ISP_OPTIONS, ShowOptions
+from fastcomm.cli.isp_plans import evaluate, price
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
@@ -34,7 +35,7 @@ Examples:
 """
 
 
-@click.command("isp", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.command("isp", cls=ParentCommand, has_tables=True, epilog=_EXAMPLES)
 @with_options(ISP_OPTIONS)
 @result_options("isp.json, and every strategy as CSV and Parquet")
 @builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
@@ -84,6 +85,9 @@ def run(
         from fastcomm.errors import FastcommError
 
         raise FastcommError(result.nearest())
+
+
+run.commands |= {"price": price, "evaluate": evaluate}
 
 
 def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:

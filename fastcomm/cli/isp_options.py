@@ -35,7 +35,7 @@ def _choice(*values: str) -> dict[str, Any]:
     return {"type": click.Choice(values), "default": values[0]}
 
 
-_COMMON = [
+BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     _batch(
         "--model",
         metavar="MODEL",
@@ -57,6 +57,9 @@ _COMMON = [
         help="Sequence length in tokens. As in 64Ki; several make a sweep.",
     ),
     _batch("--global-batch", metavar="N", is_common=True, help="Tokens per step, as in 4Mi."),
+]
+_COMMON = [
+    *BATCH_OPTIONS,
     cluster_option("a800"),
     _space(
         "--memory",

@@ -72,6 +72,12 @@ def _by_parameter(
                 )
             inner[name] = _by_parameter(below, options, f"{where[:-1]}.{name}]")
         return inner
+    by_command = {}
+    for name, below in getattr(command, "commands", {}).items():
+        if isinstance(settings.get(name), dict):
+            table = f"{where[:-1]}.{name}]"
+            by_command[name] = _by_parameter(below, settings[name], table)
+    settings = {key: value for key, value in settings.items() if key not in by_command}
     by_option = {
         word.removeprefix("--"): parameter.name
         for parameter in command.params
@@ -84,4 +90,7 @@ def _by_parameter(
         near = get_close_matches(unknown[0], by_option)
         hint = f"did you mean {near[0]!r}?" if near else "--help-all lists the options"
         raise ConfigError(f"{where}: the command has no option {unknown[0]!r}; {hint}")
-    return {str(by_option[key]): value for key, value in settings.items()}
+    return {
+        **by_command,
+        **{str(by_option[key]): value for key, value in settings.items()},
+    }

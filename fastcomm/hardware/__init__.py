@@ -132,6 +132,7 @@ class Cluster:
     # Start-up time per call ("call"), step of a ring ("ring") or level of a tree ("tree").
     comm_model: str = "call"
     note: str = ""  # which values were not measured
+    gpu: str = ""  # name of the measured GPU, see `surfaces`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,7 @@ class GpuLinks:
 _LINK_KEYS = ("gpus_per_node", "bw_intra", "bw_node")
 _KEYS = (
     *("name", "gpus_per_node", "memory", "peak_tflops", "hbm", "bw_intra", "bw_node"),
-    *("contention", "alpha_us", "gemm", "attention", "unfused_tflops", "note"),
+    *("contention", "alpha_us", "gemm", "attention", "unfused_tflops", "note", "gpu"),
 )
 _ALPHA = ("intra", "inter", "rank", "from")
 _ATTENTION = ("start_us", "element_ps", "tflops")
@@ -294,7 +295,7 @@ def parse(toml: str, where: str) -> Cluster:
         If a key is unknown, missing or invalid; the message starts with `where`.
 
     """
-    values = _checked_keys(toml, where, _KEYS[:-1])
+    values = _checked_keys(toml, where, _KEYS[:-2])
     try:
         return _cluster(values, where)
     except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError) as error:
@@ -325,6 +326,7 @@ def _cluster(values: dict[str, Any], where: str) -> Cluster:
         attention=_attention(values["attention"]),
         unfused=float(values["unfused_tflops"]) * 1e12,
         note=str(values.get("note", "")),
+        gpu=str(values.get("gpu", "")),
     )
     _check(cluster, where)
     return cluster

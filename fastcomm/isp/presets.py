@@ -128,7 +128,7 @@ def load(name: str | float) -> Model:
             f"unknown model {name!r}: expected a file, a size such as 7B, or one of "
             f"{', '.join(PRESETS)}"
         )
-    return _checked(_model(_parsed(path), path), path)
+    return checked(_model(_parsed(path), path), path)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -237,8 +237,8 @@ def _number(config: dict[str, Any], key: str, path: Path, default: int | None = 
     return value
 
 
-def _checked(model: Model, path: Path) -> Model:
-    """Return the model; raise ConfigError if its sizes contradict each other."""
+def checked(model: Model, path: Path) -> Model:
+    """Return the model of a file; raise ConfigError if its sizes contradict each other."""
     if model.hidden % model.heads and not (model.head_dim or model.latent):
         raise ConfigError(
             f"{path}: hidden {model.hidden} is not a multiple of {model.heads} heads"

@@ -59,13 +59,13 @@ def show(result: SearchResult, top: int) -> None:
         console.print(
             _ranking("less memory", [front[place] for place in chosen], result.question)
         )
-    _notes(result.notes)
+    notes(result.notes)
     if any(record.get("extrapolated") for record in result.best(top)):
-        _notes(["attention was not measured at this size: its time is extrapolated"])
+        notes(["attention was not measured at this size: its time is extrapolated"])
     say(console, _LEGEND, hanging=2, style="dim")
 
 
-def _notes(notes: Iterable[str]) -> None:
+def notes(notes: Iterable[str]) -> None:
     """Print notes, a line each."""
     for note in notes:
         say(plain_console(), f"[yellow]note:[/] {escape(note)}", hanging=2)
@@ -172,11 +172,11 @@ def explain(result: SearchResult, place: int) -> None:
     for line in _head(result)[:2]:
         say(console, escape(line), hanging=2)
     console.print(_ranking(f"strategy {place + 1}", [record], result.question))
-    console.print(_terms("time", time_terms(record, result.question), format_s))
-    console.print(_terms("memory", memory_terms(record), format_binary_bytes))
+    console.print(terms_table("time", time_terms(record, result.question), format_s))
+    console.print(terms_table("memory", memory_terms(record), format_binary_bytes))
     if not result.question.model.experts:
         say(console, _on_two(record["algo_type"], result.question), hanging=2)
-    _notes(result.notes)
+    notes(result.notes)
     say(console, _LEGEND, hanging=2, style="dim")
 
 
@@ -190,7 +190,7 @@ def _on_two(algo: str, question: Question) -> str:
     )
 
 
-def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> TerminalTable:
+def terms_table(title: str, terms: list[Term], form: Callable[[float], str]) -> TerminalTable:
     """Return the table of the terms of a cost; the first is the whole, `form` formats each."""
     rows = table(title, "amount", "share", "how it comes about", texts=("how it comes about",))
     whole = terms[0].value
@@ -280,7 +280,7 @@ def heat_map(sweep: SearchSweep) -> None:
     )
     for reason in reasons:
         say(console, f"[yellow]n/a[/] {escape(reason)}", hanging=2)
-    _notes(sweep.notes)
+    notes(sweep.notes)
 
 
 def _shaded(cell: SweepPoint) -> str:

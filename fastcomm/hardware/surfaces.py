@@ -1,0 +1,233 @@
+"""GPUs as data sheets and measured surfaces: time of kernels and collectives by their sizes.
+
+A shipped file, `gpus/NAME.toml`, has few numbers, which `docs/hardware_accuracy.py` fits to
+tables of measurements; its head names their origin and license. Times are in seconds, sizes in
+bytes or elements, rates in FLOPs per second.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastcomm.errors import ConfigError
+from fastcomm.files import parsed_toml
+from fastcomm.hardware import bus_factor
+from fastcomm.units import parse_bandwidth, parse_quantity
+
+Floats = NDArray[np.float64]
+
+# Attention kernel of a current stack, and the time of its backward over its forward pass: 2.5
+# times the FLOPs, at 0.86 of the rate (A100: median of FlashAttention-2 on A800 from 1K to 16K
+# tokens), 0.83 (H100: about that of FlashAttention-3, arXiv 2407.08608), or 0.75 (Blackwell: an
+# assumption).
+ATTENTION_KERNELS = {
+    "a100": ("fa2", 2.9),
+    "h100": ("fa3", 3.0),
+    "b200": ("trtllm_gen", 3.3),
+    "gb200": ("trtllm_gen", 3.3),
+}
+
+
+def corners(
+    axes: tuple[tuple[float, ...], ...], sizes: tuple[ArrayLike, ...], *, beyond: bool
+) -> tuple[NDArray[np.int64], Floats]:
+    """Return the knots around points, and the weight of each.
+
+    Parameters
+    ----------
+    axes
+        Ascending knots of each axis, positive.
+    sizes
+        Coordinates of the points, one array per axis; they broadcast.
+    beyond
+        Whether weights extrapolate above the last knot of an axis, or stay at it. Below the
+        first knot they always stay.
+
+    Returns
+    -------
+    places : ndarray
+        Positions in the flattened grid, (2 ** axes, points).
+    weights : ndarray
+        Weights by the logarithms of the sizes, (2 ** axes, points).
+
+    """
+    points = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
+    steps = []
+    for knots, values in zip(axes, points, strict=True):
+        logs, at = np.log(knots), np.log(np.maximum(values, knots[0]))
+        low = np.clip(np.searchsorted(logs, at, side="right") - 1, 0, max(len(knots) - 2, 0))
+        high = np.minimum(low + 1, len(knots) - 1)
+        width = np.where(high > low, logs[high] - logs[low], 1.0)
+        share = (at - logs[low]) / width
+        steps.append((low, high, share if beyond else np.minimum(share, 1.0)))
+    places, weights = [], []
+    for corner in product((0, 1), repeat=len(axes)):
+        place, weight = np.int64(0), np.float64(1)
+        for knots, (low, high, share), upper in zip(axes, steps, corner, strict=True):
+            place = place * len(knots) + (high if upper else low)
+            weight = weight * (share if upper else 1 - share)
+        places.append(place)
+        weights.append(weight)
+    return np.array(places), np.array(weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """Time over a grid of sizes: linear between the knots in logarithms, as is its growth.
+
+    Times never fall with a size. Below the first knot of an axis the time is that of the knot.
+    """
+
+    axes: tuple[tuple[float, ...], ...]
+    logs: Floats  # logarithms of seconds, flattened
+
+    def seconds(self, *sizes: ArrayLike) -> Floats:
+        """Return the time at the sizes, one array per axis."""
+        places, weights = corners(self.axes, sizes, beyond=True)
+        return np.asarray(np.exp((self.logs[places] * weights).sum(axis=0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU: its data sheet, and surfaces of measured times by kind and variant.
+
+    `gemm` is by recipe, over m, n and k; `attention` by kernel and width of a head, over tokens
+    of a sequence, batch x heads, and batch x key and value heads; `experts` by recipe, over
+    copies of tokens, experts of the rank, hidden x width of an expert, and all tokens.
+    `collectives` is by operation and number of ranks, over bytes as nccl-tests counts them.
+    """
+
+    name: str
+    chip: str  # the measured GPU whose kernels it has: "h100"
+    memory: float
+    hbm: float  # bandwidth of the memory, as reached
+    peaks: dict[str, float]  # by precision, dense
+    nvlink: float  # one direction, data sheet
+    gemm: dict[str, Surface] = field(default_factory=dict)
+    attention: dict[str, Surface] = field(default_factory=dict)
+    experts: dict[str, Surface] = field(default_factory=dict)
+    collectives: dict[str, dict[int, Surface]] = field(default_factory=dict)
+    # What is not measured on this GPU, for output.
+    derived: str = ""
+    # Medians of relative errors on held-out measurements by kind, for output.
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def matmul(self, recipe: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+        """Return the time of a product of m x k and k x n matrices."""
+        return self.gemm[recipe].seconds(m, n, k)
+
+    def flash(self, kernel: str, width: int, seq: float, heads: float, kv: float) -> Floats:
+        """Return the forward time of causal attention.
+
+        Parameters
+        ----------
+        kernel
+            "fa2", "fa3", or a prefix of the names in `attention`.
+        width
+            Width of a head; the nearest measured one is scaled by the ratio of the widths.
+        seq
+            Tokens of a sequence.
+        heads, kv
+            Sequences x heads, and sequences x key and value heads.
+
+        """
+        own = [name for name in self.attention if name.startswith(kernel)]
+        widths = {int(name.rpartition("_")[2]): name for name in own}
+        near = min(widths, key=lambda own_width: abs(np.log(own_width / width)))
+        return self.attention[widths[near]].seconds(seq, heads, kv) * width / near
+
+    def inside(self, op: str, size: ArrayLike, ranks: int) -> Floats:
+        """Return the time of a collective of `size` bytes inside the measured NVLink domain.
+
+        Larger groups than measured send more and wait as long.
+        """
+        if ranks <= 1:
+            return np.zeros_like(np.asarray(size, np.float64))
+        lines = self.collectives[op]
+        volume = np.asarray(size, np.float64)
+        if ranks in lines:
+            return lines[ranks].seconds(volume)
+        lower = max((n for n in lines if n < ranks), default=min(lines))
+        upper = min((n for n in lines if n > ranks), default=None)
+        near = lines[lower].seconds(volume)
+        if upper is None or lower > ranks:
+            return near * bus_factor(op, ranks) / bus_factor(op, lower)
+        share = np.log(ranks / lower) / np.log(upper / lower)
+        return np.asarray(near ** (1 - share) * lines[upper].seconds(volume) ** share)
+
+
+def gpus() -> list[str]:
+    """Return the sorted names of the GPUs that come with the package."""
+    folder = resources.files("fastcomm.hardware") / "gpus"
+    return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+@cache
+def gpu(name: str) -> Gpu:
+    """Return a shipped GPU.
+
+    Raises
+    ------
+    ConfigError
+        If there is no GPU of this name.
+
+    """
+    if name not in gpus():
+        raise ConfigError(f"unknown GPU {name!r}: expected one of {', '.join(gpus())}")
+    source = resources.files("fastcomm.hardware") / "gpus" / f"{name}.toml"
+    return _gpu(name, parsed_toml(source.read_text("utf-8"), name))
+
+
+def _gpu(key: str, values: dict[str, Any]) -> Gpu:
+    """Return the GPU of a shipped file; surfaces of `like` fill in those that it lacks."""
+    base = gpu(values["like"]) if "like" in values else None
+    hbm = parse_bandwidth(values["hbm"], "hbm")
+    kinds: dict[str, Any] = {}
+    for kind in ("gemm", "attention", "experts"):
+        own = {name: _surface(table) for name, table in values.get(kind, {}).items()}
+        kinds[kind] = own or (getattr(base, kind) if base else {})
+    lines = {
+        op: {int(ranks): _surface(table) for ranks, table in tables.items()}
+        for op, tables in values.get("collectives", {}).items()
+    }
+    nvlink = parse_bandwidth(values["nvlink"], "nvlink")
+    if base and not lines:
+        lines = _slower(base, nvlink / base.nvlink)
+    return Gpu(
+        name=values["name"],
+        chip=values.get("like", key),
+        memory=parse_quantity(values["memory"], "memory"),
+        hbm=hbm,
+        peaks={precision: tflops * 1e12 for precision, tflops in values["peak_tflops"].items()},
+        nvlink=nvlink,
+        collectives=lines,
+        derived=values.get("derived", ""),
+        errors=values.get("errors", base.errors if base else {}),
+        **kinds,
+    )
+
+
+def _surface(table: dict[str, Any]) -> Surface:
+    *axes, times = table.values()
+    seconds = np.asarray(times, np.float64) * 1e-6
+    return Surface(axes=tuple(tuple(axis) for axis in axes), logs=np.log(seconds))
+
+
+def _slower(base: Gpu, links: float) -> dict[str, dict[int, Surface]]:
+    """Return the collectives of a GPU whose links have `links` times the bandwidth.
+
+    The time of the smallest message is kept: it is the start.
+    """
+    scaled: dict[str, dict[int, Surface]] = {}
+    for op, lines in base.collectives.items():
+        for ranks, line in lines.items():
+            seconds = np.exp(line.logs)
+            start = seconds[0]
+            logs = np.log(start + (seconds - start) / links)
+            scaled.setdefault(op, {})[ranks] = Surface(axes=line.axes, logs=logs)
+    return scaled

@@ -1,0 +1,245 @@
+"""Results of `fastcomm isp price` and `fastcomm isp evaluate`, and the error to expect."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm.errors import ConfigError
+from fastcomm.hardware import load as load_cluster
+from fastcomm.hardware.surfaces import gpu
+from fastcomm.isp.model import Model
+from fastcomm.isp.plan import Plan, with_strategy
+from fastcomm.isp.plan_step import PlanPrice
+from fastcomm.isp.presets import load as load_model
+from fastcomm.isp.run_calibration import RunCalibration
+from fastcomm.isp.runs import GroupError, RunPrice, errors, is_fp8
+from fastcomm.options import PlanOptions
+from fastcomm.result import TableResult
+from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
+
+# Median and 90th percentile of absolute errors of the throughput on runs held out, by whether
+# the model has experts and trains in FP8: the table of docs/isp-runs.md.
+EXPECTED = {
+    (False, False): (0.051, 0.14),
+    (False, True): (0.074, 0.14),
+    (True, False): (0.251, 0.35),
+    (True, True): (0.265, 0.55),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedError:
+    """Error to expect of a throughput: median and 90th percentile on published runs."""
+
+    median: float
+    most: float
+
+
+def expected_error(plan: Plan) -> ExpectedError:
+    """Return the error to expect of a plan's throughput."""
+    median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
+    return ExpectedError(median=median, most=most)
+
+
+def _one(text: object, option: str) -> int:
+    if text is None:
+        raise ConfigError(f"Missing option --{option}.")
+    if "," in str(text) or "-" in str(text):
+        raise ConfigError(f"--{option} {text}: expected one number to price one strategy")
+    return parse_quantity(str(text), option)
+
+
+def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, str]:
+    """Return the plan that options describe, and a note on what is not measured.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing or invalid, or the cluster names no measured GPU.
+
+    """
+    if options.model is None:
+        raise ConfigError("Missing option --model.")
+    model = models.get(str(options.model)) or load_model(str(options.model))
+    cluster = load_cluster(options.cluster or "dgx-h100")
+    if not cluster.gpu:
+        raise ConfigError(
+            f"--cluster {options.cluster}: no measured GPU; take dgx-a100, dgx-h100, dgx-b200 "
+            "or gb200-nvl72, or add the key gpu to your file"
+        )
+    gpu(cluster.gpu)
+    seq_len = _one(options.seq_len, "seq-len")
+    tokens = _one(options.global_batch, "global-batch")
+    if tokens % seq_len:
+        raise ConfigError(
+            f"global batch {tokens} is not a multiple of the sequence length {seq_len}"
+        )
+    plan = Plan(
+        model=model,
+        gpu=cluster.gpu,
+        gpus=_one(options.world_size, "world-size"),
+        global_batch=tokens // seq_len,
+        seq_len=seq_len,
+        node_bytes_per_s=cluster.bw_node,
+        domain=cluster.gpus_per_node,
+        memory=cluster.memory,
+    )
+    plan = with_strategy(plan, options.strategy or "")
+    return plan, "; ".join(filter(None, (cluster.note, gpu(cluster.gpu).derived)))
+
+
+def strategy_text(plan: Plan) -> str:
+    """Return the strategy of a plan as `--strategy` takes it."""
+    sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
+    parts = [f"{name}={getattr(plan, name)}" for name in sizes if getattr(plan, name) > 1]
+    parts += [f"micro-batch={plan.micro_batch}", f"sharding={plan.sharding}"]
+    parts += [f"recompute={plan.recompute}", f"precision={plan.precision}"]
+    return ",".join(parts)
+
+
+def _terms(price: PlanPrice) -> list[dict[str, Any]]:
+    """Return the terms of time and memory as JSON objects."""
+    return [
+        {
+            "name": term.name,
+            "level": term.level,
+            "time_ns": term.value * 1e9 if kind == "time" else None,
+            "bytes": term.value if kind == "memory" else None,
+            "description": term.text,
+        }
+        for kind in ("time", "memory")
+        for term in getattr(price, kind)
+    ]
+
+
+def _calibration(fit: RunCalibration | None) -> dict[str, Any] | None:
+    """Return a calibration as a JSON object."""
+    if fit is None:
+        return None
+    return {
+        "runs": fit.runs,
+        "groups": fit.groups,
+        "median_error_before": fit.before,
+        "median_error": fit.fitted,
+        "median_error_held_out": fit.held_out,
+        "constants": [
+            {"name": name, "before": before, "after": after}
+            for name, (before, after) in fit.changes().items()
+        ],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceResult(TableResult):
+    """The price of one strategy, with the error to expect."""
+
+    price: PlanPrice
+    note: str
+    expected: ExpectedError
+    calibration: RunCalibration | None = None
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        price = self.price
+        return {
+            "model": price.plan.model.name,
+            "gpu": gpu(price.plan.gpu).name,
+            "gpus": price.plan.gpus,
+            "strategy": strategy_text(price.plan),
+            "step_ns": price.step_s * 1e9,
+            "tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
+            "mfu": price.mfu,
+            "memory_bytes": price.memory_bytes,
+            "fits": price.fits,
+            "expected_error": asdict(self.expected),
+            "terms": _terms(price),
+            "note": self.note,
+            "calibration": _calibration(self.calibration),
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the terms, one a row."""
+        return pa.Table.from_pylist(_terms(self.price))
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures."""
+        price = self.price
+        return {
+            "step": format_s(price.step_s),
+            "tokens/s/GPU": f"{price.tokens_per_s_per_gpu:.0f}",
+            "memory": format_gib(price.memory_bytes),
+        }
+
+
+def _row(row: RunPrice) -> dict[str, Any]:
+    """Return a run as a JSON object."""
+    run, price = row.run, row.price
+    return {
+        "id": run.id,
+        "source": run.source,
+        "model": price.plan.model.name,
+        "gpu": run.gpu,
+        "gpus": price.plan.gpus,
+        "precision": run.precision,
+        "strategy": strategy_text(price.plan),
+        "quality": run.quality,
+        "measured_tokens_per_s_per_gpu": run.measured,
+        "predicted_tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
+        "error": row.error,
+        "expected_error": expected_error(price.plan).median,
+        "measured_memory_gib": run.memory_gib,
+        "predicted_memory_gib": price.memory_bytes / 2**30,
+        "fits": price.fits,
+        "terms": _terms(price),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(TableResult):
+    """Runs of a table beside what is predicted for them."""
+
+    rows: tuple[RunPrice, ...]
+    calibration: RunCalibration | None = None
+
+    @cached_property
+    def groups(self) -> list[GroupError]:
+        """Errors by source, GPU, precision and kind of model, then of all rows."""
+        return errors(self.rows)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "rows": [_row(row) for row in self.rows],
+            "summary": [asdict(group) for group in self.groups],
+            "calibration": _calibration(self.calibration),
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the runs, one a row, without their terms."""
+        rows = [{k: v for k, v in _row(row).items() if k != "terms"} for row in self.rows]
+        return pa.Table.from_pylist(rows)
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures."""
+        figures = {"runs": str(len(self.rows))}
+        if self.groups:
+            figures["median error"] = f"{self.groups[-1].median:.1%}"
+        return figures
+
+    def worst(self, top: int) -> list[RunPrice]:
+        """Return the `top` usable runs with the largest error."""
+        usual = [row for row in self.rows if row.run.is_usable]
+        return sorted(usual, key=lambda row: -abs(row.error or 0.0))[:top]
+
+
+def suspect(row: RunPrice) -> str:
+    """Return the longest term beside GEMM, and the change that would explain the error."""
+    total, *terms = row.price.time
+    off = total.value * (1 + (row.error or 0.0)) - total.value  # measured minus predicted
+    usual = [term for term in terms if term.name != "GEMM"] or terms
+    longest = max(usual, key=lambda term: term.value)
+    change = off / longest.value if longest.value else 0.0
+    return f"{longest.name} {format_s(longest.value)}, {signed_percent(change, 0)} to be exact"

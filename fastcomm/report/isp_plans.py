@@ -1,0 +1,138 @@
+"""Print prices of fixed strategies, and errors on measured runs; write their files."""
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from fastcomm import result as results
+from fastcomm.hardware.surfaces import gpu
+from fastcomm.isp.evaluation import Evaluation, PriceResult, strategy_text, suspect
+from fastcomm.isp.run_calibration import RunCalibration
+from fastcomm.isp.runs import GroupError, RunPrice
+from fastcomm.report import files
+from fastcomm.report.console import TerminalTable, na, plain_console, say, table
+from fastcomm.report.isp import notes, terms_table
+from fastcomm.units import format_binary_bytes, format_s, percent, signed_percent
+
+_RUNS_LEGEND = (
+    "median, 90 % below: absolute error of tokens/s/GPU. bias: median error; above 0 is too "
+    "fast. memory: median absolute error of the memory. no fit: runs predicted not to "
+    "fit."
+)
+
+
+def show_price(result: PriceResult) -> None:
+    """Print one strategy: its speed and memory, and every term of both."""
+    console = plain_console()
+    price, expected = result.price, result.expected
+    fits = "fits" if price.fits else "does not fit"
+    say(
+        console,
+        f"{format_s(price.step_s)} a step, {price.tokens_per_s_per_gpu:.0f} tokens/s/GPU, MFU "
+        f"{percent(price.mfu)}, {price.memory_bytes / 2**30:.1f} GiB ({fits})",
+    )
+    say(
+        console,
+        f"error to expect: {percent(expected.median, 0)} (median on published runs), in one of "
+        f"ten more than {percent(expected.most, 0)}",
+    )
+    say(console, escape(f"{price.plan.model.name}: {strategy_text(price.plan)}"), hanging=2)
+    console.print(terms_table("time", list(price.time), format_s))
+    console.print(terms_table("memory", list(price.memory), format_binary_bytes))
+    if result.calibration:
+        show_calibration(result.calibration)
+    if result.note:
+        notes([result.note])
+
+
+def show_evaluation(result: Evaluation, top: int) -> None:
+    """Print the errors of runs by group, and the `top` runs with the largest errors."""
+    console = plain_console()
+    if result.groups:
+        console.print(_groups(result.groups))
+        say(console, _RUNS_LEGEND, hanging=2, style="dim")
+        console.print(_worst(result.worst(top)))
+    else:
+        console.print(_predictions(result.rows[:top]))
+    if result.calibration:
+        show_calibration(result.calibration)
+
+
+def _groups(groups: list[GroupError]) -> TerminalTable:
+    rows = table("runs", "number", "median", "90 % below", "bias", "memory", "no fit")
+    for group in groups:
+        rows.add_row(
+            escape(_group_name(group)),
+            str(group.runs),
+            percent(group.median),
+            percent(group.most, 0),
+            signed_percent(group.bias),
+            na(group.memory, percent),
+            str(group.do_not_fit),
+        )
+    return rows
+
+
+def _group_name(group: GroupError) -> str:
+    """Return the name of a group; a GPU whose kernels are not measured says so."""
+    if group.by == "gpu":
+        return f"GPU {group.name}" + (" (not measured)" if gpu(group.name).derived else "")
+    return f"precision {group.name}" if group.by == "precision" else group.name
+
+
+def _worst(worst: list[RunPrice]) -> TerminalTable:
+    doubt = "term to doubt first"
+    names = "largest errors", "model", "GPUs", "measured", "predicted", "error", doubt
+    rows = table(*names, texts=(doubt,))
+    for row in worst:
+        plan = row.price.plan
+        rows.add_row(
+            escape(row.run.id),
+            escape(plan.model.name),
+            f"{plan.gpus} {row.run.gpu.upper()}",
+            na(row.run.measured, lambda rate: f"{rate:.0f}"),
+            f"{row.price.tokens_per_s_per_gpu:.0f}",
+            na(row.error, signed_percent),
+            suspect(row),
+        )
+    return rows
+
+
+def _predictions(runs: tuple[RunPrice, ...]) -> TerminalTable:
+    rows = table("run", "model", "GPUs", "tokens/s/GPU", "GiB", "strategy", texts=("strategy",))
+    for row in runs:
+        plan, price = row.price.plan, row.price
+        rows.add_row(
+            escape(row.run.id),
+            escape(plan.model.name),
+            f"{plan.gpus} {row.run.gpu.upper()}",
+            f"{price.tokens_per_s_per_gpu:.0f}",
+            f"{price.memory_bytes / 2**30:.1f}" + ("" if price.fits else " (no fit)"),
+            strategy_text(plan).replace(",", ", "),
+        )
+    return rows
+
+
+def show_calibration(fit: RunCalibration) -> None:
+    """Print what constants became, and the errors before and after."""
+    console = plain_console()
+    rows = table("constant", "before", "fitted")
+    for name, (before, after) in fit.changes().items():
+        rows.add_row(name, f"{before:.4g}", f"{after:.4g}")
+    console.print(rows)
+    held_out = "n/a: one group" if fit.held_out is None else percent(fit.held_out)
+    say(
+        console,
+        f"fitted to {fit.runs} runs of {fit.groups} groups (source and model): median error "
+        f"{percent(fit.before)} before, {percent(fit.fitted)} after, {held_out} on groups held "
+        "out",
+        hanging=2,
+    )
+
+
+def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> None:
+    """Write the JSON document and the table of a result into a directory, if there is one."""
+    if folder is not None:
+        document = {f"{name}.json": results.dumps(result.to_dict())}
+        rows = "runs" if isinstance(result, Evaluation) else "terms"
+        files.write_tables(folder, document, {rows: result.to_arrow()})

@@ -1,0 +1,110 @@
+"""Test measured hardware: surfaces against their definition, and errors on shapes held out."""
+
+import numpy as np
+import pytest
+from conftest import SHARED
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_surfaces import seconds
+
+from docs import hardware_accuracy
+from fastcomm.errors import ConfigError
+from fastcomm.hardware import load
+from fastcomm.hardware.surfaces import Surface, gpu, gpus
+
+SIZE = st.floats(1, 1e6)
+AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))
+
+
+@pytest.fixture(scope="module")
+def measurements():
+    """The folder of measured tables."""
+    folder = SHARED / "data" / "hardware"
+    if not folder.is_dir():
+        pytest.skip(f"no measured kernels at {folder}")
+    return folder
+
+
+@given(st.integers(0, 2**32 - 1), st.tuples(SIZE, SIZE, SIZE))
+def test_a_surface_is_linear_between_its_knots_in_logarithms(seed, sizes):
+    logs = np.random.default_rng(seed).normal(size=[len(axis) for axis in AXES])
+    surface = Surface(axes=AXES, logs=logs.ravel())
+    assert float(surface.seconds(*sizes)) == pytest.approx(
+        seconds(AXES, logs.tolist(), sizes), rel=1e-9
+    )
+
+
+def test_a_surface_takes_arrays():
+    surface = gpu("h100").gemm["bf16"]
+    m = np.array([128.0, 4096.0])
+    times = surface.seconds(m, 4096, 8192)
+    assert times.tolist() == [float(surface.seconds(each, 4096, 8192)) for each in m]
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(gpus()),
+    st.lists(st.floats(1, 1e5), min_size=3, max_size=3),
+    st.integers(0, 2),
+    st.floats(1, 8),
+)
+def test_a_larger_gemm_never_takes_less_time(name, sizes, axis, factor):
+    larger = [size * (factor if k == axis else 1) for k, size in enumerate(sizes)]
+    for recipe in gpu(name).gemm:
+        less, more = (float(gpu(name).matmul(recipe, *each)) for each in (sizes, larger))
+        assert less <= more * (1 + 1e-3)  # times in files have four digits
+
+
+@pytest.mark.parametrize("name", gpus())
+def test_no_gemm_exceeds_the_peak(name):
+    chip = gpu(name)
+    for recipe in chip.gemm:
+        peak = chip.peaks["bf16" if recipe == "bf16" else "fp8"]
+        for size in (1024, 4096, 8192, 16384):
+            assert 2 * size**3 / float(chip.matmul(recipe, size, size, size)) < peak
+
+
+@pytest.mark.parametrize("name", gpus())
+def test_larger_groups_and_messages_take_longer(name):
+    chip = gpu(name)
+    for op in chip.collectives:
+        times = [float(chip.inside(op, 2**28, ranks)) for ranks in (1, 2, 4, 8, 16, 72)]
+        assert times[0] == 0
+        assert times[3] <= times[4] <= times[5]
+        sizes = [float(chip.inside(op, size, 4)) for size in (2**9, 2**16, 2**22, 2**28)]
+        assert sizes == sorted(sizes)
+
+
+def test_a_gpu_without_measurements_says_so():
+    assert {name for name in gpus() if gpu(name).derived} == {
+        *("a100-40", "b300", "gb300", "h200", "h800")
+    }
+    slow, fast = (float(gpu(n).inside("all_gather", 2**28, 8)) for n in ("h800", "h100"))
+    assert slow / fast == pytest.approx(450 / 200, rel=0.02)
+
+
+def test_an_unknown_gpu_is_refused():
+    with pytest.raises(ConfigError, match="unknown GPU 'v100': expected one of a100, "):
+        gpu("v100")
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"])
+def test_a_measured_cluster_serves_the_search(name):
+    cluster = load(name)
+    assert gpu(cluster.gpu).name == cluster.name
+    rate = 1e13 / float(cluster.gemm.seconds(1e13))
+    assert 0.5 < rate / cluster.peak < 0.9
+
+
+def test_median_errors_on_shapes_held_out_are_within_their_bars(measurements):
+    bars = {"gemm": 0.10, "attention": 0.15, "experts": 0.15, "collectives": 0.15}
+    errors = hardware_accuracy.errors(measurements)
+    assert len(errors) == 16
+    for (kind, name), parts in errors.items():
+        least = {"gemm": 1e9, "collectives": 65536}.get(kind, 0)
+        off = np.concatenate([np.abs(each[work >= least]) for work, each in parts])
+        assert np.median(off) < bars[kind], (kind, name)
+
+
+def test_the_page_of_measured_hardware_is_current(measurements):
+    assert hardware_accuracy.PAGE.read_text("utf-8") == hardware_accuracy.page(measurements)
