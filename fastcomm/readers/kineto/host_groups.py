@@ -7,6 +7,7 @@ start in the order of the groups (gloo has two a group), and pipelines send mess
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -21,10 +22,11 @@ from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import scan
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.collectives import groups_of_rank
-from fastcomm.readers.kineto.host import HostCollectives
+from fastcomm.readers.kineto.host import HostCollectives, named_rows
 from fastcomm.readers.kineto.host_work import with_host_work
 from fastcomm.readers.kineto.selection import ON_HOST
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.iterations import PROFILER_STEP
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import ProcessGroup, tag_of_description
 from fastcomm_kernels.arrays import NULL, Ints
@@ -36,8 +38,13 @@ _THREADS = 2  # of gloo, per group
 _MOST_CHOICES = 1 << 14
 _NOISE_MS = 0.05  # by which ends differ without a reason
 _MOST_COST = 6.0
+_UNLIKELY = (
+    8.0  # cost of a group that does what groups of its description do not: more than any time
+)
 _MARGIN_NS = 5_000_000  # around the recording of another rank
 _NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
+
+_STEP = re.compile(PROFILER_STEP)
 
 # Groups by thread: index into the listed groups, by thread or _MESSAGES.
 ByThread = dict[int, int]
@@ -71,6 +78,7 @@ class HostRank:
     groups: tuple[ProcessGroup, ...]
     collectives: HostCollectives
     base: int  # ns to add to times of the file
+    step: Ints  # number of the step in which each collective was called; NULL if unknown
 
     def keys(self) -> Ints:
         """Return the thread of each collective, _MESSAGES of a message."""
@@ -157,7 +165,7 @@ class HostRank:
         unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
         swapped = sum(first > second for first, second in pairwise(served))
         apart = sum(costs.get(pair, 0.0) for pair in pairs)
-        return round(apart + 2 * (unusual + swapped) + 4 * crowded, 3)
+        return round(apart + 2 * swapped + 4 * crowded + _UNLIKELY * unusual, 3)
 
     def _unusual(self, places: Ints, group: int) -> int:
         """Return whether a group, by its description, rarely does one of these operations."""
@@ -194,13 +202,28 @@ def distributed_info(scanned: Scanned) -> dict[str, Any]:
 
 def _host_rank(scanned: Scanned, rank: int) -> HostRank:
     """Return the collectives of a rank on the host."""
+    collectives = HostCollectives.of(scanned)
     base = scanned.envelope.get("baseTimeNanoseconds")
     return HostRank(
         rank=rank,
         groups=groups_of_rank(distributed_info(scanned)),
-        collectives=HostCollectives.of(scanned),
+        collectives=collectives,
         base=base if isinstance(base, int) else 0,
+        step=_steps(scanned, collectives.called),
     )
+
+
+def _steps(scanned: Scanned, times: Ints) -> Ints:
+    """Return the number of the step of the profiler at each time; NULL outside all steps."""
+    rows = named_rows(scanned, "annotation", _STEP.match)
+    start, stop, name = (scanned.columns[key][rows] for key in ("start", "stop", "name"))
+    numbers = [_STEP.match(scanned.texts[code]) for code in name.tolist()]
+    number = np.array([int(found[1]) for found in numbers if found], np.int64)
+    if not len(rows):
+        return np.full(len(times), NULL, np.int64)
+    at = np.searchsorted(start, times, side="right") - 1
+    is_inside = (at >= 0) & (times < stop[at])
+    return np.where(is_inside, number[at], NULL)
 
 
 def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
@@ -250,6 +273,7 @@ class _Recording:
     code: Ints
     partner: Ints  # code of the other side: of a send, that of a receive
     ends: dict[int, Ints]  # stops of a code, sorted
+    step: Ints  # number; NULL if unknown
 
     @classmethod
     def of(cls, rank: HostRank, codes: dict[tuple[str, ...], int]) -> "_Recording":
@@ -261,11 +285,11 @@ class _Recording:
         )
         stop = rank.collectives.stop + rank.base
         ends = {value: np.sort(stop[code == value]) for value in np.unique(code).tolist()}
-        return cls(stop, code, partner, ends)
+        return cls(stop, code, partner, ends, rank.step)
 
-    def at(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return codes and stops of some collectives."""
-        return self.code[places], self.stop[places]
+    def at(self, places: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return codes, stops and steps of some collectives."""
+        return self.code[places], self.stop[places], self.step[places]
 
 
 # The collectives of a group by the place of the rank: the rank, and places in calling order.
@@ -292,23 +316,27 @@ def _sequences(
     return sequences
 
 
-def _shift(longest: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int | None:
+def _shift(longest: tuple[Ints, Ints, Ints], other: tuple[Ints, Ints, Ints]) -> int | None:
     """Return how many collectives later a recording begins than another; None if unclear.
 
-    Both are codes and stops of the collectives of one group, in the order of calls.
+    Both are codes, stops and steps of the collectives of one group, in the order of calls.
+    Stops decide only among shifts that agree equally well in operations and steps: clocks may
+    differ by more than a step.
     """
-    (first, stops), (second, own_stops) = longest, other
+    (first, stops, steps), (second, own_stops, own_steps) = longest, other
     best: tuple[float, float, int] | None = None
     for shift in range(-_MOST_SHIFTED, _MOST_SHIFTED + 1):
         low, high = max(0, -shift), min(len(second), len(first) - shift)
         if high - low < max(_LEAST_EQUAL * len(second), 1):
             continue
-        equal = float(np.mean(second[low:high] == first[low + shift : high + shift]))
-        apart = float(
-            np.median(np.abs(own_stops[low:high] - stops[low + shift : high + shift]))
-        )
-        if equal >= _LEAST_EQUAL and (best is None or (-equal, apart) < best[:2]):
-            best = -equal, apart, shift
+        there = slice(low + shift, high + shift)
+        equal = float(np.mean(second[low:high] == first[there]))
+        is_known = (own_steps[low:high] != NULL) & (steps[there] != NULL)
+        in_step = float(np.mean(is_known & (own_steps[low:high] == steps[there])))
+        apart = float(np.median(np.abs(own_stops[low:high] - stops[there])))
+        score = -round(equal + in_step, 6)
+        if equal >= _LEAST_EQUAL and (best is None or (score, apart) < best[:2]):
+            best = score, apart, shift
     return None if best is None else best[2]
 
 
