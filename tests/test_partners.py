@@ -183,14 +183,14 @@ def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
 def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(store):
     source, stored = store
     wanted = open_run(source, options=WHOLE).read(0).comm
-    event = open_run(stored).sources[0].read_narrow().comm["event"]
+    event = open_run(stored).sources[0].read_set("metrics").comm["event"]
     schema = NARROW["comm"]
     place = schema.get_field_index("event")
     narrow = wanted.select(schema.names).set_column(place, schema.field(place), event)
     assert narrow["peer"].null_count < narrow.num_rows
-    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
+    assert open_run(stored).sources[0].read_set("metrics").comm.equals(narrow)
     without(stored / file_name(0), OF_ONE)
-    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
+    assert open_run(stored).sources[0].read_set("metrics").comm.equals(narrow)
     assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
 
 

@@ -65,7 +65,7 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
         merge=merge,
         finish=question.answer,
         spill=spill,
-        is_narrow=True,
+        columns="metrics",
         takes_many=True,
     )
 

@@ -22,6 +22,7 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import Processes
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread, one_by_one
+from fastcomm.trace.schema import ColumnSet
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")
@@ -77,20 +78,20 @@ class Task(Generic[P, R]):
     whose errors do not depend on each other. `merge` is associative and commutative. `finish`
     gets the merged partial result, the skipped ranks, and a function that spreads its work over
     workers. `spill` moves the large tables of a partial result to the file of a path, which is
-    removed after `finish`; it is called for runs of many ranks. With `is_narrow`, `measure`
-    reads only the columns `trace.schema.NARROW`.
+    removed after `finish`; it is called for runs of many ranks. `columns` are those of
+    `trace.schema.COLUMN_SETS` that `measure` reads.
     """
 
     measure: Callable[..., P]
     merge: Callable[[Sequence[P]], P]
     finish: Callable[[P, Sequence[SkippedRank], Spread], R]
     spill: Callable[[P, Path], P] | None = None
-    is_narrow: bool = False
+    columns: ColumnSet = "all"
     takes_many: bool = False
 
     def read(self, source: Source) -> Trace:
         """Read the columns of a rank that `measure` needs."""
-        return ((source.read_narrow if self.is_narrow else None) or source.read)()
+        return source.read_set(self.columns)
 
     def measure_source(self, source: Source) -> P:
         """Read and measure a rank; errors name it."""

@@ -22,6 +22,7 @@ from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, Detected, detect, module
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
+from fastcomm.trace.schema import ColumnSet
 from fastcomm.trace.tags import CHANGED_NOTHING
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural
@@ -44,19 +45,19 @@ _FASTEST = 1e9  # Gbit/s, far above any link
 
 def steady(source: Source) -> Source:
     """Return the source, with an error if its file changes while it is read."""
-    narrow = source.read_narrow
+    some = source.read_columns
     return replace(
         source,
         read=partial(_read, source.path, source.read),
-        read_narrow=narrow and partial(_read, source.path, narrow),
+        read_columns=some and partial(_read, source.path, some),
     )
 
 
-def _read(path: Path, read: Callable[[], Trace]) -> Trace:
+def _read(path: Path, read: Callable[..., Trace], *columns: ColumnSet) -> Trace:
     """Read a trace; TraceFileError with the path for damaged tables and changed files."""
     before = _state(path)
     try:
-        trace = read()
+        trace = read(*columns)
     except TraceFileError as error:
         _check(path, before, error)
         raise

@@ -67,13 +67,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 def _source(file: StoredFile, options: TraceOptions) -> Source:
     """Return a stored rank as an input, whose functions read it when they are called."""
-    reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
+    reading = partial(read, file.path, options, file.rank, file.provenance)
     return Source(
         rank=file.rank,
         path=file.path,
         size=file.size,
         read=reading,
-        read_narrow=partial(reading, is_narrow=True),
+        read_columns=reading,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.trace.schema import ColumnSet
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 
@@ -26,7 +27,14 @@ class Source:
     path: Path
     size: int  # bytes of the file, compressed or not
     read: Callable[[], Trace]  # has to be picklable, for workers
-    read_narrow: Callable[[], Trace] | None = None  # reads only what metrics need, if possible
+    # Reads only some columns, if the format has them apart.
+    read_columns: Callable[[ColumnSet], Trace] | None = None
+
+    def read_set(self, columns: ColumnSet) -> Trace:
+        """Read a set of columns, or more where the format does not have them apart."""
+        if columns == "all" or self.read_columns is None:
+            return self.read()
+        return self.read_columns(columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
