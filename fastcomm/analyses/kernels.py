@@ -1,7 +1,7 @@
 """Sum up the kernels of a run: each rank in a worker, then all ranks together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
@@ -10,7 +10,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.kernels.attribution import DEVICE_KEYS
 from fastcomm.kernels.result import Kernels
-from fastcomm.kernels.totals import EXACT_RANKS, WorkQuestion, WorkTotals, merge
+from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.options import KernelKey, KernelOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import (
@@ -90,7 +90,6 @@ def answered(
 
     Raises the errors of `sum_kernels`.
     """
-    question = replace(question, is_exact=len(run.sources) <= EXACT_RANKS)
     task = Task(
         measure=partial(WorkTotals.of, question=question),
         merge=merge,

@@ -14,7 +14,7 @@ from fastcomm.cli.options import (
     open_traces,
     run_options,
 )
-from fastcomm.cli.results import ResultFiles, print_json, result_options, top_option
+from fastcomm.cli.results import ResultFiles, result_options, top_option
 from fastcomm.cli.values import NUMBER, RANK
 from fastcomm.options import KernelKey, KernelOptions, ReadOptions
 
@@ -112,6 +112,7 @@ def run(
     The slowest rank is the one with the longest total among ranks with equally many such
     kernels. Runs without a device have operators of the host instead of kernels.
     """
+    from fastcomm import result
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report import kernels as report
     from fastcomm.report.files import csv_text
@@ -122,7 +123,7 @@ def run(
     if files.output is not None:
         report.write(summed, files.output, xlsx=files.xlsx)
     if files.as_json or shown.format_ == "json":
-        print_json(summed)
+        click.echo(result.text(summed.to_dict()))
     elif shown.format_ == "csv":
         click.echo(csv_text(summed.to_arrow()), nl=False)
     elif shown.format_ == "markdown":

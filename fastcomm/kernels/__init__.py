@@ -1,7 +1,9 @@
 """Statistics of device work by name: how often, how long, on which rank.
 
-Durations are kept as distributions: by key, the distinct durations and how often each occurs.
-Distributions of several ranks merge into one, in any order, and give exact percentiles.
+Durations are kept as distributions: by key, how many are in each bucket. A bucket has the
+durations that agree in their first 11 bits, so percentiles are exact up to 2 us, and above to
+0.05 %. Distributions of several ranks merge into one, in any order, and their size does not
+grow with the number of events. Numbers, sums and extremes are exact.
 """
 
 from dataclasses import dataclass
@@ -13,51 +15,66 @@ import pyarrow.compute as pc
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace.columns import filled
+from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import Floats, Ints
-from fastcomm_kernels.grouping import Codes, grouped
+from fastcomm_kernels.grouping import BITS, Codes
 
 _MOST_NS = 1 << 62  # of all durations together
 _HALF = 0.5
-_FLOAT_BITS = 53
+_BUCKETS = 1 << 16  # more than there are
+_CELLS = 4  # per event: with more, most would be empty
+_FEW = 1 << 16  # cells that cost next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class KeySums:
+    """Number, sum, least and longest duration by key; times in ns."""
+
+    count: Ints
+    total: Ints
+    least: Ints
+    most: Ints
+
+    @classmethod
+    def of(cls, key: Codes, duration: Ints, keys: int) -> Self:
+        """Sum up the durations (ns) of events by their key, a number below `keys`."""
+        return cls(*grouping.sums(key, duration, np.int64(keys)))
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Distinct durations by key, ascending within a key, and the number of each."""
+    """Buckets of durations by key, ascending within a key, and the number of events in each."""
 
-    first: Ints  # of each key, the row of its least duration; then the number of rows
-    duration: Ints  # ns
-    number: Ints  # of events with this key and duration
-
-    @classmethod
-    def of(cls, key: Codes, duration: Ints, keys: int) -> Self:
-        """Count the durations (ns) of events by their key, a number below `keys`."""
-        first, ordered = grouped(key, duration, np.int64(keys))
-        for low, high in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
-            ordered[low:high].sort()
-        row = _starts(first, ordered)
-        number = np.diff(row, append=len(ordered))
-        return cls(np.searchsorted(row, first), ordered[row], number)
+    first: Ints  # of each key, the row of its lowest bucket; then the number of rows
+    bucket: Ints
+    number: Ints
 
     @classmethod
-    def merged(cls, key: Codes, duration: Ints, number: Ints, keys: int) -> Self:
-        """Add up distributions: `number` events of a key and a duration (ns) per element."""
-        order = np.lexsort((duration, key))
-        first = np.searchsorted(key[order], np.arange(keys + 1))
-        ordered = duration[order]
-        row = _starts(first, ordered)
-        sums = np.add.reduceat(number[order], row) if len(row) else number[:0]
-        return cls(np.searchsorted(row, first), ordered[row], sums)
+    def of(cls, key: Codes, duration: Ints, sums: KeySums) -> Self:
+        """Count durations (ns) by bucket; `sums` are those of the same events."""
+        low, high = grouping.buckets(sums.least), grouping.buckets(sums.most)
+        cells = np.where(sums.count > 0, high - low + 1, 0)
+        first = np.concatenate([[0], np.cumsum(cells)])
+        if first[-1] > _CELLS * len(key) + _FEW:
+            pair = key.astype(np.int64) * _BUCKETS + grouping.buckets(duration)
+            pair, counts = np.unique(pair, return_counts=True)
+            keys = np.searchsorted(pair, np.arange(len(cells) + 1) * _BUCKETS)
+            return cls(keys, pair % _BUCKETS, counts)
+        number = grouping.histogram(key, duration, first, low)
+        cell = np.flatnonzero(number)
+        of_cell = np.repeat(low - first[:-1], cells)
+        return cls(
+            np.searchsorted(cell, first), cell + of_cell[cell], number[cell].astype(np.int64)
+        )
 
-    def rounded(self, bits: int) -> Self:
-        """Return the distribution with durations rounded to `bits` significant bits."""
-        exponent = np.frexp(self.duration.astype(np.float64))[1]
-        shift = np.maximum(exponent - bits, 0)
-        half = np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
-        duration = ((self.duration + half) >> shift) << shift
-        row = _starts(self.first, duration)
-        sums = np.add.reduceat(self.number, row) if len(row) else self.number
-        return type(self)(np.searchsorted(row, self.first), duration[row], sums)
+    @classmethod
+    def merged(cls, key: Codes, bucket: Ints, number: Ints, keys: int) -> Self:
+        """Add up distributions: `number` events of a key and a bucket per element."""
+        pair, place = np.unique(key.astype(np.int64) * _BUCKETS + bucket, return_inverse=True)
+        sums = np.zeros(len(pair), np.int64)
+        np.add.at(sums, place, number)
+        first = np.searchsorted(pair, np.arange(keys + 1) * _BUCKETS)
+        return cls(first, pair % _BUCKETS, sums)
 
     @property
     def keys(self) -> Codes:
@@ -65,49 +82,30 @@ class Distribution:
         size = len(self.first) - 1
         return np.repeat(np.arange(size, dtype=np.int32), np.diff(self.first))
 
-    @property
-    def count(self) -> Ints:
-        """Number of events by key."""
-        behind = np.concatenate([[0], np.cumsum(self.number)])
-        return np.diff(behind[self.first])
-
-    @property
-    def total(self) -> Ints:
-        """Sum of the durations by key, in ns."""
-        behind = np.concatenate([[0], np.cumsum(self.number * self.duration)])
-        return np.diff(behind[self.first])
-
-    @property
-    def extremes(self) -> tuple[Ints, Ints]:
-        """The least and the longest duration by key, in ns; every key has an event."""
-        return self.duration[self.first[:-1]], self.duration[self.first[1:] - 1]
-
     def percentile(self, percent: float) -> Floats:
         """Return a percentile by key in ns, interpolated as NumPy does; NaN without events."""
-        behind = np.cumsum(self.number)
-        count = self.count
-        before = np.concatenate([[0], np.cumsum(count)])[:-1]
+        behind = np.concatenate([[0], np.cumsum(self.number)])
+        edges = behind[self.first]
+        count, before = np.diff(edges), edges[:-1]
         has = count > 0
         place = percent / 100 * (count[has] - 1)
         down = np.floor(place).astype(np.int64)
-        rows = [
-            np.searchsorted(behind, before[has] + at, side="right")
+        low, high = (
+            duration_of(self.bucket[np.searchsorted(behind, before[has] + at, "right") - 1])
             for at in (down, np.ceil(place).astype(np.int64))
-        ]
-        low, high = (self.duration[row].astype(np.float64) for row in rows)
+        )
         share, gap = place - down, high - low
         values = np.full(len(count), np.nan)
         values[has] = np.where(share < _HALF, low + gap * share, high - gap * (1 - share))
         return values
 
 
-def _starts(first: Ints, ordered: Ints) -> Ints:
-    """Return the rows that begin a key or differ from the row before."""
-    is_new = np.ones(len(ordered), np.bool_)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    is_new[first[first < len(ordered)]] = True
-    rows: Ints = np.flatnonzero(is_new)
-    return rows
+def duration_of(bucket: Ints) -> Floats:
+    """Return the duration in the middle of each bucket, in ns."""
+    shift = np.maximum((bucket >> (BITS - 1)) - 1, 0)
+    least = (bucket - (shift << (BITS - 1))) << shift
+    middle: Floats = (least + ((1 << shift) >> 1)).astype(np.float64)
+    return middle
 
 
 def check_durations(duration: Ints) -> None:
@@ -134,7 +132,8 @@ def duration_statistics(table: pa.Table) -> pa.Table:
     -------
     pyarrow.Table
         A row per name, the longest sum first: `name`, `count`, `total_ns`, `mean_ns`,
-        `median_ns`, `p95_ns`, `min_ns` and `max_ns`. Percentiles are interpolated linearly.
+        `median_ns`, `p95_ns`, `min_ns` and `max_ns`. Percentiles are interpolated linearly,
+        and exact to 0.05 %; the other columns are exact.
 
     Raises
     ------
@@ -150,36 +149,35 @@ def duration_statistics(table: pa.Table) -> pa.Table:
     names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
     duration = filled(table["duration_ns"])
     check_durations(duration)
-    codes, texts = same_texts(names.indices.to_numpy(), names.dictionary)
-    return statistics(Distribution.of(codes, duration, len(texts)), texts)
+    code, texts = names.indices.to_numpy(), names.dictionary
+    if pc.count_distinct(texts).as_py() < len(texts):
+        code, texts = same_texts(code, texts)
+    sums = KeySums.of(code, duration, len(texts))
+    return statistics(sums, Distribution.of(code, duration, sums), texts)
 
 
 def same_texts(code: Codes, texts: pa.Array) -> tuple[Codes, pa.Array]:
-    """Number texts so that each has one code and is used; return codes and texts."""
-    is_used = np.zeros(len(texts), np.bool_)
-    is_used[code] = True
-    used = np.flatnonzero(is_used)
-    encoded = texts.take(pa.array(used)).cast(pa.string()).dictionary_encode()
-    number = np.zeros(len(texts), np.int32)
-    number[used] = encoded.indices.to_numpy()
-    return number[code], encoded.dictionary
+    """Number texts so that equal ones have one code; return codes and distinct texts."""
+    encoded = texts.cast(pa.string()).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int32)[code], encoded.dictionary
 
 
-def statistics(durations: Distribution, names: pa.Array) -> pa.Table:
-    """Return a row per key of a distribution, the longest sum first; keys have `names`."""
-    count, total = durations.count, durations.total
-    least, most = durations.extremes
+def statistics(sums: KeySums, durations: Distribution, names: pa.Array) -> pa.Table:
+    """Return a row per key with events, the longest sum first; keys have `names`."""
+    percentiles = {
+        name: durations.percentile(percent)
+        for name, percent in (("median_ns", 50), ("p95_ns", 95))
+    }
     table = pa.table(
         {
             "name": names,
-            "count": count,
-            "total_ns": total,
-            "mean_ns": total / np.maximum(count, 1),
-            "median_ns": durations.percentile(50),
-            "p95_ns": durations.percentile(95),
-            "min_ns": least,
-            "max_ns": most,
+            "count": sums.count,
+            "total_ns": sums.total,
+            "mean_ns": sums.total / np.maximum(sums.count, 1),
+            # The middle of a bucket may be outside of what is in it.
+            **{name: np.clip(p, sums.least, sums.most) for name, p in percentiles.items()},
+            "min_ns": sums.least,
+            "max_ns": sums.most,
         }
-    )
-    order = pc.sort_indices(table, [("total_ns", "descending"), ("name", "ascending")])
-    return table.take(order)
+    ).filter(pa.array(sums.count > 0))
+    return table.sort_by([("total_ns", "descending"), ("name", "ascending")])

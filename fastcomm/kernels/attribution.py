@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fastcomm.kernels.names import categories, short_label, short_name
 from fastcomm.options import KernelKey
@@ -91,11 +92,11 @@ class Work:
 
     def _by_name(self, full_names: bool) -> Labels:
         code, names = self.names
-        used, place = np.unique(code, return_inverse=True)
+        used, place = _renumbered(code, len(names))
         texts = names.take(pa.array(used)).to_pylist()
         if not full_names and not self.trace.meta.is_host_run:
             texts = [short_name(text) for text in texts]
-        return place.astype(np.int32), texts
+        return place, texts
 
     def _streams(self) -> Labels:
         lanes = self.trace.lanes
@@ -170,10 +171,18 @@ class Work:
 
     def _named(self, row: Ints, noun: str, label: Callable[[str], str]) -> Labels:
         """Return labels from the names of some rows; those of -1 are "(no `noun`)"."""
-        code = np.where(row >= 0, self._events.name[row], -1)
-        used, place = np.unique(code, return_inverse=True)
-        texts = [label(self._events.texts[k]) if k >= 0 else absent(noun) for k in used]
-        return place.astype(np.int32), texts
+        none = len(self._events.texts)
+        used, place = _renumbered(np.where(row >= 0, self._events.name[row], none), none + 1)
+        texts = [absent(noun) if k == none else label(self._events.texts[k]) for k in used]
+        return place, texts
+
+
+def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Codes]:
+    """Return the codes below `size` that occur, and their index for each element."""
+    is_used = np.zeros(size, np.bool_)
+    is_used[code] = True
+    place = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
+    return np.flatnonzero(is_used), place[code]
 
 
 def absent(noun: str) -> str:

@@ -22,20 +22,20 @@ COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
 _PATTERNS = {
     "attention": r"flash_(?:fwd|bwd)|flash_attn|fmha|attention|(?<![a-z])mha_|sdpa|paged_attn"
     r"|flashattn|(?<![a-z])flash::",
-    "convolution": r"^(?!.*cutlass::gemm).*(?:conv(?!ert)|wgrad(?!_gemm)|dgrad|[fp]prop|winograd|igemm|nchwto|nhwcto"
-    r"|nchw2|cnhw2|batched_transpose|im2col|max_?pool|avg_?pool|pooling|scudnn|cutlass_cudnn"
-    r"|bwd_weight|bwd_data)",
+    "convolution": r"^(?!.*cutlass::gemm).*(?:conv(?!ert)|wgrad(?!_gemm)|dgrad|[fp]prop"
+    r"|winograd|igemm|nchwto|nhwcto|nchw2|cnhw2|batched_transpose|im2col|max_?pool|avg_?pool"
+    r"|pooling|scudnn|cutlass_cudnn|bwd_weight|bwd_data)",
     "GEMM": r"(?<!fb)gemm|gemv|cublas|nvjet|cijk_|matmul|(?<![a-z])[bm]mm(?:_|$)|splitkreduce"
     r"|cutlass|xmma|dot_kernel|_mma_|fc-dtype|epilogue::impl",
     "normalization": r"(?:layer|batch|group|rms|instance)_?norm|(?<![a-z])bn_[fb]w|welford"
     r"|gammabeta|rowwisemoments|norm_grad|normfwd|normbwd",
     "softmax and loss": r"softmax|nll_loss|cross_entropy|(?<![a-z])[bc]ce_|mse_loss|kl_div",
+    "routing of experts": r"(?<![a-z])moe(?![a-z])|routing|expert|topkgating|permute_.*token"
+    r"|token_permut|^_?(?:un)?permute_kernel",
     "embedding and indexing": r"embedding|index|gather|scatter|nonzero|(?<![a-z])tbe_"
     r"|masked_select|sparse|segment_reduce|jagged|permute_[12]d|bounds_check|reshape_and_cache"
     r"|indices|pooled_emb|bucketize|to_dense|compute_grad_weight",
     "optimizer": r"multi_tensor|adam|(?<![a-z])lamb(?![a-z])|(?<![a-z])sgd|adagrad|foreach",
-    "routing of experts": r"(?<![a-z])moe(?![a-z])|routing|expert|topkgating|permute_.*token"
-    r"|token_permut|^_?(?:un)?permute_kernel",
     "sort and scan": r"sort|radix|topk|(?<![a-z])scan|devicescan|cumsum|unique|histogram",
     "fused": r"^triton_|(?<![a-z])fused_",
     "reduction": r"reduce|reduction|(?<![a-z])sum_|(?<![a-z])norm_",
@@ -52,6 +52,7 @@ _NUMBERED = re.compile(r"(?<=#)\d+$")
 # Wrappers of CUTLASS whose argument is the name of the kernel, or its type.
 _WRAPPED = re.compile(r"\bcutlass\w*::Kernel2?<(\w+)>")
 _WRAPPED_TYPE = re.compile(r"\bcutlass\w*::device_kernel<(?:[\w:]*enable_\w+<)?([\w:]+)")
+_CUTLASS = re.compile(r"(?:void )?cutlass")
 _SPECIAL = "(anonymous namespace)"
 _PAIRS = {"<": ">", "(": ")"}
 _DOTS = "…"
@@ -100,7 +101,7 @@ def category(name: str) -> str:
     """Return the category of a compute kernel by its name."""
     short = short_name(name)
     # The arguments of a template tell what a wrapper computes.
-    text = name[:_LONGEST] if "cutlass" in name else short
+    text = name[:_LONGEST] if _CUTLASS.match(name) else short
     return next((label for label, pattern in _CATEGORIES if pattern.search(text)), OTHER)
 
 

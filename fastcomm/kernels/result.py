@@ -9,15 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.kernels import statistics
+from fastcomm.kernels import KeySums, statistics
 from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
 from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
 from fastcomm.options import KernelKey
 from fastcomm.result import TableResult
-from fastcomm.trace.columns import Groups
+from fastcomm.trace.columns import Groups, filled
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
-from fastcomm_kernels.arrays import Floats, Ints
 
 NOT_COUNTED = "operations and bytes of kernels are not computed yet"
 UNKNOWN = {"flops": NOT_COUNTED, "bytes": NOT_COUNTED, "tflops_per_s": NOT_COUNTED}
@@ -66,7 +65,7 @@ BY_RANK = pa.schema(
 class SlowRank:
     """The rank that is slowest at work of which its peers have equally many events."""
 
-    rank: int
+    rank: int | None  # None: all are equally fast
     slowdown: float  # its mean duration, divided by the median of its peers
     excess_ns: float  # of all its events together
 
@@ -121,20 +120,24 @@ class Kernels(TableResult):
     @cached_property
     def table(self) -> pa.Table:
         """A row per value of the key, the longest total first: COLUMNS."""
-        table = statistics(*distribution(self.totals.durations[self.by]))
+        sums = self._rows.group_by("name").aggregate(
+            [("count", "sum"), ("total_ns", "sum"), ("min_ns", "min"), ("max_ns", "max")]
+        )
+        names, *values = (column.combine_chunks() for column in sums.columns)
+        exact = KeySums(*map(filled, values))
+        durations = distribution(self.totals.durations[self.by], names)
+        table = statistics(exact, durations, names)
         slow = [self._slow_ranks.get(name) for name in table["name"].to_pylist()]
-        per_step, share = self._in_steps(table["total_ns"].to_numpy())
+        totals = table["total_ns"].to_pylist()
         columns = {
             **{name: table[name] for name in table.column_names},
             "category": [self._categories[name] for name in table["name"].to_pylist()],
-            "per_step_ns": per_step,
-            "share": share,
+            "per_step_ns": [total / self.steps for total in totals] if self.steps else None,
+            "share": [self.share(total) for total in totals],
             "ranks": [self._ranks_of[name] for name in table["name"].to_pylist()],
             "slowest_rank": [one and one.rank for one in slow],
             "slowdown": [one and one.slowdown for one in slow],
-            "cost_ns": [one and one.excess_ns / self._steps_of[one.rank] for one in slow]
-            if self.steps
-            else None,
+            "cost_ns": [one and self._cost_ns(one) for one in slow] if self.steps else None,
         }
         schema = COLUMNS
         for field in OPERANDS if self.by == "operator" else ():
@@ -210,12 +213,13 @@ class Kernels(TableResult):
             name: rank for name, rank in slow.items() if self._categories[name] != COMMUNICATION
         }
 
-    def _in_steps(self, total: Ints) -> tuple[Floats | None, Floats | None]:
-        """Return totals by step of a rank, and as shares of the step; None without steps."""
-        if self.step_ns is None:
-            return None, None
-        per_step = total / self.steps
-        return per_step, per_step / self.step_ns
+    def _cost_ns(self, slow: SlowRank) -> float:
+        """Return by how much the steps of a slow rank are longer."""
+        return slow.excess_ns / self._steps_of[slow.rank] if slow.rank is not None else 0.0
+
+    def share(self, total_ns: int) -> float | None:
+        """Return a total as share of the mean step; None without steps."""
+        return None if self.step_ns is None else total_ns / self.steps / self.step_ns
 
     @property
     def headline(self) -> str:
@@ -230,7 +234,7 @@ class Kernels(TableResult):
             )
         per_step = total / self.steps
         whole = f"{format_ns(per_step)} of {format_ns(self.step_ns)}"
-        first = f"{subject} {percent(per_step / self.step_ns)} of the step ({whole})"
+        first = f"{subject} {percent(self.share(total) or 0.0)} of the step ({whole})"
         slow = self._slow_sentence()
         return f"{first[0].upper()}{first[1:]}{f'; {slow}' if slow else ''}."
 
@@ -238,7 +242,7 @@ class Kernels(TableResult):
         """Return the sentence on the category at which a rank loses most to its peers."""
         slow = _slow_ranks(self._of_ranks("category"), "category")
         costs = [
-            (rank.excess_ns / self._steps_of[rank.rank], category, rank)
+            (self._cost_ns(rank), category, rank)
             for category, rank in slow.items()
             if category != COMMUNICATION and rank.slowdown >= _LEAST_SLOWDOWN
         ]
@@ -262,7 +266,7 @@ class Kernels(TableResult):
             "steps": self.steps,
             "step_ns": self.step_ns,
             "categories": [
-                {"name": name, "total_ns": total, "share": self._in_steps(np.array([total]))[1]}
+                {"name": name, "total_ns": total, "share": self.share(total)}
                 for name, total in self.by_category.items()
             ],
             "rows": self.table.to_pylist(),
@@ -322,8 +326,10 @@ def _slow_ranks(rows: pa.Table, column: str) -> dict[str, SlowRank]:
         last, peers = own[-1], float(np.median(total[own[:-1]]))
         excess = float(total[last]) - peers
         name = names[place[last]]
-        if excess > 0 and peers > 0 and (name not in slow or excess > slow[name].excess_ns):
+        if peers > 0 and (name not in slow or excess > slow[name].excess_ns):
             slow[name] = SlowRank(
-                rank=int(rank[last]), slowdown=float(total[last]) / peers, excess_ns=excess
+                rank=int(rank[last]) if excess else None,
+                slowdown=float(total[last]) / peers,
+                excess_ns=excess,
             )
     return slow

@@ -1,7 +1,6 @@
 """Sums of the device work of each rank by a key, which merge over ranks in any order.
 
-Memory grows with the ranks times the keys, and not with the events: durations of runs of many
-ranks are rounded before they are merged.
+Memory grows with the ranks times the keys, and not with the events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,9 +9,10 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.errors import SchemaError
-from fastcomm.kernels import Distribution, check_durations, same_texts
+from fastcomm.kernels import Distribution, KeySums, check_durations, same_texts
 from fastcomm.kernels.attribution import DEVICE_KEYS, Labels, Work
 from fastcomm.options import KernelKey
 from fastcomm.trace.events import matches
@@ -21,9 +21,6 @@ from fastcomm.trace.schema import ColumnSet
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
-
-EXACT_RANKS = 8  # up to this number of ranks, percentiles are exact
-ROUNDED_BITS = 11  # of durations of more ranks: an error of at most 0.05 %
 
 ROWS = pa.schema(
     [
@@ -36,10 +33,11 @@ ROWS = pa.schema(
         pa.field("max_ns", pa.int64()),
     ]
 )
+_ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
 DURATIONS = pa.schema(
     [
         pa.field("name", pa.string()),
-        pa.field("duration_ns", pa.int64()),
+        pa.field("bucket", pa.int64()),
         pa.field("number", pa.int64()),
     ]
 )
@@ -53,7 +51,6 @@ class WorkQuestion:
     steps: tuple[int, ...] | None = None  # their numbers; None: all
     match: str | None = None
     full_names: bool = False
-    is_exact: bool = True  # whether durations are kept as they are
 
     @property
     def columns(self) -> ColumnSet:
@@ -105,7 +102,7 @@ class WorkTotals:
             is_own = slice(None) if own is None else own
             at = chosen[is_own]
             rows[key], durations[key] = _tables(
-                trace.meta.rank, work, labels, at, duration[is_own], question
+                trace.meta.rank, work, labels, at, duration[is_own]
             )
         return cls(ranks=(about,), rows=rows, durations=durations)
 
@@ -155,64 +152,56 @@ def _matching(work: Work, labels: Labels, chosen: Ints, match: str | None) -> In
 
 
 def _tables(
-    rank: int, work: Work, labels: Labels, at: Ints, duration: Ints, question: WorkQuestion
+    rank: int, work: Work, labels: Labels, at: Ints, duration: Ints
 ) -> tuple[pa.Table, pa.Table]:
     """Return the tables ROWS and DURATIONS of the work at some indices."""
-    code, texts = labels
-    key, names = same_texts(code[at], pa.array(texts, pa.string()))
+    key, names = same_texts(labels[0][at], pa.array(labels[1], pa.string()))
     kind, kinds = work.categories
     # A name has one category as a rule; rows of an operator have several.
-    pair = key.astype(np.int64) * len(kinds) + kind[at]
-    used, place = np.unique(pair, return_inverse=True)
-    parts = Distribution.of(place.astype(np.int32), duration, len(used))
-    least, most = parts.extremes
+    pair = key * np.int32(len(kinds)) + kind[at]
+    parts = KeySums.of(pair, duration, len(names) * len(kinds))
+    used = np.flatnonzero(parts.count)
     rows = pa.table(
         {
             "rank": pa.array(np.full(len(used), rank, np.int32)),
             "name": names.take(pa.array(used // len(kinds))),
             "category": pa.array(kinds).take(pa.array(used % len(kinds))),
-            "count": parts.count,
-            "total_ns": parts.total,
-            "min_ns": least,
-            "max_ns": most,
+            "count": parts.count[used],
+            "total_ns": parts.total[used],
+            "min_ns": parts.least[used],
+            "max_ns": parts.most[used],
         }
-    ).cast(ROWS)
-    name = (used // len(kinds)).astype(np.int32)
-    whole = Distribution.merged(name[parts.keys], parts.duration, parts.number, len(names))
-    if not question.is_exact:
-        whole = whole.rounded(ROUNDED_BITS)
-    return rows, _duration_table(whole, names)
+    )
+    whole = Distribution.of(key, duration, KeySums.of(key, duration, len(names)))
+    return rows.cast(ROWS).sort_by(_ORDER), _duration_table(whole, names)
 
 
 def _duration_table(durations: Distribution, names: pa.Array) -> pa.Table:
-    """Return a distribution as a table DURATIONS, sorted by name and duration."""
-    columns = (names.take(pa.array(durations.keys)), durations.duration, durations.number)
+    """Return a distribution as a table DURATIONS, sorted by name and bucket."""
+    columns = (names.take(pa.array(durations.keys)), durations.bucket, durations.number)
     table = pa.Table.from_arrays([pa.array(column) for column in columns], schema=DURATIONS)
-    return table.sort_by([("name", "ascending"), ("duration_ns", "ascending")])
+    return table.sort_by([("name", "ascending"), ("bucket", "ascending")])
 
 
-def distribution(durations: pa.Table) -> tuple[Distribution, pa.Array]:
-    """Return a table DURATIONS as a distribution by name, and the names."""
-    encoded = durations["name"].combine_chunks().dictionary_encode()
-    merged = Distribution.merged(
-        encoded.indices.to_numpy(),
-        durations["duration_ns"].to_numpy(),
+def distribution(durations: pa.Table, names: pa.Array) -> Distribution:
+    """Return a table DURATIONS as a distribution by the index in `names`, which has all."""
+    return Distribution.merged(
+        pc.index_in(durations["name"].combine_chunks(), names).to_numpy(),
+        durations["bucket"].to_numpy(),
         durations["number"].to_numpy(),
-        len(encoded.dictionary),
+        len(names),
     )
-    return merged, encoded.dictionary
 
 
 def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
     """Merge the work of different ranks; the result does not depend on their order."""
     parts = list(parts)
     keys = parts[0].rows
-    order = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
     return WorkTotals(
         ranks=tuple(
             sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
         ),
-        rows={key: _joined([part.rows[key] for part in parts]).sort_by(order) for key in keys},
+        rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
         durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
     )
 
@@ -223,4 +212,8 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _merged(tables: Sequence[pa.Table]) -> pa.Table:
     """Add up the distributions of several ranks."""
-    return tables[0] if len(tables) == 1 else _duration_table(*distribution(_joined(tables)))
+    if len(tables) == 1:
+        return tables[0]
+    whole = _joined(tables)
+    names = whole["name"].unique()
+    return _duration_table(distribution(whole, names), names)

@@ -59,9 +59,7 @@ def _categories(kernels: Kernels) -> TerminalTable:
     """Return the table of categories; their times may overlap on different streams."""
     rows = table("category", "total", "of step")
     for name, total in kernels.by_category.items():
-        step_ns = kernels.step_ns
-        share = None if step_ns is None else total / kernels.steps / step_ns
-        rows.add_row(escape(name), format_ns(total), percent(share))
+        rows.add_row(escape(name), format_ns(total), percent(kernels.share(total)))
     return rows
 
 
@@ -93,7 +91,7 @@ def _cells(row: dict[str, Any]) -> Sequence[str]:
 
 def _slowest(row: dict[str, Any]) -> str:
     """Return the slowest rank and by how much it is slower: "5 (+12.0 %)"; or "even"."""
-    if row["slowest_rank"] is None:
+    if row["slowdown"] is None:
         return NA
     if row["slowdown"] - 1 < _EVEN:
         return "even"
