@@ -168,7 +168,7 @@ def _show_kernels(console: Console, key: str, changes: Sequence[KernelChange]) -
         ]
         more = f", and {len(own) - len(texts)} more" if len(own) > len(texts) else ""
         if own:
-            say(console, f"{state} {_NOUNS[key]}: {', '.join(texts)}{more}", hanging=2)
+            say(console, f"{state} {_NOUNS[key]}s: {', '.join(texts)}{more}", hanging=2)
 
 
 _NOUNS = {"name": "kernel", "operator": "operator", "annotation": "annotation"}
