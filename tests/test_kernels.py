@@ -15,7 +15,7 @@ import oracle_kernels as oracle
 import pandas as pd
 import pyarrow as pa
 import pytest
-from commands import KINETO, invoke
+from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +34,7 @@ from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Meta, Trace
 
 HOST_RUN = Path(__file__).parent / "data" / "gloo_2x2"
+KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
 
 # ------------------------------------------------------------------ against the definition

@@ -150,7 +150,8 @@ OUTPUTS = [
     ("metrics", "--output"), ("metrics", "--html"), ("report", "--html"),
     ("compare", "--output"), ("critical-path", "--overlay"), ("critical-path", "--save"),
     ("what-if", "--html"), ("replay", "--trace"), ("stragglers", "--trace"),
-    ("stats", "--output"), ("kernels", "--output"), ("isp", "--html"), ("dispatch generate", "--output"),
+    ("stats", "--output"), ("kernels", "--output"), ("isp", "--html"),
+    ("dispatch generate", "--output"),
     ("dispatch compare", "--output"), ("ingest", "--output"),
 ]  # fmt: skip
 

@@ -68,7 +68,7 @@ CALLS = [
     ("compare", "compare {run} {damaged} --keep-going", 3),
     ("compare", "compare {run} {run} --no-kernels", 0),
     ("kernels", "kernels {run}", 0),
-    ("kernels", "kernels {run} --by operator --step 1", 0),
+    ("kernels", "kernels {run} --by operator --step 10", 0),
     ("kernels", "kernels {damaged} --by stream --keep-going", 3),
     ("critical-path", "critical-path {run}", 0),
     ("critical-path", "critical-path {run} --compat hta", 0),

@@ -190,27 +190,27 @@ def absent(noun: str) -> str:
     return f"(no {noun})"
 
 
-def _with_sequence(sequence: Ints, forward: Ints, wanted: Ints) -> Ints:
+def _with_sequence(sequence: Ints, forward: Ints, needed: Ints) -> Ints:
     """Return the last of the rows `forward` with each sequence number, or -1."""
     order = np.argsort(sequence[forward], kind="stable")
     numbers = sequence[forward][order]
-    place = np.searchsorted(numbers, wanted, side="right") - 1
+    place = np.searchsorted(numbers, needed, side="right") - 1
     if not len(numbers):
-        return np.full(len(wanted), -1, np.int64)
-    is_equal = (place >= 0) & (numbers[place] == wanted)
+        return np.full(len(needed), -1, np.int64)
+    is_equal = (place >= 0) & (numbers[place] == needed)
     return np.where(is_equal, forward[order[place]], -1)
 
 
 def _outermost(events: EventRows, rows: Ints) -> Ints:
     """Return the rows that no other of the rows on their lane encloses."""
     order = rows[np.lexsort((-events.stop[rows], events.start[rows], events.lane[rows]))]
-    kept = [
+    outer = [
         own[
             events.start[own] >= np.append(_NEVER, np.maximum.accumulate(events.stop[own])[:-1])
         ]
         for own in np.split(order, np.flatnonzero(np.diff(events.lane[order])) + 1)
     ]
-    return np.concatenate(kept)
+    return np.concatenate(outer)
 
 
 _NEVER = np.iinfo(np.int64).min

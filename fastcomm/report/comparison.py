@@ -75,11 +75,11 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     if comparison.parts and not comparison.is_same:
         console.print(_parts(comparison))
         say(console, "The effects of the parts add up to the change of the step.", style="dim")
-    for key, changes in (comparison.kernels or {}).items():
-        _show_kernels(console, key, changes)
     changed = _changed(comparison)
     if changed.row_count:
         console.print(changed)
+    for key, changes in (comparison.kernels or {}).items():
+        _show_kernels(console, key, changes)
     for note in comparison.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     for text in conditions:

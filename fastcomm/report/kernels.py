@@ -45,8 +45,8 @@ def show(kernels: Kernels, top: int) -> None:
 
 def _scope(kernels: Kernels) -> str:
     """Return the sentence on the ranks and steps that are summed up."""
-    each = kernels.steps / max(len(kernels.ranks), 1)
-    steps = counted(round(each), "step") if each else "no steps"
+    mean = kernels.steps / max(len(kernels.ranks), 1)
+    steps = counted(round(mean), "step") if mean else "no steps"
     host = (
         " A run without a device: operators and communication of the host."
         if kernels.is_host_run
