@@ -599,7 +599,12 @@ def test_compare_lists_changed_new_and_vanished_kernels(run, tmp_path):
 
 def test_compare_of_saved_metrics_says_that_kernels_are_not_compared(run, tmp_path):
     invoke("metrics", run / "traces", "-q", "--output", tmp_path / "saved")
-    text = invoke("compare", tmp_path / "saved", run / "traces", "-q").stdout
+    (tmp_path / "after").mkdir()
+    for rank in range(3):
+        k.write(
+            tmp_path / "after" / f"rank{rank}.json", rank_events(slow=4), rank=rank, world=3
+        )
+    text = invoke("compare", tmp_path / "saved", tmp_path / "after", "-q").stdout
     assert "kernels are not compared: BEFORE has saved metrics alone" in text.replace("\n", " ")
 
 

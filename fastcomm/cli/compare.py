@@ -180,7 +180,8 @@ def run(
         both, same = _measured(runs, metrics, reading, executor)
         kernels, why_not = _kernels(runs, same, metrics, reading, executor, no_kernels)
     comparison = compare(*same, whole=(both[0], both[1]), kernels=kernels)
-    comparison = replace(comparison, notes=(*comparison.notes, *why_not))
+    if not comparison.is_same:
+        comparison = replace(comparison, notes=(*comparison.notes, *why_not))
     warn(_warnings(*(_unsaid(side, is_said=not as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
