@@ -33,7 +33,7 @@ def metrics(read, path):
 
 
 # Of a store, as `fastcomm metrics` reads it.
-reopened = partial(rank_file.read, is_narrow=True)
+reopened = partial(rank_file.read, column_set="metrics")
 
 
 def test_reopening(rank, bar):

@@ -30,6 +30,7 @@ StepRule = Literal["update", "seed", "operator", "gap", "none"]
 Delay = Literal["launches", "gaps", "host-gaps"]
 # Slowdown from which on it is attributed to ranks, stages and types.
 THRESHOLD = 1.03
+KernelKey = Literal["name", "category", "operator", "module", "annotation", "stream", "layer"]
 # A text with a unit, "400Gbit/s"; a number is an error that says so.
 Bandwidth = str | float | None
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
@@ -172,6 +173,31 @@ class PathOptions(Window):
     def is_of_one_rank(self) -> bool:
         """Whether the path is of one rank even if the ranks of the run can be joined."""
         return any(value is not None for value in (self.rank, self.compat, self.deps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions(CheckedOptions):
+    """Which device work is summed up, and by what.
+
+    `by` is what a row of the result is; `rank` and `step` the one rank and step that count, by
+    default all. `match` is a regular expression for the names of kernels, or of rows.
+    `full_names` keeps the names as the profiler recorded them.
+    """
+
+    by: KernelKey = "name"
+    rank: int | None = None
+    step: int | None = None
+    match: str | None = None
+    full_names: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that numbers are in their ranges, and that `match` is a regular expression."""
+        CheckedOptions.__post_init__(self)
+        for name in ("rank", "step"):
+            number = getattr(self, name)
+            check_numbers(name, [] if number is None else [number])
+        if self.match is not None:
+            check_regex("match", self.match)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

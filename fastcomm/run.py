@@ -7,13 +7,21 @@ from fastcomm.analyses.preparation import open_traces
 from fastcomm.checks import build, check_path, check_type, non_default, shows, takes
 from fastcomm.errors import ConfigError, python_names
 from fastcomm.executors import executor_of
-from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, ReportOptions, Window
+from fastcomm.options import (
+    KernelOptions,
+    MetricsOptions,
+    PathOptions,
+    ReadOptions,
+    ReportOptions,
+    Window,
+)
 from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
     from fastcomm.critical_path import CriticalPath
     from fastcomm.executors import Executor
+    from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
     from fastcomm.trace.run import SkippedRank
@@ -176,6 +184,41 @@ class Run:
         from fastcomm.analyses.measure import compute_metrics
 
         return compute_metrics(
+            self._traces,
+            options,
+            workers=self._executor,
+            keep_going=self.options.keep_going,
+        )
+
+    @takes(KernelOptions)
+    def kernels(self, options: KernelOptions) -> "Kernels":
+        """List the device work of the run as `fastcomm kernels` does: how long, how often.
+
+        Parameters
+        ----------
+        options
+            Fields of `KernelOptions`, passed by name: `by`, what a row is ("name", "category",
+            "operator", "module", "annotation", "stream" or "layer"); `rank` and `step`, the one
+            that counts (default: all); `match`, a regular expression for the names of kernels
+            or rows; `full_names`, whether names stay as recorded.
+
+        Returns
+        -------
+        Kernels
+            A row per name, the longest total first, by `to_arrow()`, and those of each rank by
+            `by_rank()`. Times are ns, shares fractions of the step; unknown values are None.
+
+        Raises
+        ------
+        ConfigError
+            If an option is invalid, or the run does not have the rank or the step.
+        FastcommError
+            If a rank cannot be read; with `keep_going`, if none can.
+
+        """
+        from fastcomm.analyses.kernels import sum_kernels
+
+        return sum_kernels(
             self._traces,
             options,
             workers=self._executor,

@@ -64,6 +64,7 @@ _BASES = {
     "metrics": "{run} --json",
     "report": "{run} --no-path --no-data",
     "compare": "{run} {run}",
+    "kernels": "{run} --json",
     "critical-path": "{run} --annotation ProfilerStep",
     "what-if": "{run} --remove gaps --annotation ProfilerStep",
     "replay": "{run}",

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.compiled
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 COMMANDS = [
-    "info", "metrics", "report", "critical-path", "what-if --comm-speedup 2", "replay",
-    "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",
+    "info", "metrics", "report", "kernels", "critical-path", "what-if --comm-speedup 2",
+    "replay", "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",
     "doctor",
 ]  # fmt: skip
 

@@ -190,7 +190,7 @@ def test_compare_does_not_treat_a_url_as_a_local_path(monkeypatch):
 def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(bytes(range(256)) * 40))
-    for command in ("metrics", "info", "stats", "replay", "critical-path"):
+    for command in ("metrics", "info", "kernels", "stats", "replay", "critical-path"):
         words = [sys.executable, "-m", "fastcomm", command, str(path)]
         result = subprocess.run(words, capture_output=True, text=True, check=False)
         assert result.returncode == 1
@@ -200,6 +200,7 @@ def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
 
 STDIN = {
     "metrics": (),
+    "kernels": (),
     "stats": (),
     "replay": (),
     "stragglers": (),

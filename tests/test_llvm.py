@@ -12,6 +12,7 @@ from fastcomm_kernels._llvm import (
     PADDING,
     STEP,
     address,
+    bit_length,
     byte,
     closes,
     controls,
@@ -84,6 +85,12 @@ def words_of(a, b):
 
 
 @kernel
+def bits(number):
+    """The number of bits of a number."""
+    return bit_length(number)
+
+
+@kernel
 def lowest(mask):
     """The lowest set bit."""
     return trailing_zeros(mask)
@@ -141,6 +148,11 @@ def test_word_instructions_agree_with_their_python_equivalents(a, b):
     )
     found = words_of(a, b) if not config.DISABLE_JIT else words_of(unsigned(a), b)
     assert list(map(unsigned, found)) == list(map(unsigned, twins))
+
+
+@given(st.integers(0, (1 << 63) - 1))
+def test_bit_length_is_pythons(number):
+    assert bits(number) == _llvm.bit_length_twin(number) == number.bit_length()
 
 
 @given(st.integers(1, (1 << 64) - 1))

@@ -19,7 +19,7 @@ LINES, WIDTH = 60, 80
 TEXT_WIDTH = WIDTH - 1 - 30
 METAVARS = {"N", "FACTOR", "TIME", "RATE", "LIST", "FILE", "DIR", "PATH", "NAME", "METHOD"}
 METAVARS |= {"TEXT", "REGEX", "TAG", "ADDRESS", "SECONDS", "BYTES", "ORDER", "OTHER", "MODEL"}
-METAVARS |= {"I[:J]", "NAME|FILE", "NAME=LIST", "WHAT=FACTOR", "WHAT=TIME", "CONDITION"}
+METAVARS |= {"I[:J]", "KEY", "NAME|FILE", "NAME=LIST", "WHAT=FACTOR", "WHAT=TIME", "CONDITION"}
 
 
 def options():
@@ -58,6 +58,7 @@ def test_an_option_has_one_meaning_and_one_group_in_all_commands():
 # Options whose type differs by command, and why.
 OWN_TYPE = {
     "--compat": "each command reproduces its own tool",
+    "--format": "demo writes formats of traces, kernels formats of tables",
     "--seq-len": "isp takes several lengths, and units as in 64Ki",
     "--against": "stats compares with a run, dpro stats with a trial",
     "--output": "ingest passes the directory on to the workers as text",

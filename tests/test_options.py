@@ -154,7 +154,8 @@ OUTPUTS = [
     ("metrics", "--output"), ("metrics", "--html"), ("report", "--html"),
     ("compare", "--output"), ("critical-path", "--overlay"), ("critical-path", "--save"),
     ("what-if", "--html"), ("replay", "--trace"), ("stragglers", "--trace"),
-    ("stats", "--output"), ("isp", "--html"), ("dispatch generate", "--output"),
+    ("stats", "--output"), ("kernels", "--output"), ("isp", "--html"),
+    ("dispatch generate", "--output"),
     ("dispatch compare", "--output"), ("ingest", "--output"),
 ]  # fmt: skip
 
@@ -168,7 +169,7 @@ def test_an_empty_output_name_is_refused(inputs, name, option):
 
 def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(inputs["run"])
-    for name in ("metrics", "info", "stats", "replay", "ingest"):
+    for name in ("metrics", "info", "kernels", "stats", "replay", "ingest"):
         words = ["-o", tmp_path / "store"] if name == "ingest" else []
         assert "an empty path; pass a trace" in refused(name, "", *words)
 

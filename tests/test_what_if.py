@@ -284,7 +284,7 @@ def test_the_command_prints_both_steps(tmp_path):
         ),
         (
             ["--set", "comm=1e300s"],
-            "duration '1e300s': expected a number and a unit, as in 10us",
+            "duration '1e300s': expected a number and a unit (ns, us, ms or s), as in 10us",
         ),
         (["--fuse-below", "1e99s"], "as in 10us, at most 1000000s"),
         (["--scale", "comm=1:1e18:1e17"], "factor '1e18'"),

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from fastcomm import files
 from fastcomm.analyses.cause_changes import CauseChange, Object, cause_changes
+from fastcomm.analyses.kernel_changes import KernelChanges, kernel_changes, table_of
 from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
@@ -25,6 +26,7 @@ from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_ns, format_signed_ns, plural
 
 if TYPE_CHECKING:
+    from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
 
 _FILE = "metrics.json"
@@ -135,6 +137,7 @@ class Comparison(Result):
     causes: tuple[CauseChange, ...] = ()  # that are new, gone or changed; the largest first
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
     conditions_that_hold: tuple[str, ...] = ()  # of those that were judged
+    kernels: KernelChanges | None = None  # None: not compared
 
     @property
     def is_same(self) -> bool:
@@ -150,13 +153,16 @@ class Comparison(Result):
             "causes": [cause.to_dict() for cause in self.causes],
             "parts": [value.to_dict() for value in self.parts],
             "values": [value.to_dict() for value in self.values],
+            "kernels": None
+            if self.kernels is None
+            else {key: [one.to_dict() for one in own] for key, own in self.kernels.items()},
             "conditions_that_hold": list(self.conditions_that_hold),
             "incomplete": list(self.incomplete),
             "notes": list(self.notes),
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the parts of the step, and every value; times in ns."""
+        """Return the parts of the step, every value, and changes of kernels; times in ns."""
         parts = [
             {**part.to_dict(), "reasons": " ".join(value.name for value in part.reasons)}
             for part in self.parts
@@ -165,6 +171,7 @@ class Comparison(Result):
         return {
             "parts": pa.Table.from_pylist(parts, schema=_PARTS),
             "values": pa.Table.from_pylist(values, schema=_VALUES),
+            "kernels": table_of(self.kernels or {}),
         }
 
     def figures(self) -> dict[str, str]:
@@ -201,6 +208,7 @@ def compare(
     after: "Metrics | Object",
     *,
     whole: tuple[Object, Object] | None = None,
+    kernels: "Sequence[tuple[Kernels, Kernels]]" = (),
 ) -> Comparison:
     """Compare the metrics of two runs.
 
@@ -210,11 +218,13 @@ def compare(
         Metrics of the runs: `Metrics`, or the dictionaries that their `to_dict` returns.
     whole
         Metrics of all ranks of both runs, if `before` and `after` are limited to common ranks.
+    kernels
+        Pairs of `Run.kernels()` before and after, one pair for each key that is compared.
 
     Returns
     -------
     Comparison
-        The change of the step, of its parts, and of every metric. Times are ns.
+        The change of the step, of its parts, of every metric and of kernels. Times are ns.
 
     Raises
     ------
@@ -243,6 +253,7 @@ def compare(
         values=tuple(values.values()),
         notes=(*_left_out(before, after, runs), *_notes(before, after)),
         incomplete=tuple(line for item in runs.items() for line in _incomplete(*item)),
+        kernels=kernel_changes(kernels) if kernels else None,
     )
 
 

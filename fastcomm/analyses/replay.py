@@ -40,7 +40,7 @@ def step_of(
     Parameters
     ----------
     run
-        The traces, opened with `whole=True`.
+        The traces.
     window
         Part of the traces; by default the second step, or the only one.
     workers

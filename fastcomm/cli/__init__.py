@@ -25,6 +25,7 @@ COMMANDS = {
     "metrics": "Measure where a step's time goes, by parallelism and rank",
     "report": "Write an HTML page of all metrics, causes first",
     "compare": "Compare two runs: what changed, and what it costs",
+    "kernels": "List the kernels of a run: how long, how often, where",
     "critical-path": "Find the chain of work that determines the step time",
     "what-if": "Predict the step time with some work made faster",
     "replay": "Replay a step on its devices, as measured or changed",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import click
 
 from fastcomm.checks import shortened
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option, typed_options
+from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
@@ -23,6 +23,7 @@ from fastcomm.units import format_ns
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
     from fastcomm.executors import Executor
+    from fastcomm.kernels.result import Kernels
 
 _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
@@ -133,8 +134,14 @@ def _formatted(value: float | None) -> str:
     help="Exit with code 4 if the condition holds, as in 'iteration.mean_ns > +3%'. "
     "Repeatable.",
 )
+@option(
+    "--no-kernels",
+    is_flag=True,
+    group=MEASUREMENT,
+    help="Do not compare kernels, operators and annotations, for which all events are read.",
+)
 @measure_options
-@result_options("compare.json, parts and values as CSV and Parquet", html=False)
+@result_options("compare.json, parts, values and kernels as CSV and Parquet", html=False)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -143,6 +150,7 @@ def run(
     before: str,
     after: str,
     conditions: tuple[str, ...],
+    no_kernels: bool,
     as_json: bool,
     output: Path | None,
     xlsx: bool,
@@ -154,7 +162,8 @@ def run(
 
     BEFORE and AFTER are directories of traces, URLs, stores, or saved metrics: a file of
     fastcomm metrics --json, or a directory of its --output. The change of the step time is
-    split exactly into the parts of the breakdown. Reading options apply to both runs.
+    split exactly into the parts of the breakdown. Of traces, kernels, operators and annotations
+    are compared, too. Reading options apply to both runs.
 
     A condition of --fail-if is on the change ('iteration.mean_ns > +3%') or on the value after
     it ('breakdown.exact.idle > 20%', 'iteration.mean_ns > 80ms'); --json lists the names. Exit
@@ -169,7 +178,10 @@ def run(
     _check_saved(ctx, runs)
     with executor_for(execution) as executor:
         both, same = _measured(runs, metrics, reading, executor)
-    comparison = compare(*same, whole=(both[0], both[1]))
+        kernels, why_not = _kernels(runs, same, metrics, reading, executor, no_kernels)
+    comparison = compare(*same, whole=(both[0], both[1]), kernels=kernels)
+    if not comparison.is_same:
+        comparison = replace(comparison, notes=(*comparison.notes, *why_not))
     warn(_warnings(*(_unsaid(side, is_said=not as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
@@ -274,6 +286,51 @@ def _measured(
         for side, run in zip(both, runs, strict=True)
     ]
     return both, same
+
+
+def _kernels(
+    runs: Sequence[_Side],
+    same: Sequence[dict[str, Any]],
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    executor: "Executor",
+    no_kernels: bool,
+) -> tuple[list[tuple["Kernels", "Kernels"]], tuple[str, ...]]:
+    """Return the device work of both runs, a pair for each key, or a note why not.
+
+    `same` are the metrics of the ranks that are compared.
+    """
+    from fastcomm.analyses import kernels
+    from fastcomm.analyses.kernel_changes import COMPARED
+    from fastcomm.kernels.totals import WorkQuestion
+
+    if no_kernels:
+        return [], ()
+    if saved := [run.name for run in runs if run.saved is not None]:
+        return [], (f"kernels are not compared: {' and '.join(saved)} has saved metrics alone",)
+    if executor.is_here:
+        kernels.compile_kernels()
+    question = WorkQuestion(by=COMPARED, steps=metrics.steps)
+    try:
+        both = [
+            kernels.answered(
+                open_traces(
+                    (run.path,),
+                    replace(reading, ranks=tuple(side["ranks"])),
+                    executor,
+                    is_one_of_two=True,
+                ),
+                question,
+                workers=executor,
+                keep_going=reading.keep_going,
+            )
+            for run, side in zip(runs, same, strict=True)
+        ]
+    except FastcommError as error:
+        return [], (f"kernels are not compared: {error}",)
+    if not all(side[0].steps and side[0].table.num_rows for side in both):
+        return [], ("kernels are not compared: a run has none in its steps",)
+    return list(zip(*both, strict=True)), ()
 
 
 @contextmanager

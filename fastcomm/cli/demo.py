@@ -37,7 +37,7 @@ _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-exp
     default="kineto",
     group=OUTPUT,
     is_common=True,
-    help="Format to write: PyTorch, Nsight Systems, or a table for stragglers.",
+    help="Format to write. PyTorch, Nsight Systems, or a table for stragglers.",
 )
 @option(
     "--fault",

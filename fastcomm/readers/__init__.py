@@ -20,7 +20,7 @@ from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.config import read as read_config
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import dimensions_of
-from fastcomm.trace.run import MOST_RANKS, Content, SkippedRank, Source
+from fastcomm.trace.run import MOST_RANKS, WITH_HOST, Content, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 
 # The patterns of names below, for messages; N is the rank.
@@ -295,7 +295,9 @@ class RankReader:
 
     def __call__(self, content: Content) -> Trace:
         """Read a part of the trace."""
-        return self.read(self.path, replace(self.options, whole=content == "all"), *self.rank)
+        return self.read(
+            self.path, replace(self.options, whole=content in WITH_HOST), *self.rank
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

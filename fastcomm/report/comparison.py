@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.markup import escape
 
 from fastcomm import result, units
 from fastcomm.analyses.cause_changes import CauseChange
 from fastcomm.analyses.compare import BreakdownChange, Comparison
+from fastcomm.analyses.kernel_changes import KernelChange
 from fastcomm.report import files
-from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.report.console import (
+    TerminalTable,
+    na,
+    plain_console,
+    say,
+    shortened,
+    table,
+)
 from fastcomm.report.details import part_name
 from fastcomm.units import (
     format_bandwidth,
@@ -21,6 +30,10 @@ from fastcomm.units import (
 
 _MOST_VALUES = 12
 _MOST_CAUSES = 3
+_MOST_KERNELS = 6
+_MOST_NAMED = 5  # new and vanished kernels
+_NAME_WIDTH = 60
+_SMALL = 0.01  # of the largest effect: smaller ones are not shown
 _STEP_DIGITS = 4
 # Minimum relative change of a printed value.
 _WORTH = 0.01
@@ -40,7 +53,7 @@ _REASONS = {
 
 
 def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write compare.json, and parts and values as CSV and Parquet; return their paths."""
+    """Write compare.json, and its tables as CSV and Parquet; return their paths."""
     texts = {"compare.json": result.dumps(comparison.to_dict())}
     return files.write_tables(folder, texts, comparison.to_arrow(), "compare" if xlsx else None)
 
@@ -65,6 +78,8 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     changed = _changed(comparison)
     if changed.row_count:
         console.print(changed)
+    for key, changes in (comparison.kernels or {}).items():
+        _show_kernels(console, key, changes)
     for note in comparison.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     for text in conditions:
@@ -125,6 +140,44 @@ def _reasons(part: BreakdownChange) -> str:
         name = _REASONS.get(reason.name.rpartition(".")[2], "overlap")
         parts.append(f"{name} {signed_percent(reason.relative or 0.0)}")
     return ", ".join(parts)
+
+
+def _show_kernels(console: Console, key: str, changes: Sequence[KernelChange]) -> None:
+    """Print the changes with the largest effect on the step; new and vanished work apart."""
+    rows = table(
+        *(_NOUNS[key], "category", "before", "after", "effect", "calls/step"),
+        drop=("category", "before"),
+    )
+    most = max((abs(change.effect_ns) for change in changes), default=0.0)
+    shown = [change for change in changes if abs(change.effect_ns) > _SMALL * most]
+    for change in [one for one in shown if one.state == "changed"][:_MOST_KERNELS]:
+        rows.add_row(
+            escape(change.name),
+            escape(change.category),
+            *(na(value, format_ns) for value in (change.before_ns, change.after_ns)),
+            format_signed_ns(change.effect_ns),
+            _calls(change),
+        )
+    if rows.row_count:
+        console.print(rows)
+    for state in ("new", "vanished"):
+        own = [change for change in shown if change.state == state]
+        texts = [
+            f"{escape(shortened(one.name, _NAME_WIDTH))} ({format_signed_ns(one.effect_ns)})"
+            for one in own[:_MOST_NAMED]
+        ]
+        more = f", and {len(own) - len(texts)} more" if len(own) > len(texts) else ""
+        if own:
+            say(console, f"{state} {_NOUNS[key]}s: {', '.join(texts)}{more}", hanging=2)
+
+
+_NOUNS = {"name": "kernel", "operator": "operator", "annotation": "annotation"}
+
+
+def _calls(change: KernelChange) -> str:
+    """Return the calls per step: "12", or before and after: "12 to 14"."""
+    before, after = (f"{count or 0:.4g}" for count in (change.before_count, change.after_count))
+    return before if before == after else f"{before} to {after}"
 
 
 def _changed(comparison: Comparison) -> TerminalTable:

@@ -39,10 +39,22 @@ def write_csv(table: pa.Table, path: Path) -> None:
     that each row is a line. Texts that would be a formula get a leading ', also after a
     semicolon. Raises OSError.
     """
+    with pa.OSFile(os.fsencode(path), "wb") as file:
+        pa_csv.write_csv(_plain_table(table), file)
+
+
+def csv_text(table: pa.Table) -> str:
+    """Return a table as the text that `write_csv` writes."""
+    buffer = pa.BufferOutputStream()
+    pa_csv.write_csv(_plain_table(table), buffer)
+    return bytes(buffer.getvalue()).decode()
+
+
+def _plain_table(table: pa.Table) -> pa.Table:
+    """Return a table whose columns are fit for CSV."""
     for place, field in enumerate(table.schema):
         table = table.set_column(place, field.name, _plain(table[field.name]))
-    with pa.OSFile(os.fsencode(path), "wb") as file:
-        pa_csv.write_csv(table, file)
+    return table
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

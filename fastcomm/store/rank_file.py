@@ -64,9 +64,8 @@ def read(
     path: Path,
     options: TraceOptions,
     rank: int | None = None,
-    *,
-    is_narrow: bool = False,
     provenance: dict[str, Any] | None = None,
+    column_set: schema.ColumnSet = "all",
 ) -> Trace:
     """Read one rank of a store.
 
@@ -82,10 +81,10 @@ def read(
         What to read; with `whole`, all events rather than device work.
     rank
         The rank that the store expects; None if unknown.
-    is_narrow
-        Whether the columns that metrics need are enough.
     provenance
         Source and options of the rank, as the manifest states them.
+    column_set
+        The columns that are enough. For metrics, device work is enough, too.
 
     Raises
     ------
@@ -105,15 +104,15 @@ def read(
         is_changed = effective != stored or not _has_windows(
             metadata, clock, stored.iterations.clock
         )
-        is_narrow = is_narrow and not is_changed
-        is_whole = options.whole and not is_narrow
+        column_set = "all" if is_changed else column_set
+        is_whole = options.whole and column_set != "metrics"
         sections = len(store.SECTIONS) if is_whole else 2 if is_changed else 1
         groups = range(sum(metadata["row_groups"][:sections]))
         file_schema = file.schema_arrow
-        columns = _columns(file_schema, metadata, is_narrow=is_narrow, is_whole=is_whole)
+        columns = _columns(file_schema, metadata, column_set, is_whole=is_whole)
         _check_texts(file_schema, columns)
         arrow_files.check(file.metadata, path.stat().st_size, path, columns, groups)
-        trace = _trace(_rows(file, groups, columns), metadata, path, is_narrow=is_narrow)
+        trace = _trace(_rows(file, groups, columns), metadata, path, column_set)
     if is_changed:
         effective = replace(effective, iterations=replace(effective.iterations, clock=clock))
         return reapplied(trace, effective, stored)
@@ -228,21 +227,25 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
 
 
 def _columns(
-    file_schema: pa.Schema, metadata: dict[str, Any], *, is_narrow: bool, is_whole: bool
+    file_schema: pa.Schema,
+    metadata: dict[str, Any],
+    column_set: schema.ColumnSet,
+    *,
+    is_whole: bool,
 ) -> list[str]:
     """Return the columns to read; those of partners only if the file may have any."""
-    tables = schema.NARROW if is_narrow else schema.ALL
+    tables = schema.COLUMN_SETS[column_set]
     names = {_EVENTS[name] for name in tables["events"].names}
     names |= {_COMM[name] for name in tables["comm"].names if name != "event"}
-    if not is_narrow:
+    if is_whole or column_set == "all":
         names.add("event")  # without it, rows are of one section, in the order of events
     present, one_message = set(file_schema.names), set(schema.OF_ONE)
     if metadata.get("partners") is False or not present.issuperset(schema.PARTNERS):
         names -= {*schema.PARTNERS, *one_message}
-    elif not present.issuperset(one_message):  # stored by an older fastcomm
+    elif "peer" in names and not present.issuperset(one_message):  # stored by an older fastcomm
         names = names - one_message | set(schema.PARTNERS)
     if is_whole:
-        names |= set(schema.ARGS.names) & present
+        names |= set(tables["args"].names) & present
     return sorted(names)
 
 
@@ -292,14 +295,17 @@ _BEFORE_DEVICE_CLOCK = (
 )
 
 
-def _trace(rows: pa.Table, metadata: dict[str, Any], path: Path, *, is_narrow: bool) -> Trace:
-    """Assemble a trace from its rows and metadata; `is_narrow` leaves out unneeded columns."""
+def _trace(
+    rows: pa.Table, metadata: dict[str, Any], path: Path, column_set: schema.ColumnSet
+) -> Trace:
+    """Assemble a trace from its rows and metadata."""
     small = {
         name: pa.table(metadata[name], table_schema)
         for name, table_schema in _SMALL.items()
-        if name != "lanes" or not is_narrow
+        if name != "lanes" or column_set != "metrics"
     }
-    _check_places(rows["group_id"], small["groups"].num_rows, "group")
+    if "group_id" in rows.column_names:
+        _check_places(rows["group_id"], small["groups"].num_rows, "group")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in metadata["meta"].items()
@@ -310,17 +316,16 @@ def _trace(rows: pa.Table, metadata: dict[str, Any], path: Path, *, is_narrow: b
         "iterations": small["iterations"],
         "meta": Meta(**meta, path=str(path)),
     }
-    if is_narrow:
-        trace = Trace.narrow(events=_events(rows, schema.NARROW["events"]), **parts)
-        return _with_device_iterations(trace, metadata)
-    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
+    if "lane" in rows.column_names:
+        _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     args = [name for name in schema.ARGS.names if name in rows.schema.names]
-    trace = Trace.of(
-        events=_events(rows, schema.EVENTS),
-        lanes=small["lanes"],
-        args=rows.select(args) if args else None,
-        **parts,
-    )
+    parts |= {
+        "events": _events(rows, schema.COLUMN_SETS[column_set]["events"]),
+        "args": rows.select(args) if args else None,
+        "lanes": small.get("lanes"),
+    }
+    is_all = column_set == "all"
+    trace = Trace.of(**parts) if is_all else Trace.narrow(**parts, columns=column_set)
     return _with_device_iterations(trace, metadata)
 
 

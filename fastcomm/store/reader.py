@@ -12,7 +12,7 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, listed
 from fastcomm.store.rank_file import about, read
-from fastcomm.trace.run import Content, SkippedRank, Source, ranges
+from fastcomm.trace.run import WITH_HOST, Content, SkippedRank, Source, ranges
 from fastcomm.trace.trace import Trace
 
 
@@ -76,10 +76,10 @@ def _source(file: StoredFile, options: TraceOptions) -> Source:
 def _read(file: StoredFile, options: TraceOptions, content: Content) -> Trace:
     return read(
         file.path,
-        replace(options, whole=content == "all"),
+        replace(options, whole=content in WITH_HOST),
         file.rank,
-        is_narrow=content == "metrics",
-        provenance=file.provenance,
+        file.provenance,
+        "all" if content == "work" else content,
     )
 
 

@@ -205,7 +205,9 @@ class EventRows(EventColumns):
             kind=events["kind"].to_numpy(),
             name=name.indices.to_numpy(),
             lane=events["lane"].to_numpy(),
-            correlation=filled(events["correlation"]),
+            correlation=filled(events["correlation"])
+            if "correlation" in events.column_names
+            else np.full(count, NULL, np.int64),
             stream=arg("on_stream") if "on_stream" in present else lane_streams(trace),
             wait_stream=arg("wait_stream"),
             wait_record=arg("wait_correlation"),

@@ -19,8 +19,10 @@ MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 
 
 # Which part of a trace is read: all events; device work and communication; or of these the
-# columns that metrics need, where a format can leave out others (`schema.NARROW`).
-Content = Literal["all", "work", "metrics"]
+# columns that metrics or sums of kernels need; or of all events those that link launches. Where
+# a format cannot leave out columns (`schema.COLUMN_SETS`), it reads all.
+Content = Literal["all", "work", "metrics", "kernels", "launches"]
+WITH_HOST = ("all", "launches")  # with events of the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ unknown is null. A table's rows are sorted by `start` where it has one.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import pyarrow as pa
 
@@ -147,9 +148,26 @@ ITERATIONS = pa.schema(
 
 _MEASURED = ("start", "stop", "kind")
 _NOT_MEASURED = ("sends_to", "receives_from")
-# Columns that metrics need of a trace, and all columns.
+# Columns that metrics need of a trace.
 NARROW = {
     "events": pa.schema([EVENTS.field(name) for name in _MEASURED]),
     "comm": pa.schema([field for field in COMM if field.name not in _NOT_MEASURED]),
 }
-ALL = {"events": EVENTS, "comm": COMM}
+_NAMED = (*_MEASURED, "name", "lane")
+_WHICH = pa.schema([COMM.field(name) for name in ("op", "start", "stop", "tag", "event")])
+# Sets of columns that can be read without the others.
+ColumnSet = Literal["all", "metrics", "kernels", "launches"]
+COLUMN_SETS: dict[ColumnSet, dict[str, pa.Schema]] = {
+    "all": {"events": EVENTS, "comm": COMM, "args": ARGS},
+    "metrics": {**NARROW, "args": pa.schema([])},
+    "kernels": {
+        "events": pa.schema([EVENTS.field(name) for name in _NAMED]),
+        "comm": _WHICH,
+        "args": pa.schema([]),
+    },
+    "launches": {
+        "events": pa.schema([EVENTS.field(name) for name in (*_NAMED, "correlation")]),
+        "comm": _WHICH,
+        "args": pa.schema([ARGS.field(name) for name in ("sequence", "forward_thread")]),
+    },
+}

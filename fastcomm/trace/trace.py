@@ -154,7 +154,7 @@ class Trace:
         )
 
     @classmethod
-    def narrow(
+    def narrow(  # noqa: PLR0913 - one keyword per table
         cls,
         *,
         events: pa.Table,
@@ -162,18 +162,21 @@ class Trace:
         groups: pa.Table,
         iterations: pa.Table,
         meta: Meta,
+        columns: schema.ColumnSet = "metrics",
+        lanes: pa.Table | None = None,
+        args: pa.Table | None = None,
     ) -> Self:
-        """Build a trace with only the columns that metrics need, `schema.NARROW`, and no lanes.
-
-        Raises `SchemaError` if a table does not fit its schema.
-        """
-        schemas = schema.NARROW
+        """Build a trace with only some columns, `schema.COLUMN_SETS`; for metrics no lanes."""
+        schemas = schema.COLUMN_SETS[columns]
+        has_sizes = "payload_bytes" in schemas["comm"].names
+        comm = _in_order(_with_partners(comm) if has_sizes else comm, schemas["comm"], "comm")
         return cls(
             events=_in_order(events, schemas["events"], "events"),
-            lanes=_NO_LANES,
-            comm=_sized(_in_order(_with_partners(comm), schemas["comm"], "comm")),
+            lanes=_NO_LANES if lanes is None else validate(lanes, schema.LANES, "lanes"),
+            comm=_sized(comm) if has_sizes else comm,
             groups=validate(groups, schema.GROUPS, "groups"),
             iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
+            args=None if args is None else _args(args, events.num_rows),
             meta=meta,
         )
 

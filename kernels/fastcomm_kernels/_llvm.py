@@ -93,6 +93,11 @@ def trailing_zeros_twin(mask: int) -> int:
     return (int(mask) & -int(mask)).bit_length() - 1
 
 
+def bit_length_twin(number: int) -> int:
+    """Return the number of bits of a number that is not negative; 0 for 0."""
+    return int(number).bit_length()
+
+
 def count_twin(mask: int) -> int:
     """Return the number of set bits of a mask."""
     return int(mask).bit_count()
@@ -271,6 +276,13 @@ def _trailing_zeros(builder: Any, args: Any) -> Any:
     return _zeros_below(builder, args[0], if_none=False)
 
 
+def _bit_length(builder: Any, args: Any) -> Any:
+    kind = ir.FunctionType(_I64, [_I64, ir.IntType(1)])
+    count = builder.module.declare_intrinsic("llvm.ctlz", [_I64], kind)
+    zeros = builder.call(count, [args[0], ir.Constant(ir.IntType(1), 0)])
+    return builder.sub(_whole(64), zeros)
+
+
 def _count(builder: Any, args: Any) -> Any:
     kind = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.module.declare_intrinsic("llvm.ctpop", [_I64], kind), args)
@@ -338,6 +350,7 @@ if _setting.DISABLE_JIT:
     address, byte, put_byte = address_twin, byte_twin, put_byte_twin
     get, put, put8 = get_twin, put_twin, put8_twin
     load64, mix, trailing_zeros = load64_twin, mix_twin, trailing_zeros_twin
+    bit_length = bit_length_twin
     digit_count, digits = digit_count_twin, digits_twin
     count, up, top, insides = count_twin, up_twin, top_twin, insides_twin
 else:
@@ -347,6 +360,7 @@ else:
     put8 = _intrinsic(types.void, 3, _put8)
     load64, mix = _intrinsic(types.int64, 2, _load64), _intrinsic(types.int64, 2, _mix)
     trailing_zeros = _intrinsic(types.int64, 1, _trailing_zeros)
+    bit_length = _intrinsic(types.int64, 1, _bit_length)
     digit_count = _intrinsic(types.int64, 1, _digit_count)
     digits = _intrinsic(types.int64, 2, _digits)
     count, up = _intrinsic(types.int64, 1, _count), _intrinsic(types.int64, 2, _up)

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels._llvm import mix
+from fastcomm_kernels._llvm import bit_length, mix
 from fastcomm_kernels.arrays import Floats, Ints
 
 Matrix = NDArray[np.int64]
+
+BITS = 11  # significant bits of a number that tell its bucket
 
 _SLOTS = 64  # initial number, a power of two
 
@@ -123,3 +125,51 @@ def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]
         least[k], most[k] = ordered[begin], ordered[end - 1]
         median[k] = ordered[begin + count // 2]
     return total, least, most, median, variance
+
+
+@kernel
+def sums(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return number, sum, least and most of the values of each key below `size`.
+
+    A key without values has zeros.
+    """
+    number, total = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    least, most = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for i in range(len(key)):
+        k, v = key[i], value[i]
+        if number[k] == 0 or v < least[k]:
+            least[k] = v
+        most[k] = max(most[k], v)
+        number[k] += 1
+        total[k] += v
+    return number, total, least, most
+
+
+@kernel
+def bucket(value: int) -> int:
+    """Return the bucket of a number that is not negative: ascending, one for 11 equal bits."""
+    shift = max(bit_length(value) - BITS, 0)
+    return (shift << (BITS - 1)) + (value >> shift)
+
+
+@kernel
+def buckets(value: Ints) -> Ints:
+    """Return the bucket of each value."""
+    out = np.empty(len(value), np.int64)
+    for i in range(len(value)):
+        out[i] = bucket(value[i])
+    return out
+
+
+@kernel
+def histogram(key: Codes, value: Ints, first: Ints, low: Ints) -> Codes:
+    """Count values by key and bucket.
+
+    The cells of key k begin at `first[k]`, with that of bucket `low[k]`; the last of `first` is
+    the number of cells.
+    """
+    number = np.zeros(first[-1], np.int32)
+    start = first[:-1] - low
+    for i in range(len(key)):
+        number[start[key[i]] + bucket(value[i])] += 1
+    return number

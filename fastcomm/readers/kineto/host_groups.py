@@ -217,8 +217,8 @@ def _steps(scanned: Scanned, times: Ints) -> Ints:
     """Return the number of the step of the profiler at each time; NULL outside all steps."""
     rows = named_rows(scanned, "annotation", _STEP.match)
     start, stop, name = (scanned.columns[key][rows] for key in ("start", "stop", "name"))
-    numbers = [_STEP.match(scanned.texts[code]) for code in name.tolist()]
-    number = np.array([int(found[1]) for found in numbers if found], np.int64)
+    matches = [_STEP.match(scanned.texts[code]) for code in name.tolist()]
+    number = np.array([int(match[1]) for match in matches if match], np.int64)
     if not len(rows):
         return np.full(len(times), NULL, np.int64)
     at = np.searchsorted(start, times, side="right") - 1

@@ -1,0 +1,129 @@
+"""Sum up the kernels of a run: each rank in a worker, then all ranks together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from fastcomm.analyses import preparation
+from fastcomm.errors import ConfigError
+from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.kernels.result import Kernels
+from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
+from fastcomm.options import KernelKey, KernelOptions
+from fastcomm.readers.runs import with_world
+from fastcomm.trace.run import (
+    ReadRanks,
+    RunTraces,
+    SkippedRank,
+    Spread,
+    agreed_size,
+    expected_ranks,
+    ranges,
+    warnings_of_ranks,
+)
+from fastcomm.trace.trace import Trace
+
+
+def compile_kernels() -> None:
+    """Compile the kernels of this analysis and of reading, unless they are cached."""
+
+    def summed(trace: Trace) -> None:
+        WorkTotals.of(trace, WorkQuestion(by=get_args(KernelKey)))
+
+    preparation.compile_kernels()
+    preparation.compile_for("kernels", summed)
+
+
+def sum_kernels(
+    run: RunTraces,
+    options: KernelOptions | None = None,
+    *,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> Kernels:
+    """Sum up the device work of a run by the key of the options.
+
+    Raises
+    ------
+    ConfigError
+        If the run does not have the rank or the step.
+    FastcommError
+        If a rank cannot be read; with `keep_going`, if none can.
+
+    """
+    options = options or KernelOptions()
+    question = WorkQuestion(
+        by=(options.by,),
+        steps=None if options.step is None else (options.step,),
+        match=options.match,
+        full_names=options.full_names,
+    )
+    (result,) = answered(
+        run if options.rank is None else run.only((options.rank,)),
+        question,
+        workers=workers,
+        keep_going=keep_going,
+        progress=progress,
+    )
+    return result
+
+
+def answered(
+    run: RunTraces,
+    question: WorkQuestion,
+    *,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> list[Kernels]:
+    """Return the device work of a run by each key of a question; each rank is read once.
+
+    Raises the errors of `sum_kernels`.
+    """
+    task = Task(
+        measure=partial(WorkTotals.of, question=question),
+        merge=merge,
+        finish=_Answer(
+            question=question,
+            world_size=run.world_size,
+            warnings=run.warnings,
+            untold=run.untold,
+        ).of_ranks,
+        content=question.content,
+    )
+    return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """Makes the results of the merged ranks, with what is known of a run before it is read."""
+
+    question: WorkQuestion
+    world_size: int | None
+    warnings: tuple[str, ...]
+    untold: tuple[int, ...]
+
+    def of_ranks(
+        self, totals: WorkTotals, skipped: Sequence[SkippedRank], _: Spread
+    ) -> list[Kernels]:
+        """Return the result of each key; ConfigError if no rank has the step."""
+        steps = self.question.steps
+        if steps is not None and not any(rank.steps for rank in totals.ranks):
+            present = sorted({rank.numbers or "no steps" for rank in totals.ranks})
+            raise ConfigError(
+                f"no step {ranges(sorted(steps))}; the run has {' or '.join(present)}"
+            )
+        ranks = tuple(rank.rank for rank in totals.ranks)
+        world = agreed_size((rank.rank, rank.world_size) for rank in totals.ranks)
+        warnings = with_world(self.warnings, self.untold, world)
+        world = world if self.world_size is None else self.world_size
+        read = ReadRanks(
+            ranks=ranks, expected=expected_ranks(ranks, world, skipped), skipped=tuple(skipped)
+        )
+        warnings = (*warnings, *warnings_of_ranks(totals.ranks))
+        return [
+            Kernels(by=key, totals=totals, read=read, warnings=warnings)
+            for key in self.question.by
+        ]

@@ -1,0 +1,158 @@
+"""``fastcomm kernels``."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from fastcomm.cli.commands import MEASUREMENT, OUTPUT, WINDOW, OptionsCommand, option
+from fastcomm.cli.messages import say, warn
+from fastcomm.cli.options import (
+    ExecutionOptions,
+    builds,
+    executor_for,
+    open_traces,
+    run_options,
+)
+from fastcomm.cli.results import ResultFiles, result_options, top_option
+from fastcomm.cli.values import NUMBER, RANK
+from fastcomm.options import KernelKey, KernelOptions, ReadOptions
+
+if TYPE_CHECKING:
+    from fastcomm.kernels.result import Kernels
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm kernels traces/
+  fastcomm kernels traces/ --by operator --match 'mm$' --step 12
+  fastcomm kernels traces/ --by layer --rank 0 --format csv > layers.csv
+"""
+_AS_TABLE = ("--json", "--format json", "--format csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintOptions:
+    """How the rows are printed."""
+
+    top: int = 20
+    format_: str = "table"
+
+
+@click.command("kernels", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@option(
+    "--by",
+    type=click.Choice(get_args(KernelKey)),
+    default="name",
+    metavar="KEY",
+    group=MEASUREMENT,
+    is_common=True,
+    help="What a row is: name, category, operator, module, annotation, stream or layer.",
+)
+@option(
+    "--match",
+    metavar="REGEX",
+    group=MEASUREMENT,
+    is_common=True,
+    help="Count only work of which the kernel's name, or that of the row, matches.",
+)
+@option(
+    "--full-names",
+    is_flag=True,
+    group=MEASUREMENT,
+    is_common=True,
+    help="Keep names as recorded: template arguments, parameters, numbers.",
+)
+@option(
+    "--rank",
+    type=RANK,
+    group=WINDOW,
+    is_common=True,
+    help="Analyze this rank alone. Default: all ranks.",
+)
+@option(
+    "--step",
+    type=NUMBER,
+    group=WINDOW,
+    is_common=True,
+    help="Number of the step. Default: all steps.",
+)
+@top_option(20, not_with=_AS_TABLE)
+@option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "csv", "json", "markdown"]),
+    default="table",
+    group=OUTPUT,
+    is_common=True,
+    not_with=("--json",),
+    help="Format to write. CSV and JSON have all rows.",
+)
+@builds(shown=PrintOptions, files=ResultFiles, kernels=KernelOptions)
+@run_options
+@result_options("kernels.json, and rows of all and of each rank as CSV and Parquet", html=False)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    paths: tuple[str, ...],
+    shown: PrintOptions,
+    files: ResultFiles,
+    kernels: KernelOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
+    """List the kernels of a run: how long, how often, on which rank longer.
+
+    PATH is a directory, file or glob of traces, or a store of fastcomm ingest. Sums up kernels,
+    copies and communication over ranks and steps, the longest first. The share is that of the
+    step; times on different streams overlap, so shares may add up to more than 100 %.
+
+    The slowest rank is the one with the longest total among ranks with equally many such
+    kernels. Runs without a device have operators of the host instead of kernels.
+    """
+    from fastcomm import result
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.report import kernels as report
+    from fastcomm.report.files import csv_text
+
+    summed = _summed(paths, kernels, reading, execution)
+    warn(summed.warnings)
+    say(*(f"skipped: {rank}" for rank in summed.read.skipped))
+    if files.output is not None:
+        report.write(summed, files.output, xlsx=files.xlsx)
+    if files.as_json or shown.format_ == "json":
+        click.echo(result.text(summed.to_dict()))
+    elif shown.format_ == "csv":
+        click.echo(csv_text(summed.to_arrow()), nl=False)
+    elif shown.format_ == "markdown":
+        click.echo(report.markdown(summed, shown.top))
+    else:
+        report.show(summed, shown.top)
+    if summed.read.skipped:
+        ctx.exit(INCOMPLETE)
+
+
+def _summed(
+    paths: tuple[str, ...],
+    options: KernelOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> "Kernels":
+    """Return the kernels of the run at the paths, with a progress bar."""
+    from fastcomm.analyses.kernels import compile_kernels, sum_kernels
+    from fastcomm.report.console import progress
+
+    with executor_for(execution) as executor:
+        if executor.is_here:
+            compile_kernels()
+        run = open_traces(paths, reading, executor)
+        with progress(run) as advance:
+            return sum_kernels(
+                run,
+                options,
+                workers=executor,
+                keep_going=reading.keep_going,
+                progress=advance,
+            )

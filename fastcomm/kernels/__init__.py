@@ -1,0 +1,183 @@
+"""Statistics of device work by name: how often, how long, on which rank.
+
+Durations are kept as distributions: by key, how many are in each bucket. A bucket has the
+durations that agree in their first 11 bits, so percentiles are exact up to 2 us, and above to
+0.05 %. Distributions of several ranks merge into one, in any order, and their size does not
+grow with the number of events. Numbers, sums and extremes are exact.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.errors import SchemaError
+from fastcomm.trace.columns import filled
+from fastcomm_kernels import grouping
+from fastcomm_kernels.arrays import Floats, Ints
+from fastcomm_kernels.grouping import BITS, Codes
+
+_MOST_NS = 1 << 62  # of all durations together
+_HALF = 0.5
+_BUCKETS = 1 << 16  # more than there are
+_CELLS = 4  # per event: with more, most would be empty
+_FEW = 1 << 16  # cells that cost next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class KeySums:
+    """Number, sum, least and longest duration by key; times in ns."""
+
+    count: Ints
+    total: Ints
+    least: Ints
+    most: Ints
+
+    @classmethod
+    def of(cls, key: Codes, duration: Ints, keys: int) -> Self:
+        """Sum up the durations (ns) of events by their key, a number below `keys`."""
+        return cls(*grouping.sums(key, duration, np.int64(keys)))
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Buckets of durations by key, ascending within a key, and the number of events in each."""
+
+    first: Ints  # of each key, the row of its lowest bucket; then the number of rows
+    bucket: Ints
+    number: Ints
+
+    @classmethod
+    def of(cls, key: Codes, duration: Ints, sums: KeySums) -> Self:
+        """Count durations (ns) by bucket; `sums` are those of the same events."""
+        low, high = grouping.buckets(sums.least), grouping.buckets(sums.most)
+        cells = np.where(sums.count > 0, high - low + 1, 0)
+        first = np.concatenate([[0], np.cumsum(cells)])
+        if first[-1] > _CELLS * len(key) + _FEW:
+            pair = key.astype(np.int64) * _BUCKETS + grouping.buckets(duration)
+            pair, counts = np.unique(pair, return_counts=True)
+            keys = np.searchsorted(pair, np.arange(len(cells) + 1) * _BUCKETS)
+            return cls(keys, pair % _BUCKETS, counts)
+        number = grouping.histogram(key, duration, first, low)
+        cell = np.flatnonzero(number)
+        of_cell = np.repeat(low - first[:-1], cells)
+        return cls(
+            np.searchsorted(cell, first), cell + of_cell[cell], number[cell].astype(np.int64)
+        )
+
+    @classmethod
+    def merged(cls, key: Codes, bucket: Ints, number: Ints, keys: int) -> Self:
+        """Add up distributions: `number` events of a key and a bucket per element."""
+        pair, place = np.unique(key.astype(np.int64) * _BUCKETS + bucket, return_inverse=True)
+        sums = np.zeros(len(pair), np.int64)
+        np.add.at(sums, place, number)
+        first = np.searchsorted(pair, np.arange(keys + 1) * _BUCKETS)
+        return cls(first, pair % _BUCKETS, sums)
+
+    @property
+    def keys(self) -> Codes:
+        """The key of each row."""
+        size = len(self.first) - 1
+        return np.repeat(np.arange(size, dtype=np.int32), np.diff(self.first))
+
+    def percentile(self, percent: float) -> Floats:
+        """Return a percentile by key in ns, interpolated as NumPy does; NaN without events."""
+        behind = np.concatenate([[0], np.cumsum(self.number)])
+        edges = behind[self.first]
+        count, before = np.diff(edges), edges[:-1]
+        has = count > 0
+        place = percent / 100 * (count[has] - 1)
+        down = np.floor(place).astype(np.int64)
+        low, high = (
+            duration_of(self.bucket[np.searchsorted(behind, before[has] + at, "right") - 1])
+            for at in (down, np.ceil(place).astype(np.int64))
+        )
+        share, gap = place - down, high - low
+        values = np.full(len(count), np.nan)
+        values[has] = np.where(share < _HALF, low + gap * share, high - gap * (1 - share))
+        return values
+
+
+def duration_of(bucket: Ints) -> Floats:
+    """Return the duration in the middle of each bucket, in ns."""
+    shift = np.maximum((bucket >> (BITS - 1)) - 1, 0)
+    least = (bucket - (shift << (BITS - 1))) << shift
+    middle: Floats = (least + ((1 << shift) >> 1)).astype(np.float64)
+    return middle
+
+
+def check_durations(duration: Ints) -> None:
+    """Raise SchemaError if durations are negative, or their sum may exceed an int64."""
+    if not len(duration):
+        return
+    if int(duration.min()) < 0:
+        raise SchemaError("a duration is negative")
+    is_large = int(duration.max()) * len(duration) > _MOST_NS
+    if is_large and float(duration.sum(dtype=np.float64)) > _MOST_NS:
+        raise SchemaError("durations add up to more than 146 years")
+
+
+def duration_statistics(table: pa.Table) -> pa.Table:
+    """Return number, sum, mean and percentiles of durations by name.
+
+    Parameters
+    ----------
+    table
+        Columns `name` (text, or dictionary of texts) and `duration_ns` (int64), one row per
+        event, without nulls.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per name, the longest sum first: `name`, `count`, `total_ns`, `mean_ns`,
+        `median_ns`, `p95_ns`, `min_ns` and `max_ns`. Percentiles are interpolated linearly,
+        and exact to 0.05 %; the other columns are exact.
+
+    Raises
+    ------
+    SchemaError
+        If a column is missing or has nulls, or durations are negative or add up to more than
+        an int64 holds.
+
+    """
+    for name in ("name", "duration_ns"):
+        if name not in table.column_names or table[name].null_count:
+            raise SchemaError(f"events need a column {name} without nulls")
+    names = table["name"].combine_chunks()
+    names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+    duration = filled(table["duration_ns"])
+    check_durations(duration)
+    code, texts = names.indices.to_numpy(), names.dictionary
+    if pc.count_distinct(texts).as_py() < len(texts):
+        code, texts = same_texts(code, texts)
+    sums = KeySums.of(code, duration, len(texts))
+    return statistics(sums, Distribution.of(code, duration, sums), texts)
+
+
+def same_texts(code: Codes, texts: pa.Array) -> tuple[Codes, pa.Array]:
+    """Number texts so that equal ones have one code; return codes and distinct texts."""
+    encoded = texts.cast(pa.string()).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int32)[code], encoded.dictionary
+
+
+def statistics(sums: KeySums, durations: Distribution, names: pa.Array) -> pa.Table:
+    """Return a row per key with events, the longest sum first; keys have `names`."""
+    percentiles = {
+        name: durations.percentile(percent)
+        for name, percent in (("median_ns", 50), ("p95_ns", 95))
+    }
+    table = pa.table(
+        {
+            "name": names,
+            "count": sums.count,
+            "total_ns": sums.total,
+            "mean_ns": sums.total / np.maximum(sums.count, 1),
+            # The middle of a bucket may be outside of what is in it.
+            **{name: np.clip(p, sums.least, sums.most) for name, p in percentiles.items()},
+            "min_ns": sums.least,
+            "max_ns": sums.most,
+        }
+    ).filter(pa.array(sums.count > 0))
+    return table.sort_by([("total_ns", "descending"), ("name", "ascending")])

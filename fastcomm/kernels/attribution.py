@@ -1,0 +1,227 @@
+"""Which operator, module, layer, annotation or stream the device work of a rank belongs to.
+
+Work belongs to the innermost range around its launch, on the thread of the launch. Work that
+autograd launches belongs to the module whose forward operator has the same sequence number.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastcomm.kernels.names import categories, short_label, short_name
+from fastcomm.options import KernelKey
+from fastcomm.trace.columns import filled
+from fastcomm.trace.events import EventRows, enclosing
+from fastcomm.trace.schema import KIND
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.grouping import Codes
+
+_MODULE = re.compile(r"nn\.Module: (.+?)_(\d+)$")
+_BACKWARD = "autograd::engine::evaluate_function"
+# Keys that need only the device work, and not what the host did.
+DEVICE_KEYS: tuple[KernelKey, ...] = ("name", "category", "stream")
+
+Labels = tuple[Codes, Sequence[str]]  # index of each row's label, and the labels
+
+
+@dataclass(frozen=True)
+class Work:
+    """The device work of a rank; of a host run, its operators and communication.
+
+    Columns have an element per row of `rows`, which are sorted by start.
+    """
+
+    trace: Trace
+
+    @cached_property
+    def is_comm(self) -> Flags:
+        """Whether each event of the trace communicates."""
+        flags = np.zeros(self.trace.events.num_rows, np.bool_)
+        flags[self.trace.comm["event"].to_numpy()] = True
+        return flags
+
+    @cached_property
+    def rows(self) -> Ints:
+        """The rows of the table of events that are work."""
+        kind = self.trace.events["kind"].to_numpy()
+        is_work = self.is_comm.copy()
+        for name in ("kernel", "memcpy", "memset", "host_work"):
+            is_work |= kind == KIND[name]
+        rows: Ints = np.flatnonzero(is_work)
+        return rows
+
+    @cached_property
+    def names(self) -> tuple[Codes, pa.Array]:
+        """The name of each row as an index, and all names."""
+        names = self.trace.events["name"].combine_chunks()
+        return names.indices.to_numpy()[self.rows], names.dictionary
+
+    @cached_property
+    def _events(self) -> EventRows:
+        return EventRows.of(self.trace)
+
+    @cached_property
+    def _launch(self) -> Ints:
+        """The row at which each work was launched: its call, on the host itself; or -1."""
+        is_host = self._events.kind[self.rows] == KIND["host_work"]
+        return np.where(is_host, self.rows, self._events.launch_of(self.rows))
+
+    def labels(self, by: KernelKey, *, full_names: bool) -> Labels:
+        """Return the label of each row; `full_names` keeps recorded names as they are."""
+        if by == "category":
+            return self.categories
+        if by in ("name", "annotation", "module"):
+            label = {"name": self._by_name, "module": self._modules}
+            return label.get(by, self._annotations)(full_names)
+        return {"stream": self._streams, "operator": self._operators}.get(by, self._layers)()
+
+    @cached_property
+    def categories(self) -> Labels:
+        """The category of each row."""
+        code, names = self.names
+        kind = self.trace.events["kind"].to_numpy()[self.rows]
+        return categories(kind, code, self.is_comm[self.rows], names)
+
+    def _by_name(self, full_names: bool) -> Labels:
+        code, names = self.names
+        used, place = _renumbered(code, len(names))
+        texts = names.take(pa.array(used)).to_pylist()
+        if not full_names and not self.trace.meta.is_host_run:
+            texts = [short_name(text) for text in texts]
+        return place, texts
+
+    def _streams(self) -> Labels:
+        lanes = self.trace.lanes
+        devices = lanes["device"].drop_null().unique()
+        noun = "thread" if self.trace.meta.is_host_run else "stream"
+        texts = [
+            f"{f'device {device} ' if len(devices) > 1 else ''}{noun} {thread}"
+            for device, thread in zip(
+                lanes["device"].to_pylist(), lanes["thread"].to_pylist(), strict=True
+            )
+        ]
+        return self.trace.events["lane"].to_numpy()[self.rows], texts
+
+    def _operators(self) -> Labels:
+        events = self._events
+        row = events.enclosing(events.rows("cpu_op"), self._launch)
+        is_host = events.kind[self.rows] == KIND["host_work"]
+        return self._named(np.where(is_host, self.rows, row), "operator", str)
+
+    def _annotations(self, full_names: bool) -> Labels:
+        """Label work by annotations: of its launch's thread, or else of the process."""
+        events, ranges = self._events, self._events.rows("annotation")
+        row = events.enclosing(ranges, self._launch)
+        missing = np.flatnonzero((row < 0) & (self._launch >= 0))
+        process = self.trace.lanes["process"].combine_chunks().dictionary_encode()
+        of_lane = process.indices.to_numpy()[events.lane]
+        spans = [
+            (of_lane[rows], events.start[rows], events.stop[rows])
+            for rows in (ranges, self._launch[missing])
+        ]
+        place = enclosing(spans[0], spans[1])
+        row[missing] = np.where(place >= 0, ranges[place] if len(ranges) else -1, -1)
+        return self._named(row, "annotation", str if full_names else short_label)
+
+    @cached_property
+    def _module_rows(self) -> Ints:
+        """The rows of the forward passes of modules."""
+        flags = pc.match_substring_regex(self._events.names, r"^nn\.Module: .+_[0-9]+$")
+        return np.flatnonzero(self._events.by_name(flags) & self._events.of_kind("python"))
+
+    @cached_property
+    def _forward(self) -> Ints:
+        """The row of the launch of each work, or in a backward pass of its forward operator."""
+        events, launch = self._events, self._launch.copy()
+        args = self.trace.args
+        if args is None or "sequence" not in args.column_names:
+            return launch
+        sequence = filled(args["sequence"])
+        is_backward = events.by_name(pc.starts_with(events.names, _BACKWARD))
+        ops = np.flatnonzero(events.of_kind("cpu_op") & (sequence != NULL) & (sequence >= 0))
+        backward, forward = ops[is_backward[ops]], ops[~is_backward[ops]]
+        if "forward_thread" in args.column_names:
+            thread = filled(args["forward_thread"])[forward]
+            forward = forward[(thread == NULL) | (thread == 0)]
+        around = events.enclosing(backward, launch)
+        inside = np.flatnonzero(around >= 0)
+        launch[inside] = _with_sequence(sequence, forward, sequence[around[inside]])
+        return launch
+
+    def _modules(self, full_names: bool) -> Labels:
+        row = self._events.enclosing(self._module_rows, self._forward)
+        return self._named(row, "module", _instance if full_names else _class)
+
+    def _layers(self) -> Labels:
+        """Label work by the outermost module around it whose class has several instances."""
+        events, rows = self._events, self._module_rows
+        names = {code: events.texts[code] for code in np.unique(events.name[rows]).tolist()}
+        count = Counter(map(_class, names.values()))
+        repeated = [code for code, name in names.items() if count[_class(name)] > 1]
+        rows = _outermost(events, rows[np.isin(events.name[rows], repeated)])
+        return self._named(events.enclosing(rows, self._forward), "layer", _instance)
+
+    def _named(self, row: Ints, noun: str, label: Callable[[str], str]) -> Labels:
+        """Return labels from the names of some rows; those of -1 are "(no `noun`)"."""
+        none = len(self._events.texts)
+        used, place = _renumbered(np.where(row >= 0, self._events.name[row], none), none + 1)
+        texts = [absent(noun) if k == none else label(self._events.texts[k]) for k in used]
+        return place, texts
+
+
+def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Codes]:
+    """Return the codes below `size` that occur, and their index for each element."""
+    is_used = np.zeros(size, np.bool_)
+    is_used[code] = True
+    place = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
+    return np.flatnonzero(is_used), place[code]
+
+
+def absent(noun: str) -> str:
+    """Return the label of work that has no operator, module, layer or annotation."""
+    return f"(no {noun})"
+
+
+def _with_sequence(sequence: Ints, forward: Ints, needed: Ints) -> Ints:
+    """Return the last of the rows `forward` with each sequence number, or -1."""
+    order = np.argsort(sequence[forward], kind="stable")
+    numbers = sequence[forward][order]
+    place = np.searchsorted(numbers, needed, side="right") - 1
+    if not len(numbers):
+        return np.full(len(needed), -1, np.int64)
+    is_equal = (place >= 0) & (numbers[place] == needed)
+    return np.where(is_equal, forward[order[place]], -1)
+
+
+def _outermost(events: EventRows, rows: Ints) -> Ints:
+    """Return the rows that no other of the rows on their lane encloses."""
+    order = rows[np.lexsort((-events.stop[rows], events.start[rows], events.lane[rows]))]
+    outer = [
+        own[
+            events.start[own] >= np.append(_NEVER, np.maximum.accumulate(events.stop[own])[:-1])
+        ]
+        for own in np.split(order, np.flatnonzero(np.diff(events.lane[order])) + 1)
+    ]
+    return np.concatenate(outer)
+
+
+_NEVER = np.iinfo(np.int64).min
+
+
+def _instance(name: str) -> str:
+    """Return the name of a module with its number: "Linear_3"."""
+    return name.removeprefix("nn.Module: ")
+
+
+def _class(name: str) -> str:
+    """Return the class of a module."""
+    match = _MODULE.match(name)
+    return match[1] if match else name

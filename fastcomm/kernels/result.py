@@ -1,0 +1,335 @@
+"""The device work of a run, summed up by a key over all ranks: `Kernels`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.kernels import KeySums, statistics
+from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
+from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
+from fastcomm.options import KernelKey
+from fastcomm.result import TableResult
+from fastcomm.trace.columns import Groups, filled
+from fastcomm.trace.run import ReadRanks
+from fastcomm.units import counted, format_ns, format_signed_ns, percent
+
+NOT_COUNTED = "operations and bytes of kernels are not computed yet"
+UNKNOWN = {"flops": NOT_COUNTED, "bytes": NOT_COUNTED, "tflops_per_s": NOT_COUNTED}
+NO_SHAPES = dict.fromkeys(("shapes", "dtypes"), "shapes and types of operands are not read yet")
+_LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
+_LEAST_COST = 1e-3  # of the step
+# Categories as subjects of a sentence; others are "<category> kernels take".
+_SUBJECTS = {
+    "GEMM": "GEMMs take",
+    COMMUNICATION: "communication takes",
+    COPY: "copies take",
+    OTHER: "kernels of unknown category take",
+    "host": "operators take",
+}
+
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
+COLUMNS = pa.schema(
+    [
+        ("name", _TEXT),
+        ("category", _TEXT),  # that takes most of the time
+        ("count", _INT),  # events of all ranks and steps
+        ("total_ns", _INT),
+        ("mean_ns", _FLOAT),
+        ("median_ns", _FLOAT),
+        ("p95_ns", _FLOAT),
+        ("min_ns", _INT),
+        ("max_ns", _INT),
+        ("per_step_ns", _FLOAT),  # in the mean step of a rank; null without steps
+        ("share", _FLOAT),  # of the step; null without steps
+        ("flops", _INT),
+        ("bytes", _INT),
+        ("tflops_per_s", _FLOAT),
+        ("ranks", _INT),  # number of ranks that have it
+        ("slowest_rank", _INT),  # null for communication, and without a peer
+        ("slowdown", _FLOAT),  # its mean duration, divided by the median of its peers
+        ("cost_ns", _FLOAT),  # by how much its steps are longer than those of its peers
+    ]
+)
+OPERANDS = [pa.field(name, pa.list_(_TEXT)) for name in ("shapes", "dtypes")]
+BY_RANK = pa.schema(
+    [("name", _TEXT), ("rank", _INT), ("count", _INT), ("total_ns", _INT), ("mean_ns", _FLOAT)]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """The rank that is slowest at work of which its peers have equally many events."""
+
+    rank: int | None  # None: all are equally fast
+    slowdown: float  # its mean duration, divided by the median of its peers
+    excess_ns: float  # of all its events together
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Kernels(TableResult):
+    """Device work by a key; of host runs, operators and communication."""
+
+    by: KernelKey
+    totals: WorkTotals
+    read: ReadRanks
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[RankWork, ...]:
+        """Facts about each rank."""
+        return self.totals.ranks
+
+    @property
+    def is_host_run(self) -> bool:
+        """Whether operators of the host stand in for kernels: no rank has a device."""
+        return all(rank.is_host_run for rank in self.ranks)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that count, of all ranks together."""
+        return sum(rank.steps for rank in self.ranks)
+
+    @property
+    def step_ns(self) -> float | None:
+        """Mean duration of these steps; None without steps."""
+        total = sum(rank.step_ns for rank in self.ranks)
+        return total / self.steps if self.steps and total else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers leave out, a sentence each."""
+        outside = sum(rank.outside for rank in self.ranks)
+        notes = []
+        if outside:
+            notes.append(f"{counted(outside, 'event')} outside of all steps are left out")
+        names = self.table["name"].to_pylist()
+        if names == [f"(no {self.by})"]:
+            notes.append(f"the traces have no {self.by} around any launch; {_RECORD[self.by]}")
+        return tuple(notes)
+
+    @property
+    def unknown(self) -> dict[str, str]:
+        """Columns that are null in every row, and why."""
+        return {**UNKNOWN, **(NO_SHAPES if self.by == "operator" else {})}
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """A row per value of the key, the longest total first: COLUMNS."""
+        sums = self._rows.group_by("name").aggregate(
+            [("count", "sum"), ("total_ns", "sum"), ("min_ns", "min"), ("max_ns", "max")]
+        )
+        names, *values = (column.combine_chunks() for column in sums.columns)
+        exact = KeySums(*map(filled, values))
+        durations = distribution(self.totals.durations[self.by], names)
+        table = statistics(exact, durations, names)
+        slow = [self._slow_ranks.get(name) for name in table["name"].to_pylist()]
+        totals = table["total_ns"].to_pylist()
+        columns = {
+            **{name: table[name] for name in table.column_names},
+            "category": [self._categories[name] for name in table["name"].to_pylist()],
+            "per_step_ns": [total / self.steps for total in totals] if self.steps else None,
+            "share": [self.share(total) for total in totals],
+            "ranks": [self._ranks_of[name] for name in table["name"].to_pylist()],
+            "slowest_rank": [one and one.rank for one in slow],
+            "slowdown": [one and one.slowdown for one in slow],
+            "cost_ns": [one and self._cost_ns(one) for one in slow] if self.steps else None,
+        }
+        schema = COLUMNS
+        for field in OPERANDS if self.by == "operator" else ():
+            schema = schema.append(field)
+        return pa.table(
+            [_column(columns.get(field.name), field.type, table.num_rows) for field in schema],
+            schema=schema,
+        )
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per value of the key, the longest total first; times in ns."""
+        return self.table
+
+    @cached_property
+    def by_category(self) -> dict[str, int]:
+        """Total ns of each category, the longest first."""
+        rows = self._rows.group_by("category").aggregate([("total_ns", "sum")])
+        pairs = zip(rows["category"].to_pylist(), rows["total_ns_sum"].to_pylist(), strict=True)
+        return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+    def by_rank(self) -> pa.Table:
+        """Return a row per value of the key and rank, in the order of the table, then by rank.
+
+        Returns
+        -------
+        pyarrow.Table
+            `name`, `rank`, `count`, `total_ns` and `mean_ns`.
+
+        """
+        rows = self._of_ranks("name")
+        order = {name: place for place, name in enumerate(self.table["name"].to_pylist())}
+        place = np.array([order[name] for name in rows["name"].to_pylist()], np.int64)
+        mean = pc.divide(rows["total_ns"].cast(_FLOAT), rows["count"].cast(_FLOAT))
+        rows = rows.append_column("mean_ns", mean)
+        rank = rows["rank"].to_numpy()
+        return (
+            rows.take(pa.array(np.lexsort((rank, place)))).select(BY_RANK.names).cast(BY_RANK)
+        )
+
+    @property
+    def _rows(self) -> pa.Table:
+        return self.totals.rows[self.by]
+
+    def _of_ranks(self, column: str) -> pa.Table:
+        """Return the number and the sum of events by a column and rank."""
+        sums = self._rows.group_by([column, "rank"]).aggregate(
+            [("count", "sum"), ("total_ns", "sum")]
+        )
+        return sums.rename_columns([column, "rank", "count", "total_ns"])
+
+    @cached_property
+    def _steps_of(self) -> dict[int, int]:
+        return {rank.rank: max(rank.steps, 1) for rank in self.ranks}
+
+    @cached_property
+    def _categories(self) -> dict[str, str]:
+        """The category of each name that takes most of its time."""
+        sums = self._rows.group_by(["name", "category"]).aggregate([("total_ns", "sum")])
+        order = [("total_ns_sum", "ascending"), ("category", "descending")]
+        sums = sums.sort_by(order)
+        return dict(zip(sums["name"].to_pylist(), sums["category"].to_pylist(), strict=True))
+
+    @cached_property
+    def _ranks_of(self) -> dict[str, int]:
+        names = self._of_ranks("name")["name"].value_counts()
+        return {row["values"]: row["counts"] for row in names.to_pylist()}
+
+    @cached_property
+    def _slow_ranks(self) -> dict[str, SlowRank]:
+        """The slowest rank of each name that is no communication."""
+        slow = _slow_ranks(self._of_ranks("name"), "name")
+        return {
+            name: rank for name, rank in slow.items() if self._categories[name] != COMMUNICATION
+        }
+
+    def _cost_ns(self, slow: SlowRank) -> float:
+        """Return by how much the steps of a slow rank are longer."""
+        return slow.excess_ns / self._steps_of[slow.rank] if slow.rank is not None else 0.0
+
+    def share(self, total_ns: int) -> float | None:
+        """Return a total as share of the mean step; None without steps."""
+        return None if self.step_ns is None else total_ns / self.steps / self.step_ns
+
+    @property
+    def headline(self) -> str:
+        """What takes most of the step, and which rank is slow at it, in one sentence."""
+        if not self.by_category:
+            return "No device work: the traces have no kernels that could be listed."
+        label, total = next(iter(self.by_category.items()))
+        subject = _SUBJECTS.get(label, f"{label} kernels take")
+        if self.step_ns is None:
+            return (
+                f"{subject[0].upper()}{subject[1:]} the longest: {format_ns(total)} in total."
+            )
+        per_step = total / self.steps
+        whole = f"{format_ns(per_step)} of {format_ns(self.step_ns)}"
+        first = f"{subject} {percent(self.share(total) or 0.0)} of the step ({whole})"
+        slow = self._slow_sentence()
+        return f"{first[0].upper()}{first[1:]}{f'; {slow}' if slow else ''}."
+
+    def _slow_sentence(self) -> str | None:
+        """Return the sentence on the category at which a rank loses most to its peers."""
+        slow = _slow_ranks(self._of_ranks("category"), "category")
+        costs = [
+            (self._cost_ns(rank), category, rank)
+            for category, rank in slow.items()
+            if category != COMMUNICATION and rank.slowdown >= _LEAST_SLOWDOWN
+        ]
+        cost, category, rank = max(costs, key=lambda item: item[0], default=(0.0, "", None))
+        if rank is None or self.step_ns is None or cost < _LEAST_COST * self.step_ns:
+            return None
+        noun = {COPY: "copies", "host": "its operators"}.get(category, f"{category} kernels")
+        return (
+            f"rank {rank.rank} is {percent(rank.slowdown - 1)} slower than its peers in {noun} "
+            f"({format_signed_ns(cost)} a step)"
+        )
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "by": self.by,
+            "is_host_run": self.is_host_run,
+            "headline": self.headline,
+            "ranks": list(self.read.ranks),
+            **self.read.to_dict(),
+            "steps": self.steps,
+            "step_ns": self.step_ns,
+            "categories": [
+                {"name": name, "total_ns": total, "share": self.share(total)}
+                for name, total in self.by_category.items()
+            ],
+            "rows": self.table.to_pylist(),
+            "unknown": self.unknown,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the key, the number of rows, and the largest category."""
+        top = next(iter(self.by_category), "n/a")
+        return {
+            "ranks": str(self.read),
+            "rows": f"{self.table.num_rows} by {self.by}",
+            "largest category": top,
+        }
+
+
+_RECORD = {
+    "operator": "record CPU activities with the PyTorch profiler",
+    "module": "record them with torch.profiler.profile(with_stack=True)",
+    "layer": "record them with torch.profiler.profile(with_stack=True)",
+    "annotation": "add torch.profiler.record_function or NVTX ranges",
+}
+
+
+def _column(values: Any, type_: pa.DataType, rows: int) -> Any:
+    return (
+        pa.nulls(rows, type_) if values is None else pa.chunked_array([_array(values, type_)])
+    )
+
+
+def _array(values: Any, type_: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks().cast(type_)
+    return pa.array(values, type_)
+
+
+def _slow_ranks(rows: pa.Table, column: str) -> dict[str, SlowRank]:
+    """Return the slowest rank by value of a column, among ranks with equally many events.
+
+    `rows` has the columns `rank`, `count` and `total_ns`. Values without such ranks are absent.
+    """
+    if not rows.num_rows:
+        return {}
+    encoded = rows[column].combine_chunks().dictionary_encode()
+    names: Sequence[str] = encoded.dictionary.to_pylist()
+    rank, count, total = (rows[name].to_numpy() for name in ("rank", "count", "total_ns"))
+    place = encoded.indices.to_numpy().astype(np.int64)
+    groups = Groups.of(place * (int(count.max()) + 1) + count)
+    order = np.lexsort((-rank, total, groups.group))
+    edges = np.flatnonzero(np.diff(groups.group[order])) + 1
+    slow: dict[str, SlowRank] = {}
+    for own in np.split(order, edges):
+        if len(own) == 1:
+            continue
+        last, peers = own[-1], float(np.median(total[own[:-1]]))
+        excess = float(total[last]) - peers
+        name = names[place[last]]
+        if peers > 0 and (name not in slow or excess > slow[name].excess_ns):
+            slow[name] = SlowRank(
+                rank=int(rank[last]) if excess else None,
+                slowdown=float(total[last]) / peers,
+                excess_ns=excess,
+            )
+    return slow

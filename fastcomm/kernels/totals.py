@@ -1,0 +1,218 @@
+"""Sums of the device work of each rank by a key, which merge over ranks in any order.
+
+Memory grows with the ranks times the keys, and not with the events.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.errors import SchemaError
+from fastcomm.kernels import Distribution, KeySums, check_durations, same_texts
+from fastcomm.kernels.attribution import DEVICE_KEYS, Labels, Work
+from fastcomm.options import KernelKey
+from fastcomm.trace.events import matches
+from fastcomm.trace.run import Content, ranges
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import Ints
+
+ROWS = pa.schema(
+    [
+        pa.field("rank", pa.int32()),
+        pa.field("name", pa.string()),
+        pa.field("category", pa.string()),
+        pa.field("count", pa.int64()),
+        pa.field("total_ns", pa.int64()),
+        pa.field("min_ns", pa.int64()),
+        pa.field("max_ns", pa.int64()),
+    ]
+)
+_ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
+DURATIONS = pa.schema(
+    [
+        pa.field("name", pa.string()),
+        pa.field("bucket", pa.int64()),
+        pa.field("number", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkQuestion:
+    """Which work of each rank is summed up."""
+
+    by: tuple[KernelKey, ...]
+    steps: tuple[int, ...] | None = None  # their numbers; None: all
+    match: str | None = None
+    full_names: bool = False
+
+    @property
+    def content(self) -> Content:
+        """The part of a trace that the keys need."""
+        return "kernels" if set(self.by) <= set(DEVICE_KEYS) else "launches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """Facts about the work of a rank, and its warnings."""
+
+    rank: int
+    world_size: int | None
+    steps: int  # number of steps that count
+    step_ns: int  # of these steps together
+    events: int  # number of events that count
+    outside: int  # number of events outside of all steps
+    numbers: str  # of all steps of the trace
+    is_host_run: bool
+    warnings: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTotals:
+    """The work of some ranks, by each key of the question."""
+
+    ranks: tuple[RankWork, ...]
+    rows: dict[KernelKey, pa.Table]  # ROWS, sorted
+    durations: dict[KernelKey, pa.Table]  # DURATIONS, sorted
+
+    @classmethod
+    def of(cls, trace: Trace, question: WorkQuestion) -> Self:
+        """Sum up the work of one rank. Raises SchemaError for impossible durations."""
+        work = Work(trace)
+        chosen, about = _chosen(work, question)
+        start, stop = (
+            trace.events[name].to_numpy()[work.rows[chosen]] for name in ("start", "stop")
+        )
+        duration = stop - start
+        try:
+            check_durations(duration)
+        except SchemaError as error:
+            raise SchemaError(f"{trace.meta.path}: {error}") from error
+        rows, durations = {}, {}
+        for key in question.by:
+            labels = work.labels(key, full_names=question.full_names)
+            own = _matching(work, labels, chosen, question.match)
+            is_own = slice(None) if own is None else own
+            at = chosen[is_own]
+            rows[key], durations[key] = _tables(
+                trace.meta.rank, work, labels, at, duration[is_own]
+            )
+        return cls(ranks=(about,), rows=rows, durations=durations)
+
+
+def _chosen(work: Work, question: WorkQuestion) -> tuple[Ints, RankWork]:
+    """Return the indices of the work that starts in the chosen steps, and facts about it."""
+    trace = work.trace
+    steps = trace.on_device_clock().iterations
+    number, begin, end = (steps[name].to_numpy() for name in ("number", "start", "stop"))
+    start = trace.events["start"].to_numpy()[work.rows]
+    if len(number):
+        step = intervals.segment_of(start, begin, end)
+        outside = int(np.count_nonzero(step < 0))
+        own = np.ones(len(number), np.bool_)
+        if question.steps is not None:
+            own = np.isin(number, question.steps)
+        chosen = np.flatnonzero(np.append(own, False)[step])
+    else:
+        outside, own = 0, np.zeros(0, np.bool_)
+        chosen = np.arange(0 if question.steps is not None else len(start))
+    meta = trace.meta
+    return chosen, RankWork(
+        rank=meta.rank,
+        world_size=meta.world_size,
+        steps=int(own.sum()),
+        step_ns=int((end - begin)[own].sum()),
+        events=len(chosen),
+        outside=outside,
+        numbers=ranges(sorted(set(number.tolist()))),
+        is_host_run=meta.is_host_run,
+        warnings=meta.warnings,
+        unused=meta.unused,
+    )
+
+
+def _matching(work: Work, labels: Labels, chosen: Ints, match: str | None) -> Ints | None:
+    """Return the places in `chosen` of work whose name or label matches; None for all."""
+    if match is None:
+        return None
+    code, names = work.names
+    label, texts = labels
+    is_match = np.zeros(len(chosen), np.bool_)
+    for codes, of in ((code, names), (label, pa.array(texts, pa.string()))):
+        flags = matches(of, match).to_numpy(zero_copy_only=False).astype(np.bool_)
+        is_match |= flags[codes[chosen]]
+    return np.flatnonzero(is_match)
+
+
+def _tables(
+    rank: int, work: Work, labels: Labels, at: Ints, duration: Ints
+) -> tuple[pa.Table, pa.Table]:
+    """Return the tables ROWS and DURATIONS of the work at some indices."""
+    key, names = same_texts(labels[0][at], pa.array(labels[1], pa.string()))
+    kind, kinds = work.categories
+    # A name has one category as a rule; rows of an operator have several.
+    pair = key * np.int32(len(kinds)) + kind[at]
+    parts = KeySums.of(pair, duration, len(names) * len(kinds))
+    used = np.flatnonzero(parts.count)
+    rows = pa.table(
+        {
+            "rank": pa.array(np.full(len(used), rank, np.int32)),
+            "name": names.take(pa.array(used // len(kinds))),
+            "category": pa.array(kinds).take(pa.array(used % len(kinds))),
+            "count": parts.count[used],
+            "total_ns": parts.total[used],
+            "min_ns": parts.least[used],
+            "max_ns": parts.most[used],
+        }
+    )
+    whole = Distribution.of(key, duration, KeySums.of(key, duration, len(names)))
+    return rows.cast(ROWS).sort_by(_ORDER), _duration_table(whole, names)
+
+
+def _duration_table(durations: Distribution, names: pa.Array) -> pa.Table:
+    """Return a distribution as a table DURATIONS, sorted by name and bucket."""
+    columns = (names.take(pa.array(durations.keys)), durations.bucket, durations.number)
+    table = pa.Table.from_arrays([pa.array(column) for column in columns], schema=DURATIONS)
+    return table.sort_by([("name", "ascending"), ("bucket", "ascending")])
+
+
+def distribution(durations: pa.Table, names: pa.Array) -> Distribution:
+    """Return a table DURATIONS as a distribution by the index in `names`, which has all."""
+    return Distribution.merged(
+        pc.index_in(durations["name"].combine_chunks(), names).to_numpy(),
+        durations["bucket"].to_numpy(),
+        durations["number"].to_numpy(),
+        len(names),
+    )
+
+
+def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
+    """Merge the work of different ranks; the result does not depend on their order."""
+    parts = list(parts)
+    keys = parts[0].rows
+    return WorkTotals(
+        ranks=tuple(
+            sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
+        ),
+        rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
+        durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
+    )
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _merged(tables: Sequence[pa.Table]) -> pa.Table:
+    """Add up the distributions of several ranks."""
+    if len(tables) == 1:
+        return tables[0]
+    whole = _joined(tables)
+    names = whole["name"].unique()
+    return _duration_table(distribution(whole, names), names)

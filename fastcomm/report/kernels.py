@@ -1,0 +1,118 @@
+"""The kernels of a run: as tables on the terminal, in Markdown and CSV, and as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from fastcomm import result
+from fastcomm.errors import inert
+from fastcomm.kernels.result import Kernels
+from fastcomm.report import files
+from fastcomm.report.console import NA, TerminalTable, na, percent, plain_console, say, table
+from fastcomm.units import counted, format_ns, signed_percent
+
+_HEADINGS = (
+    *("category", "total", "of step", "per step", "count", "mean", "median", "p95", "max"),
+    "slowest rank",
+)
+_EVEN = 0.01  # relative difference up to which ranks are equally fast
+_DROP = ("median", "max", "per step", "category")
+
+
+def write(kernels: Kernels, folder: Path, *, xlsx: bool = False) -> list[Path]:
+    """Write kernels.json, and the rows and those of each rank as tables; return the paths."""
+    texts = {"kernels.json": result.text(kernels.to_dict())}
+    tables = {"kernels": kernels.to_arrow(), "kernels_by_rank": kernels.by_rank()}
+    return files.write_tables(folder, texts, tables, "kernels" if xlsx else None)
+
+
+def show(kernels: Kernels, top: int) -> None:
+    """Print the first sentence, the categories, the top rows, and what is left out."""
+    console = plain_console()
+    say(console, f"[bold]{escape(kernels.headline)}[/]")
+    say(console, _scope(kernels), indent=2)
+    if kernels.by != "category" and len(kernels.by_category) > 1:
+        console.print(_categories(kernels))
+    console.print(_rows(kernels, top))
+    more = kernels.table.num_rows - top
+    if more > 0:
+        say(console, f"{counted(more, 'more row')}; --top N prints N, --format csv prints all")
+    for note in kernels.notes:
+        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
+
+
+def _scope(kernels: Kernels) -> str:
+    """Return the sentence on the ranks and steps that are summed up."""
+    mean = kernels.steps / max(len(kernels.ranks), 1)
+    steps = counted(round(mean), "step") if mean else "no steps"
+    host = (
+        " A run without a device: operators and communication of the host."
+        if kernels.is_host_run
+        else ""
+    )
+    return f"{kernels.read}, {steps}{' each' if len(kernels.ranks) > 1 else ''}.{host}"
+
+
+def _categories(kernels: Kernels) -> TerminalTable:
+    """Return the table of categories; their times may overlap on different streams."""
+    rows = table("category", "total", "of step")
+    for name, total in kernels.by_category.items():
+        rows.add_row(escape(name), format_ns(total), percent(kernels.share(total)))
+    return rows
+
+
+def _rows(kernels: Kernels, top: int) -> TerminalTable:
+    """Return the table of the rows with the longest totals."""
+    rows = table(_NOUNS.get(kernels.by, kernels.by), *_HEADINGS, drop=_DROP)
+    for row in kernels.table.slice(0, top).to_pylist():
+        rows.add_row(*map(escape, _cells(row)))
+    return rows
+
+
+_NOUNS = {"name": "kernel"}
+
+
+def _cells(row: dict[str, Any]) -> Sequence[str]:
+    """Return the cells of a row, formatted with their units."""
+    times = (format_ns(row[name]) for name in ("mean_ns", "median_ns", "p95_ns", "max_ns"))
+    return (
+        row["name"],
+        row["category"],
+        format_ns(row["total_ns"]),
+        percent(row["share"]),
+        na(row["per_step_ns"], format_ns),
+        str(row["count"]),
+        *times,
+        _slowest(row),
+    )
+
+
+def _slowest(row: dict[str, Any]) -> str:
+    """Return the slowest rank and by how much it is slower: "5 (+12.0 %)"; or "even"."""
+    if row["slowdown"] is None:
+        return NA
+    if row["slowdown"] - 1 < _EVEN:
+        return "even"
+    return f"{row['slowest_rank']} ({signed_percent(row['slowdown'] - 1)})"
+
+
+def markdown(kernels: Kernels, top: int) -> str:
+    """Return the first sentence and the top rows as a table of Markdown."""
+    headings = (_NOUNS.get(kernels.by, kernels.by), *_HEADINGS)
+    lines = [
+        _plain(kernels.headline),
+        "",
+        f"| {' | '.join(headings)} |",
+        f"|{' --- |' * 2}{' ---: |' * (len(headings) - 2)}",
+    ]
+    for row in kernels.table.slice(0, top).to_pylist():
+        name, *cells = map(_plain, _cells(row))
+        lines.append(f"| {' | '.join([f'`{name}`', *cells])} |")
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Return a text that cannot end a cell or a code span of Markdown."""
+    return inert(text).replace("|", "\\|").replace("`", "'")

@@ -1,0 +1,618 @@
+"""Test `fastcomm kernels` against its definitions, other tools, and hand-made traces."""
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import kineto_text as k
+import numpy as np
+import oracle_kernels as oracle
+import pandas as pd
+import pyarrow as pa
+import pytest
+from commands import invoke
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastcomm
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.kernel_changes import kernel_changes
+from fastcomm.errors import ConfigError, FastcommError, SchemaError
+from fastcomm.kernels import Distribution, KeySums, duration_statistics
+from fastcomm.kernels.attribution import DEVICE_KEYS
+from fastcomm.kernels.names import CATEGORIES, category, short_label, short_name
+from fastcomm.kernels.result import Kernels
+from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
+from fastcomm.store import rank_file
+from fastcomm.trace import schema
+from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.trace import Meta, Trace
+
+HOST_RUN = Path(__file__).parent / "data" / "gloo_2x2"
+KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
+NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
+
+# ------------------------------------------------------------------ against the definition
+
+NAMES = ["gemm", "void reduce<4, f>(int)", "void reduce<8, g>(int)", "fill"]
+OPS = ["aten::mm", "aten::add", "aten::sum"]
+
+
+@st.composite
+def ranges(draw, kind, names, low=0, high=64):
+    """Properly nested ranges of a kind on two threads."""
+    events = []
+    for thread in (1, 2):
+        pending = [(low, high)]
+        while pending:
+            first, last = pending.pop()
+            if last - first < 6 or not draw(st.booleans()):
+                continue
+            middle = draw(st.integers(first + 2, last - 3))
+            name = draw(st.sampled_from(names))
+            events.append(
+                {"kind": kind, "name": name, "thread": thread, "start": first, "stop": last - 1}
+            )
+            pending += [(first + 1, middle), (middle + 1, last - 2)]
+    return events
+
+
+@st.composite
+def jobs(draw):
+    """Events of up to three ranks, and one or two steps of each."""
+    events, steps = [], []
+    for rank in range(draw(st.integers(1, 3))):
+        own = draw(ranges("cpu_op", OPS))
+        for correlation in range(draw(st.integers(0, 12))):
+            start = draw(st.integers(0, 70))
+            own.append(
+                {
+                    "kind": draw(st.sampled_from(oracle.WORK)),
+                    "name": draw(st.sampled_from(NAMES)),
+                    "thread": 9,
+                    "start": start,
+                    "stop": start + draw(st.integers(0, 9)),
+                    "correlation": correlation,
+                }
+            )
+            if draw(st.booleans()):
+                at, thread = draw(st.integers(0, 64)), draw(st.sampled_from([1, 2]))
+                call = {"kind": "runtime", "name": "launch", "thread": thread}
+                own.append({**call, "start": at, "stop": at, "correlation": correlation})
+        events += [{"correlation": None, **event, "rank": rank} for event in own]
+        edge = draw(st.integers(1, 60))
+        steps += [(rank, 0, edge), (rank, edge, 65)]
+    return events, steps
+
+
+def trace_of(events, steps, rank):
+    """The trace of one rank."""
+    own = sorted((e for e in events if e["rank"] == rank), key=lambda event: event["start"])
+    windows = [step for step in steps if step[0] == rank]
+    threads = [1, 2, 9]
+    table = {
+        "start": [event["start"] for event in own],
+        "stop": [event["stop"] for event in own],
+        "kind": [schema.KIND[event["kind"]] for event in own],
+        "name": pa.array([event["name"] for event in own], pa.string()).dictionary_encode(),
+        "lane": [threads.index(event["thread"]) for event in own],
+        "correlation": [event["correlation"] for event in own],
+        "offset": [None] * len(own),
+    }
+    lanes = {
+        "process": ["7", "7", "0"],
+        "thread": ["1", "2", "9"],
+        "device": [None, None, 0],
+        "is_device": [False, False, True],
+    }
+    return Trace.of(
+        events=pa.table(table, schema=schema.EVENTS),
+        lanes=pa.table(lanes, schema=schema.LANES),
+        comm=schema.COMM.empty_table(),
+        groups=schema.GROUPS.empty_table(),
+        iterations=pa.table(
+            {
+                "number": list(range(len(windows))),
+                "start": [start for _, start, _ in windows],
+                "stop": [stop for _, _, stop in windows],
+            },
+            schema=schema.ITERATIONS,
+        ),
+        args=pa.table({"sequence": pa.nulls(len(own), pa.int64())}),
+        meta=Meta(rank=rank, format="kineto", path=f"rank{rank}.json"),
+    )
+
+
+def result_of(events, windows, by, **question):
+    ranks = sorted({rank for rank, _, _ in windows})
+    question = WorkQuestion(by=(by,), **question)
+    totals = merge([WorkTotals.of(trace_of(events, windows, r), question) for r in ranks])
+    return Kernels(
+        by=by, totals=totals, read=ReadRanks(ranks=tuple(ranks), expected=len(ranks))
+    )
+
+
+def checked(result, expected):
+    rows = {row["name"]: row for row in result.to_arrow().to_pylist()}
+    assert rows.keys() == expected.keys()
+    for name, row in expected.items():
+        assert {key: rows[name][key] for key in row} == pytest.approx(row)
+    totals = [row["total_ns"] for row in rows.values()]
+    assert totals == sorted(totals, reverse=True)
+
+
+@given(jobs())
+def test_rows_by_name_are_those_of_the_definition(job):
+    events, steps = job
+    work = oracle.in_steps(events, steps)
+    labels = {"gemm": "gemm", "fill": "fill"}
+    expected = oracle.summed(work, lambda e: labels.get(e["name"], "reduce<…>"), steps)
+    checked(result_of(events, steps, "name"), expected)
+    full = oracle.summed(work, lambda e: e["name"], steps)
+    checked(result_of(events, steps, "name", full_names=True), full)
+
+
+@given(jobs())
+def test_rows_by_operator_are_those_of_the_definition(job):
+    events, steps = job
+    work = oracle.in_steps(events, steps)
+
+    def operator(event):
+        return oracle.innermost(event, events, "cpu_op") or "(no operator)"
+
+    checked(result_of(events, steps, "operator"), oracle.summed(work, operator, steps))
+
+
+@given(jobs())
+def test_a_step_counts_alone(job):
+    events, steps = job
+    firsts = [step for step in steps if step[1] == 0]
+    work = oracle.in_steps(events, firsts)
+    result = result_of(events, steps, "name", steps=(0,), full_names=True)
+    checked(result, oracle.summed(work, lambda e: e["name"], firsts))
+
+
+@given(jobs(), st.randoms())
+def test_merging_does_not_depend_on_the_order(job, random):
+    events, steps = job
+    question = WorkQuestion(by=("name",))
+    ranks = sorted({rank for rank, _, _ in steps})
+    parts = [WorkTotals.of(trace_of(events, steps, rank), question) for rank in ranks]
+    shuffled = random.sample(parts, len(parts))
+    one_by_one = shuffled[0]
+    for part in shuffled[1:]:
+        one_by_one = merge([one_by_one, part])
+    assert one_by_one == merge(parts)
+
+
+@given(jobs())
+def test_rows_of_ranks_add_up(job):
+    events, steps = job
+    result = result_of(events, steps, "name")
+    sums = defaultdict(int)
+    for row in result.by_rank().to_pylist():
+        sums[row["name"]] += row["total_ns"]
+    rows = result.to_arrow()
+    assert sums == dict(
+        zip(rows["name"].to_pylist(), rows["total_ns"].to_pylist(), strict=True)
+    )
+    assert sum(result.by_category.values()) == sum(sums.values())
+
+
+DURATIONS = st.lists(st.integers(0, 2**11) | st.integers(0, 2**45), min_size=1, max_size=40)
+
+
+@given(DURATIONS, st.sampled_from([0, 5, 50, 95, 99, 100]))
+def test_percentiles_are_numpys_of_durations_of_eleven_bits(values, percent):
+    key = np.zeros(len(values), np.int32)
+    sums = KeySums.of(key, np.array(values), 1)
+    durations = Distribution.of(key, np.array(values), sums)
+    rounded = [oracle.rounded(value) for value in values]
+    assert durations.percentile(percent)[0] == pytest.approx(np.percentile(rounded, percent))
+    exact = np.percentile(values, percent)
+    assert durations.percentile(percent)[0] == pytest.approx(exact, rel=5e-4)
+    assert (sums.count[0], sums.total[0]) == (len(values), sum(values))
+    assert (sums.least[0], sums.most[0]) == (min(values), max(values))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**45)), max_size=40))
+def test_sparse_and_dense_distributions_are_equal(events):
+    key = np.array([key for key, _ in events], np.int32)
+    duration = np.array([duration for _, duration in events], np.int64)
+    sums = KeySums.of(key, duration, 4)
+    with mock.patch("fastcomm.kernels._CELLS", 1 << 20):
+        dense = Distribution.of(key, duration, sums)
+    with (
+        mock.patch("fastcomm.kernels._FEW", -1),
+        mock.patch("fastcomm.kernels._CELLS", 0),
+    ):
+        sparse = Distribution.of(key, duration, sums)
+    for name in ("first", "bucket", "number"):
+        np.testing.assert_array_equal(getattr(dense, name), getattr(sparse, name))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 99)), min_size=1))
+def test_statistics_of_a_table_are_those_of_pandas(events):
+    frame = pd.DataFrame(events, columns=["name", "duration_ns"])
+    found = duration_statistics(pa.Table.from_pandas(frame, preserve_index=False)).to_pandas()
+    groups = frame.groupby("name")["duration_ns"]
+    expected = pd.DataFrame(
+        {
+            "count": groups.count(),
+            "total_ns": groups.sum(),
+            "mean_ns": groups.mean(),
+            "p95_ns": groups.quantile(0.95),
+        }
+    )
+    found = found.set_index("name").loc[expected.index, list(expected.columns)]
+    np.testing.assert_allclose(found.to_numpy(float), expected.to_numpy(float))
+
+
+def test_impossible_events_are_refused():
+    for table, message in (
+        ({"name": ["a"]}, "need a column duration_ns"),
+        ({"name": [None], "duration_ns": [1]}, "need a column name without nulls"),
+        ({"name": ["a"], "duration_ns": [-1]}, "negative"),
+        ({"name": ["a", "a"], "duration_ns": [2**62, 2**62]}, "146 years"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            duration_statistics(pa.table(table))
+
+
+# ------------------------------------------------------------------ names and categories
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "kind"),
+    [
+        ("void at::native::reduce_kernel<512, 1, R<a<b>>>(R)", "at::native::reduce_kernel<…>",
+         "reduction"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_Generic",
+         "other"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
+         "at::native::CatArrayBatchedCopy<…>", "elementwise"),
+        ("std::enable_if<((8)>(0)), void>::type vllm::rms_norm_kernel<c10::BFloat16>(int)",
+         None, "normalization"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7>(int)",
+         "internal::gemvx::kernel<…>", "GEMM"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)",
+         "cutlass_80_simt_sgemm_128x32_8x5_nn_align1", "GEMM"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<M> > >(P)",
+         "flash::FlashAttnFwdSm90<…>", "attention"),
+        ("void cutlass::device_kernel<cutlass::gemm::GemmGroupedUniversal<wgrad> >(Params)",
+         "cutlass::gemm::GemmGroupedUniversal<…>", "GEMM"),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32", "sm80_xmma_fprop_implicit_gemm_tf32f32",
+         "convolution"),
+        ("nvjet_tst_64x64_64x16_2x1", "nvjet_tst_64x64_64x16_2x1", "GEMM"),
+        ("fbgemm_gpu::permute_indices_weights_kernel<true>(int)",
+         "fbgemm_gpu::permute_indices_weights_kernel<…>", "embedding and indexing"),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0", "fused"),
+        ("operator<<(int", "operator<<(int", "other"),
+        ("f<", "f<", "other"),
+        ("()", "()", "other"),
+        ("", "", "other"),
+    ],
+)  # fmt: skip
+def test_a_name_is_shortened_and_has_a_category(name, short, kind):
+    assert short_name(name) == short or short is None
+    assert category(name) == kind
+
+
+@given(st.text("<>()ab: ,*", max_size=30))
+def test_any_name_has_a_short_one_and_a_category(name):
+    assert len(short_name(name)) <= len(name) + 4
+    assert short_name(name) or not name
+    assert category(name) in CATEGORIES
+
+
+def test_the_number_of_an_annotation_is_folded():
+    assert short_label("ProfilerStep#12") == "ProfilerStep#N"
+    assert short_label("layer 3") == "layer 3"
+
+
+# ------------------------------------------------------------------ hand-made traces
+
+
+def python(name, ts, dur, tid=1):
+    return k.event(f"nn.Module: {name}", "python_function", ts, dur, pid=100, tid=tid)
+
+
+def op(name, ts, dur, tid=1, **args):
+    return k.event(name, "cpu_op", ts, dur, pid=100, tid=tid, **args)
+
+
+def rank_events(slow=0):
+    """Two layers forward on thread 1, the second backward on thread 2; and a collective."""
+    backward = "autograd::engine::evaluate_function: MmBackward0"
+    return [
+        k.mark("ProfilerStep#3", 0, 100),
+        k.mark("forward", 1, 40),
+        python("Model_0", 1, 40),
+        python("Layer_0", 2, 10),
+        python("Linear_0", 3, 8),
+        op("aten::linear", 4, 6),
+        op("aten::mm", 5, 4, Sequence_number=7),
+        k.launch(6, 1),
+        python("Layer_1", 20, 10),
+        python("Linear_1", 21, 8),
+        op("aten::mm", 22, 4, Sequence_number=8),
+        k.launch(23, 2),
+        k.mark("backward", 50, 40),
+        op(backward, 60, 10, tid=2, Sequence_number=8, Fwd_thread_id=1),
+        op("aten::mm", 61, 5, tid=2),
+        k.launch(62, 3, tid=2),
+        k.launch(80, 4),
+        k.kernel("void gemm<1, 2>(int)", 10, 5, correlation=1),
+        k.kernel("void gemm<2, 2>(int)", 25, 5, correlation=2),
+        k.kernel("gemm_wgrad", 65, 10 + slow, correlation=3),
+        k.all_reduce(85, 10, correlation=4, Process_Group_Ranks="[0, 1]"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "traces").mkdir()
+    for rank in range(3):
+        events = rank_events(slow=2 * (rank == 2))
+        k.write(folder / "traces" / f"rank{rank}.json", events, rank=rank, world=3)
+    ingest(plan([folder / "traces"], folder / "store"))
+    return folder
+
+
+def totals(kernels):
+    table = kernels.to_arrow()
+    return dict(zip(table["name"].to_pylist(), table["total_ns"].to_pylist(), strict=True))
+
+
+EXPECTED = {
+    "name": {"gemm<…>": 30, "gemm_wgrad": 32, "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 30},
+    "category": {"GEMM": 30, "convolution": 32, "communication": 30},
+    "operator": {"aten::mm": 62, "(no operator)": 30},
+    "module": {"Linear": 62, "(no module)": 30},
+    "layer": {"Layer_0": 15, "Layer_1": 47, "(no layer)": 30},
+    "annotation": {"forward": 30, "backward": 62},
+    "stream": {"stream 7": 62, "stream 20": 30},
+}
+
+
+@pytest.mark.parametrize("where", ["traces", "store"])
+@pytest.mark.parametrize("by", EXPECTED)
+def test_work_belongs_to_what_launched_it(run, where, by):
+    found = fastcomm.open(run / where).kernels(by=by)
+    assert totals(found) == {name: us * 1000 for name, us in EXPECTED[by].items()}
+    assert found.steps == 3
+    assert found.step_ns == fastcomm.open(run / where).metrics().iteration.mean_ns
+
+
+def test_full_names_tell_instances_of_modules_and_arguments_of_templates(run):
+    found = fastcomm.open(run / "traces").kernels(by="module", full_names=True)
+    assert totals(found) == {"Linear_0": 15000, "Linear_1": 47000, "(no module)": 30000}
+    names = totals(fastcomm.open(run / "traces").kernels(full_names=True))
+    assert {"void gemm<1, 2>(int)", "void gemm<2, 2>(int)"} < names.keys()
+
+
+def test_the_slow_rank_is_named_with_its_cost(run):
+    found = fastcomm.open(run / "traces").kernels()
+    row = {row["name"]: row for row in found.to_arrow().to_pylist()}["gemm_wgrad"]
+    assert (row["slowest_rank"], row["slowdown"], row["cost_ns"]) == (2, 1.2, 2000)
+    assert "rank 2 is 20.0 % slower than its peers in convolution kernels" in found.headline
+    alike = {row["name"]: row for row in found.to_arrow().to_pylist()}["gemm<…>"]
+    assert (alike["slowest_rank"], alike["slowdown"]) == (None, 1.0)
+
+
+def test_one_rank_one_step_and_a_match_count_alone(run):
+    traces = fastcomm.open(run / "traces")
+    assert totals(traces.kernels(rank=1, match="^void gemm")) == {"gemm<…>": 10000}
+    assert totals(traces.kernels(by="operator", match="wgrad")) == {"aten::mm": 32000}
+    assert totals(traces.kernels(by="operator", match="aten::mm")) == {"aten::mm": 62000}
+    assert totals(traces.kernels(step=3)) == totals(traces.kernels())
+    assert totals(traces.kernels(match="nothing")) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step": 9}, "no step 9; the run has 3"),
+        ({"rank": 9}, "rank 9: not in the run"),
+        ({"match": "("}, "match: invalid regular expression"),
+        ({"match": "(?=a)"}, "invalid regular expression"),
+        ({"by": "nonsense"}, "expected one of name, category"),
+    ],
+)
+def test_invalid_options_are_refused(run, options, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        fastcomm.open(run / "traces").kernels(**options)
+
+
+def test_all_formats_agree_and_json_states_what_is_unknown(run):
+    words = ("kernels", run / "traces", "-q")
+    document = json.loads(invoke(*words, "--json").stdout)
+    assert document == json.loads(invoke(*words, "--format", "json").stdout)
+    rows = list(csv.DictReader(io.StringIO(invoke(*words, "--format", "csv").stdout)))
+    assert [int(row["total_ns"]) for row in rows] == [r["total_ns"] for r in document["rows"]]
+    assert {row["flops"] for row in document["rows"]} == {None}
+    assert document["unknown"].keys() == {"flops", "bytes", "tflops_per_s"}
+    markdown = invoke(*words, "--format", "markdown", "--top", "1").stdout.splitlines()
+    assert markdown[0] == document["headline"]
+    assert len(markdown) == 5
+    text = invoke(*words).stdout
+    assert text.startswith("Convolution kernels take")
+    by_operator = json.loads(invoke(*words, "--json", "--by", "operator").stdout)
+    assert {row["shapes"] for row in by_operator["rows"]} == {None}
+    assert "shapes" in by_operator["unknown"]
+
+
+def test_names_of_a_trace_cannot_break_a_table(tmp_path):
+    name = "a|b`[red]\x1b[31m=1+1"
+    k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9), k.kernel(name, 1, 2)])
+    for format_ in ("table", "markdown", "csv"):
+        text = invoke("kernels", tmp_path, "-q", "--format", format_).stdout
+        assert "\x1b" not in text
+    row = invoke("kernels", tmp_path, "-q", "--format", "markdown").stdout.splitlines()[-1]
+    assert row.replace("\\|", "").count("|") == 12
+
+
+def test_tables_are_written(run, tmp_path):
+    invoke("kernels", run / "traces", "-q", "--output", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("kernels.json", "kernels.csv", "kernels.parquet"),
+        *("kernels_by_rank.csv", "kernels_by_rank.parquet"),
+    }
+
+
+def test_work_without_a_range_is_noted(tmp_path):
+    k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9), k.kernel("a", 1, 2)])
+    found = fastcomm.open(tmp_path).kernels(by="module")
+    assert totals(found) == {"(no module)": 2000}
+    assert "with_stack=True" in found.notes[0]
+
+
+def test_a_run_without_device_work_says_so(tmp_path):
+    k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9)])
+    assert invoke("kernels", tmp_path, "-q").stdout.startswith("No device work")
+
+
+# ------------------------------------------------------------------ what is read of a store
+
+
+def columns_read(monkeypatch, folder, by):
+    """The columns, and the number of row groups, that are read of a store."""
+    read = []
+    original = rank_file._rows
+
+    def rows(file, groups, columns):
+        read.append((frozenset(columns), len(groups)))
+        return original(file, groups, columns)
+
+    monkeypatch.setattr(rank_file, "_rows", rows)
+    fastcomm.open(folder).kernels(by=by)
+    assert len(set(read)) == 1
+    return read[0]
+
+
+@pytest.mark.parametrize("by", EXPECTED)
+def test_a_store_is_read_in_part(run, monkeypatch, by):
+    columns, groups = columns_read(monkeypatch, run / "store", by)
+    needed = {"start", "stop", "kind", "name", "lane", "op", "tag"}
+    if by in DEVICE_KEYS:
+        assert (columns, groups) == (needed, 1)
+    else:
+        assert columns == needed | {"event", "correlation", "sequence", "forward_thread"}
+        assert groups == 3
+
+
+# ------------------------------------------------------------------ host runs and real traces
+
+
+def test_a_host_run_has_operators_and_communication():
+    found = fastcomm.open(HOST_RUN).kernels()
+    assert found.is_host_run
+    assert found.by_category.keys() == {"communication", "host"}
+    names = totals(found)
+    assert "gloo:all_reduce" in names
+    assert "aten::linear" in names
+    assert "A run without a device" in invoke("kernels", HOST_RUN, "-q").stdout
+
+
+@NEEDS_DATA
+def test_kernels_by_operator_agree_with_tracelens():
+    with (KINETO / "h100_qwen" / "tracelens_kernels.csv").open() as file:
+        expected = Counter()
+        for row in csv.DictReader(file):
+            expected[row["parent_operator"]] += float(row["us_sum"])
+    found = totals(fastcomm.open(KINETO / "h100_qwen").kernels(by="operator"))
+    # TraceLens also counts work outside of the step, which these operators do not have.
+    for name in ("aten::mul", "aten::_flash_attention_forward"):
+        assert found[name] / 1000 == pytest.approx(expected[name])
+
+
+@NEEDS_DATA
+def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
+    folder = KINETO.parent / "nsys"
+    report = tmp_path / "report.sqlite"
+    report.write_bytes(gzip.decompress((folder / "mfu_2gpu.sqlite.gz").read_bytes()))
+    run = fastcomm.open(report)
+    whole = pa.table({"number": [0], "start": [-(2**61)], "stop": [2**61]}, schema.ITERATIONS)
+    traces = [
+        replace(run.read(rank), device_iterations=None, iterations=whole) for rank in run.ranks
+    ]
+    question = WorkQuestion(by=("name",), full_names=True)
+    totals = merge([WorkTotals.of(trace, question) for trace in traces])
+    kernels = Kernels(by="name", totals=totals, read=ReadRanks(ranks=run.ranks, expected=2))
+    found = {row["name"]: row for row in kernels.to_arrow().to_pylist()}
+    columns = {"Instances": "count", "Total Time (ns)": "total_ns", "Avg (ns)": "mean_ns"}
+    columns |= {"Med (ns)": "median_ns", "Min (ns)": "min_ns", "Max (ns)": "max_ns"}
+    text = (folder / "mfu_2gpu_oracle" / "cuda_gpu_kern_sum.csv.gz").read_bytes()
+    rows = list(csv.DictReader(gzip.decompress(text).decode().strip().splitlines()))
+    assert len(rows) == 27
+    for row in rows:
+        expected = {ours: float(row[theirs]) for theirs, ours in columns.items()}
+        own = {name: found[row["Name"]][name] for name in expected}
+        assert own == pytest.approx(expected, rel=5e-4)
+
+
+@NEEDS_DATA
+def test_the_slower_step_of_trace_diff_is_explained():
+    before, after = (
+        fastcomm.open(KINETO / "trace_diff" / f"{name}.json.gz") for name in ("control", "test")
+    )
+    keys = ("name", "operator", "annotation")
+    changes = kernel_changes([(before.kernels(by=key), after.kernels(by=key)) for key in keys])
+    new = {one.name: one.effect_ns for one in changes["operator"] if one.state == "new"}
+    assert new["CompiledFunctionBackward"] > 25e6
+    assert new["CompiledFunction"] > 15e6
+    effects = [sum(one.effect_ns for one in own) for own in changes.values()]
+    assert effects == pytest.approx([effects[0]] * 3)
+    sizes = [abs(one.effect_ns) for one in changes["annotation"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+# ------------------------------------------------------------------ compare
+
+
+def test_compare_lists_changed_new_and_vanished_kernels(run, tmp_path):
+    (tmp_path / "after").mkdir()
+    for rank in range(3):
+        events = [e for e in rank_events(slow=4) if "gemm<2" not in e["name"]]
+        events.append(k.kernel("fill", 50, 3))
+        k.write(tmp_path / "after" / f"rank{rank}.json", events, rank=rank, world=3)
+    words = ("compare", run / "traces", tmp_path / "after", "-q")
+    document = json.loads(invoke(*words, "--json").stdout)
+    rows = {row["name"]: row for row in document["kernels"]["name"]}
+    assert rows["fill"]["state"] == "new"
+    assert rows["fill"]["effect_ns"] == 3000
+    assert rows["gemm<…>"]["effect_ns"] == -5000
+    assert (rows["gemm<…>"]["before_count"], rows["gemm<…>"]["after_count"]) == (2, 1)
+    full = rows["gemm_wgrad"]
+    assert full["effect_ns"] == pytest.approx(14000 - 32000 / 3)
+    text = invoke(*words).stdout
+    assert "new kernels: fill (+3.00 us)" in text
+    without = json.loads(invoke(*words, "--json", "--no-kernels").stdout)
+    assert without["kernels"] is None
+
+
+def test_compare_of_saved_metrics_says_that_kernels_are_not_compared(run, tmp_path):
+    invoke("metrics", run / "traces", "-q", "--output", tmp_path / "saved")
+    (tmp_path / "after").mkdir()
+    for rank in range(3):
+        k.write(
+            tmp_path / "after" / f"rank{rank}.json", rank_events(slow=4), rank=rank, world=3
+        )
+    text = invoke("compare", tmp_path / "saved", tmp_path / "after", "-q").stdout
+    assert "kernels are not compared: BEFORE has saved metrics alone" in text.replace("\n", " ")
+
+
+def test_compare_takes_pairs_of_kernels_with_equal_keys(run):
+    traces = fastcomm.open(run / "traces")
+    kernels = traces.kernels()
+    same = fastcomm.compare(traces.metrics(), traces.metrics(), kernels=[(kernels, kernels)])
+    assert {one.effect_ns for one in same.kernels["name"]} == {0}
+    assert same.to_arrow()["kernels"].num_rows == 3
+    with pytest.raises(FastcommError, match="by name before, and by stream after"):
+        kernel_changes([(kernels, traces.kernels(by="stream"))])
