@@ -125,23 +125,46 @@ def test_a_comparison_names_the_same_cause(job):
     assert first["effect_ns"] > 0
 
 
-@pytest.mark.parametrize("ahead_ms", [0, 50, -50])
-@pytest.mark.parametrize("job", ["ddp-straggler", "fsdp-straggler"])
+def shifted(job, part, folder, ahead_ms):
+    """A recorded job with the clocks of some ranks ahead: ms by rank."""
+    for file in (RECORDED / job / part).iterdir():
+        shutil.copy(file, folder)
+    for rank, ms in ahead_ms.items():
+        file = folder / f"rank{rank}.json.gz"
+        text = re.sub(
+            r'("baseTimeNanoseconds":)(\d+)',
+            lambda match, ms=ms: f"{match[1]}{int(match[2]) + ms * 10**6}",
+            gzip.decompress(file.read_bytes()).decode(),
+        )
+        file.write_bytes(gzip.compress(text.encode()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "ahead_ms", [{}, {2: 50}, {2: -50}, {3: 3000}, {0: 5, 1: -300, 2: 123}]
+)
+@pytest.mark.parametrize("job", ["ddp-straggler", "fsdp-straggler", "tp_fsdp-straggler"])
 def test_a_planted_clock_offset_is_within_the_reported_spread(job, ahead_ms, tmp_path):
-    for part in (RECORDED / job / "clean").iterdir():
-        shutil.copy(part, tmp_path)
-    late = tmp_path / "rank2.json.gz"
-    text = gzip.decompress(late.read_bytes()).decode()
-    text = re.sub(
-        r'("baseTimeNanoseconds":)(\d+)',
-        lambda match: f"{match[1]}{int(match[2]) + ahead_ms * 10**6}",
-        text,
-    )
-    late.write_bytes(gzip.compress(text.encode()))
-    clocks = json.loads(invoke("metrics", tmp_path, "--json").stdout)["clocks"]
+    folder = shifted(job, "clean", tmp_path, ahead_ms)
+    clocks = json.loads(invoke("metrics", folder, "--json").stdout)["clocks"]
     for row in clocks["offsets"]:
-        true = ahead_ms * 10**6 * (row["rank"] == 2)
-        assert abs(row["offset_ns"] - true) <= row["spread_ns"]
+        true = ahead_ms.get(row["rank"], 0) - ahead_ms.get(row["reference"], 0)
+        assert abs(row["offset_ns"] - true * 10**6) <= row["spread_ns"]
+
+
+@pytest.mark.parametrize("ahead_ms", [{2: 40, 3: 40}, {3: 400}, {0: 5, 1: -300, 2: 123}])
+@pytest.mark.parametrize(
+    "job", ["ddp-sleep", "fsdp-straggler", "tp_fsdp-straggler", "pp_dp-stage", "ep-experts"]
+)
+def test_clocks_change_neither_groups_nor_matches_nor_the_first_cause(job, ahead_ms, tmp_path):
+    found, known = (
+        json.loads(invoke("metrics", folder, "--json").stdout)
+        for folder in (shifted(job, "faulty", tmp_path, ahead_ms), RECORDED / job / "faulty")
+    )
+    assert found["groups"] == known["groups"]
+    assert found["matching"]["share"] == 1
+    first, expected = causes(found)[0], causes(known)[0]
+    assert (first["kind"], first["ranks"]) == (expected["kind"], expected["ranks"])
 
 
 @pytest.mark.parametrize("job", JOBS)

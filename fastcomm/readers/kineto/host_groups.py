@@ -23,6 +23,14 @@ from fastcomm.readers.kineto.categories import scan
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.collectives import groups_of_rank
 from fastcomm.readers.kineto.host import HostCollectives, named_rows
+from fastcomm.readers.kineto.host_recordings import (
+    MOST_SHIFTED,
+    NOISE_MS,
+    Recording,
+    ms_apart,
+    on_one_clock,
+    shift_between,
+)
 from fastcomm.readers.kineto.host_work import with_host_work
 from fastcomm.readers.kineto.selection import ON_HOST
 from fastcomm.trace import bytes as byte_rules
@@ -36,21 +44,15 @@ _MOST_RANKS = 64  # that are compared: each is read once more
 _MOST_MEMBERS = 4  # of a group that a rank is compared with
 _THREADS = 2  # of gloo, per group
 _MOST_CHOICES = 1 << 14
-_NOISE_MS = 0.05  # by which ends differ without a reason
 _MOST_COST = 6.0
 _UNLIKELY = (
     8.0  # cost of a group that does what groups of its description do not: more than any time
 )
-_MARGIN_NS = 5_000_000  # around the recording of another rank
-_NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
 
 _STEP = re.compile(PROFILER_STEP)
 
 # Groups by thread: index into the listed groups, by thread or _MESSAGES.
 ByThread = dict[int, int]
-# Most collectives that the recording of a rank may begin later than that of another.
-_MOST_SHIFTED = 64
-_LEAST_EQUAL = 0.9  # share of equal collectives in two sequences of one group
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,44 +254,22 @@ def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) 
 def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
     """Return the groups and numbers of the collectives of each rank, by comparing the ranks."""
     codes: dict[tuple[str, ...], int] = {}
-    recordings = {rank.rank: _Recording.of(rank, codes) for rank in ranks}
+    recordings = on_one_clock(
+        {
+            rank.rank: Recording.of(rank.collectives, rank.base, rank.step, codes)
+            for rank in ranks
+        }
+    )
     chosen = [rank.assign(_costs(rank, recordings)) for rank in ranks]
     numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
     for members in _sequences(ranks, chosen).values():
         _, (longest, order) = max(members.items(), key=lambda item: len(item[1][1]))
         first = recordings[longest.rank].at(order)
         for place, (rank, own) in members.items():
-            shift = _shift(first, recordings[rank.rank].at(own))
+            shift = shift_between(first, recordings[rank.rank].at(own))
             if shift is not None:
-                numbers[place][own] = np.arange(len(own)) + shift + _MOST_SHIFTED
+                numbers[place][own] = np.arange(len(own)) + shift + MOST_SHIFTED
     return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """The collectives of a rank as numbers: equal codes are equal operations on any rank."""
-
-    stop: Ints  # ns, on the clock of the rank
-    code: Ints
-    partner: Ints  # code of the other side: of a send, that of a receive
-    ends: dict[int, Ints]  # stops of a code, sorted
-    step: Ints  # number; NULL if unknown
-
-    @classmethod
-    def of(cls, rank: HostRank, codes: dict[tuple[str, ...], int]) -> "_Recording":
-        """Number the operations of a rank; `codes` has those of ranks before, and grows."""
-        keys = rank.collectives.key
-        code, partner = (
-            np.array([codes.setdefault(key(entry), len(codes)) for entry in keys], np.int64)
-            for key in (_key, _partner_key)
-        )
-        stop = rank.collectives.stop + rank.base
-        ends = {value: np.sort(stop[code == value]) for value in np.unique(code).tolist()}
-        return cls(stop, code, partner, ends, rank.step)
-
-    def at(self, places: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return codes, stops and steps of some collectives."""
-        return self.code[places], self.stop[places], self.step[places]
 
 
 # The collectives of a group by the place of the rank: the rank, and places in calling order.
@@ -316,33 +296,7 @@ def _sequences(
     return sequences
 
 
-def _shift(longest: tuple[Ints, Ints, Ints], other: tuple[Ints, Ints, Ints]) -> int | None:
-    """Return how many collectives later a recording begins than another; None if unclear.
-
-    Both are codes, stops and steps of the collectives of one group, in the order of calls.
-    Stops decide only among shifts that agree equally well in operations and steps: clocks may
-    differ by more than a step.
-    """
-    (first, stops, steps), (second, own_stops, own_steps) = longest, other
-    best: tuple[float, float, int] | None = None
-    for shift in range(-_MOST_SHIFTED, _MOST_SHIFTED + 1):
-        low, high = max(0, -shift), min(len(second), len(first) - shift)
-        if high - low < max(_LEAST_EQUAL * len(second), 1):
-            continue
-        there = slice(low + shift, high + shift)
-        equal = float(np.mean(second[low:high] == first[there]))
-        is_known = (own_steps[low:high] != NULL) & (steps[there] != NULL)
-        in_step = float(np.mean(is_known & (own_steps[low:high] == steps[there])))
-        apart = float(np.median(np.abs(own_stops[low:high] - stops[there])))
-        score = -round(equal + in_step, 6)
-        if equal >= _LEAST_EQUAL and (best is None or (score, apart) < best[:2]):
-            best = score, apart, shift
-    return None if best is None else best[2]
-
-
-def _costs(
-    rank: HostRank, recordings: Mapping[int, _Recording]
-) -> dict[tuple[int, int], float]:
+def _costs(rank: HostRank, recordings: Mapping[int, Recording]) -> dict[tuple[int, int], float]:
     """Return how unlikely each thread serves each group, from the ends of its collectives.
 
     This is the logarithm (base 2) of their distance from those of the other members, relative
@@ -355,53 +309,16 @@ def _costs(
             members = [m for m in rank.groups[index].ranks or () if m != rank.rank]
             others = [recordings[m] for m in members if m in recordings][:_MOST_MEMBERS]
             own = recordings[rank.rank]
-            distances = [_apart(own, places, other) for other in others]
+            distances = [ms_apart(own, places, other) for other in others]
             compared = [distance for distance in distances if distance is not None]
             if compared:
-                apart[thread, index] = max(compared) + _NOISE_MS
+                apart[thread, index] = max(compared) + NOISE_MS
         best = min(apart.values(), default=1.0)
         costs |= {
             pair: min(math.log2(distance / best), _MOST_COST)
             for pair, distance in apart.items()
         }
     return costs
-
-
-def _apart(own: _Recording, places: Ints, other: _Recording) -> float | None:
-    """Return the median ms from the end of collectives to equal ones of another rank.
-
-    Where the other rank has none that is equal, a second counts; None if it recorded at no
-    time of these.
-    """
-    if not len(other.stop):
-        return None
-    stop, partner = own.stop[places], own.partner[places]
-    is_recorded = stop >= other.stop.min() - _MARGIN_NS
-    is_recorded &= stop <= other.stop.max() + _MARGIN_NS
-    stop, partner = stop[is_recorded], partner[is_recorded]
-    distance = np.full(len(stop), _NONE_NS)
-    for code in np.unique(partner).tolist():
-        ends, rows = other.ends.get(code), np.flatnonzero(partner == code)
-        if ends is not None:
-            at = np.searchsorted(ends, stop[rows])
-            before, behind = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
-            near = np.minimum(np.abs(before - stop[rows]), np.abs(behind - stop[rows]))
-            distance[rows] = np.minimum(near, _NONE_NS)
-    return float(np.median(distance)) * 1e-6 if len(distance) else None
-
-
-def _key(entry: tuple[str, str, str]) -> tuple[str, ...]:
-    """Return the part of an operation's description in which all members of a group agree.
-
-    Parts of an all-to-all may differ in their sizes.
-    """
-    return entry[:1] if entry[0].startswith("all_to_all") else entry
-
-
-def _partner_key(entry: tuple[str, str, str]) -> tuple[str, ...]:
-    """Return the key of the other side of a collective: of a send, that of a receive."""
-    sides = {"send": "recv", "recv": "send"}
-    return _key((sides.get(entry[0], entry[0]), *entry[1:]))
 
 
 def _groups_of(
