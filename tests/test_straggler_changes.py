@@ -78,7 +78,7 @@ def test_the_what_ifs_of_the_study_can_be_written_as_changes(tmp_path):
         said = json.loads(run("--scenario", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_ns"]) == 32
-    assert "What if: 2.088 s a step, -3.78 %" in run("--scenario", path)
+    assert "What if: 2.091 s a step, -3.78 %" in run("--scenario", path)
 
 
 @needed
