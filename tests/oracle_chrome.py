@@ -9,7 +9,7 @@ KINDS = {"kernel": 0, "cuda_runtime": 1, "cpu_op": 2, "python_function": 3}
 KEPT, NAMED = ("kernel", "cuda_runtime"), ("c10d::", "nccl:")
 NUMBERS, TEXTS = ("correlation", "stream"), ("dtype", "Process Group Name")
 DETAIL_NUMBERS = ("Seq",)
-DECIDING = ("cat", "name", "dur")
+DECIDING = ("cat", "name")
 LONG = 20_000  # ns
 
 
@@ -22,7 +22,10 @@ class Object(dict):
 
     def __init__(self, members):
         super().__init__(members)
-        self.twice = any(key in DECIDING and self[key] != value for key, value in members)
+        # A duration decides only where short events are left out.
+        by_length = ("dur",) if self.get("cat") == "python_function" else ()
+        deciding = (*DECIDING, *by_length)
+        self.twice = any(key in deciding and self[key] != value for key, value in members)
         self.is_spelled = any(
             key in ("ph", "cat") and re.search("[\ue020-\ue07a]", str(value))
             for key, value in members

@@ -135,8 +135,8 @@ def names(table: pa.Table, iterations: pa.Table) -> tuple[IdleName, ...]:
 def by_rank(iterations: pa.Table) -> dict[int, dict[str, float]]:
     """Return the mean idle time per step of each rank by cause, in ns; without unknown ones."""
     columns = [f"idle_{cause}_ns" for cause in CAUSES]
-    known = iterations.filter(iterations[columns[0]].is_valid()).select(["rank", *columns])
-    means = known.group_by("rank", use_threads=False).aggregate(
+    divided = iterations.filter(iterations[columns[0]].is_valid()).select(["rank", *columns])
+    means = divided.group_by("rank", use_threads=False).aggregate(
         [(column, "mean") for column in columns]
     )
     return {
@@ -149,8 +149,8 @@ def by_rank(iterations: pa.Table) -> dict[int, dict[str, float]]:
 
 def largest(idle: Mapping[str, float | None]) -> str | None:
     """Return the cause with the largest share or time; None if unknown, or nothing is idle."""
-    known = {cause: share for cause, share in idle.items() if share}
-    return max(known, key=lambda cause: known[cause], default=None)
+    present = {cause: share for cause, share in idle.items() if share}
+    return max(present, key=lambda cause: present[cause], default=None)
 
 
 # The causes in tables and sentences; what the device waits for; and what to try.

@@ -31,7 +31,7 @@ from fastcomm.trace.events import EventRows
 from fastcomm.trace.host_activity import NO_NAME, HostActivity, Pieces, ThreadLayers
 from fastcomm.trace.schema import CAUSE, CAUSES, IDLE_EVIDENCE
 from fastcomm.trace.trace import IdleTimes, Trace
-from fastcomm_kernels import intervals, matching
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import Ints
 
 # Queued communication that starts later than this after the device became idle waits for
@@ -134,7 +134,7 @@ class _Gaps:
         is_work = events.of_kind(*_ON_DEVICE)
         is_work[trace.comm["event"].to_numpy()] = True
         rows = np.flatnonzero(is_work & (events.start < events.stop))
-        begin, end = intervals.merge(events.start[rows], events.stop[rows])
+        begin, end = _union(events.start[rows], events.stop[rows])
         first, last = span
         if len(events):
             first = min(first, int(events.start[0]))
@@ -153,6 +153,16 @@ class _Gaps:
         )
 
 
+def _union(start: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Return the union of intervals sorted by start, as disjoint intervals.
+
+    In NumPy, as loading another compiled kernel takes longer than this.
+    """
+    latest = np.maximum.accumulate(stop) if len(stop) else stop
+    first = np.flatnonzero(np.append(True, start[1:] > latest[:-1])[: len(start)])
+    return start[first], latest[np.append(first[1:], len(start))[: len(first)] - 1]
+
+
 def _launch_of(events: EventRows, work: Ints) -> Ints:
     """Return the row of the launch of each event, or -1; -1 is no event."""
     launch = np.full(len(work), -1, np.int64)
@@ -165,14 +175,14 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     events, a, b = host.events, gaps.start, gaps.stop
     is_last = (gaps.work < 0) & (gaps.last_launch >= 0)
     launch = np.where(is_last, gaps.last_launch, gaps.launch)
-    known = launch >= 0
-    l0, l1 = (np.where(is_last, b, np.where(known, c[launch], a)) for c in host.times)
+    is_launched = launch >= 0
+    l0, l1 = (np.where(is_last, b, np.where(is_launched, c[launch], a)) for c in host.times)
     name = np.where(gaps.work >= 0, events.name[gaps.work], NO_NAME).astype(np.int64)
-    queued = known & (l1 <= a)
+    queued = is_launched & (l1 <= a)
     waits = queued & host.is_comm[gaps.work] & (b - a > LEAST_BUBBLE_NS)
-    by_host = known & ~queued
+    by_host = is_launched & ~queued
     parts = [
-        _parts(a[~known], b[~known]),
+        _parts(a[~is_launched], b[~is_launched]),
         *(
             _parts(a[rows], b[rows], cause, name[rows])
             for rows, cause in ((queued & ~waits, "kernel_gaps"), (waits, "pipeline_bubble"))
