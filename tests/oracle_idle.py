@@ -103,7 +103,9 @@ def by_thread(t, thread, events, trace, launched):  # noqa: PLR0911 - a rule a l
         return "synchronization", operator(found, thread)
     calls = [e for e in thread if e["cat"] in RUNTIME and not is_sync(e)]
     calls = [e for e in calls if launches(e, events) and e["stop"] > e["start"]]
-    if launching(t, calls):
+    if launching(
+        t, [e for e in thread if e in calls or (is_sync(e) and e["stop"] > e["start"])]
+    ):
         return "launch_bound", launched
     if found := outer([e for e in may_load if re.search(r"\bbarrier\b", e["name"])], t):
         return "pipeline_bubble", found["name"]
@@ -146,7 +148,7 @@ def launches(call, events):
 
 
 def launching(t, calls):
-    """Whether a thread launches at an instant, or pauses shortly between two launches."""
+    """Whether a thread launches at an instant, or pauses shortly between two calls."""
     if any(e["start"] <= t < e["stop"] for e in calls):
         return True
     last = max((e["stop"] for e in calls if e["stop"] <= t), default=None)

@@ -19,8 +19,8 @@ from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.json_events import LONG
 
-# Calls of a thread at most this far apart launch without a pause: what the host does between
-# them is the cost of launching.
+# Calls of a thread, to launch or to synchronize, that are at most this far apart have no pause
+# between them: what the host does there is the cost of launching.
 LAUNCH_GAP_NS = 100_000
 # Operators and Python functions shorter than this are no cause: readers may leave them out.
 LEAST_RANGE_NS = LONG
@@ -188,7 +188,8 @@ class ThreadLayers:
             "garbage": rows[host.named(rows, GARBAGE)],
             "loading": rows[host.named(rows, LOADING)],
             "synchronizing": rows[syncs],
-            "launching": rows[launches],
+            # Its pauses begin after synchronizing calls, too; the calls are in a layer above.
+            "launching": rows[launches | syncs],
             "waiting": np.concatenate(waiting),
             "work": work,
             "functions": functions,
