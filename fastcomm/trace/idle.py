@@ -253,11 +253,15 @@ def _evidence(
     keys, row, counts = np.unique(group * width + name, return_inverse=True, return_counts=True)
     ns = np.zeros(len(keys), np.int64)
     np.add.at(ns, row, length[is_named])
-    order = np.lexsort((keys, -ns, keys // width))
+    # Among equals the text decides, as numbers of names differ between readers.
+    codes = (keys % width).tolist()
+    by_text = sorted(set(codes), key=idle.names.__getitem__)
+    rank_of = {code: rank for rank, code in enumerate(by_text)}
+    order = np.lexsort(([rank_of[code] for code in codes], -ns, keys // width))
     of_group = (keys // width)[order]
     place = np.arange(len(order)) - np.searchsorted(of_group, of_group)
-    chosen = np.sort(order[place < _MOST_NAMES])
+    chosen = order[place < _MOST_NAMES]
     step, number = np.divmod(keys[chosen] // width, len(CAUSES))
-    texts = [idle.names[code] for code in (keys[chosen] % width).tolist()]
-    columns = [step, number, pa.array(texts, pa.string()), ns[chosen], counts[chosen]]
+    named = pa.array([idle.names[codes[row]] for row in chosen.tolist()], pa.string())
+    columns = [step, number, named, ns[chosen], counts[chosen]]
     return pa.table(columns, names=IDLE_EVIDENCE.names).cast(IDLE_EVIDENCE)
