@@ -257,7 +257,8 @@ def _evidence(
     codes = (keys % width).tolist()
     by_text = sorted(set(codes), key=idle.names.__getitem__)
     rank_of = {code: rank for rank, code in enumerate(by_text)}
-    order = np.lexsort(([rank_of[code] for code in codes], -ns, keys // width))
+    text = np.array([rank_of[code] for code in codes], np.int64)
+    order = np.lexsort((text, -ns, keys // width))
     of_group = (keys // width)[order]
     place = np.arange(len(order)) - np.searchsorted(of_group, of_group)
     chosen = order[place < _MOST_NAMES]
