@@ -187,7 +187,7 @@ def _causes(
     `slow` are findings on links, `by_rank` waits on aligned clocks, empty without these.
     """
     own, paused = suspects.own_work(measurements), pauses.rotating_pauses(measurements)
-    causes = in_order([*own, *paused, *slow])
+    causes = in_order([*pauses.unexplained(own, paused), *paused, *slow])
     return causes or in_order(suspects.late_rank(measurements, by_rank))
 
 

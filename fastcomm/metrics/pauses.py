@@ -48,6 +48,22 @@ def rotating_pauses(measured: Measurements) -> list[Finding]:
     return [_finding(measured, ranks, costs, mean, evidence)]
 
 
+def unexplained(own: Sequence[Finding], paused: Sequence[Finding]) -> list[Finding]:
+    """Return the findings on single ranks that pauses in turns do not explain.
+
+    In a few steps, some ranks pause once more than others, and are idle longer on average.
+    """
+    return [
+        each
+        for each in own
+        if each.kind != "jittery_host"
+        or not any(
+            set(each.ranks) <= set(pause.ranks) and each.cost_ns < pause.cost_ns
+            for pause in paused
+        )
+    ]
+
+
 def _longer(measured: Measurements, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return by how long ranks pause per step, 0 if they do not, and the idle time of peers.
 
