@@ -54,11 +54,11 @@ def unexplained(own: Sequence[Finding], paused: Sequence[Finding]) -> list[Findi
     In a few steps, some ranks pause once more than others, and are idle longer on average.
     """
     return [
-        each
-        for each in own
-        if each.kind != "jittery_host"
+        suspect
+        for suspect in own
+        if suspect.kind != "jittery_host"
         or not any(
-            set(each.ranks) <= set(pause.ranks) and each.cost_ns < pause.cost_ns
+            set(suspect.ranks) <= set(pause.ranks) and suspect.cost_ns < pause.cost_ns
             for pause in paused
         )
     ]
