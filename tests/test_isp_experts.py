@@ -16,7 +16,7 @@ from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.isp import MicroBatchRule
 from fastcomm.isp import search as isp_search
-from fastcomm.isp.block import StrategyGrid
+from fastcomm.isp.block import StrategyGrid, candidate_stages
 from fastcomm.isp.communication import by_node, collective
 from fastcomm.isp.layer import visited_nodes
 from fastcomm.isp.model import Experts
@@ -158,6 +158,19 @@ def test_a_token_visits_as_many_nodes_as_the_definition_says():
     draws = np.random.default_rng(1).permuted(np.tile(np.arange(64), (4000, 1)), axis=1)[:, :2]
     nodes_seen = np.array([len(set(each)) for each in draws // 16])
     assert nodes_seen.mean() == pytest.approx(visited_nodes(mine, 4), rel=0.02)
+
+
+@pytest.mark.parametrize("dense", [0, 1, 4, 5, 20])
+def test_the_first_stage_of_each_composition_may_be_the_fullest(dense):
+    # Of stages with equal layers the first has the most micro-batches in flight.
+    for layers in range(max(8, dense + 1), 42):
+        model = oracle.model(1024, 8, layers, experts=(8, 1, 512, 0, dense, 0))
+        for pp in range(1, 9):
+            first = {}
+            for place in range(pp):
+                composition = tuple(oracle.stage_layers(model, pp, place))
+                first.setdefault(composition, place)
+            assert set(first.values()) <= set(candidate_stages(pp, ours(model)))
 
 
 @given(st.floats(1e5, 1e10), st.sampled_from([8, 16, 64]), st.floats(0.1, 1))

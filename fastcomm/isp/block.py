@@ -198,7 +198,9 @@ def candidate_stages(pp: int, model: Model) -> list[int]:
     least, longer = divmod(model.layers, pp)
     stages = {0, pp - longer if longer else 0, pp - 1}
     if len(model.kinds) > 1 and model.experts:
-        begin = model.experts.dense_layers // least
+        dense, shorter = model.experts.dense_layers, pp - longer  # the last stages are longer
+        beyond = dense - shorter * least
+        begin = dense // least if beyond < 0 else shorter + beyond // (least + 1)
         stages |= {stage for stage in (begin, begin + 1) if stage < pp}
     return sorted(stages)
 
