@@ -99,6 +99,12 @@ def test_runs_of_different_size_are_compared_with_a_note(metrics):
     assert "whole trace after" in notes
 
 
+def test_jobs_of_different_size_are_noted_even_with_one_rank_of_each(metrics):
+    before, after = ({**metrics[0], "ranks": [1], "world_size": size} for size in (8, 2))
+    (note,) = (note for note in compare(before, after).notes if "job" in note)
+    assert note.startswith("before is of a job of 8 ranks, after of one of 2")
+
+
 def test_different_bytes_are_refused(metrics):
     with pytest.raises(ConfigError, match="both with the same bytes option"):
         compare(metrics[0], {**metrics[1], "bytes": "bus"})

@@ -251,7 +251,7 @@ def compare(
         causes=cause_changes(before, after),
         parts=_parts(values),
         values=tuple(values.values()),
-        notes=(*_left_out(before, after, runs), *_notes(before, after)),
+        notes=(*_sizes(runs), *_left_out(before, after, runs), *_notes(before, after)),
         incomplete=tuple(line for item in runs.items() for line in _incomplete(*item)),
         kernels=kernel_changes(kernels) if kernels else None,
     )
@@ -266,6 +266,16 @@ def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
     old, new = (set(run.get("ranks") or ()) for run in (before, after))
     is_alike = _expected(before) == _expected(after)
     return tuple(sorted(old & new)) or None if is_alike and old != new else None
+
+
+def _sizes(runs: Mapping[str, Object]) -> Iterator[str]:
+    """Yield a sentence if the jobs of the two runs have different numbers of ranks."""
+    old, new = (_expected(run) for run in runs.values())
+    if old != new:
+        yield (
+            f"before is of a job of {counted(old, 'rank')}, after of one of {new}: a rank may "
+            "have other work, and its communication other peers"
+        )
 
 
 def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:
