@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 
 from fastcomm.errors import ConfigError
@@ -102,6 +102,8 @@ _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
 _AGAIN_S = 0.02  # until a signal is sent again whose exception was ignored
 
 _last_signal_s = -_QUIET_S
+_to_send: int | None = None  # signal whose exception was ignored
+_is_ignored = False  # whether an exception that is raised now would be ignored
 _deferrals = 0
 _deferred: list[int] = []
 
@@ -111,7 +113,10 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
     Signals to a group of processes come in pairs, and the second must not stop the cleaning up.
     """
-    global _last_signal_s  # noqa: PLW0603 - signals are of the process
+    global _last_signal_s, _to_send  # noqa: PLW0603 - signals are of the process
+    if _is_ignored:
+        return  # it is sent again
+    _to_send = None
     if _deferrals:
         _deferred.append(number)
         return
@@ -152,6 +157,7 @@ def handle() -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Handle signals by `interrupt` in this block; do nothing outside of the main thread."""
+    global _to_send
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -164,21 +170,33 @@ def interruptible() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = unraisable
+        if _to_send is not None:
+            unhandled, _to_send = _to_send, None
+            signal.raise_signal(unhandled)
 
 
 def _send_again(args: "sys.UnraisableHookArgs") -> None:
     """Send a signal again whose exception Python cannot raise; print other errors."""
-    global _last_signal_s  # noqa: PLW0603
+    global _last_signal_s, _to_send, _is_ignored  # noqa: PLW0603
     if not isinstance(args.exc_value, KeyboardInterrupt | SystemExit):
         sys.__unraisablehook__(args)
         return
+    _is_ignored = True
     _last_signal_s = -_QUIET_S
     is_interrupt = isinstance(args.exc_value, KeyboardInterrupt)
-    number = signal.SIGINT if is_interrupt else signal.SIGTERM
-    # Later: an exception that is raised in here would be ignored, too.
-    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
+    _to_send = signal.SIGINT if is_interrupt else signal.SIGTERM
+    threading.Thread(target=_send_until_handled, daemon=True).start()
+    _is_ignored = False  # last, as Python looks for signals after calls
+
+
+def _send_until_handled() -> None:
+    """Send the signal whose exception was ignored until its handler may raise it."""
+    while True:
+        sleep(_AGAIN_S)
+        number = _to_send
+        if number is None:
+            return
+        os.kill(os.getpid(), number)
 
 
 _folders: dict[Path, int] = {}  # the process that made each: a fork must not remove them
