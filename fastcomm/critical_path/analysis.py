@@ -234,20 +234,20 @@ class _Joiner:
         instances = self.instances
         arrived, last = instances.arrived, instances.last
         waiting, needed = instances.waiting, instances.needed
-        is_valid = instances.stop[waiting.part] >= arrived[waiting.meeting]
+        is_valid = instances.stop[waiting.part] >= arrived[waiting.sync_point]
         self.violations = int((~is_valid).sum())
-        ends = waiting.part[is_valid], waiting.meeting[is_valid]
+        ends = waiting.part[is_valid], waiting.sync_point[is_valid]
         used = np.unique(ends[1])
         number = np.full(len(arrived), NONE)
         number[used] = np.arange(len(used))
-        is_used = number[needed.meeting] != NONE
-        starts = needed.part[is_used], needed.meeting[is_used]
+        is_used = number[needed.sync_point] != NONE
+        starts = needed.part[is_used], needed.sync_point[is_used]
         owner = last[used]
         ranks = instances.rank[owner].tolist()
         rank = np.array([self.index[number] for number in ranks], np.int64)
         first, second = (
-            np.stack([self._nodes(side)[part], number[meeting]], axis=1).astype(np.int32)
-            for side, (part, meeting) in enumerate((starts, ends))
+            np.stack([self._nodes(side)[part], number[sync_point]], axis=1).astype(np.int32)
+            for side, (part, sync_point) in enumerate((starts, ends))
         )
         return _JoinPoints(
             starts=first,

@@ -216,7 +216,10 @@ def _sample(group: Ints, instance: Ints) -> Ints:
 
 
 def offset_by_row(rank: Ints, offsets: Mapping[int, int]) -> Ints:
-    """Return the offset of each row's rank, in ns; 0 for ranks that `offsets` does not have."""
+    """Return the clock offset of each row's rank in ns; `offsets` are by rank.
+
+    Ranks that `offsets` does not have get 0.
+    """
     ranks, place = np.unique(rank, return_inverse=True)
     return np.array([offsets.get(number, 0) for number in ranks.tolist()], np.int64)[place]
 
@@ -268,7 +271,10 @@ def _firsts(parts: Ints) -> Ints:
 
 
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
-    """Return clock offsets by rank; `table` has schema `ENDS` and the ends of all ranks."""
+    """Return the clock offsets of ranks by the ends of their collectives, see `offsets`.
+
+    `table` has the ends on all ranks, in any order, with schema `ENDS` (times in ns).
+    """
     key = (table[name].to_numpy() for name in ("op", "iteration", "place", "group"))
     rank, stop = table["rank"].to_numpy(), table["stop"].to_numpy()
     return offsets(EndOffsets.of(rank, stop, *key, start=filled(table["start"])))

@@ -179,13 +179,16 @@ class Sample:
 
     @property
     def ends_ns(self) -> Floats:
-        """Time from the first to the last end, per collective."""
+        """Time in ns from the first to the last end of each collective, as float64.
+
+        Clocks are taken as they are: subtract offsets from `stop` before.
+        """
         span: Floats = np.nanmax(self.stop, axis=0) - np.nanmin(self.stop, axis=0)
         return span
 
     @property
     def arrivals_ns(self) -> Floats:
-        """Time from the first to the last arrival, per collective."""
+        """Time in ns from the first to the last start of each collective, as float64."""
         span: Floats = np.nanmax(self.start, axis=0) - np.nanmin(self.start, axis=0)
         return span
 
