@@ -36,7 +36,10 @@ _setting: Any = config
 
 
 def address_twin(array: NDArray[Any]) -> Address:
-    """Return the address of the data of a contiguous array."""
+    """Return the address of the data of a contiguous array of any shape.
+
+    The twin returns a flat view: index i of it is the i-th item behind the address.
+    """
     return array.reshape(-1)
 
 
@@ -46,7 +49,7 @@ def byte_twin(text: Address, i: int) -> int:
 
 
 def put_byte_twin(text: Address, i: int, value: int) -> None:
-    """Write the byte at `i`."""
+    """Write `value`, 0 to 255, to byte `i` of a text."""
     text[i] = value
 
 
@@ -56,12 +59,12 @@ def get_twin(column: Address, i: int) -> int:
 
 
 def put_twin(column: Address, i: int, value: int) -> None:
-    """Write the 64-bit integer at `i`."""
+    """Write the 64-bit integer `value` to cell `i` of a column (8 bytes a cell)."""
     column[i] = value
 
 
 def put8_twin(column: Address, i: int, value: int) -> None:
-    """Write one 64-bit integer to eight cells from `i` on."""
+    """Write the 64-bit integer `value` to each of the cells `i` to `i` + 7 of a column."""
     column[i : i + 8] = value
 
 
@@ -126,7 +129,10 @@ def insides_twin(quotes: int, carry: int) -> int:
 
 
 def mask_twin(text: Address, i: int, members: NDArray[np.bool_], width: int) -> int:
-    """Return, as bits, which of `width` bytes from `i` on are `members`."""
+    """Return which of the `width` bytes from `i` on are `members`, as an unsigned integer.
+
+    Bit b stands for byte `i` + b. `members` has 256 Booleans, one per value of a byte.
+    """
     bits = np.packbits(members[text[i : i + width]], bitorder="little")
     return int.from_bytes(bits.tobytes(), "little")
 

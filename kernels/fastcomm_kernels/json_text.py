@@ -60,9 +60,9 @@ def is_digit(text: Address, i: int) -> bool:
 
 @kernel
 def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """Write a number times 10^scale into a cell, NULL for none; return the index behind it.
+    """Write the number at `i` times 10^scale, rounded, into a cell; return the index behind it.
 
-    Reads eight digits at a time; `exactly` reads unusual numbers.
+    The cell gets NULL for no number or one beyond int64. Unusual numbers are read by `exactly`.
     """
     start, value = i, 0
     if byte(text, i) == _MINUS:
@@ -97,7 +97,7 @@ def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
 
 @kernel
 def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """Read any number as `decimal` does: with many digits, an exponent, or too large."""
+    """Read any number as `decimal` does: with many digits, an exponent, or too large (NULL)."""
     negative = byte(text, i) == _MINUS
     if negative:
         i += 1
@@ -185,10 +185,10 @@ def string_end(text: Address, i: int) -> int:
 
 @kernel
 def spells_letters(text: Address, i: int, end: int) -> bool:
-    """Return whether text spells a letter, digit or blank as an escape (u0020 to u007a).
+    """Return whether the text from `i` to `end` has an escape of a letter, digit or blank.
 
-    Escapes of punctuation (u0021 to u002f, u003a to u003f) do not count, since careful writers
-    use them.
+    These are u0020, u0030 to u0039 and u0040 to u007a; careful writers escape other
+    punctuation.
     """
     while i < end:
         marks = escapes(text, i)
@@ -246,7 +246,7 @@ def next_member(text: Address, i: int) -> int:
 
 @kernel
 def ends_list(text: Address, i: int, n: int) -> int:
-    """Return whether the bracket at `i` ends the events: 1 yes, 0 no, -1 unknown yet.
+    """Return whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not yet known.
 
     The list is followed by the outer object's brace or next key, another document, or nothing.
     """
@@ -379,9 +379,9 @@ def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
 
 @kernel
 def list_end(block: Text, i: int, n: int) -> int:
-    """Return the index of the bracket that ends a list of objects, or ``~index``.
+    """Return the index of the bracket that ends a list of objects, or ``~index`` without one.
 
-    The list continues at `i`; the text has `n` bytes.
+    The list continues at `i`, before an object or a comma; the text `block` has `n` bytes.
     """
     text = address(block)
     i = skip_blanks(text, i)
