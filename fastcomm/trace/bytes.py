@@ -87,7 +87,7 @@ def op_of_annotation(name: str) -> int | None:
 
 
 def byte_counts(elements: Ints, sizes: Ints) -> Ints:
-    """Multiply numbers of elements by their sizes; NULL if unknown or too large."""
+    """Multiply numbers of elements by bytes of an element; NULL if unknown or too large."""
     return _times(_nonnegative(elements), _nonnegative(sizes))
 
 

@@ -124,8 +124,19 @@ def expected_ranks(
 ) -> int:
     """Return the number of ranks a run should have.
 
-    This is the world size if a trace states it; else the highest rank + 1 or the number of
-    ranks that are present or skipped, whichever is larger.
+    This is the world size if a trace states it, but at least the number of known ranks. Else it
+    is the highest rank + 1 or the number of ranks that are present or skipped, whichever is
+    larger.
+
+    Parameters
+    ----------
+    ranks
+        Ranks that are present.
+    world_size
+        As a trace states it; None if none does.
+    skipped
+        Ranks that could not be read.
+
     """
     numbers = {*ranks, *(item.rank for item in skipped if item.rank is not None)}
     unnumbered = sum(item.rank is None for item in skipped)
@@ -204,7 +215,15 @@ class ReadRanks:
     def of(cls, run: RunTraces, ranks: Sequence[int], skipped: Sequence[SkippedRank]) -> Self:
         """Return which ranks of a run were read, and how many it should have.
 
-        `ranks` are those that were read.
+        Parameters
+        ----------
+        run
+            States the world size, if known.
+        ranks
+            Ranks that were read, in any order.
+        skipped
+            Ranks that could not be read.
+
         """
         expected = expected_ranks(ranks, run.world_size, skipped)
         return cls(ranks=tuple(sorted(ranks)), expected=expected, skipped=tuple(skipped))
