@@ -114,7 +114,10 @@ class RunEvents:
     events: tuple[EventDescriptions, ...]
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return columns of `EVENT` of the events of these rows; row -1 is all null.
+
+        `rows` count the events of all ranks, rank after rank.
+        """
         parts, places = [], []
         for k, events in enumerate(self.events):
             own = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
@@ -128,7 +131,10 @@ class RunEvents:
         return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
 
     def ids(self, rows: Numbers) -> Ints:
-        """Return the ids of the events of these rows, which are unique within a rank."""
+        """Return the ids of the events of these rows, which are unique within a rank.
+
+        `rows` count the events of all ranks, rank after rank.
+        """
         ids = np.empty(len(rows), np.int64)
         for k, events in enumerate(self.events):
             own = (rows >= self.first[k]) & (rows < self.first[k + 1])

@@ -196,7 +196,7 @@ class FoundPath:
 
 
 def sums_by(table: pa.Table, key: str) -> dict[Any, int]:
-    """Return the sum of the durations by a column, in ns."""
+    """Return the sum of the column `duration_ns`, in ns, for each value of the column `key`."""
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
     return dict(zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True))
 

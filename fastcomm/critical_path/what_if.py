@@ -124,7 +124,10 @@ class Replay:
         weight[calls & self._own()] = 0
 
     def times(self, weight: Ints) -> tuple[Ints, Numbers]:
-        """Return the time of each node in ns, from 0, and the edge that determines it."""
+        """Return the time of each node in ns, from 0, and the edge that determines it.
+
+        `weight` is the time of each edge in ns. A node without edges has the edge NONE.
+        """
         return graphs.replay(self.first, self.critical.graph.source, weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:

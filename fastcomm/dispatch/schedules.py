@@ -86,7 +86,10 @@ def _weights(
 
 
 def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
-    """Return the link with the most seconds; `seconds` has the shape of `loads`."""
+    """Return the link with the most seconds, and its load in tokens.
+
+    `loads` and `seconds` have a row per GPU and a column per link and direction.
+    """
     gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
     return Bottleneck(
         gpu=int(gpu),

@@ -151,7 +151,7 @@ class Simulation(TableResult):
     unanswered: dict[str, str]  # strategies without a result, and the reason
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per strategy, iteration and layer; times in ns."""
+        """Return a row per strategy, iteration and layer; times in ns, sizes in bytes."""
         rows = [
             {
                 "strategy": name,

@@ -72,14 +72,14 @@ class Traffic:
 
     @cached_property
     def leaving(self) -> NDArray[np.int32]:
-        """By GPU: its tokens that any other GPU needs."""
+        """Number of tokens of each GPU that any other GPU needs, shape (GPUs,)."""
         counts = np.zeros(len(self.copies), np.int32)
         dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, counts)
         return counts
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Whether two GPUs are in the same node, GPU by GPU."""
+        """Whether two GPUs are in the same node, shape (GPUs, GPUs)."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 

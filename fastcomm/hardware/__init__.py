@@ -29,7 +29,7 @@ class GemmCurve:
     rates: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one matrix product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
         rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
         return np.asarray(work / rate)
@@ -43,7 +43,7 @@ class GemmTable:
     times: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one matrix product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.asarray(flops, np.float64)
         beyond = np.maximum(work / self.flops[-1], 1.0)
         return np.asarray(np.interp(work, self.flops, self.times) * beyond)
@@ -61,14 +61,25 @@ class AttentionCurve:
     rate: tuple[float, float]  # FLOPs per second
 
     def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the seconds of the forward pass of attention over `bsz` sequences.
+        """Return the seconds of the forward pass of attention.
 
-        A sequence has `seq` tokens; `hidden` is the hidden size on a GPU.
+        Parameters
+        ----------
+        bsz
+            Number of sequences.
+        seq
+            Tokens of a sequence.
+        hidden
+            Hidden size on a GPU.
+
         """
         return self._seconds(0, 2, bsz, seq, hidden)
 
     def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the time of the backward pass, which has 2.5 times the FLOPs."""
+        """Return the seconds of the backward pass, which has 2.5 times the FLOPs.
+
+        Parameters are those of `forward`.
+        """
         return self._seconds(1, 5, bsz, seq, hidden)
 
     def _seconds(

@@ -161,7 +161,7 @@ class PriceResult(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return the terms, one a row."""
+        """Return the terms of the price as a table, one a row."""
         return pa.Table.from_pylist(_terms(self.price))
 
     def figures(self) -> dict[str, str]:
@@ -218,7 +218,7 @@ class Evaluation(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return the runs, one a row, without their terms."""
+        """Return the runs as a table, one a row, without the terms of their prices."""
         rows = [{k: v for k, v in _row(row).items() if k != "terms"} for row in self.rows]
         return pa.Table.from_pylist(rows)
 

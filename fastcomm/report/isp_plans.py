@@ -131,7 +131,10 @@ def show_calibration(fit: RunCalibration) -> None:
 
 
 def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> None:
-    """Write the JSON document and the table of a result into a directory, if there is one."""
+    """Write the JSON document and the table of a result into a folder, unless that is None.
+
+    `name` is the name of the document, without suffix.
+    """
     if folder is not None:
         document = {f"{name}.json": results.dumps(result.to_dict())}
         rows = "runs" if isinstance(result, Evaluation) else "terms"

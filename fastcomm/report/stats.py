@@ -16,7 +16,10 @@ _MOST_NAMES = 10
 
 
 def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write stats.json, ops.parquet and ops.csv; give their paths."""
+    """Write stats.json, ops.parquet and ops.csv into a folder.
+
+    `xlsx` also writes stats.xlsx. Returns the paths of all files.
+    """
     texts = {"stats.json": result.dumps(statistics.to_dict())}
     return files.write_tables(
         folder, texts, {"ops": statistics.to_arrow()}, "stats" if xlsx else None

@@ -64,7 +64,7 @@ class Naming:
 
     @cached_property
     def operator(self) -> Ints:
-        """Row of the innermost operator around the event's call, which may be itself; or -1."""
+        """Row of the innermost operator around the event's call (or the call itself), or -1."""
         return self.events.enclosing(self.events.rows("cpu_op"), self.at)
 
     @cached_property
@@ -99,7 +99,10 @@ class Naming:
 
     @cached_property
     def step(self) -> Ints:
-        """Number of the iteration in which the event was called; -1 outside of all."""
+        """Row of the iteration in which the event was called; -1 outside of all.
+
+        All 0 if the trace has no iterations.
+        """
         table = self.trace.iterations
         if not table.num_rows:
             return np.zeros(len(self.events), np.int64)

@@ -160,7 +160,10 @@ SIGNATURES = {
 
 
 def detail(scanned: Scanned, name: str, row: int) -> str:
-    """Return the text of the argument `name` of the event in a row, or "" without one."""
+    """Return the text of the argument `name` of the event in a row; "" without one.
+
+    A `row` of -1 is no event.
+    """
     if row < 0:
         return ""
     code = int(scanned.details[name][int(scanned.columns["detail"][row])])
@@ -249,8 +252,20 @@ class Call(NamedTuple):
 def call_of(scanned: Scanned, operator: int, annotation: int) -> Call:
     """Return kind, sizes and type of a collective, from the operator that started it.
 
-    Without an operator (-1) they are those that its annotation states. `operator` and
-    `annotation` are rows.
+    Without an operator they are those that its annotation states.
+
+    Parameters
+    ----------
+    scanned
+        Events of one file.
+    operator, annotation
+        Rows of the two events; -1 for no operator.
+
+    Returns
+    -------
+    Call
+        Sizes in elements; unknown ones are NULL.
+
     """
     # The type of a list of tensors is in the annotation alone.
     dtype = next(iter(_list(scanned, "Input type", annotation) or []), "")

@@ -184,8 +184,27 @@ class Database:
     ) -> dict[str, pa.ChunkedArray]:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `types` has the type of each column by name. `where` are SQL conditions that all hold
-        for the rows; `distinct` drops equal rows.
+        Parameters
+        ----------
+        table
+            Name of the table.
+        types
+            Type of each column, by name.
+        where
+            SQL conditions that all hold for the rows.
+        distinct
+            Whether to drop equal rows.
+
+        Returns
+        -------
+        dict of pyarrow.ChunkedArray
+            Columns by name.
+
+        Raises
+        ------
+        TraceFileError
+            The file cannot be read, or a column has values of another type.
+
         """
         expressions = ", ".join(
             f'IFNULL("{name}", {_NULL[type_]}) AS "{name}"' for name, type_ in types.items()
