@@ -175,7 +175,7 @@ class HtaDrawing(Drawing):
     """An overlay with times in integer microseconds."""
 
     def inset_ns(self, on_device: Flags) -> Ints:
-        """Return how many ns before an event's end an arrow begins: 1000 on a device, else 0."""
+        """Return how many ns before each event's end an arrow begins: 1000 or, on a host, 0."""
         return np.where(on_device, 1000, 0)
 
     def microseconds(self, ns: int) -> str:
