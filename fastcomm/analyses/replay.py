@@ -113,7 +113,7 @@ def _joined(parts: Parts) -> StepConstraints:
 
 
 def session_of(step: StepConstraints) -> Session:
-    """Replay a step with the measured durations."""
+    """Replay a step with the measured durations. Raises FastcommError if it has no work."""
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
     replayed = replayer(step).run()

@@ -219,7 +219,10 @@ class CriticalPath(FoundPath, Result):
         )
 
     def save(self, out_dir: str) -> str:
-        """Write the graph and its path to `out_dir` with the ending .zip; return that name."""
+        """Write the graph and its path to `out_dir` with the ending .zip; return that name.
+
+        Raises FastcommError for a path through several ranks, or if the file cannot be written.
+        """
         check_path(out_dir, "save: out_dir", 'save("path")')
         if self.is_joined:
             raise FastcommError(

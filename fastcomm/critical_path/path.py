@@ -202,6 +202,6 @@ def sums_by(table: pa.Table, key: str) -> dict[Any, int]:
 
 
 def shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
-    """Return the share of each part in their sum, or in `whole`."""
+    """Return each part divided by the sum of all, or by `whole`; 0 if that is 0."""
     total = sum(sums.values()) if whole is None else whole
     return {name: ns / total if total else 0.0 for name, ns in sums.items()}

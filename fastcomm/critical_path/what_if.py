@@ -260,12 +260,12 @@ class StepOperator:
 
     @property
     def work_start(self) -> int:
-        """Start of its first work, or its own start."""
+        """Node at which its first work starts; its own start node without work."""
         return min((start for start, _ in self.works), default=self.start)
 
     @property
     def work_stop(self) -> int:
-        """End of its last work, or its own end."""
+        """Node at which its last work ends; its own end node without work."""
         return max((stop for _, stop in self.works), default=self.stop)
 
 

@@ -238,7 +238,10 @@ def _quota(traffic: Traffic) -> NDArray[np.int32]:
 
 
 def end_loads(remote: Matrix, local: Matrix) -> Matrix:
-    """Return the loads of traffic that no GPU forwards, from GPU-by-GPU tokens."""
+    """Return the loads of traffic that no GPU forwards, one row per GPU.
+
+    `remote` and `local` have the tokens from GPU to GPU, of other nodes and of the node.
+    """
     sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
     return np.stack(sums, axis=1)
 

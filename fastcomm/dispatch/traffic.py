@@ -155,7 +155,7 @@ class Bounds:
         return max(self.multicast_s, self.gpu_s, self.joint_s)
 
     def of(self, kind: str) -> float:
-        """Return the bound of a class: "relayed", "fixed", "multicast" or "proxy"."""
+        """Return the bound in s of a class: "relayed", "fixed", "multicast" or "proxy"."""
         inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 

@@ -77,8 +77,8 @@ def ends(trace: Trace) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        Schema `ENDS`; at most eight rows per operation, group and iteration. Empty if the trace
-        has no times.
+        Schema `ENDS`, times in ns of the rank's clock; the first eight collectives of each
+        operation, group and iteration. Empty if the trace has no times.
 
     """
     if "times" in trace.meta.lacks:

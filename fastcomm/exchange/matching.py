@@ -81,7 +81,10 @@ class Matches:
 
 
 def match(calls: CollectiveCalls) -> Matches:
-    """Match the collectives that several ranks have; results are per row of `calls`."""
+    """Match the collectives that several ranks have; results are per row of `calls`.
+
+    Rows match by sequence number, else by order and end, see the module.
+    """
     apart = _ENDS_APART[calls.op]
     series = _series(calls, apart)
     instance, unnumbered = _by_number(series)

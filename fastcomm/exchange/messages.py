@@ -112,7 +112,7 @@ class Sides:
 
 
 def match_messages(messages: Messages) -> MessageMatches:
-    """Match messages of which both sides are present; results are per row."""
+    """Match messages of which both sides are present; the result has a value per row."""
     instance = np.full(len(messages.rank), NONE, np.int64)
     if not len(instance):
         return MessageMatches(instance=instance, count=0)

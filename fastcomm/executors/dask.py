@@ -273,7 +273,7 @@ class Dask(ClusterConnection):
             work.cancel()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on a worker."""
+        """Call a function on a worker. Raises its error, or `ClusterError`."""
         try:
             return self.answer(self.submit(function))
         except _killed() as error:

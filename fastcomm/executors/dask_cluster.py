@@ -214,7 +214,10 @@ class ClusterConnection:
         return self.address.startswith("local:")
 
     def check_versions(self) -> None:
-        """Compare the versions of the scheduler and all workers with those of this process."""
+        """Compare the versions of the scheduler and all workers with those of this process.
+
+        Differences become `warnings`. Raises `ClusterError` for a worker without fastcomm.
+        """
         with self._reaching():
             by_address = {"the scheduler": self.client.run_on_scheduler(versions)}
             answers = self.client.run(versions, on_error="return")

@@ -155,7 +155,7 @@ class Cost:
 
     @property
     def pair(self) -> tuple[float, float]:
-        """Start-up time and time per unit, as kernels take them."""
+        """Start-up time in s, and seconds per unit of the size, as kernels take them."""
         return float(self.start_s), float(self.unit_s)
 
 
@@ -191,12 +191,12 @@ class GpuLinks:
 
     @property
     def inter(self) -> float:
-        """Reached bandwidth of a NIC."""
+        """Reached bandwidth of a NIC, bytes/s."""
         return self.inter_bytes_per_s * self.inter_efficiency
 
     @property
     def intra(self) -> float:
-        """Reached bandwidth of a GPU inside its node."""
+        """Reached bandwidth of a GPU inside its node, bytes/s."""
         return self.intra_bytes_per_s * self.intra_efficiency
 
     def inter_cost(self, size: int) -> Cost:

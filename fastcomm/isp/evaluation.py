@@ -39,7 +39,10 @@ class ExpectedError:
 
 
 def expected_error(plan: Plan) -> ExpectedError:
-    """Return the error to expect of a plan's throughput."""
+    """Return the error to expect of a plan's throughput, by experts and precision.
+
+    It is that of published runs, as a share: median and 90th percentile.
+    """
     median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
     return ExpectedError(median=median, most=most)
 

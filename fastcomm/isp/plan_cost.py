@@ -69,7 +69,7 @@ class LayerTimes:
     exchange: tuple[float, float] = (0.0, 0.0)  # of experts, before overlap
 
     def total(self, way: int) -> float:
-        """Return the time of a pass."""
+        """Return the time of all parts in s: forward (0) or backward (1)."""
         return sum(pair[way] for pair in self.parts.values())
 
 
@@ -333,7 +333,7 @@ def _with_recompute(
 
 
 def layer_weights(plan: Plan) -> tuple[float, float]:
-    """Return the parameters of a layer on a rank before sharding: dense, and of experts."""
+    """Return the number of a layer's parameters on a rank before sharding: dense, experts."""
     model = plan.model
     kind = model.kinds[0]
     dense = kind.parameters / plan.tp
@@ -367,7 +367,7 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
 
 
 def head_time(plan: Plan, constants: Constants) -> float:
-    """Return the time of the logits and the loss of a micro-batch, both passes."""
+    """Return the time of the logits and the loss of a micro-batch in s, both passes."""
     model = plan.model
     m, n, k = plan.tokens, model.vocab / plan.tp, model.hidden
     shapes = ((m, n, k), (m, k, n), (n, k, m))

@@ -164,7 +164,10 @@ class Records:
         return self._indices[axis]
 
     def row(self, place: int) -> dict[str, Any]:
-        """Return the fields of one strategy, by its place in the ranking."""
+        """Return the fields of one strategy, by its place in the ranking, from 0.
+
+        Raises IndexError if there is no such place.
+        """
         cell = int(self.ranking[place])
         for part in self.parts:
             if cell < len(part.cells):

@@ -38,7 +38,7 @@ class Breakdown:
 
     @property
     def parts(self) -> dict[str, float] | None:
-        """Shares of compute, exposed communication, copies and idle time; None if unknown."""
+        """Shares (0 to 1) of compute, exposed communication, copies, idle; None if unknown."""
         shares = {name: share for name, share in self.exact.items() if share is not None}
         if len(shares) < len(self.exact):
             return None

@@ -191,7 +191,7 @@ def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
 
 
 def shares(pieces: Sequence[Piece]) -> list[Cells]:
-    """Divide the cells of known groups into ranges that are small enough to read at once."""
+    """Divide the cells of known groups into ranges, each small enough to read at once."""
     rows = np.sum([piece.rows for piece in pieces], axis=0).tolist()
     ranges, begin, count = [], 0, 0
     for cell in range(CELLS):
@@ -234,7 +234,10 @@ def rate(count: Ints, duration: Ints) -> Floats:
 
 
 def p95(pieces: Sequence[Piece], tag: int) -> float:
-    """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any."""
+    """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any.
+
+    `tag` is an index into TAGS. Events without duration or of unknown size are left out.
+    """
     parts = []
     for piece in pieces:
         table = columns(piece.where, ("tag", "duration_ns", "bytes"))

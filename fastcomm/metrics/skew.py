@@ -202,7 +202,10 @@ def skews(collectives: MatchedCollectives) -> Skews:
 
 
 def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
-    """Return a row per class of collectives, most wait time first; waits are per step."""
+    """Return a row per class of collectives, most wait time first.
+
+    `steps` is the number of steps; wait times are ns per step, all others ns per collective.
+    """
     rows = []
     for tag, op, power in sorted(set().union(*parts)):
         own = [part[tag, op, power] for part in parts if (tag, op, power) in part]
@@ -268,7 +271,7 @@ class WaitSums:
 
 
 def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """Return a row per rank and tag, sorted; times are means over the steps."""
+    """Return a row per rank and tag, sorted; times are ns, means over `steps` steps."""
     rows = []
     for (rank, tag), row in zip(totals.keys.T.tolist(), totals.sums.T.tolist(), strict=True):
         sums_ = dict(zip(_SUMS, row, strict=True))

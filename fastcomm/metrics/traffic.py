@@ -376,7 +376,7 @@ def exposures(
 
 
 def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
-    """Return wait and transfer in ns over all divided parallelisms; None without any."""
+    """Return wait and transfer in ns, summed over parallelisms; None if none is divided."""
     parts = [part for part in exposure.values() if part.wait_ns is not None]
     if not parts:
         return None

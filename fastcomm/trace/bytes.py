@@ -62,7 +62,7 @@ _ANNOTATION = re.compile(
 
 
 def element_size(name: str) -> int | None:
-    """Return bytes per element of a type; None for an unknown type."""
+    """Return the bytes of an element of a type, such as "BFloat16"; None if unknown."""
     name = name.strip().removeprefix("c10::")
     return 1 if name.startswith("Float8_") else ELEMENT_SIZES.get(name)
 

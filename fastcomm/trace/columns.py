@@ -71,7 +71,14 @@ _DENSE = 1 << 10
 
 
 def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
-    """Number values by first appearance; return the columns and the count. NULL becomes -1."""
+    """Number the values of several columns together, by first appearance; NULL becomes -1.
+
+    Returns
+    -------
+    tuple of list and int
+        The columns, int32, and the count of distinct values.
+
+    """
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
     code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)

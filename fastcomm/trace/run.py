@@ -35,7 +35,7 @@ class Source:
     reader: Callable[[Content], Trace]  # has to be picklable, for workers
 
     def read(self, content: Content = "work") -> Trace:
-        """Read the part of the trace that an analysis needs."""
+        """Read the part of the trace that an analysis needs. Raises `FastcommError`."""
         return self.reader(content)
 
 
@@ -115,7 +115,10 @@ class RunTraces:
         )
 
     def read(self, rank: int, content: Content = "work") -> Trace:
-        """Read the part of one rank's trace that an analysis needs."""
+        """Read the part of one rank's trace that an analysis needs.
+
+        Raises `ConfigError` if the run does not have the rank, else as `Source.read`.
+        """
         return self.only([rank]).sources[0].read(content)
 
 

@@ -44,7 +44,7 @@ def address_twin(array: NDArray[Any]) -> Address:
 
 
 def byte_twin(text: Address, i: int) -> int:
-    """Return the byte at `i`."""
+    """Return byte `i` of a text, 0 to 255."""
     return int(text[i])
 
 
@@ -54,7 +54,7 @@ def put_byte_twin(text: Address, i: int, value: int) -> None:
 
 
 def get_twin(column: Address, i: int) -> int:
-    """Return the 64-bit integer at `i`."""
+    """Return the 64-bit integer in cell `i` of a column (8 bytes a cell)."""
     return int(column[i])
 
 
@@ -69,7 +69,7 @@ def put8_twin(column: Address, i: int, value: int) -> None:
 
 
 def load64_twin(text: Address, i: int) -> int:
-    """Return eight bytes from `i` on as a signed integer, the first byte lowest."""
+    """Return the eight bytes from `i` on as a signed integer, the first byte lowest."""
     return int.from_bytes(text[i : i + 8].tobytes(), "little", signed=True)
 
 
@@ -107,19 +107,19 @@ def count_twin(mask: int) -> int:
 
 
 def up_twin(mask: int, carry: int) -> int:
-    """Return a mask shifted up by one bit, with `carry` as the lowest bit."""
+    """Return a 64-bit mask shifted up by one bit, with `carry` (0 or 1) as the lowest bit."""
     return (mask << 1 | carry) & _WORD
 
 
 def top_twin(mask: int) -> int:
-    """Return the highest bit of a mask."""
+    """Return the highest bit of a 64-bit mask, 0 or 1."""
     return mask >> 63 & 1
 
 
 def insides_twin(quotes: int, carry: int) -> int:
-    """Return the bits from each opening quote to before its closing one.
+    """Return the bits from each opening quote to before its closing one, as a 64-bit mask.
 
-    `carry` is 1 if a string is open at the first bit.
+    Bits of `quotes` are the quotes. `carry` is 1 if a string is open at the first bit.
     """
     mask, inside = 0, carry
     for k in range(STEP):

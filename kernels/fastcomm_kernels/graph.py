@@ -27,7 +27,7 @@ class Edges(NamedTuple):
 
 
 def selected(edges: Edges, rows: Flags | slice) -> Edges:
-    """Return some of the edges."""
+    """Return some of the edges: a flag per edge, or a slice."""
     source, target, kind, weight, owner = edges
     return Edges(source[rows], target[rows], kind[rows], weight[rows], owner[rows])
 
@@ -56,7 +56,7 @@ def put(
 
 @kernel
 def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
-    """Return the index of rows by their key.
+    """Return the index of rows by their key, see the module: ``(first, rows)``.
 
     Keys are less than `groups`; rows with the key NONE are in no group.
     """

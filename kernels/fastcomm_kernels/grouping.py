@@ -124,9 +124,9 @@ def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
 
 @kernel
 def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]:
-    """Return sum, least, most, upper median and population variance of each group.
+    """Return sum, minimum, maximum, upper median and population variance of each group.
 
-    Groups are those of `grouped`; an empty group has zeros.
+    The values of group k are ``value[first[k]:first[k + 1]]``; an empty group has zeros.
     """
     size = len(first) - 1
     total, least, most = (

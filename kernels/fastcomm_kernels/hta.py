@@ -73,7 +73,7 @@ def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaN
 
 @kernel
 def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
-    """Return the nodes of the start and end of each row, or NONE."""
+    """Return the start node and the end node of each of `rows` rows; NONE without nodes."""
     first, last = np.full(rows, NONE, np.int32), np.full(rows, NONE, np.int32)
     for node in range(len(nodes.event)):
         if nodes.is_end[node]:

@@ -153,7 +153,7 @@ _DEEPEST = 60
 
 @kernel
 def skip_blanks(text: Address, i: int) -> int:
-    """Return the index of the next byte that is not blank."""
+    """Return the index of the first byte from `i` on that is not blank."""
     if byte(text, i) > _SPACE:
         return i
     if byte(text, i + 1) > _SPACE and byte(text, i) != 0:
@@ -167,7 +167,7 @@ def skip_blanks(text: Address, i: int) -> int:
 
 @kernel
 def string_end(text: Address, i: int) -> int:
-    """Return the index of the quote that ends the string whose first byte is at `i`."""
+    """Return the index of the quote that ends a string, from its first byte, or ``~index``."""
     while True:
         stops = string_stops(text, i)
         if stops == 0:
@@ -230,14 +230,14 @@ def has_phase(text: Address, i: int, end: int) -> bool:
 
 @kernel
 def behind_colon(text: Address, i: int) -> int:
-    """Return the index of the value of a member whose key ends before `i`."""
+    """Return the index of the value of a member whose key ends before `i`, or ``~index``."""
     i = skip_blanks(text, i)
     return skip_blanks(text, i + 1) if byte(text, i) == COLON else ~i
 
 
 @kernel
 def next_member(text: Address, i: int) -> int:
-    """Return the index of the next key of an object, or its brace; a value ends before `i`."""
+    """Return the index of the key or brace behind a value that ends before `i`; or ``~i``."""
     i = skip_blanks(text, i)
     if byte(text, i) == COMMA:
         return skip_blanks(text, i + 1)
@@ -262,7 +262,7 @@ def ends_list(text: Address, i: int, n: int) -> int:
 
 @kernel
 def skip_scalar(text: Address, i: int) -> int:
-    """Skip a value without brackets; a missing value has no length."""
+    """Return the index behind the value without brackets at `i`, which may be empty."""
     if byte(text, i) == QUOTE:
         i = string_end(text, i + 1)
         return i + 1 if i >= 0 else i
@@ -275,7 +275,7 @@ def skip_scalar(text: Address, i: int) -> int:
 
 @kernel
 def skip_value(text: Address, i: int) -> int:
-    """Skip any value."""
+    """Return the index behind the value of any kind at `i`, or ``~index`` if it is damaged."""
     if byte(text, i) in (OPEN, OPEN_LIST):
         return skip_rest(text, i + 1, i)
     return skip_scalar(text, i)
@@ -283,7 +283,7 @@ def skip_value(text: Address, i: int) -> int:
 
 @kernel
 def skip_rest(text: Address, i: int, bracket: int) -> int:
-    """Skip to behind the bracket that closes the one at `bracket`; `i` is right behind it.
+    """Return the index behind the bracket that closes the one at `bracket`; `i` is behind that.
 
     Takes `STEP` bytes at a time unless they are unusual: an escape, a line break in a string, a
     quote without a delimiter on its outer side, or a bracket closed by one of the other kind.
@@ -322,7 +322,7 @@ def skip_rest(text: Address, i: int, bracket: int) -> int:
 
 @kernel
 def skip_with_care(text: Address, i: int) -> int:
-    """Skip the object or list at `i`, checking commas, colons and brackets."""
+    """Return the index behind the object or list at `i`, all checked; else ``~index``."""
     kinds, depth = 0, 0
     while True:
         c = byte(text, i)

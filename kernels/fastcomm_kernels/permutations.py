@@ -127,9 +127,9 @@ Cost = tuple[float, float]
 
 @kernel
 def spread_time(moved: Matrix, cost: Cost) -> float:
-    """Return the time to move a matrix shift by shift, without the diagonal.
+    """Return the time in s to move a square matrix shift by shift, without the diagonal.
 
-    `cost` is the time per shift that is not empty, and per unit of its largest cell.
+    `cost` is the seconds per shift that is not empty, and per unit of its largest cell.
     """
     size = len(moved)
     total = 0.0

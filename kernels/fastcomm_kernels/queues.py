@@ -106,7 +106,7 @@ def _pop_future(queues: Queues, d: int) -> int:
 
 @kernel
 def pop_choice(queues: Queues, d: int) -> int:
-    """Remove and return the most urgent ready node of a device."""
+    """Remove and return the most urgent node of device `d` that is ready; there is one."""
     heap, base, size = queues.choice, get(queues.room, d), get(queues.choices, d) - 1
     put(queues.choices, d, size)
     least, last = get(heap, base), get(heap, base + size)

@@ -196,7 +196,16 @@ def string_table(entries: dict[bytes, int]) -> Ints:
 
 
 def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
-    """Return empty strings, with room for half as many as `slots`, a power of two."""
+    """Return an empty set of strings.
+
+    Parameters
+    ----------
+    slots
+        Size of the hash table, a power of two; there is room for half as many strings.
+    pool
+        Room for the texts, bytes.
+
+    """
     places = slots // 2 + 1
     cells = np.full(_PLACES + places + 2 * slots, -1, np.int64)
     cells[: _PLACES + 1] = 0, 0, _PLACES + places, slots - 1, pool, 0
@@ -204,7 +213,7 @@ def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
 
 
 def grown(strings: Strings) -> Strings:
-    """Return the strings with more than twice the room, and enough for the refused string."""
+    """Return a copy with over twice the room, and enough for the string that did not fit."""
     cells, pool = strings
     larger = no_strings(
         2 * (int(cells[_LAST]) + 1), 2 * (int(cells[_ROOM]) + int(cells[REFUSED]))

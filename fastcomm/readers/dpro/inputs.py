@@ -69,7 +69,7 @@ class Naming:
 
     @cached_property
     def op_cat(self) -> Ints:
-        """Category of each event in `at`: FORWARD, BACKWARD or UPDATE.
+        """Phase of each event, by row: FORWARD, BACKWARD or UPDATE.
 
         Events outside an annotation of a phase have the category of their thread; work that
         nothing launched, as in a table of operations, has the category that its name tells.

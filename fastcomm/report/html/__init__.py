@@ -331,7 +331,7 @@ def html(page: Page) -> str:
 
 
 def write(page: Page, path: str | Path) -> None:
-    """Write the page to a file, which appears only when it is complete."""
+    """Write the page to a file, which appears when it is complete. Raises FastcommError."""
     path = Path(path)
     if path.is_dir():
         raise FastcommError(f"{path}: is a directory. Name a file, such as report.html")
