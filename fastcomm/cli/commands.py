@@ -148,7 +148,7 @@ def _is_typed(ctx: click.Context, param: click.Parameter) -> bool:
 def option(
     *names: str, group: OptionGroup, is_common: bool = False, **attrs: Any
 ) -> Callable[[F], F]:
-    """Return a decorator that adds an `Option` to a command."""
+    """Return a decorator that adds an `Option` to a command; `attrs` are those of click."""
     return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
 
 

@@ -61,7 +61,7 @@ class CriticalPath(FoundPath, Result):
         about
             Where the graph is from; its `rules` search.
         on_device
-            By event: whether it is device work.
+            By node: whether its event is on a device.
         join
             How ranks were joined; None for one rank.
 

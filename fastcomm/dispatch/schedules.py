@@ -280,7 +280,7 @@ def _direct_s(
 
 
 def spreadout(traffic: Traffic, terms: Terms) -> Timing:
-    """Time SpreadOut: in shift k, GPU j sends to GPU j + k."""
+    """Time SpreadOut: in shift k, GPU j sends to GPU j + k; shifts run one after the other."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     dispatch_s, combine_s = (

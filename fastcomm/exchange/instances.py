@@ -51,7 +51,10 @@ class RunCommunication:
 
     @classmethod
     def of(cls, traces: Mapping[int, Trace]) -> Self:
-        """Concatenate the communication of ranks, and match their collectives."""
+        """Concatenate the communication of ranks, and match their collectives.
+
+        `traces` are by rank.
+        """
         comm = [trace.comm for trace in traces.values()]
         table = pa.concat_tables([part.select((*_COLUMNS, *_PARTNERS)) for part in comm])
         groups = [trace.groups for trace in traces.values()]

@@ -296,7 +296,7 @@ def all_to_all(
 
 
 def scaling_efficiency(rate: float, rate_of_one: float) -> float:
-    """Return T_1 / (T_N N), from the tokens per GPU and second of both."""
+    """Return the scaling efficiency T_1 / (T_N N): tokens/s/GPU of N GPUs over that of one."""
     return rate / rate_of_one
 
 

@@ -52,7 +52,7 @@ class Breakdown:
 
     @property
     def largest_tag(self) -> str:
-        """The parallelism with the most exposed communication."""
+        """The parallelism with the most exposed communication; unknown shares count as 0."""
         return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
 
 
@@ -87,7 +87,7 @@ _SETS = sets(MASKS & COMM != 0, *_exact())
 
 
 def breakdown(iterations: pa.Table) -> Breakdown:
-    """Return both breakdowns as shares of time, of the iterations with known times."""
+    """Return both breakdowns as shares of time (0 to 1), of iterations with known times."""
 
     def shares(prefix: str, names: tuple[str, ...]) -> dict[str, float | None]:
         timed = iterations.filter(iterations[f"{prefix}_{names[0]}_ns"].is_valid())

@@ -78,7 +78,7 @@ class HeatArrays:
         return cls(ranks, numbers, values)
 
     def heat(self) -> Heat:
-        """Convert to a result."""
+        """Return the arrays as lists, with None for NULL."""
         return Heat(
             ranks=tuple(self.ranks.tolist()),
             iterations=tuple(self.iterations.tolist()),

@@ -159,7 +159,10 @@ Writer = Callable[[Path], object]
 
 
 def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
-    """Write files by name into a directory, which is created. Raises FastcommError."""
+    """Write files by name into a directory, which is created; return their paths.
+
+    An existing file is replaced when the new one is complete. Raises FastcommError.
+    """
     refuse_output("--output", folder)
     folder = Path(folder)
     for name in writers:

@@ -176,7 +176,7 @@ def agreed_size(sizes: Iterable[tuple[int, int | None]]) -> int | None:
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
-    """Return how many of `size` ranks are not among the sorted ones, and which, as text."""
+    """Return how many of `size` ranks are not in `ranks` (sorted), and which: "3, 5-7"."""
     edges = [-1, *ranks, size]
     gaps = [(a + 1, b - 1) for a, b in pairwise(edges) if b - a > 1]
     text = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in gaps)

@@ -98,7 +98,8 @@ class HostRank:
     def candidates(self, places: Ints) -> list[int]:
         """Return the groups that may have done some collectives, as indices into `groups`.
 
-        A group of unknown size may; another has the size that the calls state, and the peers.
+        A group of known size is one if the calls state no other size, and if the ranks that
+        messages name are in it. A group of unknown size always is.
 
         Parameters
         ----------

@@ -185,7 +185,10 @@ def _parsed(text: str) -> list[Any] | None:
 
 
 def enqueued(scanned: Scanned, operator: int) -> list[tuple[str, str]]:
-    """Return the keys of the annotations that an operator of c10d may lead to."""
+    """Return the keys of the annotations that an operator of c10d may lead to.
+
+    `operator` is its row; keys are those of `annotation_key`.
+    """
     signature = SIGNATURES[_name(scanned, operator)]
     index = signature.output if signature.input is None else signature.input
     shapes = _shapes(_argument(scanned, operator, index or 0))
@@ -193,7 +196,7 @@ def enqueued(scanned: Scanned, operator: int) -> list[tuple[str, str]]:
 
 
 def annotation_key(scanned: Scanned, row: int) -> tuple[str, str]:
-    """Return the operation of an annotation, and the shapes of its tensors."""
+    """Return the operation of an annotation (a row), and its tensors' shapes as JSON."""
     shapes = _shapes(_list(scanned, "Input Dims", row) or [])
     return _operation(scanned, row), json.dumps(shapes)
 

@@ -39,7 +39,10 @@ class Pages:
         self._is_reached = np.zeros(len(self._types), np.bool_)
 
     def check(self, roots: Iterable[int]) -> None:
-        """Raise TraceFileError unless each root page begins a tree that shares no page."""
+        """Raise TraceFileError unless each page of `roots` begins a tree of its own.
+
+        No page may be in two trees, or twice in one.
+        """
         with opened(self.path) as file:
             for root in roots:
                 level = np.array([root], np.int64)

@@ -104,7 +104,10 @@ def rows_axis(names: Sequence[str], **more: Any) -> Spec:
 
 
 def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
-    """Return a figure for plotly.js; `data` are its traces, `height` is in pixels."""
+    """Return a figure for plotly.js; `layout` is more of plotly's layout.
+
+    `data` are its traces, and `height` is in pixels.
+    """
     return {
         "data": data,
         "layout": {
