@@ -246,9 +246,17 @@ COMM_MODELS = {"ring": ring, "tree": tree}
 
 
 def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of two ring all-gathers of parameters, one per pass.
+    """Return the seconds of two ring all-gathers of parameters, one per pass; see `ring`.
 
-    `volume` is the bytes of the result, `shard` the number of ranks; see `ring`.
+    Parameters
+    ----------
+    shard
+        Number of ranks that share the parameters.
+    volume
+        Bytes of all parameters.
+    alpha, bandwidth
+        Start-up time of each step in s, and bytes per second.
+
     """
     return 2 * ring(shard, volume, alpha, bandwidth)
 
@@ -256,9 +264,19 @@ def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> flo
 def gradients(
     shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
 ) -> float:
-    """Return the seconds of the ring reduce-scatters of a step, one per micro-batch.
+    """Return the seconds of the reduce-scatters of a step, one per micro-batch, see `ring`.
 
-    `volume` is the bytes of the input, `shard` the number of ranks; see `ring`.
+    Parameters
+    ----------
+    shard
+        Number of ranks that share the gradients.
+    volume
+        Bytes of all gradients.
+    alpha, bandwidth
+        Start-up time of each step in s, and bytes per second.
+    micro_num
+        Number of micro-batches.
+
     """
     return micro_num * ring(shard, volume, alpha, bandwidth)
 
@@ -290,7 +308,17 @@ def all_to_all(
 ) -> float:
     """Return the seconds of the all-to-alls of a layer's forward pass, with one start.
 
-    `volume` is the bytes of one of the `calls`, `shard` the number of ranks; see `ring`.
+    Parameters
+    ----------
+    shard
+        Number of ranks of the group.
+    volume
+        Bytes of one call on a rank.
+    alpha, bandwidth
+        Start-up time in s for each other rank, and bytes per second.
+    calls
+        Number of calls.
+
     """
     return ring(shard, calls * volume, alpha, bandwidth)
 

@@ -101,6 +101,14 @@ def expert_gemm(
     """Return the forward time of one of the three grouped GEMMs of a rank's experts, in s.
 
     It is at least the time to read the weights.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    experts
+        Experts of a layer.
+
     """
     work = 2.0 * copies(grid, question, experts) * question.model.hidden * experts.ffn
     read = question.dtype_size * _expert_weights(grid, question, experts) / cluster.hbm
@@ -158,8 +166,20 @@ def compute(
 ) -> Compute:
     """Return the compute time of a layer and micro-batch, without communication, in s.
 
-    `attention` is the time of its attention, see `attention_time`; the parts of the result
-    include the recompute of each strategy.
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    layer
+        Kind of layer.
+    attention
+        Time of its attention, see `attention_time`.
+
+    Returns
+    -------
+    Compute
+        Parts of the time; they include the recompute of each strategy.
+
     """
     tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
     gemms = [
@@ -249,7 +269,15 @@ def layer_cost(
 ) -> LayerCost:
     """Return the time of one kind of layer and micro-batch, and its parts, in s.
 
-    `attention` is the time of its attention, see `attention_time`.
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    layer
+        Kind of layer.
+    attention
+        Time of its attention, see `attention_time`.
+
     """
     work = compute(grid, question, cluster, layer, attention)
     gathers, overlap = weights(grid, question, cluster, layer, work)

@@ -253,9 +253,15 @@ def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
 
 
 def exposed(constants: Constants, comm: float, work: float) -> float:
-    """Return the exposed part of `comm` seconds of communication under `work` seconds.
+    """Return the exposed part of communication under work, in s.
 
-    A share of the shorter of both is lost to contention (`overlap_loss`).
+    Parameters
+    ----------
+    constants
+        Has `overlap_loss`, the share of the shorter of both that contention costs.
+    comm, work
+        Time of each alone, s.
+
     """
     return max(0.0, comm - work) + constants.overlap_loss * min(comm, work)
 
@@ -284,7 +290,13 @@ def _context(
 def layer_times(plan: Plan, constants: Constants, *, dense: bool = False) -> LayerTimes:
     """Return the times of a layer in s: forward and backward by part.
 
-    `dense` is a layer without experts in a model with some.
+    Parameters
+    ----------
+    plan, constants
+        The strategy with its job, and fitted constants.
+    dense
+        Whether the layer has no experts, in a model with some.
+
     """
     shapes = _matrices(plan)
     experts = None if dense else plan.model.experts

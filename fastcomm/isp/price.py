@@ -351,6 +351,13 @@ def _buffers(grid: StrategyGrid, question: Question, layers: int) -> Bytes:
 
 
 def evaluate(grid: StrategyGrid, question: Question, cluster: Cluster) -> dict[str, Any]:
-    """Return every field of a grid's only strategy: seconds, bytes and rates by name."""
+    """Return every field of a grid's only strategy: seconds, bytes and rates by name.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        A grid with one strategy, see `StrategyGrid.one`; the job; the hardware.
+
+    """
     fields = price(grid, question, cluster) | memory(grid, question)
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in fields.items()}

@@ -221,7 +221,20 @@ def text(content: str) -> Writer:
 def write_metrics(metrics: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write metrics.json, and every table as CSV and Parquet, into a folder.
 
-    `xlsx` also writes metrics.xlsx. Returns the paths of all files.
+    Parameters
+    ----------
+    metrics
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write metrics.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
     """
     text = result.text(metrics.to_dict())
     book = "metrics" if xlsx else None

@@ -131,9 +131,17 @@ def show_calibration(fit: RunCalibration) -> None:
 
 
 def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> None:
-    """Write the JSON document and the table of a result into a folder, unless that is None.
+    """Write the JSON document and the table of a result into a folder.
 
-    `name` is the name of the document, without suffix.
+    Parameters
+    ----------
+    result
+        Its table is `runs` or `terms`.
+    folder
+        Made if it does not exist; None writes nothing.
+    name
+        Name of the document, without suffix.
+
     """
     if folder is not None:
         document = {f"{name}.json": results.dumps(result.to_dict())}

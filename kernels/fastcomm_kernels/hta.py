@@ -87,7 +87,18 @@ def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
 def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
     """Add edges among calls with the flag LOCKED, which take one lock, on all threads.
 
-    `edges` is written from row `at` on. Return the row behind the last edge.
+    Parameters
+    ----------
+    rows, nodes
+        Events and their nodes.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
     """
     opened = np.empty(len(nodes.event), np.int32)
     depth, previous = 0, NONE
@@ -115,7 +126,16 @@ def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
 
 @kernel
 def is_shared(rows: HtaRows, nodes: HtaNodes, a: int, b: int) -> bool:
-    """Return whether `lock_edges` adds the edge between two successive nodes of a thread."""
+    """Return whether `lock_edges` adds the edge between two successive nodes of a thread.
+
+    Parameters
+    ----------
+    rows, nodes
+        Events and their nodes.
+    a, b
+        The nodes, in order of time.
+
+    """
     locked = rows.flags[nodes.event[a]] & rows.flags[nodes.event[b]] & LOCKED
     return locked != 0 and (not nodes.is_end[a] or nodes.is_end[b])
 
@@ -257,10 +277,25 @@ def work_edges(
     edges: Edges,
     at: int,
 ) -> int:
-    """Add the edges of row `k` of `device`: its duration, and what it waits for.
+    """Add the edges of a row of device work: its duration, and what it waits for.
 
-    `ends` are the end nodes of the work that it waits for and of the work before it on its
-    stream, or NONE. `edges` is written from row `at` on. Return the row behind the last edge.
+    Parameters
+    ----------
+    device, k
+        Device work, and the row of it.
+    ends
+        End node of the work that it waits for, and of the work before it on its stream, or
+        NONE.
+    rows, nodes
+        Events and their nodes.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
     """
     waited, before = ends
     row, call, time = device.row[k], device.call[k], nodes.time

@@ -132,9 +132,15 @@ def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool
 
 @kernel
 def kind_of(plan: Address, text: Address, i: int, size: int) -> int:
-    """Return the kind of the category that has `size` bytes from `i` on.
+    """Return the kind of a category; one that the selection does not name has the last kind.
 
-    A category that the selection `plan` does not name has the last kind, "other".
+    Parameters
+    ----------
+    plan
+        Selection, see `ScanColumns.plan`.
+    text, i, size
+        Text that has the category, and index and size of it in bytes.
+
     """
     kind = find(plan, get(plan, _KINDS), get(plan, _LAST_KIND), text, i, size)
     return get(plan, OTHER) if kind < 0 else kind
@@ -162,9 +168,15 @@ def clear(into: Into, first: int, stop: int) -> None:
 
 @kernel
 def integer(text: Address, i: int, to: Address, cell: int) -> int:
-    """Read the integer at `i`, in quotes or not, into cell `cell` of column `to`.
+    """Read an integer, in quotes or not; return the index behind it, or ``~index``.
 
-    The cell becomes NULL for any other value. Return the index behind the value, or ``~index``.
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    to, cell
+        Column, and the cell of it that gets the number; NULL for any other value.
+
     """
     word = load64(text, i)
     size = digit_count(word)
@@ -183,10 +195,16 @@ def integer(text: Address, i: int, to: Address, cell: int) -> int:
 
 @kernel
 def text_of(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read the value at `i` as text, without quotes, and write its code into a cell.
+    """Read a value as text, without quotes; return the index behind it, or ``~index``.
 
-    `cell` is an index into `into.rows`; it becomes NULL if the value is missing or null. A text
-    has the code that `intern` gives it. Return the index behind the value, or ``~index``.
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    into, cell
+        Cell of `into.rows` that gets the code of the text, see `intern`; NULL if the value is
+        missing or null.
+
     """
     end = skip_value(text, i)
     quoted = int(byte(text, i) == QUOTE)
@@ -253,10 +271,16 @@ def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
 
 @kernel
 def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read the process or thread at `i` into a cell of `into.rows`.
+    """Read a process or thread; return the index behind the value, or ``~index``.
 
-    The cell gets the number, or `TEXT_LANE` minus the code of a text; NULL for any other value.
-    Return the index behind the value, or ``~index``.
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    into, cell
+        Cell of `into.rows` that gets the number, or `TEXT_LANE` minus the code of a text; NULL
+        for any other value.
+
     """
     if byte(text, i) == QUOTE:
         i = text_of(text, i, into, cell)

@@ -16,9 +16,15 @@ _NEVER = -(1 << 62)
 
 @kernel
 def row_of_lane(lanes: Lane, row: int, lane: int) -> int:
-    """Return the first row, from `row` on, whose lane is at least `lane`; the length if none.
+    """Return the first row, from `row` on, whose lane is at least `lane`.
 
-    `lanes` are ascending.
+    Parameters
+    ----------
+    lanes
+        Lane of each row, ascending.
+    row, lane
+        Where to begin, and the lane. The result is the number of rows if there is no such row.
+
     """
     while row < len(lanes) and lanes[row] < lane:
         row += 1

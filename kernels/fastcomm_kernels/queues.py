@@ -151,9 +151,17 @@ def promise(queues: Queues, d: int, when: int) -> None:
 
 @kernel
 def arrive(queues: Queues, d: int, node: int, free: int) -> None:
-    """Queue a node for device `d`: in `choice` if it is ready by `free`, else in `future`.
+    """Queue a node: in the heap `choice` if it is ready when the device is free, else `future`.
 
-    `free` is the time from which the device is free, as the bits of a float.
+    Parameters
+    ----------
+    queues, d
+        Queues, and the number of the device.
+    node
+        The node; its time is in `queues.ready`.
+    free
+        Time from which the device is free, as the bits of a float.
+
     """
     # A node that is ready before the device is free counts as ready now.
     if get(queues.ready, node) <= free:
@@ -164,10 +172,17 @@ def arrive(queues: Queues, d: int, node: int, free: int) -> None:
 
 @kernel
 def soon_of(queues: Queues, d: int, free: int, limit: int) -> int:
-    """Return when device `d` can go on, as the bits of a float time; NEVER without a node.
+    """Return when a device can go on, as the bits of a float time; NEVER without a node.
 
-    `free` is the time from which it is free, `limit` the earliest start of nodes that are not
-    ready yet.
+    Parameters
+    ----------
+    queues, d
+        Queues, and the number of the device.
+    free
+        Time from which the device is free.
+    limit
+        Earliest start of a node that is not ready yet.
+
     """
     if get(queues.choices, d) > 0:
         return free

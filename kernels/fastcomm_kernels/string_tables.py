@@ -44,9 +44,14 @@ class Strings(NamedTuple):
 
 @kernel
 def first_word(text: Address, i: int, size: int) -> int:
-    """Return the first eight bytes of the string of `size` bytes at `i` as a number.
+    """Return the first eight bytes of a string as a number, the first byte lowest.
 
-    The first byte is the lowest. Bytes behind the end of a shorter string count as 0.
+    Parameters
+    ----------
+    text, i, size
+        Text that has the string, and index and size of it in bytes. Bytes behind the end of a
+        shorter string count as 0.
+
     """
     word = load64(text, i)
     return word if size >= 8 else word & ((1 << 8 * size) - 1)
