@@ -23,7 +23,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCurve:
-    """Rate by FLOPs: log-log between the knots, constant time below, constant rate above."""
+    """Rate (FLOPs/s) by FLOPs of a matrix product.
+
+    It is log-log between the knots; the time is constant below, and the rate above.
+    """
 
     flops: tuple[float, ...]
     rates: tuple[float, ...]
@@ -37,7 +40,10 @@ class GemmCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTable:
-    """Time by FLOPs: linear between the entries, the first below, proportional above."""
+    """Time (s) by FLOPs of a matrix product.
+
+    It is linear between the entries, the first one's below, and proportional above.
+    """
 
     flops: tuple[float, ...]
     times: tuple[float, ...]

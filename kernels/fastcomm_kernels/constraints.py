@@ -28,7 +28,7 @@ CONTRADICTIONS = 8
 
 
 class ConstraintRows(NamedTuple):
-    """Columns of the events."""
+    """Columns of the events; times in ns, `lane` is a stream or thread."""
 
     start: Ints
     stop: Ints
@@ -59,7 +59,7 @@ class Waits(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """Columns of the nodes, and the nodes of each row."""
+    """Row, time (ns) and side of each node; the first and the last node of each row."""
 
     event: Numbers
     time: Ints

@@ -17,7 +17,7 @@ Column = TypeVar("Column", Ints, Floats)
 
 
 class Edges(NamedTuple):
-    """Columns of edges, allocated before they are filled."""
+    """Columns of edges, allocated before they are filled; weights are ns."""
 
     source: Numbers
     target: Numbers

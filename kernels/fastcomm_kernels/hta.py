@@ -24,7 +24,7 @@ _NEAR_NS = 1_500_000  # longest gap between kernels that bind each other
 
 
 class HtaRows(NamedTuple):
-    """Columns of the events; a row without nodes has NONE for both."""
+    """Columns of the events, times in ns; a row without nodes has NONE for both."""
 
     start: Ints
     stop: Ints
@@ -34,7 +34,7 @@ class HtaRows(NamedTuple):
 
 
 class HtaNodes(NamedTuple):
-    """Columns of the nodes."""
+    """Row, time (ns) and side of each node."""
 
     event: Numbers
     time: Ints

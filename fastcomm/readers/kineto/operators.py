@@ -235,7 +235,7 @@ def _shapes(dims: Sequence[Any]) -> list[list[int]]:
 
 
 class Call(NamedTuple):
-    """What the operator of a collective states; NULL and "" are unknown."""
+    """What the operator of a collective states, sizes in elements; NULL and "" are unknown."""
 
     operation: str
     elements_in: int = NULL
