@@ -81,7 +81,7 @@ class Option(cloup.Option):
             yield f"{option_name} has no effect with {' or '.join(others)}; leave one out."
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return the default; an error tells the range of a number."""
+        """Return what click shows behind the help text: the default, but no range."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra

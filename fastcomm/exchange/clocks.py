@@ -65,7 +65,11 @@ class ClockOffset:
 
     @property
     def applies(self) -> bool:
-        """Whether the offset is large enough against its spread to correct times with it."""
+        """Whether times are corrected by the offset.
+
+        It must have `LEAST_MATCHES` matches, and exceed `LEAST_NS` and `FAR` times its spread
+        (once its spread if it is limited).
+        """
         least = self.spread_ns if self.is_limited else FAR * self.spread_ns
         is_far = abs(self.offset_ns) > max(least, LEAST_NS)
         return is_far and self.matches >= LEAST_MATCHES

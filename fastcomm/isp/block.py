@@ -139,6 +139,7 @@ class StrategyGrid:
     def elementwise_traffic(self, question: Question, layer: Layer) -> float:
         """Return what element-wise work of a layer reads, in the unit of `saved_activations`.
 
+        The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
         Unlike saved activations, MSP shards its norms.
         """
         return self._sharded(question, layer, self._repeated(question))

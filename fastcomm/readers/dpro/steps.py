@@ -17,10 +17,9 @@ _GAP_NS = 5_000_000
 
 
 def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return the step of each event; one begins with the first input or forward after others.
+    """Return the step of each event by the rule of dPRO's first version.
 
-    This is the rule of dPRO's first version: a step begins at the first input or forward
-    operation after any other one.
+    A step begins at the first input or forward operation after any other one.
 
     Parameters
     ----------
@@ -34,9 +33,10 @@ def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -
 
 
 def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return the step of each event; one begins with the first forward operator after others.
+    """Return the step of each event by the rule of a later version of dPRO.
 
-    This is the rule of a later version of dPRO, which ignores events that are no operators.
+    A step begins at the first forward operator after any other one; events that are no
+    operators are ignored.
 
     Parameters
     ----------
