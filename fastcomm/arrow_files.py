@@ -120,7 +120,7 @@ class DictionaryDecoder:
         self.expanded = 0.0  # bytes of all texts so far
 
     def decode(self, table: pa.Table) -> pa.Table:
-        """Return a table, or a part of it, with texts. Raises `TraceFileError` for a bomb."""
+        """Return a table with texts for codes. TraceFileError if these are too large a bomb."""
         for name in self.texts:
             column = table[name]
             texts = pa.chunked_array(map(self._chunk, column.chunks), column.type.value_type)

@@ -3,7 +3,7 @@
 from oracle_metrics import mean, percentile
 
 
-def meetings(events):
+def matched_collectives(events):
     """Collective -> its events, of those that several ranks have; times are on one clock."""
     found = {}
     for event in events:
@@ -18,7 +18,7 @@ def median_low(values):
 def skew(events, steps):
     """(op, tag, power of two of the size) -> what its collectives are like."""
     found = {}
-    for each in meetings(events):
+    for each in matched_collectives(events):
         size = each[0]["bytes"]
         power = None if size is None else 1 << max(size, 1).bit_length() - 1
         found.setdefault((each[0]["op"], each[0]["tag"], power), []).append(each)
@@ -52,7 +52,7 @@ def skew_of_class(collectives, steps):
 def waits(events, steps):
     """(rank, tag) -> what it waits for, how often it is last, what that costs the others."""
     found = {}
-    for members in meetings(events):
+    for members in matched_collectives(events):
         arrivals = sorted(event["start"] for event in members)
         end = median_low([event["stop"] for event in members])
         for event in members:

@@ -130,7 +130,9 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
     assert found.matching.matched == found.matching.events == len(events)
     # Ends coincide, so that clocks are found to agree.
     assert {each.offset_ns for each in found.offsets} <= {0, None}
-    joined = {rank for each in oracle_waits.meetings(events) for rank in ranks_of(each)}
+    joined = {
+        rank for each in oracle_waits.matched_collectives(events) for rank in ranks_of(each)
+    }
     assert {each.rank for each in found.offsets if each.offset_ns is not None} == joined
 
 

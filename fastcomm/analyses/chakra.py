@@ -50,6 +50,11 @@ def convert(
     progress
         Called with each rank that was written.
 
+    Raises
+    ------
+    FastcommError
+        A rank cannot be read, no rank has work, or a file cannot be written.
+
     """
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:

@@ -162,7 +162,7 @@ class Comparison(Result):
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the parts of the step, every value, and changes of kernels; times in ns."""
+        """Return the tables `parts`, `values` and `kernels` (changes); times in ns."""
         parts = [
             {**part.to_dict(), "reasons": " ".join(value.name for value in part.reasons)}
             for part in self.parts

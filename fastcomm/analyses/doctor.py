@@ -85,7 +85,7 @@ class Diagnosis(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per check."""
+        """Return a row per check, with a column per field."""
         return pa.Table.from_pylist([asdict(check) for check in self.checks])
 
     def figures(self) -> dict[str, str]:
@@ -101,8 +101,15 @@ def examine(
 ) -> Diagnosis:
     """Check the installation: versions, machine, cache, and a measurement with known numbers.
 
-    `dask` is the address of a cluster to check, for whose workers to wait `wait_s` seconds;
-    `store` is the path of a store to check.
+    Parameters
+    ----------
+    dask
+        Address of a cluster to check; None checks none.
+    wait_s
+        Time to wait for its workers, s.
+    store
+        Path of a store to check; None checks none.
+
     """
     return Diagnosis(checks=tuple(_checks(dask, wait_s, store)))
 

@@ -114,7 +114,7 @@ class RankSummary:
 
 
 def kinds(groups: pa.Table) -> list[dict[str, Any]]:
-    """Merge process groups that differ only in their ranks; the busiest first."""
+    """Merge process groups that differ only in ranks into a row with counts, busiest first."""
     by_kind: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in groups.to_pylist():
         names = ("description", "size", "tag", "tag_source", "candidates")
@@ -248,7 +248,7 @@ class Info(Result):
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the ranks that were read, their process groups and their iterations."""
+        """Return the tables `ranks`, `groups` and `iterations`; times in ns."""
         names = [_IN_NS.get(name, name) for name in self.iterations.column_names]
         return {
             "ranks": pa.Table.from_pylist([detail.to_dict() for detail in self.details]),

@@ -101,6 +101,6 @@ _SCHEMA = pa.schema(
 
 
 def table_of(changes: KernelChanges) -> pa.Table:
-    """Return a row per change; times in ns, counts per step."""
+    """Return a row per change, in the order of `changes`; times in ns, counts per step."""
     rows = [{"by": key, **one.to_dict()} for key, own in changes.items() for one in own]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)

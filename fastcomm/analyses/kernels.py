@@ -45,6 +45,19 @@ def sum_kernels(
 ) -> Kernels:
     """Sum up the device work of a run by the key of the options.
 
+    Parameters
+    ----------
+    run
+        Its ranks.
+    options
+        Key, rank, step and names; by default kernels by name.
+    workers
+        Number of processes, or an executor.
+    keep_going
+        Whether to skip ranks that cannot be read.
+    progress
+        Called with each rank that was read.
+
     Raises
     ------
     ConfigError
@@ -80,7 +93,20 @@ def answered(
 ) -> list[Kernels]:
     """Return the device work of a run by each key of a question; each rank is read once.
 
-    Raises the errors of `sum_kernels`.
+    Parameters
+    ----------
+    run
+        Its ranks.
+    question
+        Keys, steps and names.
+    workers, keep_going, progress
+        As for `sum_kernels`, whose errors are raised.
+
+    Returns
+    -------
+    list of Kernels
+        One per key, in the order of `question.by`.
+
     """
     task = Task(
         measure=partial(WorkTotals.of, question=question),

@@ -113,7 +113,7 @@ def _joined(parts: Parts) -> StepConstraints:
 
 
 def session_of(step: StepConstraints) -> Session:
-    """Replay a step with the measured durations."""
+    """Replay a step with the measured durations. Raises FastcommError if it has no work."""
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
     replayed = replayer(step).run()
@@ -131,8 +131,17 @@ def with_scenarios(
 ) -> Session:
     """Return a replayed session with replays of its changes, and of what costs the step most.
 
-    `by_name` searches for the bottleneck among names, not among operations; `workers` threads
-    do that.
+    Parameters
+    ----------
+    session
+        A replayed step.
+    options
+        File of changes, and whether to search for the bottleneck.
+    workers
+        Number of threads for the search.
+    by_name
+        Whether to search among names rather than operations.
+
     """
     if options.changes is not None:
         changed = predictions.changed(session.replayed.replayer, place(options.changes))
@@ -150,8 +159,15 @@ def session_of_trial(
 ) -> Session:
     """Replay a step of a trial with its measured durations, and make predictions.
 
-    `options` are the rules and the number of steps; `predicted` names the predictions, by
-    default none.
+    Parameters
+    ----------
+    trial
+        A profiling directory of dPRO.
+    options
+        Rules and number of steps.
+    predicted
+        Which predictions to make; by default none.
+
     """
     predicted = predicted or PredictionOptions()
     replayed = session(

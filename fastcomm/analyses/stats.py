@@ -74,7 +74,7 @@ class RunStatistics(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per operation; times in ns."""
+        """Return a row per operation, with the columns of `Statistics.table`; times in ns."""
         return self.operations.table()
 
     def figures(self) -> dict[str, str]:

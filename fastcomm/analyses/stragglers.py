@@ -75,7 +75,11 @@ class StragglerResult(Result):
         return {"what_if": what_if}
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return a row per step, and the slowdown that each rank, stage and type brings."""
+        """Return the tables `steps` (times in ns) and `slowdowns`.
+
+        The latter has the slowdown that each rank, stage and type of operation brings, as a
+        factor.
+        """
         stragglers, blocking = self.stragglers, self.stragglers.blocking
         steps = {
             "step": stragglers.chosen,

@@ -81,7 +81,7 @@ class Option(cloup.Option):
             yield f"{option_name} has no effect with {' or '.join(others)}; leave one out."
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return the default; an error tells the range of a number."""
+        """Return what click shows behind the help text: the default, but no range."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
@@ -148,7 +148,7 @@ def _is_typed(ctx: click.Context, param: click.Parameter) -> bool:
 def option(
     *names: str, group: OptionGroup, is_common: bool = False, **attrs: Any
 ) -> Callable[[F], F]:
-    """Return a decorator that adds an `Option` to a command."""
+    """Return a decorator that adds an `Option` to a command; `attrs` are those of click."""
     return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
 
 

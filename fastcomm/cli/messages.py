@@ -114,7 +114,7 @@ class SuggestingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; a usage error names the nearest one."""
+        """Find the command of the arguments; else a usage error names the nearest one."""
         name = args[0]
         is_option = name.startswith("-") or ctx.resilient_parsing
         if not is_option and self.get_command(ctx, name) is None:

@@ -92,7 +92,18 @@ def run(
 
 
 def show(metrics: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
-    """Print the result to stdout: as JSON, or for a person on one screen."""
+    """Print the result to stdout: as one JSON object, or for a person on one screen.
+
+    Parameters
+    ----------
+    metrics
+        The result.
+    as_json
+        Whether to print JSON, which is always complete.
+    full, spec
+        Whether the text has all tables, and the breakdown by the specification's formulas.
+
+    """
     if as_json:
         from fastcomm import result
 

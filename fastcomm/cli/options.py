@@ -237,10 +237,25 @@ def open_traces(
     *,
     is_one_of_two: bool = False,
 ) -> "RunTraces":
-    """Find the traces of a run; an option of the command line that they ignore is an error.
+    """Find the traces of a run, with the options of the running command.
 
-    It is a warning if the run `is_one_of_two`, and the option may be meant for the other.
-    Further errors are those of `preparation.open_traces`.
+    Parameters
+    ----------
+    paths
+        Files and directories.
+    reading
+        How to read them.
+    executor
+        Where ranks will be read; None reads here.
+    is_one_of_two
+        Whether the command opens two runs. An option that this run ignores is then a warning,
+        since it may be meant for the other; otherwise it is an error.
+
+    Raises
+    ------
+    FastcommError
+        As of `preparation.open_traces`.
+
     """
     from fastcomm.analyses import preparation
 

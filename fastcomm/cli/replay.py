@@ -122,7 +122,23 @@ def _replayed(
 
 
 def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
-    """Print and write a replay; return the exit code."""
+    """Print and write a replay.
+
+    Parameters
+    ----------
+    session
+        The result.
+    path
+        Path of the run or trial, for the page's title.
+    files
+        Where results go.
+
+    Returns
+    -------
+    int
+        Exit code; `INCOMPLETE` if ranks were skipped.
+
+    """
     from fastcomm.report import replay as report
 
     if files.output is not None:

@@ -106,7 +106,23 @@ def measure(
     options: MetricsOptions,
     executor: "Executor",
 ) -> "Metrics":
-    """Measure a run, with a progress bar."""
+    """Measure a run, with a progress bar on stderr.
+
+    Parameters
+    ----------
+    run
+        Its ranks.
+    reading, options
+        Whether to skip unreadable ranks; what to measure.
+    executor
+        Where ranks are measured.
+
+    Raises
+    ------
+    FastcommError
+        As of `compute_metrics`.
+
+    """
     from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.report.console import progress

@@ -32,7 +32,8 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
     """Return the settings of one command, by the names of its parameters.
 
     `name` is that of the command, and of its table in the file. Raises `ConfigError` where that
-    has a key that is no option of the command.
+    has a key that is no option of the command, or if a file that the environment names is
+    absent.
     """
     file = path()
     if file is None or not _is_there(file):

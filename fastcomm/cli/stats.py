@@ -115,7 +115,19 @@ def describe(
 ) -> int:
     """Print the statistics of a path, or its comparison with another; return the exit code.
 
-    `rules` is the module that computes them: `readers.dpro.statistics`, or `compat.dpro`.
+    Parameters
+    ----------
+    read
+        Reads a path as a uniform trace.
+    path
+        The run or trial.
+    shown
+        What to list, and the path to compare with.
+    files
+        Where results go.
+    rules
+        Module that computes them: `readers.dpro.statistics`, or `compat.dpro`.
+
     """
     from fastcomm.analyses.stats import RunStatistics, comparison
     from fastcomm.readers.dpro import statistics

@@ -30,7 +30,10 @@ class Number(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; a usage error for NaN, which no comparison refuses."""
+        """Return the number as click's type does; a usage error for NaN.
+
+        No comparison would refuse NaN.
+        """
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -45,7 +48,7 @@ class Rate(click.ParamType[str]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return the text; ConfigError where it is no bandwidth."""
+        """Return the text unchanged; ConfigError if it is no bandwidth, such as "400Gbit/s"."""
         from fastcomm.units import parse_bandwidth
 
         parse_bandwidth(value, option_name(param))
@@ -60,7 +63,7 @@ class Duration(click.ParamType[str]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return the text; ConfigError where it is no time with a unit."""
+        """Return the text unchanged; ConfigError if it is no time with a unit, as "5ms"."""
         from fastcomm.units import parse_duration
 
         parse_duration(value, option_name(param))
@@ -75,7 +78,7 @@ class NumberList(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Return the numbers; ConfigError where the text is no list of numbers."""
+        """Return the numbers of a text such as "0-3,7"; ConfigError if it is no such list."""
         return numbers(option_name(param), str(value))
 
 

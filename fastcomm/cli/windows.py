@@ -34,7 +34,7 @@ class InstanceRange(click.ParamType[int | tuple[int, int]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | tuple[int, int]:
-        """Return the number or the pair; ConfigError for other texts."""
+        """Return the number, or the first and last number of "0:3"; ConfigError for others."""
         first, colon, last = str(value).partition(":")
         begin, end = whole(first), whole(last if colon else first)
         if begin is None or end is None:
@@ -109,9 +109,21 @@ def find_path(
     *,
     alone: bool = False,
 ) -> "CriticalPath":
-    """Return the path of the window through all ranks, or `alone` of one.
+    """Return the critical path of a window.
 
     Warnings of the run and the skipped ranks are printed to stderr.
+
+    Parameters
+    ----------
+    paths
+        Files and directories of the run.
+    options
+        The window, the rank and the rules.
+    reading, execution
+        How to read the run, and with which workers.
+    alone
+        Whether to use one rank alone, rather than all.
+
     """
     from fastcomm.analyses import preparation
     from fastcomm.analyses.critical_path import critical_path

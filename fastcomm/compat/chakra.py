@@ -119,7 +119,7 @@ class Execution:
     before: Ints  # operation that has to end first
 
     def waits_for(self, operation: int) -> Ints:
-        """Return the operations that have to end before `operation` starts."""
+        """Return the indices of the operations that have to end before `operation` starts."""
         return self.before[self.first[operation] : self.first[operation + 1]]
 
 

@@ -71,10 +71,22 @@ class CPGraph(CriticalPath):
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:
-        """Set the weight of the edge between two nodes, in ns.
+        """Set the weight of the edge between two nodes.
 
-        `critical_path` then searches for the path again. Raises FastcommError if there is no
-        such edge.
+        `critical_path` then searches for the path again.
+
+        Parameters
+        ----------
+        source, target
+            Numbers of the nodes.
+        weight
+            In ns.
+
+        Raises
+        ------
+        FastcommError
+            There is no such edge.
+
         """
         at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
         if not len(at):
@@ -90,7 +102,7 @@ class CPGraph(CriticalPath):
         self.__dict__.update(fields)
 
     def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
-        """Return the edges with the given numbers in HTA's form."""
+        """Return the edges with the numbers `at` in HTA's form; weights are ns."""
         graph = self.graph
         columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
         return [
@@ -114,7 +126,7 @@ class CPGraph(CriticalPath):
         return set(self.edges(self.valid_path.edges))
 
     def get_critical_path_breakdown(self) -> pa.Table | None:
-        """Return `breakdown`, or None if there is no path."""
+        """Return `breakdown`, a row per edge of the path, or None if there is no path."""
         return None if self.path is None else self.breakdown
 
     def get_nodes_for_event(self, event: int) -> tuple[int | None, int | None]:
@@ -163,7 +175,7 @@ class HtaDrawing(Drawing):
     """An overlay with times in integer microseconds."""
 
     def inset_ns(self, on_device: Flags) -> Ints:
-        """Return for each event how many ns before its end an arrow begins."""
+        """Return how many ns before each event's end an arrow begins: 1000 or, on a host, 0."""
         return np.where(on_device, 1000, 0)
 
     def microseconds(self, ns: int) -> str:
@@ -351,9 +363,19 @@ def overlay_critical_path_analysis(
 
 
 def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int = 0) -> CPGraph:
-    """Load a critical path that `CriticalPath.save` wrote.
+    """Load a critical path that `CriticalPath.save` wrote; it is unpacked in memory only.
 
-    The file is unpacked in memory only. `t_full` and `rank` exist because HTA has them, and are
-    ignored. Raises FastcommError if the file is no saved path.
+    Parameters
+    ----------
+    zip_filename
+        The file.
+    t_full, rank
+        Ignored; HTA has them.
+
+    Raises
+    ------
+    FastcommError
+        The file is no saved path.
+
     """
     return CPGraph.of(saved.load(zip_filename, (CORRECTED, RULES)))

@@ -312,7 +312,18 @@ def _search(
 
 
 def longest(graph: Graph, events: EventDescriptions, weight: Ints) -> LongestPath | None:
-    """Return the longest path; None if there is a cycle, or a stream waits for itself."""
+    """Return the longest path; None if there is a cycle, or a stream waits for itself.
+
+    Parameters
+    ----------
+    graph
+        Nodes and edges.
+    events
+        Tells the stream of each event.
+    weight
+        Length of each edge, ns.
+
+    """
     sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
     source, target = (
         events.describe(graph.event[side[sync]], ["stream"])["stream"].fill_null(-1).to_numpy()

@@ -130,7 +130,11 @@ def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster
 def measured_attention(
     block: OriginalBlock, question: Question, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the measured seconds of a layer's attention, and which rows the table has."""
+    """Return the measured seconds of a layer's attention, and which rows the table has.
+
+    Both have a row per micro-batch of `block`. The seconds include the backward pass, and the
+    second forward pass of recompute; NaN where the table has none.
+    """
     local = question.model.hidden // block.sp
     keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
     seconds = [table.get(key, (np.nan, np.nan)) for key in keys]
@@ -311,7 +315,10 @@ def search(
 
 
 def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchResult:
-    """Search with hardware settings; raise ConfigError for algorithms the original lacks."""
+    """Search with hardware settings as the original does.
+
+    Raises ConfigError for an algorithm that the original lacks.
+    """
     algos = ORIGINAL_ALGOS if question.algos == ALGOS else question.algos
     if "mtp" in algos:
         raise ConfigError("mtp: the original searches isp, msp and fsp")

@@ -50,7 +50,22 @@ class CriticalPath(FoundPath, Result):
         on_device: Flags,
         join: RankJoin | None = None,
     ) -> Self:
-        """Search for the path by the rules of `about`; `join` has the ranks if several."""
+        """Search for the path that determines the time of a window.
+
+        Parameters
+        ----------
+        graph
+            Nodes and constraints of the window.
+        events
+            Describes the events of the graph's nodes.
+        about
+            Where the graph is from; its `rules` search.
+        on_device
+            By node: whether its event is on a device.
+        join
+            How ranks were joined; None for one rank.
+
+        """
         path, slack = about.rules.search(graph, events, on_device)
         return cls(
             graph=graph,
@@ -204,7 +219,10 @@ class CriticalPath(FoundPath, Result):
         )
 
     def save(self, out_dir: str) -> str:
-        """Write the graph and its path to `out_dir` with the ending .zip; return that name."""
+        """Write the graph and its path to `out_dir` with the ending .zip; return that name.
+
+        Raises FastcommError for a path through several ranks, or if the file cannot be written.
+        """
         check_path(out_dir, "save: out_dir", 'save("path")')
         if self.is_joined:
             raise FastcommError(
@@ -256,7 +274,7 @@ class WhatIf(Result):
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the edges of the new path as `path_after`, and the sweeps if there are any."""
+        """Return the edges of the new path as `path_after`, and any sweeps as `sweep`."""
         sweeps = [one.to_arrow() for one in self.sweeps]
         more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
         return {"path_after": self.after.breakdown, **more}

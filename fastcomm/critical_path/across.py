@@ -180,7 +180,7 @@ class RankJoin:
         return sums.rename_columns(names).sort_by(order)
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the tables of waits and of collectives."""
+        """Return the tables `waits_caused` and `collectives`; times in ns."""
         return {"waits_caused": self.waits_caused(), "collectives": self.collectives}
 
     def contents(self, breakdown: pa.Table, ranks: pa.Table, crossings: int) -> dict[str, Any]:

@@ -114,7 +114,10 @@ class RunEvents:
     events: tuple[EventDescriptions, ...]
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return columns of `EVENT` of the events of these rows; row -1 is all null.
+
+        `rows` count the events of all ranks, rank after rank.
+        """
         parts, places = [], []
         for k, events in enumerate(self.events):
             own = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
@@ -128,7 +131,10 @@ class RunEvents:
         return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
 
     def ids(self, rows: Numbers) -> Ints:
-        """Return the ids of the events of these rows, which are unique within a rank."""
+        """Return the ids of the events of these rows, which are unique within a rank.
+
+        `rows` count the events of all ranks, rank after rank.
+        """
         ids = np.empty(len(rows), np.int64)
         for k, events in enumerate(self.events):
             own = (rows >= self.first[k]) & (rows < self.first[k + 1])
@@ -234,20 +240,20 @@ class _Joiner:
         instances = self.instances
         arrived, last = instances.arrived, instances.last
         waiting, needed = instances.waiting, instances.needed
-        is_valid = instances.stop[waiting.part] >= arrived[waiting.meeting]
+        is_valid = instances.stop[waiting.part] >= arrived[waiting.sync_point]
         self.violations = int((~is_valid).sum())
-        ends = waiting.part[is_valid], waiting.meeting[is_valid]
+        ends = waiting.part[is_valid], waiting.sync_point[is_valid]
         used = np.unique(ends[1])
         number = np.full(len(arrived), NONE)
         number[used] = np.arange(len(used))
-        is_used = number[needed.meeting] != NONE
-        starts = needed.part[is_used], needed.meeting[is_used]
+        is_used = number[needed.sync_point] != NONE
+        starts = needed.part[is_used], needed.sync_point[is_used]
         owner = last[used]
         ranks = instances.rank[owner].tolist()
         rank = np.array([self.index[number] for number in ranks], np.int64)
         first, second = (
-            np.stack([self._nodes(side)[part], number[meeting]], axis=1).astype(np.int32)
-            for side, (part, meeting) in enumerate((starts, ends))
+            np.stack([self._nodes(side)[part], number[sync_point]], axis=1).astype(np.int32)
+            for side, (part, sync_point) in enumerate((starts, ends))
         )
         return _JoinPoints(
             starts=first,

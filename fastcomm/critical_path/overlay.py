@@ -49,7 +49,7 @@ class Drawing:
     kinds: tuple[str, ...] | None = None  # kinds of the path's edges to draw
 
     def inset_ns(self, on_device: Flags) -> Ints:
-        """Return for each event how many ns before its end an arrow begins."""
+        """Return for each event how many ns before its end an arrow begins, here 1."""
         return np.ones(len(on_device), np.int64)
 
     def microseconds(self, ns: int) -> str:

@@ -196,12 +196,12 @@ class FoundPath:
 
 
 def sums_by(table: pa.Table, key: str) -> dict[Any, int]:
-    """Return the sum of the durations by a column, in ns."""
+    """Return the sum of the column `duration_ns`, in ns, for each value of the column `key`."""
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
     return dict(zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True))
 
 
 def shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
-    """Return the share of each part in their sum, or in `whole`."""
+    """Return each part divided by the sum of all, or by `whole`; 0 if that is 0."""
     total = sum(sums.values()) if whole is None else whole
     return {name: ns / total if total else 0.0 for name, ns in sums.items()}

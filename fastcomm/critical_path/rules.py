@@ -46,11 +46,11 @@ class EventDescriptions(Protocol):
     """Describes the events of a graph: from one trace, several traces, or a saved table."""
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
         ...
 
     def ids(self, rows: Numbers) -> Ints:
-        """Return the ids of the events of these rows."""
+        """Return the id of the event of each row: its position in the trace's file."""
         ...
 
 
@@ -61,7 +61,7 @@ class TraceEvents:
     trace: Trace
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
         at = pa.array(rows, mask=rows < 0)
         schema = pa.schema([EVENT.field(name) for name in columns])
         return pa.table({name: self._column(name, rows, at) for name in columns}).cast(schema)
@@ -115,11 +115,11 @@ class SavedEvents:
     table: pa.Table
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
         return self.table.select(columns).take(pa.array(rows, mask=rows < 0))
 
     def ids(self, rows: Numbers) -> Ints:
-        """Return the ids of the events of these rows."""
+        """Return the id of the event of each row, as it was saved."""
         return filled(self.table["id"])[rows]
 
 
@@ -168,7 +168,7 @@ def short_name(name: str) -> str:
 
 
 def short_names(names: pa.ChunkedArray) -> pa.Array:
-    """Return the short names of a column of names."""
+    """Return the short name of each name of a column, see `short_name`."""
     encoded = names.combine_chunks().dictionary_encode()
     short = pa.array([short_name(name) for name in encoded.dictionary.to_pylist()], pa.string())
     return short.take(encoded.indices)
@@ -328,7 +328,10 @@ class DataDependencies:
     bound_ns: int  # this time with unlimited threads and streams
 
     def movable(self, count: int = 10) -> pa.Table:
-        """Return operators on the path that could start earlier, largest difference first."""
+        """Return operators on the path that could start earlier, largest difference first.
+
+        `count` is the largest number of rows; times are ns.
+        """
         table = self.operators
         readers = pc.and_(table["on_path"], pc.greater(table["producers"], 0))
         order = [("earlier_ns", "descending"), ("event", "ascending")]
@@ -345,7 +348,10 @@ class DataDependencies:
         return table.sort_by(order).slice(0, count)
 
     def movable_subgraphs(self, count: int = 10) -> pa.Table:
-        """Return outermost operators with leaves on the path, largest effect first."""
+        """Return outermost operators with leaves on the path, largest effect first.
+
+        `count` is the largest number of rows; times are ns.
+        """
         return self.subgraphs.slice(0, count)
 
     def to_dict(self) -> dict[str, Any]:
@@ -365,5 +371,5 @@ class DataDependencies:
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the tables `operators` and `subgraphs`."""
+        """Return the tables `operators` and `subgraphs`; times in ns."""
         return {"operators": self.operators, "subgraphs": self.subgraphs}

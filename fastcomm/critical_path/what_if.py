@@ -124,7 +124,10 @@ class Replay:
         weight[calls & self._own()] = 0
 
     def times(self, weight: Ints) -> tuple[Ints, Numbers]:
-        """Return the time of each node in ns, from 0, and the edge that determines it."""
+        """Return the time of each node in ns, from 0, and the edge that determines it.
+
+        `weight` is the time of each edge in ns. A node without edges has the edge NONE.
+        """
         return graphs.replay(self.first, self.critical.graph.source, weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:
@@ -257,12 +260,12 @@ class StepOperator:
 
     @property
     def work_start(self) -> int:
-        """Start of its first work, or its own start."""
+        """Node at which its first work starts; its own start node without work."""
         return min((start for start, _ in self.works), default=self.start)
 
     @property
     def work_stop(self) -> int:
-        """End of its last work, or its own end."""
+        """Node at which its last work ends; its own end node without work."""
         return max((stop for _, stop in self.works), default=self.stop)
 
 

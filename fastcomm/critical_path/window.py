@@ -28,7 +28,18 @@ class WindowError(ConfigError):
 
     @classmethod
     def no_instance(cls, annotation: str, instance: int, count: int) -> Self:
-        """Return the error that an annotation has only `count` instances."""
+        """Return the error that an annotation has no such instance.
+
+        Parameters
+        ----------
+        annotation
+            Name of the annotation.
+        instance
+            Number that was asked for.
+        count
+            Number of instances that the trace has.
+
+        """
         return cls(
             f"no instance {instance} of {annotation!r}: the trace has {count}, 0 to {count - 1}"
         )

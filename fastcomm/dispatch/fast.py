@@ -97,7 +97,10 @@ def schedule(
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
-    """Copy a GPU-by-GPU demand as [node, node, GPU, GPU], diagonal 0; `width` GPUs per node."""
+    """Copy a GPU-by-GPU demand as [from node, to node, from GPU, to GPU], diagonal 0.
+
+    `width` is the number of GPUs of a node.
+    """
     nodes = len(demand) // width
     copy = np.array(demand, np.int64)
     np.fill_diagonal(copy, 0)
@@ -186,7 +189,19 @@ def pad(matrix: Matrix) -> Matrix:
 
 
 def assigned_stages(padded: Matrix) -> tuple[NDArray[np.int64], Matrix]:
-    """Split a matrix into weighted permutations by repeated assignment (SciPy)."""
+    """Split a matrix into weighted permutations by repeated assignment (SciPy).
+
+    Parameters
+    ----------
+    padded
+        Square matrix with equal sums of rows and columns; the diagonal counts.
+
+    Returns
+    -------
+    tuple of ndarray of int64
+        Column of each row, shape (stages, rows); weight of each stage.
+
+    """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     remaining = padded.copy()

@@ -39,7 +39,7 @@ class Placement:
 
     @property
     def replicas(self) -> Table:
-        """Number of replicas of each logical expert."""
+        """Number of replicas of each logical expert, shape (experts,)."""
         return np.bincount(self.logical, minlength=self.experts)
 
     @property
@@ -49,7 +49,7 @@ class Placement:
 
     @property
     def home(self) -> NDArray[np.int32]:
-        """GPU of each physical expert."""
+        """GPU of each physical expert, shape (replicas,); GPUs have equally many."""
         per_gpu = len(self.logical) // self.gpus
         return (np.arange(len(self.logical)) // per_gpu).astype(np.int32)
 
@@ -94,7 +94,16 @@ def packed(load: Loads, packs: int) -> tuple[Table, Table]:
 
 
 def replicated(load: Loads, total: int) -> Table:
-    """Return the logical expert of `total` replicas: one of each, then more of the heaviest."""
+    """Return the logical expert of each replica: one of each, then more of the heaviest.
+
+    Parameters
+    ----------
+    load
+        Tokens of each logical expert.
+    total
+        Number of replicas, at least the number of experts.
+
+    """
     count = np.ones(len(load), np.int64)
     logical = list(range(len(load)))
     for _ in range(total - len(load)):
@@ -227,7 +236,7 @@ class PlacementResult(TableResult):
         return _most_over_mean(before), _most_over_mean(np.asarray(after, np.float64))
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per strategy; times in ns."""
+        """Return a row per strategy, before and after; times in ns, sizes in bytes."""
         rows = [
             {
                 "strategy": name,

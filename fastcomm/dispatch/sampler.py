@@ -166,7 +166,16 @@ def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
 
 
 def layer_key(seed: int, iteration: int, number: int) -> np.uint64:
-    """Return the random key of a layer."""
+    """Return the key of the random numbers of a layer, equal on all machines.
+
+    Parameters
+    ----------
+    seed
+        Any integer; its lowest 64 bits count.
+    iteration, number
+        Iteration of the workload, and number of the layer.
+
+    """
     key = np.uint64(seed & _WORD)
     with np.errstate(over="ignore"):
         for value in (iteration, number):

@@ -86,7 +86,10 @@ def _weights(
 
 
 def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
-    """Return the link with the most seconds; `seconds` has the shape of `loads`."""
+    """Return the link with the most seconds, and its load in tokens.
+
+    `loads` and `seconds` have a row per GPU and a column per link and direction.
+    """
     gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
     return Bottleneck(
         gpu=int(gpu),
@@ -235,7 +238,10 @@ def _quota(traffic: Traffic) -> NDArray[np.int32]:
 
 
 def end_loads(remote: Matrix, local: Matrix) -> Matrix:
-    """Return the loads of traffic that no GPU forwards, from GPU-by-GPU tokens."""
+    """Return the loads of traffic that no GPU forwards, one row per GPU.
+
+    `remote` and `local` have the tokens from GPU to GPU, of other nodes and of the node.
+    """
     sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
     return np.stack(sums, axis=1)
 
@@ -274,7 +280,7 @@ def _direct_s(
 
 
 def spreadout(traffic: Traffic, terms: Terms) -> Timing:
-    """Time SpreadOut: in shift k, GPU j sends to GPU j + k."""
+    """Time SpreadOut: in shift k, GPU j sends to GPU j + k; shifts run one after the other."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     dispatch_s, combine_s = (

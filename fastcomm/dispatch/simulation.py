@@ -109,7 +109,7 @@ class StrategyResult:
 
     @property
     def algo_bytes_per_s(self) -> float | None:
-        """Algorithm bandwidth of a GPU; None if dispatch takes no time."""
+        """Algorithm bandwidth of a GPU in bytes/s; None if dispatch takes no time."""
         total = self.total_s
         return self.payload_bytes / (total * self.gpus) if total else None
 
@@ -151,7 +151,7 @@ class Simulation(TableResult):
     unanswered: dict[str, str]  # strategies without a result, and the reason
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per strategy, iteration and layer; times in ns."""
+        """Return a row per strategy, iteration and layer; times in ns, sizes in bytes."""
         rows = [
             {
                 "strategy": name,

@@ -40,7 +40,7 @@ class DispatchSweep(TableResult):
         ]
 
     def to_arrow(self) -> pa.Table:
-        """Return a row per point and strategy; times in ns."""
+        """Return a row per point of the grid and strategy; times in ns."""
         return pa.Table.from_pylist(self.rows())
 
     def contents(self) -> dict[str, Any]:

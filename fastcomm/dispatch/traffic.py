@@ -72,14 +72,14 @@ class Traffic:
 
     @cached_property
     def leaving(self) -> NDArray[np.int32]:
-        """By GPU: its tokens that any other GPU needs."""
+        """Number of tokens of each GPU that any other GPU needs, shape (GPUs,)."""
         counts = np.zeros(len(self.copies), np.int32)
         dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, counts)
         return counts
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Whether two GPUs are in the same node, GPU by GPU."""
+        """Whether two GPUs are in the same node, shape (GPUs, GPUs)."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 
@@ -155,7 +155,7 @@ class Bounds:
         return max(self.multicast_s, self.gpu_s, self.joint_s)
 
     def of(self, kind: str) -> float:
-        """Return the bound of a class: "relayed", "fixed", "multicast" or "proxy"."""
+        """Return the bound in s of a class: "relayed", "fixed", "multicast" or "proxy"."""
         inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 

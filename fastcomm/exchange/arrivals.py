@@ -1,7 +1,8 @@
 """Arrival, wait and transfer times of matched collectives and point-to-point messages.
 
-Times are integers in ns. At a synchronization point, a *meeting*, the events that wait can end
-only after all events that it needs have started.
+Times are integers in ns. At a *synchronization point*, the events that wait can end only after
+all events that it needs have started. Most collectives have one; a collective in which members
+wait for the root alone has one per such member.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from fastcomm_kernels.arrays import NONE, Flags, Ints
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """Events that were matched with events of other ranks."""
+    """Events that were matched with events of other ranks: a row per event."""
 
     row: Ints  # of the events
     number: Ints  # of the collective or message, from 0
@@ -108,7 +109,10 @@ def message_participants(events: CommunicationEvents, rows: Ints, ahead: Ints) -
 
 
 def concatenate(collectives: Participants, messages: Participants) -> Participants:
-    """Return the events of both; messages are numbered after the collectives."""
+    """Return the events of both; messages are numbered after the collectives.
+
+    `row` of both are rows of one `CommunicationEvents`.
+    """
     return Participants(
         np.concatenate([collectives.row, messages.row]),
         np.concatenate([collectives.number, messages.number + collectives.count]),
@@ -179,22 +183,22 @@ class MatchedEvents:
 
     @property
     def size(self) -> Ints:
-        """Number of members, per collective."""
+        """Number of members of each collective, as int64."""
         return np.diff(self.edges)
 
     @property
     def first(self) -> Ints:
-        """Row of the first arrival, per collective."""
+        """Row of this table that arrives first, per collective."""
         return self.edges[:-1]
 
     @property
     def last(self) -> Ints:
-        """Row of the last arrival, per collective."""
+        """Row of this table that arrives last, per collective."""
         return self.edges[1:] - 1
 
     @property
     def wait(self) -> Ints:
-        """Wait time in ns, per row: from its start to the last arrival that it waits for."""
+        """Wait time of each row in ns: from its start to `wait_until`; 0 if that is earlier."""
         wait: Ints = np.maximum(self.wait_until - self.start, 0)
         return wait
 
@@ -209,7 +213,7 @@ class MatchedEvents:
 
     @property
     def lateness(self) -> Ints:
-        """Time from the lower median of the other members' arrivals to the row's, in ns."""
+        """Start of each row minus the lower median of the other members' starts, in ns."""
         size, place = np.repeat(self.size, self.size), self._place()
         middle = (size - 2) // 2
         middle += middle >= place  # leave the row itself out
@@ -217,15 +221,36 @@ class MatchedEvents:
         return lateness
 
     def largest(self, values: Ints) -> Ints:
-        """Return the largest value of the members, per collective; `values` are per event."""
+        """Return the largest value of the members of each collective.
+
+        Parameters
+        ----------
+        values
+            A value per event of the `CommunicationEvents`, in any unit: not per row.
+
+        """
         return self._reduce(np.maximum, values[self.row])
 
     def smallest(self, values: Ints) -> Ints:
-        """Return the smallest value of the members, per collective; `values` are per event."""
+        """Return the smallest value of the members of each collective.
+
+        Parameters
+        ----------
+        values
+            A value per event of the `CommunicationEvents`, in any unit: not per row.
+
+        """
         return self._reduce(np.minimum, values[self.row])
 
     def total(self, values: Ints) -> Ints:
-        """Return the sum over the members, per collective; `values` are per row."""
+        """Return the sum over the members of each collective.
+
+        Parameters
+        ----------
+        values
+            A value per row of this table, such as `wait`: not per event.
+
+        """
         return self._reduce(np.add, values)
 
     def _reduce(self, operation: np.ufunc, values: Ints) -> Ints:
@@ -254,20 +279,20 @@ def _waiting(
     from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)
     if from_root.any() or to_root.any():
         is_root = events.partner[row] == events.rank[row]
-        meeting = np.repeat(np.arange(len(size)), size)
+        collective = np.repeat(np.arange(len(size)), size)
         root_start = np.zeros(len(size), np.int64)
-        root_start[meeting[is_root]] = start[is_root]
-        wait_until = np.where(from_root, root_start[meeting], wait_until)
+        root_start[collective[is_root]] = start[is_root]
+        wait_until = np.where(from_root, root_start[collective], wait_until)
         wait_until = np.where(to_root & ~is_root, start, wait_until)
         is_awaited = np.where(from_root, is_root, ~to_root | ~is_root)
     return wait_until, is_awaited
 
 
-class MeetingPairs(NamedTuple):
-    """Parts and the meetings that they take part in, sorted by meeting, then by part."""
+class SyncPairs(NamedTuple):
+    """Pairs of a part and a synchronization point, sorted by point, then by part."""
 
     part: Ints
-    meeting: Ints
+    sync_point: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,53 +312,63 @@ class Instances:
     start: Ints
     stop: Ints
     is_whole: Flags  # by instance: no participant is missing
-    needed: MeetingPairs  # parts that have to start, two or more per meeting
-    waiting: MeetingPairs  # parts that can end only then; a part waits in one meeting at most
+    needed: SyncPairs  # parts that have to start, two or more per synchronization point
+    waiting: SyncPairs  # parts that can end only then; a part waits at one point at most
 
     def __len__(self) -> int:
         return len(self.row)
 
     @property
     def arrived(self) -> Ints:
-        """Per meeting, the start of its last part, in ns on aligned clocks."""
-        begin = _begins(self.needed.meeting)
+        """Start of the last part of each synchronization point, in ns as `start`."""
+        begin = _begins(self.needed.sync_point)
         latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
         return latest
 
     @property
     def last(self) -> Ints:
-        """Per meeting, the part that arrives last; the first of several."""
-        part, meeting = self.needed
-        order = np.lexsort((-part, self.start[part], meeting))
-        last: Ints = part[order[_ends(meeting)]]
+        """Part that arrives last at each synchronization point; the first of several."""
+        part, sync_point = self.needed
+        order = np.lexsort((-part, self.start[part], sync_point))
+        last: Ints = part[order[_ends(sync_point)]]
         return last
 
     @property
     def until(self) -> Ints:
-        """Time until which each part waits; its own start where it does not wait."""
+        """Time in ns until which each part waits; its own start where it waits for nobody.
+
+        It precedes the part's start if the others arrive earlier.
+        """
         until = self.start.copy()
-        until[self.waiting.part] = self.arrived[self.waiting.meeting]
+        until[self.waiting.part] = self.arrived[self.waiting.sync_point]
         return until
 
     def wait_caused(self) -> tuple[Ints, Flags]:
         """Return the time in ns that others wait for each part, and whether the part is last.
 
-        A part is last if the others of its meetings wait for it the longest. Other parts cause
-        0.
+        A part is last if it arrives last (others may tie) at every synchronization point where
+        another part waits for it. It then causes the time since the second last arrival, the
+        smallest over its points. Other parts cause 0.
+
+        Returns
+        -------
+        tuple of Ints and Flags
+            A value per part each.
+
         """
-        part, meeting = self.needed
+        part, sync_point = self.needed
         start = self.start[part]
-        ordered = start[np.lexsort((start, meeting))]
-        ends = _ends(meeting)
+        ordered = start[np.lexsort((start, sync_point))]
+        ends = _ends(sync_point)
         late = ordered[ends] - ordered[ends - 1]
         # Nobody waits for a part that is the only one to wait.
         alone = np.full(len(late), NONE)
-        sole = np.flatnonzero(np.bincount(self.waiting.meeting) == 1)
-        alone[sole] = self.waiting.part[_begins(self.waiting.meeting)[sole]]
-        counts = alone[meeting] != part
-        is_late = counts & (start == ordered[ends][meeting])
+        sole = np.flatnonzero(np.bincount(self.waiting.sync_point) == 1)
+        alone[sole] = self.waiting.part[_begins(self.waiting.sync_point)[sole]]
+        counts = alone[sync_point] != part
+        is_late = counts & (start == ordered[ends][sync_point])
         caused = np.full(len(self), np.iinfo(np.int64).max)
-        np.minimum.at(caused, part[is_late], late[meeting[is_late]])
+        np.minimum.at(caused, part[is_late], late[sync_point[is_late]])
         is_last = np.zeros(len(self), np.bool_)
         is_last[part[is_late]] = True
         is_last[part[counts & ~is_late]] = False

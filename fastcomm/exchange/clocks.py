@@ -65,7 +65,11 @@ class ClockOffset:
 
     @property
     def applies(self) -> bool:
-        """Whether the offset is large enough against its spread to correct times with it."""
+        """Whether times are corrected by the offset.
+
+        It must have `LEAST_MATCHES` matches, and exceed `LEAST_NS` and `FAR` times its spread
+        (once its spread if it is limited).
+        """
         least = self.spread_ns if self.is_limited else FAR * self.spread_ns
         is_far = abs(self.offset_ns) > max(least, LEAST_NS)
         return is_far and self.matches >= LEAST_MATCHES
@@ -77,8 +81,8 @@ def ends(trace: Trace) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        Schema `ENDS`; at most eight rows per operation, group and iteration. Empty if the trace
-        has no times.
+        Schema `ENDS`, times in ns of the rank's clock; the first eight collectives of each
+        operation, group and iteration. Empty if the trace has no times.
 
     """
     if "times" in trace.meta.lacks:
@@ -216,7 +220,10 @@ def _sample(group: Ints, instance: Ints) -> Ints:
 
 
 def offset_by_row(rank: Ints, offsets: Mapping[int, int]) -> Ints:
-    """Return the offset of each row's rank, in ns; 0 for ranks that `offsets` does not have."""
+    """Return the clock offset of each row's rank in ns; `offsets` are by rank.
+
+    Ranks that `offsets` does not have get 0.
+    """
     ranks, place = np.unique(rank, return_inverse=True)
     return np.array([offsets.get(number, 0) for number in ranks.tolist()], np.int64)[place]
 
@@ -268,7 +275,10 @@ def _firsts(parts: Ints) -> Ints:
 
 
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
-    """Return clock offsets by rank; `table` has schema `ENDS` and the ends of all ranks."""
+    """Return the clock offsets of ranks by the ends of their collectives, see `offsets`.
+
+    `table` has the ends on all ranks, in any order, with schema `ENDS` (times in ns).
+    """
     key = (table[name].to_numpy() for name in ("op", "iteration", "place", "group"))
     rank, stop = table["rank"].to_numpy(), table["stop"].to_numpy()
     return offsets(EndOffsets.of(rank, stop, *key, start=filled(table["start"])))

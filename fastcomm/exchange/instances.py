@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange import clocks
-from fastcomm.exchange.arrivals import Instances, MeetingPairs
+from fastcomm.exchange.arrivals import Instances, SyncPairs
 from fastcomm.exchange.matching import CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
@@ -30,8 +30,8 @@ class _InstanceRows(NamedTuple):
     row: Ints  # ascending
     instance: Ints
     is_whole: Flags
-    needed: MeetingPairs
-    waiting: MeetingPairs
+    needed: SyncPairs
+    waiting: SyncPairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,10 @@ class RunCommunication:
 
     @classmethod
     def of(cls, traces: Mapping[int, Trace]) -> Self:
-        """Concatenate the communication of ranks, and match their collectives."""
+        """Concatenate the communication of ranks, and match their collectives.
+
+        `traces` are by rank.
+        """
         comm = [trace.comm for trace in traces.values()]
         table = pa.concat_tables([part.select((*_COLUMNS, *_PARTNERS)) for part in comm])
         groups = [trace.groups for trace in traces.values()]
@@ -147,7 +150,7 @@ class RunCommunication:
         count = np.bincount(number, minlength=len(root))
         size = self.sizes[self.columns["place"][row[_first(number)]]]
         return _InstanceRows(
-            row, number, (size == NULL) | (count == size), *self._meetings(row, number, root)
+            row, number, (size == NULL) | (count == size), *self._sync_points(row, number, root)
         ), unknown
 
     def _roots(self, row: Ints, number: Ints) -> tuple[Ints, Flags]:
@@ -165,27 +168,21 @@ class RunCommunication:
         is_rooted = np.isin(op[first], numbers(FROM_ROOT + TO_ROOT)) & (root != NONE)
         return np.where(of_all, NONE, root), of_all | is_rooted
 
-    def _meetings(
-        self, row: Ints, number: Ints, root: Ints
-    ) -> tuple[MeetingPairs, MeetingPairs]:
-        """Return which rows have to start at each meeting, and which rows wait for that.
-
-        `row` and `number` are the members of collectives and their collectives, `root` is the
-        row of the root of each collective, or NONE.
-        """
+    def _sync_points(self, row: Ints, number: Ints, root: Ints) -> tuple[SyncPairs, SyncPairs]:
+        """Return which rows must start at each synchronization point, and which rows wait."""
         own_root, op = root[number], self.columns["op"][row]
         from_root = (own_root != NONE) & np.isin(op, numbers(FROM_ROOT))
         to_root = (own_root != NONE) & ~from_root
-        # One meeting per collective; then one per member that waits for its root alone.
+        # One point per collective; then one per member that waits for its root alone.
         other = from_root & (row != own_root)
         single = len(root) + np.arange(int(other.sum()))
         needed = (row[~from_root], row[other], own_root[other])
         waits = ~from_root & ~(to_root & (row != own_root))
         return (
-            MeetingPairs(
+            SyncPairs(
                 np.concatenate(needed), np.concatenate([number[~from_root], single, single])
             ),
-            MeetingPairs(np.append(row[waits], row[other]), np.append(number[waits], single)),
+            SyncPairs(np.append(row[waits], row[other]), np.append(number[waits], single)),
         )
 
     def _exchanges(self, counts: Flags, ahead: Mapping[int, int]) -> tuple[_InstanceRows, int]:
@@ -208,7 +205,7 @@ class RunCommunication:
         offset = clocks.offset_by_row(self.columns["rank"], ahead)
         received = self.columns["start"][receiver] - offset[receiver]
         waits = received <= self.columns["stop"][sender] - offset[sender]
-        pairs = _pairwise_meetings(
+        pairs = _pairwise_sync_points(
             np.append(receiver, sender[waits]), np.append(sender, receiver[waits])
         )
         unmatched = int((matches.unmatched(messages) & counts[side_row]).sum())
@@ -235,7 +232,7 @@ class RunCommunication:
     def _in_order(
         self, exchanged: _InstanceRows, collectives: _InstanceRows, ahead: Mapping[int, int]
     ) -> Instances:
-        """Sort instances by their first start, and number their parts and meetings."""
+        """Sort instances by their first start, and number their parts and points."""
         row = np.append(exchanged.row, collectives.row)
         instance = np.append(exchanged.instance, collectives.instance + len(exchanged.is_whole))
         is_whole = np.append(exchanged.is_whole, collectives.is_whole)
@@ -249,10 +246,11 @@ class RunCommunication:
         order = np.lexsort((row, place[instance]))
         part = np.full(len(self.group), NONE)
         part[row[order]] = np.arange(len(order))
-        meetings = int(exchanged.needed.meeting.max(initial=-1)) + 1
+        sync_points = int(exchanged.needed.sync_point.max(initial=-1)) + 1
         needed, waiting = (
-            MeetingPairs(
-                part[np.append(a.part, b.part)], np.append(a.meeting, b.meeting + meetings)
+            SyncPairs(
+                part[np.append(a.part, b.part)],
+                np.append(a.sync_point, b.sync_point + sync_points),
             )
             for a, b in zip(exchanged[3:], collectives[3:], strict=True)
         )
@@ -310,11 +308,11 @@ def _components(ends: Ints, count: int) -> Ints:
     return number
 
 
-def _pairwise_meetings(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, MeetingPairs]:
-    """Return meetings from pairs of rows: one that waits, and one that it waits for.
+def _pairwise_sync_points(waiter: Ints, awaited: Ints) -> tuple[SyncPairs, SyncPairs]:
+    """Return synchronization points from pairs of rows: one that waits, one that it waits for.
 
-    Rows that wait for equal sets of rows share a meeting. The results are the rows that have to
-    start, and those that wait.
+    Rows that wait for equal sets of rows share a point. The results are the rows that have to
+    start, and the rows that wait.
     """
     needs: dict[int, set[int]] = {}
     for row, needed_row in zip(waiter.tolist(), awaited.tolist(), strict=True):
@@ -324,26 +322,26 @@ def _pairwise_meetings(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, Meeti
         (row, number.setdefault(tuple(sorted(needs[row])), len(number)))
         for row in sorted(needs)
     ]
-    needed = [(row, meeting) for key, meeting in number.items() for row in key]
+    needed = [(row, sync_point) for key, sync_point in number.items() for row in key]
     columns = (np.array(pairs, np.int64).reshape(-1, 2).T for pairs in (needed, waiting))
-    return MeetingPairs(*next(columns)), MeetingPairs(*next(columns))
+    return SyncPairs(*next(columns)), SyncPairs(*next(columns))
 
 
-def _numbered(needed: MeetingPairs, waiting: MeetingPairs) -> tuple[MeetingPairs, MeetingPairs]:
-    """Number meetings by the first part that waits in each, and sort the pairs."""
-    count = int(needed.meeting.max(initial=-1)) + 1
+def _numbered(needed: SyncPairs, waiting: SyncPairs) -> tuple[SyncPairs, SyncPairs]:
+    """Number synchronization points by the first part that waits in each; sort the pairs."""
+    count = int(needed.sync_point.max(initial=-1)) + 1
     first = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(first, waiting.meeting, waiting.part)
+    np.minimum.at(first, waiting.sync_point, waiting.part)
     place = np.argsort(np.argsort(first, kind="stable"))
-    # Numbers of collectives that have no meeting of their own are left out.
-    used = np.cumsum(np.bincount(place[waiting.meeting], minlength=count) > 0) - 1
+    # Numbers of collectives that have no synchronization point of their own are left out.
+    used = np.cumsum(np.bincount(place[waiting.sync_point], minlength=count) > 0) - 1
     return _sorted(needed, used[place]), _sorted(waiting, used[place])
 
 
-def _sorted(pairs: MeetingPairs, place: Ints) -> MeetingPairs:
-    meeting = place[pairs.meeting]
-    order = np.lexsort((pairs.part, meeting))
-    return MeetingPairs(pairs.part[order], meeting[order])
+def _sorted(pairs: SyncPairs, place: Ints) -> SyncPairs:
+    sync_point = place[pairs.sync_point]
+    order = np.lexsort((pairs.part, sync_point))
+    return SyncPairs(pairs.part[order], sync_point[order])
 
 
 def _by_first(number: Ints) -> Ints:

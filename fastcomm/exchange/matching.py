@@ -81,7 +81,10 @@ class Matches:
 
 
 def match(calls: CollectiveCalls) -> Matches:
-    """Match the collectives that several ranks have; results are per row of `calls`."""
+    """Match the collectives that several ranks have; results are per row of `calls`.
+
+    Rows match by sequence number, else by order and end, see the module.
+    """
     apart = _ENDS_APART[calls.op]
     series = _series(calls, apart)
     instance, unnumbered = _by_number(series)
@@ -281,18 +284,22 @@ class CommunicationEvents:
 
     @property
     def synchronous(self) -> Ints:
-        """Rows of collectives that end on all members at the same time."""
+        """Ascending rows of collectives that end on all members at the same time.
+
+        Only of process groups that can be matched across ranks. Point-to-point messages and
+        operations with a root are left out.
+        """
         return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
 
     @property
     def collectives(self) -> Ints:
-        """Rows of collectives that can be matched: synchronous, or with a known root."""
+        """Ascending rows of collectives that can be matched: `synchronous`, or known root."""
         rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
         return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
 
     @property
     def messages(self) -> Ints:
-        """Rows of point-to-point messages whose partner is known."""
+        """Ascending rows of point-to-point messages to or from a known other rank."""
         is_message = (self.op == OP["SendRecv"]) & (self.partner != NULL)
         return np.flatnonzero(self._is_shared & is_message & (self.partner != self.rank))
 

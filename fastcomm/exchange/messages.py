@@ -46,7 +46,19 @@ class MessageMatches:
         return is_unmatched
 
     def pairs(self, is_send: Flags) -> tuple[Ints, Ints]:
-        """Return the sending and the receiving row of each message."""
+        """Return the row that sends and the row that receives each matched message.
+
+        Parameters
+        ----------
+        is_send
+            Per row of the matched `Messages`: whether it is the sending side.
+
+        Returns
+        -------
+        tuple of two Ints
+            Rows of senders and of receivers; element m belongs to message m.
+
+        """
         sender, receiver = (np.empty(self.count, np.int64) for _ in range(2))
         for is_side, row_of in ((is_send, sender), (~is_send, receiver)):
             rows = np.flatnonzero(is_side & (self.instance != NONE))
@@ -65,7 +77,20 @@ class Sides:
 
     @classmethod
     def of(cls, sends_to: pa.Array, receives_from: pa.Array) -> "Sides":
-        """Convert the list columns `sends_to` and `receives_from`; null lists are empty."""
+        """Convert two list columns of a trace's `comm` to a row per side of a message.
+
+        Parameters
+        ----------
+        sends_to, receives_from
+            Lists of int64 with the other ranks of each event; a null list is empty.
+
+        Returns
+        -------
+        Sides
+            Sorted by event; of one event, sends come first. Events without partners have no
+            row.
+
+        """
         count = len(sends_to)
         lists = (sends_to, receives_from)
         sizes = [
@@ -87,7 +112,7 @@ class Sides:
 
 
 def match_messages(messages: Messages) -> MessageMatches:
-    """Match messages of which both sides are present; results are per row."""
+    """Match messages of which both sides are present; the result has a value per row."""
     instance = np.full(len(messages.rank), NONE, np.int64)
     if not len(instance):
         return MessageMatches(instance=instance, count=0)

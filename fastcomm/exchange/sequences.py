@@ -36,7 +36,14 @@ _Search = Callable[[Ints, Ints, Ints, Ints], _Alignment]
 
 
 def edges(sorted_values: Ints) -> Ints:
-    """Return where each run of equal values begins."""
+    """Return the index at which each run of equal values begins, ascending.
+
+    Parameters
+    ----------
+    sorted_values
+        Values of which equal ones are adjacent.
+
+    """
     new = np.ones(len(sorted_values), np.bool_)
     new[1:] = sorted_values[1:] != sorted_values[:-1]
     return np.flatnonzero(new)

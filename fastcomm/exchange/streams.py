@@ -58,7 +58,10 @@ class Stream:
 
     @property
     def tolerance_ns(self) -> int:
-        """Maximum difference between the ends of one collective on two aligned ranks."""
+        """Maximum difference in ns between the ends of one collective on two aligned ranks.
+
+        It grows with the median gap between successive ends, within fixed limits.
+        """
         if len(self) < 2:  # noqa: PLR2004 - no gap
             return FLOOR_NS
         gap = float(np.median(np.diff(self.stop)))
@@ -179,18 +182,21 @@ class Sample:
 
     @property
     def ends_ns(self) -> Floats:
-        """Time from the first to the last end, per collective."""
+        """Time in ns from the first to the last end of each collective, as float64.
+
+        Clocks are taken as they are: subtract offsets from `stop` before.
+        """
         span: Floats = np.nanmax(self.stop, axis=0) - np.nanmin(self.stop, axis=0)
         return span
 
     @property
     def arrivals_ns(self) -> Floats:
-        """Time from the first to the last arrival, per collective."""
+        """Time in ns from the first to the last start of each collective, as float64."""
         span: Floats = np.nanmax(self.start, axis=0) - np.nanmin(self.start, axis=0)
         return span
 
     def refusal(self) -> Refusal | None:
-        """Return why these are not collectives of all ranks; None if they are."""
+        """Return why these are not collectives of all ranks, a text code; None if they are."""
         if np.isnan(self.stop).all(axis=1).any():
             return "few"
         last_arrival, first_end = np.nanmax(self.start, axis=0), np.nanmin(self.stop, axis=0)

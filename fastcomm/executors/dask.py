@@ -184,7 +184,7 @@ class Dask(ClusterConnection):
         keep_going: bool = False,
         progress: Progress | None = None,
     ) -> R:
-        """Run a task on all ranks of a run; see `Executor.gather`.
+        """Run a task on all ranks of a run, with parameters and errors of `Executor.gather`.
 
         A rank that kills its workers destroys the work of others repeatedly, so that Dask may
         give up on them, too. Once such a rank is identified, the others are done without it.
@@ -273,7 +273,7 @@ class Dask(ClusterConnection):
             work.cancel()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on a worker."""
+        """Call a function on a worker. Raises its error, or `ClusterError`."""
         try:
             return self.answer(self.submit(function))
         except _killed() as error:

@@ -117,8 +117,21 @@ _FILE_LOOK_S = 0.1  # between two checks for a file
 def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
     """Return the keyword arguments of `distributed.Client` for an address of --dask.
 
-    For `local:N` a cluster is started, which `stack` ends. For `file:PATH` the scheduler's file
-    may take up to `wait_s` seconds to appear.
+    Parameters
+    ----------
+    address
+        ``local:N`` starts a cluster of N workers, ``file:PATH`` names a scheduler's file; any
+        other is the address of a scheduler.
+    wait_s
+        Time in s that the scheduler's file may take to appear.
+    stack
+        Ends a cluster that was started.
+
+    Raises
+    ------
+    ConfigError
+        The address is invalid, or the file does not appear.
+
     """
     kind, _, suffix = address.partition(":")
     if kind == "local":
@@ -201,7 +214,10 @@ class ClusterConnection:
         return self.address.startswith("local:")
 
     def check_versions(self) -> None:
-        """Compare the versions of the scheduler and all workers with those of this process."""
+        """Compare the versions of the scheduler and all workers with those of this process.
+
+        Differences become `warnings`. Raises `ClusterError` for a worker without fastcomm.
+        """
         with self._reaching():
             by_address = {"the scheduler": self.client.run_on_scheduler(versions)}
             answers = self.client.run(versions, on_error="return")

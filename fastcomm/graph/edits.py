@@ -92,7 +92,7 @@ class EditSweep:
         return f"{self.edit.action} {self.edit.target}"
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with one row per value."""
+        """Return a row per value of the edit, with the step time `span_ns` that it gives."""
         columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
         return pa.table({"edit": [self.name] * len(self.values), **columns})
 
@@ -323,7 +323,7 @@ class DurationChange:
     is_ideal: bool = False  # change the ideal duration instead of the measured one
 
     def applied(self, duration: Floats) -> Floats:
-        """Return the changed durations, in ns. With a delay, none falls below 0."""
+        """Return the changed durations in ns: plus the delay, at least 0, times the ratio."""
         delayed = np.maximum(duration + self.delay_ns, 0.0) if self.delay_ns else duration
         return np.asarray(delayed * self.ratio)
 

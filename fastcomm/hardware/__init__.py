@@ -23,13 +23,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCurve:
-    """Rate by FLOPs: log-log between the knots, constant time below, constant rate above."""
+    """Rate (FLOPs/s) by FLOPs of a matrix product.
+
+    It is log-log between the knots; the time is constant below, and the rate above.
+    """
 
     flops: tuple[float, ...]
     rates: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one matrix product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
         rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
         return np.asarray(work / rate)
@@ -37,13 +40,16 @@ class GemmCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTable:
-    """Time by FLOPs: linear between the entries, the first below, proportional above."""
+    """Time (s) by FLOPs of a matrix product.
+
+    It is linear between the entries, the first one's below, and proportional above.
+    """
 
     flops: tuple[float, ...]
     times: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Return the time of one matrix product of `flops` FLOPs."""
+        """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.asarray(flops, np.float64)
         beyond = np.maximum(work / self.flops[-1], 1.0)
         return np.asarray(np.interp(work, self.flops, self.times) * beyond)
@@ -61,14 +67,25 @@ class AttentionCurve:
     rate: tuple[float, float]  # FLOPs per second
 
     def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the seconds of the forward pass of attention over `bsz` sequences.
+        """Return the seconds of the forward pass of attention.
 
-        A sequence has `seq` tokens; `hidden` is the hidden size on a GPU.
+        Parameters
+        ----------
+        bsz
+            Number of sequences.
+        seq
+            Tokens of a sequence.
+        hidden
+            Hidden size on a GPU.
+
         """
         return self._seconds(0, 2, bsz, seq, hidden)
 
     def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Return the time of the backward pass, which has 2.5 times the FLOPs."""
+        """Return the seconds of the backward pass, which has 2.5 times the FLOPs.
+
+        Parameters are those of `forward`.
+        """
         return self._seconds(1, 5, bsz, seq, hidden)
 
     def _seconds(
@@ -144,7 +161,7 @@ class Cost:
 
     @property
     def pair(self) -> tuple[float, float]:
-        """Start-up time and time per unit, as kernels take them."""
+        """Start-up time in s, and seconds per unit of the size, as kernels take them."""
         return float(self.start_s), float(self.unit_s)
 
 
@@ -180,12 +197,12 @@ class GpuLinks:
 
     @property
     def inter(self) -> float:
-        """Reached bandwidth of a NIC."""
+        """Reached bandwidth of a NIC, bytes/s."""
         return self.inter_bytes_per_s * self.inter_efficiency
 
     @property
     def intra(self) -> float:
-        """Reached bandwidth of a GPU inside its node."""
+        """Reached bandwidth of a GPU inside its node, bytes/s."""
         return self.intra_bytes_per_s * self.intra_efficiency
 
     def inter_cost(self, size: int) -> Cost:

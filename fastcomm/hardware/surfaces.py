@@ -87,7 +87,11 @@ class Surface:
     logs: Floats  # logarithms of seconds, flattened
 
     def seconds(self, *sizes: ArrayLike) -> Floats:
-        """Return the time at the sizes, one array per axis."""
+        """Return the time in s at some sizes, one broadcastable array per axis.
+
+        It is interpolated on logarithms, extrapolated above the last knot of an axis, and
+        constant below the first.
+        """
         places, weights = corners(self.axes, sizes, beyond=True)
         return np.asarray(np.exp((self.logs[places] * weights).sum(axis=0)))
 
@@ -118,7 +122,16 @@ class Gpu:
     errors: dict[str, float] = field(default_factory=dict)
 
     def matmul(self, recipe: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
-        """Return the time of a product of m x k and k x n matrices."""
+        """Return the time in s of a product of m x k and k x n matrices.
+
+        Parameters
+        ----------
+        recipe
+            Key of `gemm`, such as a number format.
+        m, n, k
+            Sizes of the matrices; arrays broadcast.
+
+        """
         return self.gemm[recipe].seconds(m, n, k)
 
     def flash(self, kernel: str, width: int, seq: float, heads: float, kv: float) -> Floats:
@@ -142,9 +155,19 @@ class Gpu:
         return self.attention[widths[near]].seconds(seq, heads, kv) * width / near
 
     def inside(self, op: str, size: ArrayLike, ranks: int) -> Floats:
-        """Return the time of a collective of `size` bytes inside the measured NVLink domain.
+        """Return the time in s of a collective inside the measured NVLink domain.
 
         Larger groups than measured send more and wait as long.
+
+        Parameters
+        ----------
+        op
+            Key of `collectives`, such as "all_gather".
+        size
+            Payload in bytes, as in nccl-tests.
+        ranks
+            Number of ranks of the group; the time of one rank is 0.
+
         """
         if ranks <= 1:
             return np.zeros_like(np.asarray(size, np.float64))

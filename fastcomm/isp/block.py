@@ -52,9 +52,24 @@ class StrategyGrid:
         ep: int = 1,
         interleave: int = 1,
     ) -> "StrategyGrid":
-        """Make the grid of one strategy, with `num` micro-batches of `bsz` sequences.
+        """Make the grid of one strategy, with one row and one column.
 
-        `shards` are of parameters, gradients and optimizer states.
+        Parameters
+        ----------
+        world, pp, sp, ep
+            Numbers of ranks: of the job, of pipeline stages, that share a sequence, that share
+            a layer's experts.
+        algo
+            One of `ALGOS`.
+        bsz, num
+            Sequences of a micro-batch, number of micro-batches.
+        recompute
+            NONE, FULL or SELECTIVE.
+        shards
+            Shards of parameters, gradients and optimizer states.
+        interleave
+            Virtual stages of a rank.
+
         """
         row = [np.array([[value]], np.int64) for value in (bsz, num, recompute)]
         cut = [np.array([value], np.int64) for value in shards]
@@ -105,7 +120,7 @@ class StrategyGrid:
 
     @property
     def interleave(self) -> Ints | int:
-        """Virtual stages of a rank, by row."""
+        """Virtual stages of a rank, by row: shape (rows, 1), or 1 if everywhere one."""
         return 1 if self.stages is None else self.stages
 
     @property
@@ -124,6 +139,7 @@ class StrategyGrid:
     def elementwise_traffic(self, question: Question, layer: Layer) -> float:
         """Return what element-wise work of a layer reads, in the unit of `saved_activations`.
 
+        The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
         Unlike saved activations, MSP shards its norms.
         """
         return self._sharded(question, layer, self._repeated(question))
@@ -168,7 +184,20 @@ class Stage:
     def of(
         cls, grid: StrategyGrid, question: Question, counts: tuple[int, ...], ends: int
     ) -> "Stage":
-        """Return a stage of `counts` layers of each kind, with `ends` embeddings and heads."""
+        """Return the elements of the weights that a pipeline stage holds.
+
+        Parameters
+        ----------
+        grid
+            Strategies, which divide the weights.
+        question
+            Has the model.
+        counts
+            Number of layers of each kind on the stage.
+        ends
+            Number of embeddings and heads on it: 0, 1 or 2.
+
+        """
         model = question.model
         inside = sum(
             count * kind.parameters for count, kind in zip(counts, model.kinds, strict=True)

@@ -17,7 +17,15 @@ Floats = NDArray[np.float64]
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:
     """Return whether each group of ranks lies in one node.
 
-    `stride` is the distance between two consecutive ranks of a group.
+    Parameters
+    ----------
+    cluster
+        Has the number of GPUs of a node.
+    ranks
+        Number of ranks of each group.
+    stride
+        Distance between two consecutive ranks of a group.
+
     """
     n, room = np.asarray(ranks, np.float64), cluster.gpus_per_node
     return np.asarray((n <= room) & ((n - 1) * np.asarray(stride) <= room - 1))
@@ -65,7 +73,18 @@ def collective(
 
 
 def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the start-up time of a call, in s; `inside`: whether the group is in one node."""
+    """Return the start-up time of a collective in s.
+
+    Parameters
+    ----------
+    cluster
+        Has the model of start-up times: by call, by ring or by tree.
+    ranks
+        Number of ranks of each group.
+    inside
+        Whether the group lies in one node.
+
+    """
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
         return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
@@ -74,7 +93,20 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Return the bytes/s of a rank `inside` its node, or of a node in a larger group."""
+    """Return the bandwidth of a collective in bytes/s.
+
+    It is that of a rank for groups in a node, else that of a node, with its contention.
+
+    Parameters
+    ----------
+    cluster
+        Has the bandwidths.
+    ranks
+        Number of ranks of each group.
+    inside
+        Whether the group lies in one node.
+
+    """
     return np.asarray(
         np.where(inside, cluster.bw_intra, cluster.bw_node / _contention(cluster, ranks))
     )
@@ -108,10 +140,22 @@ def _exchange(
 
 
 def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
-    """Return the seconds of an all-to-all that sends `share` of its bytes to other nodes.
+    """Return the seconds of an all-to-all that sends part of its bytes to other nodes.
 
     Ranks are consecutive. The bytes that arrive in a node are forwarded to all of its ranks
     that need them.
+
+    Parameters
+    ----------
+    cluster
+        Has bandwidths and start-up times.
+    volume
+        Bytes of a rank.
+    ranks
+        Number of ranks of the group; inside a node it is a plain all-to-all.
+    share
+        Share of the bytes that goes to other nodes, 0 to 1.
+
     """
     n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
     room = cluster.gpus_per_node
@@ -163,12 +207,38 @@ def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
 
 
 def ring(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of a ring all-gather of `volume` bytes; `alpha` is s per step."""
+    """Return the seconds of a ring all-gather.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks.
+    volume
+        Bytes of the whole result.
+    alpha
+        Start-up time of each step of the ring, s.
+    bandwidth
+        Bytes per second.
+
+    """
     return (ranks - 1) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
 def tree(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of a tree: starts grow with the logarithm of the ranks."""
+    """Return the seconds of a tree: starts grow with the logarithm of the ranks.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks.
+    volume
+        Bytes of the whole result.
+    alpha
+        Start-up time of each level of the tree, s.
+    bandwidth
+        Bytes per second.
+
+    """
     return log2(ranks) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
@@ -176,14 +246,38 @@ COMM_MODELS = {"ring": ring, "tree": tree}
 
 
 def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of two gathers of `volume` bytes over `shard` ranks (both passes)."""
+    """Return the seconds of two ring all-gathers of parameters, one per pass; see `ring`.
+
+    Parameters
+    ----------
+    shard
+        Number of ranks that share the parameters.
+    volume
+        Bytes of all parameters.
+    alpha, bandwidth
+        Start-up time of each step in s, and bytes per second.
+
+    """
     return 2 * ring(shard, volume, alpha, bandwidth)
 
 
 def gradients(
     shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
 ) -> float:
-    """Return the seconds of the reduce-scatters of a step, one per micro-batch."""
+    """Return the seconds of the reduce-scatters of a step, one per micro-batch, see `ring`.
+
+    Parameters
+    ----------
+    shard
+        Number of ranks that share the gradients.
+    volume
+        Bytes of all gradients.
+    alpha, bandwidth
+        Start-up time of each step in s, and bytes per second.
+    micro_num
+        Number of micro-batches.
+
+    """
     return micro_num * ring(shard, volume, alpha, bandwidth)
 
 
@@ -212,12 +306,25 @@ def states(
 def all_to_all(
     shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
 ) -> float:
-    """Return the seconds of `calls` all-to-alls of a layer's forward pass, with one start."""
+    """Return the seconds of the all-to-alls of a layer's forward pass, with one start.
+
+    Parameters
+    ----------
+    shard
+        Number of ranks of the group.
+    volume
+        Bytes of one call on a rank.
+    alpha, bandwidth
+        Start-up time in s for each other rank, and bytes per second.
+    calls
+        Number of calls.
+
+    """
     return ring(shard, calls * volume, alpha, bandwidth)
 
 
 def scaling_efficiency(rate: float, rate_of_one: float) -> float:
-    """Return T_1 / (T_N N), from the tokens per GPU and second of both."""
+    """Return the scaling efficiency T_1 / (T_N N): tokens/s/GPU of N GPUs over that of one."""
     return rate / rate_of_one
 
 

@@ -39,7 +39,10 @@ class ExpectedError:
 
 
 def expected_error(plan: Plan) -> ExpectedError:
-    """Return the error to expect of a plan's throughput."""
+    """Return the error to expect of a plan's throughput, by experts and precision.
+
+    It is that of published runs, as a share: median and 90th percentile.
+    """
     median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
     return ExpectedError(median=median, most=most)
 
@@ -161,7 +164,7 @@ class PriceResult(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return the terms, one a row."""
+        """Return the terms of the price as a table, one a row."""
         return pa.Table.from_pylist(_terms(self.price))
 
     def figures(self) -> dict[str, str]:
@@ -218,7 +221,7 @@ class Evaluation(TableResult):
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return the runs, one a row, without their terms."""
+        """Return the runs as a table, one a row, without the terms of their prices."""
         rows = [{k: v for k, v in _row(row).items() if k != "terms"} for row in self.rows]
         return pa.Table.from_pylist(rows)
 

@@ -87,7 +87,10 @@ class Correction:
 
 
 def copies(grid: StrategyGrid, question: Question, experts: Experts) -> Array:
-    """Return the copies of tokens that the busiest rank sends and computes per micro-batch."""
+    """Return the copies of tokens that the busiest rank sends and computes per micro-batch.
+
+    This is tokens times experts per token, times the imbalance that `question` states.
+    """
     tokens = 1.0 * grid.bsz * question.seq_len / grid.sp
     return np.asarray(tokens * experts.top_k * question.imbalance)
 
@@ -95,9 +98,17 @@ def copies(grid: StrategyGrid, question: Question, experts: Experts) -> Array:
 def expert_gemm(
     grid: StrategyGrid, question: Question, cluster: Cluster, experts: Experts
 ) -> Array:
-    """Return the forward time of one of the three grouped GEMMs of a rank's experts.
+    """Return the forward time of one of the three grouped GEMMs of a rank's experts, in s.
 
     It is at least the time to read the weights.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    experts
+        Experts of a layer.
+
     """
     work = 2.0 * copies(grid, question, experts) * question.model.hidden * experts.ffn
     read = question.dtype_size * _expert_weights(grid, question, experts) / cluster.hbm
@@ -153,7 +164,23 @@ class Compute:
 def compute(
     grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
 ) -> Compute:
-    """Return the compute time of one kind of layer."""
+    """Return the compute time of a layer and micro-batch, without communication, in s.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    layer
+        Kind of layer.
+    attention
+        Time of its attention, see `attention_time`.
+
+    Returns
+    -------
+    Compute
+        Parts of the time; they include the recompute of each strategy.
+
+    """
     tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
     gemms = [
         (cluster.gemm.seconds(tokens * elements), count) for elements, count in layer.matrices
@@ -175,7 +202,7 @@ def compute(
 
 
 def head(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array:
-    """Return the seconds of a micro-batch's logits, forward and backward."""
+    """Return the time of a micro-batch's logits, forward and backward, in s."""
     tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
     return np.asarray(3 * cluster.gemm.seconds(tokens * question.model.embedding))
 
@@ -188,7 +215,15 @@ def attention_time(
 ) -> Attention:
     """Return the time of a layer's attention, in seconds per candidate, forward and backward.
 
-    `correction` scales it to measurements, if there are any.
+    Parameters
+    ----------
+    grid, question
+        Strategies; model, sequence length and whether attention is fused (`flash`).
+    cluster
+        Has the speed of attention and the memory bandwidth.
+    correction
+        Scales fused attention to measurements; None without any.
+
     """
     model, seq, sp = question.model, float(question.seq_len), grid.sp
     if not question.flash:
@@ -206,10 +241,10 @@ def attention_time(
 
 
 def optimizer(grid: StrategyGrid, stage: Stage, cluster: Cluster) -> Array:
-    """Return the seconds of the optimizer's step.
+    """Return the time of the optimizer's step on a rank of `stage`, in s.
 
     It reads and writes fp32 states, and writes and clears weights: 30 bytes per state, 4 per
-    weight.
+    weight, at the memory bandwidth of `cluster`.
     """
     states = stage.states(grid)
     weights = sum(piece.elements / piece.para for piece in stage.pieces) + stage.unsharded
@@ -232,7 +267,18 @@ class LayerCost:
 def layer_cost(
     grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
 ) -> LayerCost:
-    """Return the time of one kind of layer."""
+    """Return the time of one kind of layer and micro-batch, and its parts, in s.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    layer
+        Kind of layer.
+    attention
+        Time of its attention, see `attention_time`.
+
+    """
     work = compute(grid, question, cluster, layer, attention)
     gathers, overlap = weights(grid, question, cluster, layer, work)
     activations = sequence(grid, question, cluster, layer)
@@ -317,7 +363,11 @@ def _gathers(cluster: Cluster, volume: Array, piece: ShardedElements) -> Array:
 
 
 def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer) -> Array:
-    """Return the seconds of a layer's communication of activations."""
+    """Return the time of a layer's communication of activations, both passes, in s.
+
+    Its calls depend on the algorithm of `grid`, and full recompute repeats those of the forward
+    pass.
+    """
     model, recompute = question.model, (grid.recompute == FULL).astype(np.float64)
     volume = 1.0 * question.dtype_size * grid.bsz * question.seq_len * model.hidden
     if grid.isp:

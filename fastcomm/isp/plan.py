@@ -175,7 +175,23 @@ def with_strategy(plan: Plan, text: str) -> Plan:
 
 
 def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
-    """Return the plan with fields replaced by texts; ConfigError for an invalid number."""
+    """Return the plan with some fields replaced.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    values
+        Texts of the new values by field, such as ``{"tp": "8"}``; other names are ignored.
+    where
+        Beginning of the message of an error.
+
+    Raises
+    ------
+    ConfigError
+        A text is not a valid number.
+
+    """
     changes: dict[str, object] = {}
     names = {option.name for option in fields(Plan)}
     for name, value in values.items():

@@ -69,7 +69,7 @@ class LayerTimes:
     exchange: tuple[float, float] = (0.0, 0.0)  # of experts, before overlap
 
     def total(self, way: int) -> float:
-        """Return the time of a pass."""
+        """Return the time of all parts in s: forward (0) or backward (1)."""
         return sum(pair[way] for pair in self.parts.values())
 
 
@@ -96,10 +96,24 @@ def _grouped(name: str, recipe: str, *sizes: float) -> float:
 def collective(
     plan: Plan, constants: Constants, op: str, size: float, ranks: int, stride: int = 1
 ) -> float:
-    """Return the time of a collective; `stride` is the distance of a group's ranks.
+    """Return the time of a collective in s; 0 for one rank or no bytes.
 
     Inside an NVLink domain it is measured. Between domains it is the longer of the parts
     inside and outside; the groups of a domain share its links to others.
+
+    Parameters
+    ----------
+    plan, constants
+        Cluster, and fitted constants.
+    op
+        Such as "all_gather".
+    size
+        Payload in bytes, as in nccl-tests.
+    ranks
+        Number of ranks of the group.
+    stride
+        Distance between two consecutive ranks of the group.
+
     """
     if ranks <= 1 or size <= 0:
         return 0.0
@@ -239,7 +253,16 @@ def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
 
 
 def exposed(constants: Constants, comm: float, work: float) -> float:
-    """Return the exposed part of communication under work."""
+    """Return the exposed part of communication under work, in s.
+
+    Parameters
+    ----------
+    constants
+        Has `overlap_loss`, the share of the shorter of both that contention costs.
+    comm, work
+        Time of each alone, s.
+
+    """
     return max(0.0, comm - work) + constants.overlap_loss * min(comm, work)
 
 
@@ -265,7 +288,16 @@ def _context(
 
 
 def layer_times(plan: Plan, constants: Constants, *, dense: bool = False) -> LayerTimes:
-    """Return the times of a layer; `dense` is one without experts in a model with some."""
+    """Return the times of a layer in s: forward and backward by part.
+
+    Parameters
+    ----------
+    plan, constants
+        The strategy with its job, and fitted constants.
+    dense
+        Whether the layer has no experts, in a model with some.
+
+    """
     shapes = _matrices(plan)
     experts = None if dense else plan.model.experts
     if dense:
@@ -313,7 +345,7 @@ def _with_recompute(
 
 
 def layer_weights(plan: Plan) -> tuple[float, float]:
-    """Return the parameters of a layer on a rank before sharding: dense, and of experts."""
+    """Return the number of a layer's parameters on a rank before sharding: dense, experts."""
     model = plan.model
     kind = model.kinds[0]
     dense = kind.parameters / plan.tp
@@ -322,7 +354,10 @@ def layer_weights(plan: Plan) -> tuple[float, float]:
 
 
 def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[float, float]:
-    """Return the exposed gathers and reductions of FSDP of a layer in both passes."""
+    """Return the exposed collectives of FSDP for a layer in s: forward pass, backward pass.
+
+    Both gather weights; the backward pass also reduces gradients. 0 without FSDP.
+    """
     if not plan.is_fsdp:
         return 0.0, 0.0
     dense, experts = (ELEMENT * count for count in layer_weights(plan))
@@ -344,7 +379,7 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
 
 
 def head_time(plan: Plan, constants: Constants) -> float:
-    """Return the time of the logits and the loss of a micro-batch, both passes."""
+    """Return the time of the logits and the loss of a micro-batch in s, both passes."""
     model = plan.model
     m, n, k = plan.tokens, model.vocab / plan.tp, model.hidden
     shapes = ((m, n, k), (m, k, n), (n, k, m))

@@ -41,7 +41,21 @@ def price(
     cluster: Cluster,
     correction: Correction | None = None,
 ) -> Costs:
-    """Return the times of a step in seconds, and its rates, by name of the field."""
+    """Return the times of a step in s, and its rates, by name of the field.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        Strategies of one layout, the job, the hardware.
+    correction
+        Scales the time of attention to measurements; None without any.
+
+    Returns
+    -------
+    dict
+        Values broadcast to the shape of the grid.
+
+    """
     attention = attention_time(grid, question, cluster, correction)
     layers = [
         layer_cost(grid, question, cluster, kind, attention) for kind in question.model.kinds
@@ -337,6 +351,13 @@ def _buffers(grid: StrategyGrid, question: Question, layers: int) -> Bytes:
 
 
 def evaluate(grid: StrategyGrid, question: Question, cluster: Cluster) -> dict[str, Any]:
-    """Return every field of a single strategy: seconds, bytes and rates by name."""
+    """Return every field of a grid's only strategy: seconds, bytes and rates by name.
+
+    Parameters
+    ----------
+    grid, question, cluster
+        A grid with one strategy, see `StrategyGrid.one`; the job; the hardware.
+
+    """
     fields = price(grid, question, cluster) | memory(grid, question)
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in fields.items()}

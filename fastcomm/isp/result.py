@@ -42,12 +42,23 @@ class FeasibleCells:
     def of(
         cls, shape: tuple[int, int], mask: NDArray[np.bool_], fields: Fields
     ) -> "FeasibleCells":
-        """Select the cells whose entry of `mask`, an array of `shape`, is true."""
+        """Select the feasible cells of a grid.
+
+        Parameters
+        ----------
+        shape
+            Rows and columns of the grid.
+        mask
+            Of this shape: whether a cell is feasible.
+        fields
+            Values by name; each broadcasts to the shape.
+
+        """
         return cls(shape, np.flatnonzero(mask.reshape(-1)), fields)
 
     @cached_property
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Row and column of each cell."""
+        """Row and column in the grid of each feasible cell."""
         rows = np.repeat(np.arange(self.shape[0]), self._widths)
         return rows, self.cells - rows * self.shape[1]
 
@@ -77,7 +88,7 @@ class FeasibleCells:
         return np.broadcast_to(np.asarray(self.fields[name]).reshape(-1), lengths[axis])
 
     def column(self, name: str) -> Column:
-        """Return a field of every feasible cell."""
+        """Return a field of every feasible cell, a value each; `name` is a key of `fields`."""
         value, axis = np.asarray(self.fields[name]), self.axis(name)
         if axis == "part":
             return np.full(len(self.cells), value.reshape(-1)[0])
@@ -153,7 +164,10 @@ class Records:
         return self._indices[axis]
 
     def row(self, place: int) -> dict[str, Any]:
-        """Return the fields of one strategy, by its place in the ranking."""
+        """Return the fields of one strategy, by its place in the ranking, from 0.
+
+        Raises IndexError if there is no such place.
+        """
         cell = int(self.ranking[place])
         for part in self.parts:
             if cell < len(part.cells):
@@ -325,7 +339,7 @@ class SearchResult(TableResult):
         return dict(fields) if self.is_compat else with_units(fields)
 
     def to_arrow(self) -> "pa.Table":
-        """Return a row per feasible strategy."""
+        """Return a row per feasible strategy, ranked, with names and units as in JSON."""
         import pyarrow as pa
 
         columns = {name: self.columns[name] for name in self.columns if name != "algo"}

@@ -229,7 +229,7 @@ def _positive(row: _ROW, name: str) -> float | None:
 
 
 def gpu_of(name: str, variant: str = "") -> str:
-    """Return the shipped GPU of a name and a variant such as "40 GB"."""
+    """Return the name of the shipped GPU of a table's name and variant, such as "40 GB"."""
     name = name.lower()
     return "a100-40" if name == "a100" and variant.startswith("40 GB") else name
 

@@ -200,7 +200,20 @@ def sensitivity(
 ) -> tuple[HardwareChange, ...]:
     """Search again on clusters that differ in one thing, such as twice the link bandwidth.
 
-    `best` is the best strategy of the cluster as it is, to which each gain is relative.
+    Parameters
+    ----------
+    question, cluster
+        The job and its hardware.
+    best
+        Best strategy of the cluster as it is; None if there is none, and gains are then None.
+    attention
+        Measured times of attention; None without any.
+
+    Returns
+    -------
+    tuple of HardwareChange
+        The gain is the relative increase of tokens/s/GPU.
+
     """
     limit = cluster.memory if question.memory is None else question.memory
     variants = {
@@ -264,7 +277,7 @@ class SearchSweep(TableResult):
         return {"cells": [cell.to_dict() for cell in self.cells], "notes": list(self.notes)}
 
     def to_arrow(self) -> "pa.Table":
-        """Return a row per search, with the fields of its best strategy, or nulls."""
+        """Return a row per search, with fields of its best strategy, null without one."""
         import pyarrow as pa
 
         cells = self.contents()["cells"]

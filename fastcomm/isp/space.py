@@ -60,7 +60,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 @cache
 def chains(n: int) -> Ints:
-    """Return every chain of divisors P | G | O | n, as an array of shape (3, chains)."""
+    """Return every chain of divisors P | G | O | n, sorted, of shape (3, chains)."""
     triples = [
         (para, grads, os)
         for os in divisors(n)
@@ -71,7 +71,18 @@ def chains(n: int) -> Ints:
 
 
 def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGrid]:
-    """Yield the strategies of one world size, layout by layout; count the rejected ones."""
+    """Yield the strategies of one world size, layout by layout.
+
+    Parameters
+    ----------
+    question
+        Model and limits of the search.
+    world
+        Number of ranks.
+    counts
+        Numbers of candidates and of rejected ones by reason; added to.
+
+    """
     for pp in divisors(world):
         if pp > question.model.layers or (question.pp and pp not in question.pp):
             continue

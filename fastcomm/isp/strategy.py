@@ -198,7 +198,16 @@ def _rate(record: Record) -> str:
 
 
 def snippet(trainer: str, record: Record, question: Question) -> str:
-    """Return the arguments of Megatron-LM or the configuration of InternEvo for a strategy."""
+    """Return the text with which a trainer uses a strategy.
+
+    Parameters
+    ----------
+    trainer
+        "megatron" for arguments of Megatron-LM, else the configuration of InternEvo.
+    record, question
+        The strategy, and the job that it is for.
+
+    """
     return (_megatron if trainer == "megatron" else _internevo)(record, question)
 
 

@@ -72,7 +72,7 @@ class Partial:
         return (*self.spilled_windows, self.windows)
 
     def all_sums(self) -> pa.Table:
-        """Return `traffic.sums_by_rank` of all ranks."""
+        """Return `traffic.sums_by_rank` of all ranks: `sums` and those of `events`."""
         return _merged([self.sums, traffic.sums_by_rank(self.events)])
 
     @classmethod
@@ -302,7 +302,21 @@ def _tagged(stack: Stack) -> pa.Table:
 
 
 def described(tagged: pa.Table, groups: pa.Table) -> pa.Table:
-    """Return the rows of `_tagged` with description, size and candidates of each group."""
+    """Append description, size and candidates of each row's group.
+
+    Parameters
+    ----------
+    tagged
+        Rows of `_tagged`: `rank`, and as `place` the group's row among those of the rank.
+    groups
+        Groups of all ranks, sorted by rank.
+
+    Returns
+    -------
+    pyarrow.Table
+        `tagged` with three more columns; null without a group, but `candidates` are then empty.
+
+    """
     place, rank = filled(tagged["place"], 0), tagged["rank"].to_numpy()
     first = _first_of(groups["rank"].to_numpy(), rank)
     row = pa.array(

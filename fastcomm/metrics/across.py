@@ -268,7 +268,17 @@ _TYPES: dict[object, pa.DataType] = {
 
 
 def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
-    """Return a table with a row per flat dataclass; without rows it has the columns as well."""
+    """Return a table with a row per dataclass instance.
+
+    Parameters
+    ----------
+    cls
+        Dataclass with flat fields, which are the columns; types other than numbers, Booleans
+        and text become text. A field that may be None is a column with nulls.
+    rows
+        Instances of `cls`; without any, the table still has the columns.
+
+    """
     fields = []
     for name, hint in get_type_hints(cls).items():
         options = [option for option in get_args(hint) if option is not type(None)]

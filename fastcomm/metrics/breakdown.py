@@ -38,7 +38,7 @@ class Breakdown:
 
     @property
     def parts(self) -> dict[str, float] | None:
-        """Shares of compute, exposed communication, copies and idle time; None if unknown."""
+        """Shares (0 to 1) of compute, exposed communication, copies, idle; None if unknown."""
         shares = {name: share for name, share in self.exact.items() if share is not None}
         if len(shares) < len(self.exact):
             return None
@@ -52,7 +52,7 @@ class Breakdown:
 
     @property
     def largest_tag(self) -> str:
-        """The parallelism with the most exposed communication."""
+        """The parallelism with the most exposed communication; unknown shares count as 0."""
         return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
 
 
@@ -87,7 +87,7 @@ _SETS = sets(MASKS & COMM != 0, *_exact())
 
 
 def breakdown(iterations: pa.Table) -> Breakdown:
-    """Compute both breakdowns from the table of iterations; rows without times are ignored."""
+    """Return both breakdowns as shares of time (0 to 1), of iterations with known times."""
 
     def shares(prefix: str, names: tuple[str, ...]) -> dict[str, float | None]:
         timed = iterations.filter(iterations[f"{prefix}_{names[0]}_ns"].is_valid())
@@ -118,7 +118,7 @@ class RankTime:
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """Return times, categories and overlap per iteration, as columns."""
+    """Return rank, number, times (ns), categories and overlap, a value per iteration each."""
     return {
         "rank": pa.array(view.rank),
         "iteration": pa.array(view.number),
@@ -131,7 +131,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_times(iterations: pa.Table) -> IterationTimes:
-    """Return mean and exact 99th percentile of the known iteration times."""
+    """Return mean and exact 99th percentile of the known iteration times; None without any."""
     time = iterations["time_ns"].drop_null().to_numpy()
     if not len(time):
         return IterationTimes(mean_ns=None, p99_ns=None)
@@ -141,7 +141,7 @@ def iteration_times(iterations: pa.Table) -> IterationTimes:
 
 
 def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
-    """Return iteration times of each rank, sorted by rank."""
+    """Return times of the known iterations of each rank that has some, sorted by rank."""
     iterations = iterations.filter(iterations["time_ns"].is_valid())
     time, groups = iterations["time_ns"].to_numpy(), Groups.of(iterations["rank"].to_numpy())
     counts = groups.counts
@@ -168,7 +168,7 @@ class RankMeans:
 
     @classmethod
     def of(cls, iterations: pa.Table) -> Self:
-        """Average the table of iterations by rank."""
+        """Average the table of iterations by rank; NaN for a rank with an unknown value."""
         ranks, at = np.unique(iterations["rank"].to_numpy(), return_inverse=True)
         steps = np.maximum(np.bincount(at, minlength=len(ranks)), 1)
         sums = {
@@ -184,7 +184,7 @@ class RankMeans:
 
     @property
     def by_compute(self) -> Ints:
-        """Indices of the ranks, sorted by ascending compute time."""
+        """Indices into `ranks`, by ascending compute time; of ties the higher rank first."""
         return np.lexsort((-self.ranks, self.ns["compute"]))
 
 
@@ -198,7 +198,7 @@ class StepMeans:
 
     @classmethod
     def of(cls, iterations: pa.Table, most: int) -> Self:
-        """Average the table of iterations over at most `most` intervals of equal length."""
+        """Average the table of iterations over at most `most` equally long ranges of steps."""
         iterations = iterations.filter(iterations["iteration"].is_valid())
         numbers, at = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
         width = max(1, -(-len(numbers) // most))
@@ -271,7 +271,7 @@ def _overlap_columns(view: View) -> dict[str, pa.Array]:
 
 
 def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
-    """Compute the overlap from the table of iterations; `tags` are those with events."""
+    """Compute the overlap from the table of iterations; `tags` of unknown times have None."""
     is_known = iterations["comm_overlapped_ns"].is_valid()
     timed = iterations.filter(is_known)
     unknown = tags if timed.num_rows < iterations.num_rows else ()
@@ -285,7 +285,7 @@ def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
 
 
 def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
-    """Return overlapped and exposed communication of a tag in ns, in a mean iteration."""
+    """Return overlapped and exposed communication of a tag, mean ns per known iteration."""
     timed = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
     under = timed[f"{tag}_overlapped_ns"].to_numpy()
     union = timed[f"{tag}_union_ns"].to_numpy()
@@ -318,7 +318,7 @@ class PhaseWindows:
 
 
 def window_rows(view: View) -> pa.Table:
-    """Return a row per window: rank, iteration, tags as indices into TAGS, length."""
+    """Return a row per window: rank, iteration, tags as indices into TAGS, length in ns."""
     comm = view.comm
     columns = intervals.phases(comm.start, comm.stop, comm.tag, comm.iteration)
     length, source, target, segment = intervals.windows(*columns)
@@ -371,7 +371,7 @@ def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWin
 
 
 def windows_cdf(table: pa.Table) -> pa.Table:
-    """Return the cumulative distribution of windows, by pair of tags: the share not longer."""
+    """Return, by pair of tags, the sorted windows in ns, and the share that is not longer."""
     parts = [
         pa.table(
             {

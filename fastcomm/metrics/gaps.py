@@ -39,7 +39,10 @@ _UNKNOWN = {
 
 
 def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
-    """Return the table of iterations with nulls where data is missing (keys of `LACKS`)."""
+    """Return the table of iterations with nulls in the columns for which data is missing.
+
+    `missing` has keys of `trace.LACKS`, such as "compute" or "sizes".
+    """
     for key, (prefixes, suffixes) in _UNKNOWN.items():
         if key in missing:
             names = [
@@ -50,7 +53,10 @@ def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 
 def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
-    """Return the table of communication events with nulls where data is missing."""
+    """Return the table of communication events with nulls in columns for which data is missing.
+
+    `missing` has keys of `trace.LACKS`. Durations are known in any case.
+    """
     exposed = ["alone_ns", "exposed_ns"]  # durations are known in any case
     unknown = {
         "compute": exposed,
@@ -61,7 +67,7 @@ def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 
 
 def in_windows(table: pa.Table, missing: Sequence[str]) -> pa.Table:
-    """Return the table of windows, empty if times are missing."""
+    """Return the table of windows, without rows if `missing` has "times"."""
     return table.slice(0, 0) if "times" in missing else table
 
 
@@ -255,8 +261,15 @@ def outside_warning(result: Outside, clock: str) -> str | None:
 def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
     """Return warnings about ranks with fewer complete steps than other ranks.
 
-    `times` are the measured ranks, `ranks` the numbers of all ranks, and `steps` is the number
-    of steps of the run.
+    Parameters
+    ----------
+    times
+        Measured ranks, with the number of their complete steps; empty gives no warning.
+    ranks
+        Numbers of all ranks.
+    steps
+        Number of steps of the run.
+
     """
     if not times:
         return []

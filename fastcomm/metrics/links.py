@@ -38,7 +38,7 @@ class GroupSummary:
 
 
 def groups_by_label(groups: pa.Table, group_members: pa.Table) -> dict[Label, GroupSummary]:
-    """Return the groups that can have several ranks; `group_members` is `Partial.members`."""
+    """Return the groups of known label; `group_members` is the table `Partial.members`."""
     ranks = dict(
         zip(group_members["group"].to_pylist(), group_members["ranks"].to_pylist(), strict=True)
     )
@@ -73,7 +73,7 @@ def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
 
 
 def labels_of_rank(groups: pa.Table, rank: int) -> set[Label]:
-    """Return the labels of a rank's groups that can have several ranks."""
+    """Return the known labels of a rank's groups, from the `groups` of all ranks."""
     own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
     return set(own["group"].drop_null().to_pylist())
 
@@ -169,7 +169,8 @@ def links(
 ) -> tuple[MeasuredLink, ...]:
     """Measure the bandwidth of each group, by class of equal operations and sizes, sorted.
 
-    `step` is the mean step, to which costs refer.
+    `transfers` are those of matched collectives, `groups` their groups by label; `step` is the
+    mean step, to which costs refer.
     """
     by_class = _Rates.of(transfers)
     measured = [
@@ -248,7 +249,7 @@ def _rates(own: float, peers: float) -> dict[str, Any]:
 
 
 def medians_of_others(values: Floats) -> Floats:
-    """Return, for each value, the median of all others; NaN values are ignored."""
+    """Return, for each value, the median of all others without NaN; NaN where there is none."""
     present = np.flatnonzero(~np.isnan(values))
     medians = np.full(len(values), np.median(values[present]) if len(present) else np.nan)
     if len(present) == 1:
@@ -279,7 +280,10 @@ class _Suspect:
 def slow_links(
     links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
 ) -> list[Finding]:
-    """Return a finding per set of ranks that slow groups share; costs are exposed ns."""
+    """Return a finding per set of ranks that slow groups share; costs are exposed ns per step.
+
+    `comparison` has the waits of all ranks, and `grid` the steps.
+    """
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []

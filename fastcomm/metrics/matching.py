@@ -283,7 +283,16 @@ class Matching:
 
 
 def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
-    """Sum up how ranks were matched; `sums` is the table of `traffic.sums_by_rank`."""
+    """Sum up how the communication of ranks was matched.
+
+    Parameters
+    ----------
+    comparison
+        Counts of events and matches over all cells.
+    sums
+        Table of `traffic.sums_by_rank`; its `messages` tells how many have no known partner.
+
+    """
     matched, ungrouped_ = comparison.matched, comparison.ungrouped
     return Matching(
         events=matched.events,

@@ -62,7 +62,11 @@ class HeatArrays:
 
     @classmethod
     def of(cls, table: pa.Table) -> "HeatArrays":
-        """Arrange the table of iterations; rows without an iteration number are ignored."""
+        """Arrange the table of iterations as arrays of shape (ranks, iterations), in ns.
+
+        Cells without a row, or with an unknown value, are NULL. Rows without an iteration
+        number are ignored.
+        """
         table = table.filter(table["iteration"].is_valid())
         ranks, row = np.unique(table["rank"].to_numpy(), return_inverse=True)
         numbers, column = np.unique(table["iteration"].to_numpy(), return_inverse=True)
@@ -74,7 +78,7 @@ class HeatArrays:
         return cls(ranks, numbers, values)
 
     def heat(self) -> Heat:
-        """Convert to a result."""
+        """Return the arrays as lists, with None for NULL."""
         return Heat(
             ranks=tuple(self.ranks.tolist()),
             iterations=tuple(self.iterations.tolist()),
@@ -82,16 +86,31 @@ class HeatArrays:
         )
 
     def mean_by_rank(self, name: str) -> NDArray[np.float64]:
-        """Return the mean of a measure over each rank's known iterations; NaN without any."""
+        """Return the mean of a measure over each rank's known iterations in ns, or NaN.
+
+        `name` is a key of `MEASURES`.
+        """
         return _known_mean(self.values[name], axis=1)
 
     def middle(self, name: str, rows: Ints) -> NDArray[np.float64]:
-        """Return a measure's median of some ranks (rows) per iteration; NaN if unknown."""
+        """Return the median of a measure over some ranks, in ns per iteration; NaN if unknown.
+
+        Parameters
+        ----------
+        name
+            Key of `MEASURES`.
+        rows
+            Indices into `ranks`.
+
+        """
         columns = (column[column != NULL] for column in self.values[name][rows].T)
         return np.array([np.median(values) if len(values) else np.nan for values in columns])
 
     def median_by_iteration(self, name: str) -> NDArray[np.float64]:
-        """Return a measure's median of all ranks per iteration; NaN where none is known."""
+        """Return the median of a measure over all ranks, in ns per iteration; NaN if unknown.
+
+        `name` is a key of `MEASURES`.
+        """
         return self.middle(name, np.arange(len(self.ranks)))
 
     @property
@@ -231,7 +250,16 @@ def outliers(grid: HeatArrays, stage: Mapping[int, int]) -> tuple[Outlier, ...]:
 
 
 def peers_of(grid: HeatArrays, stage: Mapping[int, int]) -> list[NDArray[np.int64]]:
-    """Return the rows of the ranks of each stage; ranks that `stage` lacks are in stage 0."""
+    """Return the rows of `grid` of the ranks of each pipeline stage, by ascending stage.
+
+    Parameters
+    ----------
+    grid
+        Has the ranks.
+    stage
+        Pipeline stage by rank; a rank without one is in stage 0.
+
+    """
     stages = np.array([stage.get(rank, 0) for rank in grid.ranks.tolist()], np.int64)
     return [np.flatnonzero(stages == number) for number in np.unique(stages)]
 

@@ -39,7 +39,7 @@ class Piece:
 
 
 def cell_of(group: Ints) -> Ints:
-    """Return the cell (share of the work) of each group hash; cells have similar sizes."""
+    """Return the cell of each group hash, 0 to `CELLS` - 1; cells have similar sizes."""
     return (group >> _SHIFT) + CELLS // 2
 
 
@@ -90,20 +90,37 @@ def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
 
 
 def spill(events: pa.Table, path: Path) -> Piece:
-    """Write events, sorted by rank, to a spill file. Raises OSError."""
+    """Write events to a spill file, and return the piece that names it.
+
+    Parameters
+    ----------
+    events
+        Communication events, sorted by rank.
+    path
+        New file.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+
+    """
     piece = cut(events)
     write(piece.where, path)
     return replace(piece, where=path)
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write a table to an Arrow file, for `columns`. Raises OSError."""
+    """Write a table to an Arrow file as one batch, for `columns`. Raises OSError."""
     with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
         out.write_table(table.combine_chunks())
 
 
 def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
-    """Return some columns, in order; those of a file are views of its memory map."""
+    """Return some columns of a table or of a file of `write`, in the order of `names`.
+
+    Those of a file are views of its memory map. Raises OSError.
+    """
     if isinstance(where, pa.Table):
         return where.select(names)
     with pa.memory_map(os.fsencode(where)) as source:
@@ -135,7 +152,15 @@ def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Tabl
 def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
     """Return columns of a piece's collectives of unknown groups.
 
-    `names` are the columns, `rows` the indices of the collectives among these; by default all.
+    Parameters
+    ----------
+    piece
+        Events in memory or in a spill file.
+    names
+        Names of the columns.
+    rows
+        Indices of the collectives, among those of unknown groups; by default all.
+
     """
     begin = sum(piece.rows[:CELLS])
     if rows is None:
@@ -159,14 +184,14 @@ def _by_rank(table: pa.Table) -> pa.Table:
 
 
 def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
-    """Return all events, sorted by rank and then as in the rank's table."""
+    """Return columns of all events of all pieces, sorted by rank and then as in its trace."""
     table = read(pieces, ALL, [*names, "place"])
     order = np.lexsort((table["place"].to_numpy(), table["rank"].to_numpy()))
     return table.take(pa.array(order)).select(names)
 
 
 def shares(pieces: Sequence[Piece]) -> list[Cells]:
-    """Divide the cells of known groups into ranges that are small enough to read at once."""
+    """Divide the cells of known groups into ranges, each small enough to read at once."""
     rows = np.sum([piece.rows for piece in pieces], axis=0).tolist()
     ranges, begin, count = [], 0, 0
     for cell in range(CELLS):
@@ -192,7 +217,16 @@ COLLECTIVES = pa.schema(
 
 
 def rate(count: Ints, duration: Ints) -> Floats:
-    """Return bytes per second; NaN where bytes are NULL, or the duration is 0."""
+    """Return bytes per second; NaN where bytes are NULL, or the duration is 0.
+
+    Parameters
+    ----------
+    count
+        Bytes.
+    duration
+        Time in ns.
+
+    """
     is_known = (count != NULL) & (duration > 0)
     rates = np.full(len(count), np.nan)
     rates[is_known] = count[is_known] / duration[is_known] * NS
@@ -200,7 +234,10 @@ def rate(count: Ints, duration: Ints) -> Floats:
 
 
 def p95(pieces: Sequence[Piece], tag: int) -> float:
-    """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any."""
+    """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any.
+
+    `tag` is an index into TAGS. Events without duration or of unknown size are left out.
+    """
     parts = []
     for piece in pieces:
         table = columns(piece.where, ("tag", "duration_ns", "bytes"))

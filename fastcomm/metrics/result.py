@@ -176,5 +176,8 @@ class Metrics(Result):
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return all tables by name, large ones with a row per event or window included."""
+        """Return all tables by name, also those with a row per event or window.
+
+        `docs/python.md` lists the tables and their columns.
+        """
         return dict(self.tables)

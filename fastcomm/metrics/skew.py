@@ -84,7 +84,7 @@ class Transfers:
 
     @classmethod
     def of(cls, collectives: MatchedCollectives) -> Self:
-        """Sum up collectives."""
+        """Sum up collectives by class and process group."""
         columns = (
             collectives.tag,
             collectives.op,
@@ -185,7 +185,7 @@ Skews = Mapping[tuple[int, int, int], _Class]  # by tag, operation and power of 
 
 
 def skews(collectives: MatchedCollectives) -> Skews:
-    """Group collectives by class; `skew` merges the results."""
+    """Group collectives by tag, operation and power of two of the size, for `skew`."""
     keys, place = classes(collectives.tag, collectives.op, collectives.power)
     total = collectives.wait + collectives.transfer * collectives.members
     return {
@@ -202,7 +202,10 @@ def skews(collectives: MatchedCollectives) -> Skews:
 
 
 def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
-    """Return a row per class of collectives, most wait time first; waits are per step."""
+    """Return a row per class of collectives, most wait time first.
+
+    `steps` is the number of steps; wait times are ns per step, all others ns per collective.
+    """
     rows = []
     for tag, op, power in sorted(set().union(*parts)):
         own = [part[tag, op, power] for part in parts if (tag, op, power) in part]
@@ -238,7 +241,7 @@ class WaitSums:
 
     @classmethod
     def of(cls, events: CommunicationEvents, matched: MatchedEvents) -> Self:
-        """Sum up the waits of matched events."""
+        """Sum up the waits of matched events by rank and tag, in ns."""
         keys, place = classes(events.rank[matched.row], events.tag[matched.row])
         is_last, caused = np.zeros((2, len(place)), np.int64)
         # Nobody causes a wait if several members arrive last at once.
@@ -268,7 +271,7 @@ class WaitSums:
 
 
 def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """Return a row per rank and tag, sorted; times are means over the steps."""
+    """Return a row per rank and tag, sorted; times are ns, means over `steps` steps."""
     rows = []
     for (rank, tag), row in zip(totals.keys.T.tolist(), totals.sums.T.tolist(), strict=True):
         sums_ = dict(zip(_SUMS, row, strict=True))

@@ -159,7 +159,10 @@ def bandwidth(
 
 
 def by_rank(sums: pa.Table, link: float | None) -> pa.Table:
-    """Return the columns of `Bandwidth` per rank and tag; `link` is in bytes/s or None."""
+    """Return the columns of `Bandwidth` per rank and tag, from the table of `sums_by_rank`.
+
+    `link` is the link bandwidth in bytes/s; None leaves utilizations null.
+    """
     added = {name: sums[name].to_numpy() for name in ADDED}
     tag = pa.array(TAGS).take(sums["tag"].combine_chunks())
     columns = _columns(added, sums["p95_rate"].to_numpy(), link)
@@ -229,7 +232,10 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """Append columns: bytes per second of communication, and its share of `link` (bytes/s)."""
+    """Append bytes/s of communication, and its share of `link` (bytes/s), per iteration.
+
+    Null where bytes are unknown or no time is spent; the share is null without `link`.
+    """
     union = filled(iterations["comm_union_ns"], 0)
     total = filled(iterations["comm_bytes"])
     rates = rate(total, union)
@@ -370,7 +376,7 @@ def exposures(
 
 
 def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
-    """Return wait and transfer in ns over all divided parallelisms; None without any."""
+    """Return wait and transfer in ns, summed over parallelisms; None if none is divided."""
     parts = [part for part in exposure.values() if part.wait_ns is not None]
     if not parts:
         return None

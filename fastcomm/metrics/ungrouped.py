@@ -87,7 +87,18 @@ class Ungrouped:
         return [range(a, b) for a, b in pairwise(np.unique([*cuts, last]).tolist())]
 
     def read(self, pieces: Sequence[Piece], span: range, names: Sequence[str]) -> pa.Table:
-        """Return columns of some collectives, with the `GROUP` and their number as `seq`."""
+        """Return columns of some matched collectives, as if of one group and numbered.
+
+        Parameters
+        ----------
+        pieces
+            Events of all ranks.
+        span
+            Numbers of the collectives to read.
+        names
+            Names of the columns; `group` and `seq` among them become `GROUP` and the number.
+
+        """
         piece, row, first, rows = self.runs
         begin = np.maximum(first, span.start)
         count = np.minimum(first + rows, span.stop) - begin

@@ -362,7 +362,18 @@ def agreed_world(stated: Mapping[Path, int | None], ranks: Mapping[int, Path]) -
 
 
 def check_count(number: int, path: Path, name: str) -> None:
-    """Raise TraceFileError for a rank or number of ranks above any job's; `name` says which."""
+    """Raise TraceFileError if a rank, or a number of ranks, is above any job's.
+
+    Parameters
+    ----------
+    number
+        The value found.
+    path
+        File that has it.
+    name
+        What the value is, for the message, such as "rank".
+
+    """
     if number > MOST_RANKS:
         raise TraceFileError(
             f"{path}: found a {name} of more than {MOST_RANKS}; no job has so many ranks"

@@ -50,7 +50,10 @@ class Partners:
         return cls(root=root, sends_to=nobody, receives_from=nobody)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Return the partners as columns of `schema.COMM`."""
+        """Return root, send partners and receive partners as columns of `schema.COMM`.
+
+        Unknown is null.
+        """
         ranks = pa.list_(pa.int32())
         return {
             "root": pa.array(self.root, mask=self.root == NULL),
@@ -297,7 +300,7 @@ class DeviceRows:
     offset: Ints  # byte offset of the row in its file
 
     def events(self) -> tuple[Events, pa.Table, Ints]:
-        """Return the events sorted by start, their lanes, and the row of each event."""
+        """Return the events sorted by start, their lanes, and for each event its row here."""
         order = np.lexsort((self.stop, self.start))
         lanes = pa.table(
             {
@@ -333,7 +336,14 @@ class CommunicationColumns:
     named: tuple[Named, ...]
 
     def collectives(self, order: Ints) -> Collectives:
-        """Return the communication of sorted events; `order` is the row of each event."""
+        """Return the communication of sorted events, with its sizes in bytes.
+
+        Parameters
+        ----------
+        order
+            Row in these columns of each event, sorted by start.
+
+        """
         row = np.flatnonzero(self.op[order] != NULL)
         chosen = order[row]
         op, group = self.op[chosen].astype(np.int8), self.group[chosen].astype(np.int32)
@@ -352,9 +362,17 @@ class CommunicationColumns:
 
 
 def sizes_of_messages(op: NDArray[np.int8], message: Ints, size: Ints) -> byte_rules.Sizes:
-    """Return the three byte counts from the bytes passed to calls, and the sizes of the groups.
+    """Return the three byte counts from the bytes passed to calls.
 
-    The bytes are those to or from one peer for operations with a part per peer.
+    Parameters
+    ----------
+    op
+        Operation of each event, an index into OPS.
+    message
+        Bytes passed to its call: those to or from one peer for operations with a part per peer.
+    size
+        Number of ranks of its group. NULL is unknown in `message` and `size`.
+
     """
     whole = byte_rules.byte_counts(message, size)
     unknown = np.full(len(message), NULL, np.int64)

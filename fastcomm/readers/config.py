@@ -168,7 +168,20 @@ def read(path: Path) -> Config:
 def whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
     """Return the positive integer under `key`, or None without the key.
 
-    `where` begins the message of the `ConfigError` for another value.
+    Parameters
+    ----------
+    table
+        Table of a TOML file.
+    key
+        Name of the value.
+    where
+        Beginning of the message of an error, such as the path.
+
+    Raises
+    ------
+    ConfigError
+        The value is not a whole number from 1 to 2^31 - 1.
+
     """
     value = table.get(key)
     if value is not None and not (_is_count(value) and 1 <= value <= _MOST):

@@ -48,7 +48,7 @@ class Log:
     is_truncated: bool = False  # whether the last line is incomplete
 
     def columns(self) -> dict[str, Ints]:
-        """Return the rows as columns; NULL is unknown."""
+        """Return the rows as columns, the keys of `COLUMNS`; times are ns, NULL is unknown."""
         table = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS)).T
         return dict(zip(COLUMNS, np.ascontiguousarray(table), strict=True))
 

@@ -53,7 +53,7 @@ class TableRows:
 
     @classmethod
     def of(cls, table: pa.Table, mapping: TableMapping) -> Self:
-        """Find the kind of each row."""
+        """Return the rows with the kind of each, by its text in the column of kinds."""
         code, values = _encoded(table[mapping.kind])
         kinds = [mapping.kind_of(value) or _NOTHING for value in values]
         return cls(table=table, mapping=mapping, code=code, values=values, kinds=kinds)
@@ -71,7 +71,7 @@ class TableRows:
         ]
 
     def work(self, start: Ints, stop: Ints) -> DeviceRows:
-        """Return the rows as device work."""
+        """Return the rows as device work from `start` to `stop`, ns by row."""
         name, texts = _encoded(self.table[self.mapping.name or self.mapping.kind])
         lane, lanes, stream = self._lanes()
         kinds = [KIND[WORK[kind.work] if kind.work else "kernel"] for kind in self.kinds]

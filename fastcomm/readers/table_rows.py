@@ -138,8 +138,23 @@ class _Text(io.RawIOBase):
 def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Ints]:
     """Return start and stop of each row in ns.
 
-    A stop from a duration is added in the type of the columns. Raises `TraceFileError` for
-    nulls, values that are not times, negative durations, and stops before starts.
+    A stop from a duration is added in the type of the columns.
+
+    Parameters
+    ----------
+    table
+        Rows of one rank.
+    mapping
+        Columns of start and of stop or duration, and their unit.
+    path
+        File of the table, for messages.
+
+    Raises
+    ------
+    TraceFileError
+        There are nulls, values that are not times, negative durations, durations that are all
+        0, or stops before starts.
+
     """
     start = _numbers(table, mapping.start, path)
     end = _numbers(table, mapping.stop or mapping.duration or "", path)
@@ -207,7 +222,10 @@ def _to_ns(numbers: NDArray[Any], scale: int, name: str, path: Path) -> Ints:
 
 
 def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
-    """Return a warning about coarse floating-point times, or None."""
+    """Return a warning if times are floats whose neighbors are too far apart, else None.
+
+    The column of starts has the largest time, in `mapping.unit`.
+    """
     column = table[mapping.start]
     if not pa.types.is_floating(column.type) or not table.num_rows:
         return None
@@ -219,7 +237,21 @@ def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
 
 
 def whole_numbers(table: pa.Table, name: str, path: Path) -> Ints:
-    """Return a column of integers as int64; TraceFileError for nulls and other values."""
+    """Return a column of integers as int64.
+
+    Parameters
+    ----------
+    table, name
+        Table, and name of the column.
+    path
+        File of the table, for messages.
+
+    Raises
+    ------
+    TraceFileError
+        There are nulls, or values that are no whole numbers of 64 bits.
+
+    """
     column = table[name]
     if column.null_count:
         raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, expected none")

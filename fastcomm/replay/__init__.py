@@ -159,7 +159,14 @@ class Replayer:
         )
 
     def run(self, duration: Floats | None = None) -> "Replayed":
-        """Replay the step with the measured durations, or with other ones (ns per node)."""
+        """Replay the step.
+
+        Parameters
+        ----------
+        duration
+            Duration of each node, ns; by default the measured ones.
+
+        """
         duration = self.measured.avg if duration is None else duration
         rules = self.options.rules
         free, ends, passes = np.zeros(len(self.devices)), np.zeros(len(self.pids)), []

@@ -136,7 +136,18 @@ class Dependencies:
     def of(
         cls, nodes: Iterable[str], edges: Collection[Edge], groups: Iterable[Group]
     ) -> "Dependencies":
-        """Build a graph from edges between names of nodes."""
+        """Build a graph from names.
+
+        Parameters
+        ----------
+        nodes
+            Names of all nodes; a node's number is its place.
+        edges
+            Pairs of names, from a node to one that waits for it.
+        groups
+            Tensors that are communicated together.
+
+        """
         names = tuple(nodes)
         number = {name: i for i, name in enumerate(names)}
         return cls(
@@ -168,7 +179,7 @@ class Dependencies:
         return [Name.of(node) for node in self.nodes]
 
     def table(self) -> pa.Table:
-        """Return the edges as a table with columns `source` and `target`."""
+        """Return the edges as a table; `source` and `target` are numbers of nodes."""
         return pa.table({"source": self.source, "target": self.target})
 
 

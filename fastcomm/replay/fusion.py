@@ -36,9 +36,17 @@ class CostModel:
     error: float | None  # mean relative error for groups that were not fitted
 
     def time(self, pid: str, sub_op: str, size: float) -> float:
-        """Return the ns of sending or receiving `size` bytes; 0 if that was never measured.
+        """Return the ns of sending or receiving bytes; 0 if that was never measured.
 
-        `pid` is the process of the rank or the link, `sub_op` the part of the communication.
+        Parameters
+        ----------
+        pid
+            Process of the rank or the link.
+        sub_op
+            Part of the communication, such as "SEND".
+        size
+            Bytes.
+
         """
         line = self.lines.get((pid, sub_op))
         return 0.0 if line is None else line.time(size)

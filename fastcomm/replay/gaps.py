@@ -35,7 +35,7 @@ class Measured:
     comm_gap: Floats  # gap before the communication that follows the node
 
     def at(self, nodes: Ints) -> "Measured":
-        """Return the values of some nodes, by number; zeros for -1."""
+        """Return the values of some nodes, by number; zeros for a number of -1."""
         exists = nodes >= 0
         return Measured(
             avg=np.where(exists, self.avg[nodes], 0.0),
@@ -48,8 +48,16 @@ class Measured:
 def gap_counts(before: str, after: str, forward: str = "FW") -> bool:
     """Return whether the gap between two operators is a property of the first.
 
-    Gaps at the end of a step do not count, such as from an update to an operator with `forward`
-    in its name.
+    Gaps at the end of a step do not count.
+
+    Parameters
+    ----------
+    before, after
+        Names of the operators, such as "BW.layer1".
+    forward
+        Text in the name of a forward operator, before which a gap after an update does not
+        count.
+
     """
     return not (
         "UPDATE_CAL" in (before, after)

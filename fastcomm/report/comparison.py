@@ -53,7 +53,23 @@ _REASONS = {
 
 
 def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write compare.json, and its tables as CSV and Parquet; return their paths."""
+    """Write compare.json, and the tables of a comparison as CSV and Parquet, into a folder.
+
+    Parameters
+    ----------
+    comparison
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write compare.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
+    """
     texts = {"compare.json": result.dumps(comparison.to_dict())}
     return files.write_tables(folder, texts, comparison.to_arrow(), "compare" if xlsx else None)
 

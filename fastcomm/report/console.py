@@ -46,7 +46,7 @@ class _InertConsole(Console):
 
 
 def what_if_line(changed_ns: float, before_ns: float) -> str:
-    """Return the line on the mean step time with changes, and its difference from before."""
+    """Return the line on the mean step time with changes (ns), and its change from before."""
     difference = units.signed_percent(changed_ns / before_ns - 1, 2)
     return f"[bold]What if:[/] {units.format_ns(changed_ns, STEP_DIGITS)} a step, {difference}"
 

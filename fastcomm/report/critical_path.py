@@ -209,7 +209,20 @@ def _top(path: CriticalPath) -> TerminalTable:
 def write(path: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write critical_path.json, and the tables as CSV and Parquet, into a folder.
 
-    `xlsx` also writes a workbook. Returns the paths of all files.
+    Parameters
+    ----------
+    path
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write a workbook as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
     """
     texts = {"critical_path.json": result.dumps(path.to_dict())}
     book = "critical_path" if xlsx else None
@@ -291,7 +304,20 @@ def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
 def write_what_if(what_if: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write what_if.json, and the new path and the sweeps as CSV and Parquet, into a folder.
 
-    `xlsx` also writes a workbook. Returns the paths of all files.
+    Parameters
+    ----------
+    what_if
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write a workbook as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
     """
     texts = {"what_if.json": result.dumps(what_if.to_dict())}
     return files.write_tables(folder, texts, what_if.to_arrow(), "what_if" if xlsx else None)

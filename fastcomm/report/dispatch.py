@@ -314,9 +314,22 @@ def _times(value: float | None) -> str:
 
 
 def write_dispatch(result: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write dispatch.parquet, dispatch.csv, with `xlsx` dispatch.xlsx, and dispatch.json.
+    """Write dispatch.parquet, dispatch.csv and dispatch.json into a folder.
 
-    Returns their paths in this order.
+    Parameters
+    ----------
+    result
+        A simulation, a sweep or a placement.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write dispatch.xlsx before the JSON.
+
+    Returns
+    -------
+    list of Path
+        All files, in the order of writing.
+
     """
     text = results.dumps(result.to_dict())
     tables = {"dispatch": result.to_arrow()}

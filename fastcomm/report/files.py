@@ -44,7 +44,7 @@ def write_csv(table: pa.Table, path: Path) -> None:
 
 
 def csv_text(table: pa.Table) -> str:
-    """Return a table as the text that `write_csv` writes."""
+    """Return a table as the text that `write_csv` writes, with a header line."""
     buffer = pa.BufferOutputStream()
     pa_csv.write_csv(_plain_table(table), buffer)
     return bytes(buffer.getvalue()).decode()
@@ -159,7 +159,10 @@ Writer = Callable[[Path], object]
 
 
 def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
-    """Write files by name into a directory, which is created. Raises FastcommError."""
+    """Write files by name into a directory, which is created; return their paths.
+
+    An existing file is replaced when the new one is complete. Raises FastcommError.
+    """
     refuse_output("--output", folder)
     folder = Path(folder)
     for name in writers:
@@ -181,10 +184,24 @@ def write_tables(
     tables: Mapping[str, pa.Table],
     book: str | None = None,
 ) -> list[Path]:
-    """Write every table as CSV and Parquet, and last the texts by file name.
+    """Write every table as CSV and Parquet, and last the texts.
 
-    So an existing JSON file shows that the tables are complete. `book` is the name of an Excel
-    workbook of all tables, without suffix; None writes none.
+    So an existing JSON file shows that the tables are complete.
+
+    Parameters
+    ----------
+    folder
+        Made if it does not exist.
+    texts, tables
+        Texts by file name; tables by name without suffix.
+    book
+        Name of an Excel workbook of all tables, without suffix; None writes none.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
     """
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
@@ -202,7 +219,23 @@ def text(content: str) -> Writer:
 
 
 def write_metrics(metrics: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write metrics.json, and every table as CSV and Parquet; return their paths."""
+    """Write metrics.json, and every table as CSV and Parquet, into a folder.
+
+    Parameters
+    ----------
+    metrics
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write metrics.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
+    """
     text = result.text(metrics.to_dict())
     book = "metrics" if xlsx else None
     return write_tables(folder, {"metrics.json": text}, metrics.to_arrow(), book)

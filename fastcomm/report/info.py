@@ -24,7 +24,18 @@ _NS = 10**9
 
 
 def show(info: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
-    """Print a summary of a run; plain text if the console is no terminal."""
+    """Print a summary of a run; plain text if the console is no terminal.
+
+    Parameters
+    ----------
+    info
+        The run.
+    paths
+        Arguments of the command, for the commands to go on with.
+    console
+        By default stdout.
+
+    """
     console = plain_console(console)
     for line in skipped_lines(info.skipped):
         console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)

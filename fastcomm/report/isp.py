@@ -191,7 +191,18 @@ def _on_two(algo: str, question: Question) -> str:
 
 
 def terms_table(title: str, terms: list[Term], form: Callable[[float], str]) -> TerminalTable:
-    """Return the table of the terms of a cost; the first is the whole, `form` formats each."""
+    """Return the table of the terms of a cost.
+
+    Parameters
+    ----------
+    title
+        Title of the table.
+    terms
+        The first is the whole, to which shares refer; terms of value 0 below it are left out.
+    form
+        Formats a value.
+
+    """
     rows = table(title, "amount", "share", "how it comes about", texts=("how it comes about",))
     whole = terms[0].value
     for term in terms:
@@ -296,7 +307,25 @@ def _shaded(cell: SweepPoint) -> str:
 def write_search(
     result: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
 ) -> list[Path]:
-    """Write isp.json and the strategies as CSV and Parquet; of a sweep only its table."""
+    """Write isp.json and the strategies as CSV and Parquet into a folder.
+
+    Of a sweep it writes only the table `sweep`.
+
+    Parameters
+    ----------
+    result
+        A search or a sweep.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write isp.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
+    """
     book = "isp" if xlsx else None
     if isinstance(result, SearchSweep):
         return files.write_tables(folder, {}, {"sweep": result.to_arrow()}, book)

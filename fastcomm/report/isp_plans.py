@@ -131,7 +131,18 @@ def show_calibration(fit: RunCalibration) -> None:
 
 
 def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> None:
-    """Write the JSON document and the table of a result into a directory, if there is one."""
+    """Write the JSON document and the table of a result into a folder.
+
+    Parameters
+    ----------
+    result
+        Its table is `runs` or `terms`.
+    folder
+        Made if it does not exist; None writes nothing.
+    name
+        Name of the document, without suffix.
+
+    """
     if folder is not None:
         document = {f"{name}.json": results.dumps(result.to_dict())}
         rows = "runs" if isinstance(result, Evaluation) else "terms"

@@ -22,7 +22,23 @@ _DROP = ("median", "max", "per step", "category")
 
 
 def write(kernels: Kernels, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write kernels.json, and the rows and those of each rank as tables; return the paths."""
+    """Write kernels.json, and the tables `kernels` and `kernels_by_rank`, into a folder.
+
+    Parameters
+    ----------
+    kernels
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write kernels.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
+    """
     texts = {"kernels.json": result.text(kernels.to_dict())}
     tables = {"kernels": kernels.to_arrow(), "kernels_by_rank": kernels.by_rank()}
     return files.write_tables(folder, texts, tables, "kernels" if xlsx else None)

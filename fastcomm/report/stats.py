@@ -16,7 +16,23 @@ _MOST_NAMES = 10
 
 
 def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write stats.json, ops.parquet and ops.csv; give their paths."""
+    """Write stats.json, ops.parquet and ops.csv into a folder.
+
+    Parameters
+    ----------
+    statistics
+        The result.
+    folder
+        Made if it does not exist.
+    xlsx
+        Whether to write stats.xlsx as well.
+
+    Returns
+    -------
+    list of Path
+        All files.
+
+    """
     texts = {"stats.json": result.dumps(statistics.to_dict())}
     return files.write_tables(
         folder, texts, {"ops": statistics.to_arrow()}, "stats" if xlsx else None

@@ -127,7 +127,18 @@ class Fingerprint:
 
 
 def checked_layout(number: Any, where: str, newest: int = LAYOUT) -> None:
-    """Raise TraceFileError for a layout that is invalid, or newer than `newest`."""
+    """Raise TraceFileError for a layout that is invalid, or newer than `newest`.
+
+    Parameters
+    ----------
+    number
+        Value found.
+    where
+        Beginning of the message, such as the path.
+    newest
+        Newest layout that can be read.
+
+    """
     if not isinstance(number, int) or number < 1:
         raise TraceFileError(
             f"{where}: layout {number!r}, expected a number from 1 to {newest}"

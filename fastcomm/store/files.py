@@ -299,7 +299,7 @@ _UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
 
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
-    """Apply options to a stored trace, as if its source were read with them, not `stored`."""
+    """Return a stored trace as if its source were read with `options` instead of `stored`."""
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())

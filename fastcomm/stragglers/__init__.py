@@ -224,7 +224,7 @@ class Stragglers:
 
     @property
     def ideal_step_ns(self) -> float:
-        """Mean step time with ideal operations."""
+        """Mean step time in ns if every operation took the ideal time of its type."""
         return float(self.ideal.whole.mean())
 
     @property

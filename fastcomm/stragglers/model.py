@@ -106,7 +106,7 @@ class JobModel:
         return _of_type(self.table, optype)
 
     def ideal_times(self) -> Floats:
-        """Return the ideal duration of every operation, ops x data ranks x steps."""
+        """Return the ideal duration of every operation in ns, ops x data ranks x steps."""
         column = np.array([self.ideal_ns[op.optype] for op in self.table.ops])
         return np.broadcast_to(column[:, None, None], self.measured.shape)
 
@@ -129,7 +129,14 @@ class JobModel:
         return start.reshape(times.shape), end.reshape(times.shape)
 
     def replay(self, times: Floats, delays: Floats | None = None) -> JobTimes:
-        """Replay durations `times` and launch delays (default 0), in ns; return step times."""
+        """Replay all steps with some durations.
+
+        Parameters
+        ----------
+        times, delays
+            Durations and launch delays in ns, ops x data ranks x steps; without `delays` 0.
+
+        """
         return joined(
             self._replay(times[:, :, at], None if delays is None else delays[:, :, at])
             for at in _batches(times.shape)

@@ -62,7 +62,7 @@ _ANNOTATION = re.compile(
 
 
 def element_size(name: str) -> int | None:
-    """Return bytes per element of a type; None for an unknown type."""
+    """Return the bytes of an element of a type, such as "BFloat16"; None if unknown."""
     name = name.strip().removeprefix("c10::")
     return 1 if name.startswith("Float8_") else ELEMENT_SIZES.get(name)
 
@@ -87,7 +87,7 @@ def op_of_annotation(name: str) -> int | None:
 
 
 def byte_counts(elements: Ints, sizes: Ints) -> Ints:
-    """Multiply numbers of elements by their sizes; NULL if unknown or too large."""
+    """Multiply numbers of elements by bytes of an element; NULL if unknown or too large."""
     return _times(_nonnegative(elements), _nonnegative(sizes))
 
 

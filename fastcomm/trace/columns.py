@@ -33,7 +33,7 @@ def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
 
 
 def nullable(values: Integers) -> pa.Array:
-    """Convert to an Arrow array with null for NULL."""
+    """Convert to an Arrow array of equal type, with null for NULL."""
     return pa.array(values, mask=values == NULL)
 
 
@@ -71,7 +71,14 @@ _DENSE = 1 << 10
 
 
 def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
-    """Number values by first appearance; return the columns and the count. NULL becomes -1."""
+    """Number the values of several columns together, by first appearance; NULL becomes -1.
+
+    Returns
+    -------
+    tuple of list and int
+        The columns, int32, and the count of distinct values.
+
+    """
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
     code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)
@@ -123,7 +130,19 @@ def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Number the distinct rows like `alike`, but in order of first appearance."""
+    """Number the distinct rows like `alike`, but in order of first appearance.
+
+    Parameters
+    ----------
+    *columns
+        Whole numbers, columns of equal length.
+
+    Returns
+    -------
+    tuple of two Ints
+        First row of each number; number of each row.
+
+    """
     whole = np.empty((len(columns), len(columns[0])), np.int64)
     for place, column in enumerate(columns):
         whole[place] = column
@@ -157,15 +176,30 @@ def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
 
 
 def numbered(values: Ints) -> tuple[Ints, int]:
-    """Number values from 0, in the order of their first appearance; return also the count."""
+    """Number distinct values from 0, in order of their first appearance.
+
+    Returns
+    -------
+    tuple of Ints and int
+        Number of each value; count of distinct values.
+
+    """
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
 def sums(place: Ints, values: Ints, count: int) -> Ints:
-    """Return the sum of the values of each of `count` classes.
+    """Return the sum of the values of each class.
 
-    `place` is the class of each value, from 0.
+    Parameters
+    ----------
+    place
+        Class of each value, 0 to `count` - 1.
+    values
+        The values, none NULL.
+    count
+        Number of classes.
+
     """
     total = np.zeros(count, np.int64)
     np.add.at(total, place, values)
@@ -173,7 +207,16 @@ def sums(place: Ints, values: Ints, count: int) -> Ints:
 
 
 def members(place: Ints, count: int) -> list[Ints]:
-    """Return the rows of each class; `place` is the class per row."""
+    """Return the rows of each class, ascending.
+
+    Parameters
+    ----------
+    place
+        Class of each row, 0 to `count` - 1.
+    count
+        Number of classes; a class without rows has an empty array.
+
+    """
     order = np.argsort(place, kind="stable")
     edges = np.searchsorted(place[order], np.arange(1, count))
     return np.split(order, edges) if count else []
@@ -193,7 +236,7 @@ class Groups:
 
     @classmethod
     def of(cls, key: NDArray[Any]) -> Self:
-        """Group all rows by their key."""
+        """Group all rows by `key`, any integers; `keys` are the distinct ones, ascending."""
         # Hashing is linear; only distinct keys are sorted.
         encoded = pa.array(key.astype(np.int64, copy=False)).dictionary_encode()
         keys: Ints = encoded.dictionary.to_numpy()
@@ -203,25 +246,34 @@ class Groups:
         return cls(keys[order], rank[encoded.indices.to_numpy()], slice(None))
 
     def only(self, selected: NDArray[np.bool_]) -> "Groups":
-        """Return groups with all keys, but only the selected rows."""
+        """Return groups with all keys, but only the selected rows (a flag per row)."""
         return Groups(self.keys, self.group[selected], np.flatnonzero(selected))
 
     @property
     def counts(self) -> Ints:
-        """Number of rows per key."""
+        """Number of rows per key, in the order of `keys`."""
         return np.bincount(self.group, minlength=len(self.keys))
 
     def sums(self, values: Ints) -> Ints:
-        """Return the exact sum per key."""
+        """Return the exact sum per key; `values` are by row of the whole column."""
         return sums(self.group, values[self.rows], len(self.keys))
 
     def totals(self, values: Floats) -> Floats:
-        """Return the sum per key, added in the order of rows."""
+        """Return the sum per key, added in the order of rows; `values` are by row."""
         total = np.bincount(self.group, values[self.rows], len(self.keys))
         return total.astype(np.float64, copy=False)
 
     def percentiles(self, values: NDArray[Any], percent: float) -> Floats:
-        """Return a percentile per key (linear interpolation); NaN without rows."""
+        """Return a percentile per key, interpolated linearly as NumPy does; NaN without rows.
+
+        Parameters
+        ----------
+        values
+            A value per row of the whole column, none NULL.
+        percent
+            0 to 100.
+
+        """
         count = self.counts
         if not len(self.group):
             return np.full(len(count), np.nan)

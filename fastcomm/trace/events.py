@@ -28,7 +28,15 @@ _LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
 
 
 def enclosing(ranges: Spans, points: Spans) -> Ints:
-    """Return the index of the innermost range around each point on its lane, or -1."""
+    """Return the index of the innermost range around each point on its lane, or -1.
+
+    Parameters
+    ----------
+    ranges, points
+        Lane, start and stop of each, in any order; times in ns. A range encloses a point if it
+        neither starts later nor stops earlier.
+
+    """
     inner = np.full(len(points[0]), -1, np.int64)
     if len(ranges[0]) and len(inner):
         lane, start, stop = ranges
@@ -65,7 +73,7 @@ class EventColumns:
         return chosen[self.kind]
 
     def rows(self, *kinds: str) -> Ints:
-        """Return the rows of events of these kinds."""
+        """Return the ascending rows of events whose `kind` is one of `kinds`."""
         return np.flatnonzero(self.of_kind(*kinds))
 
     @cached_property
@@ -110,14 +118,26 @@ class Events(EventColumns):
     details: dict[str, Ints] = field(default_factory=dict)  # the last element, at -1, is NULL
 
     def rows_named(self, accept: Callable[[str], bool], *kinds: str) -> Ints:
-        """Return the rows of events of these kinds whose name is accepted."""
+        """Return the ascending rows of events of these kinds whose name `accept` accepts.
+
+        It is called once per distinct name.
+        """
         rows = self.rows(*kinds)
         is_accepted = self.by_text(self.name[rows], lambda text: int(accept(text)))
         chosen: Ints = rows[is_accepted == 1]
         return chosen
 
     def by_text(self, codes: NDArray[Any], function: Callable[[str], int]) -> Ints:
-        """Return `function` of each code's text, called once per text; NULL for NULL."""
+        """Return `function` of the text of each code; NULL for a code that is NULL.
+
+        Parameters
+        ----------
+        codes
+            Indices into `texts`, or NULL.
+        function
+            Called once per text.
+
+        """
         codes = np.where(codes == NULL, len(self.texts), codes)
         is_used = np.zeros(len(self.texts) + 1, np.bool_)
         is_used[codes] = True
@@ -132,20 +152,20 @@ class Events(EventColumns):
         return None if code == NULL else self.texts[code]
 
     def names(self, rows: Ints) -> list[str]:
-        """Return the names of some events."""
+        """Return the names of the events `rows`, in that order."""
         return [self.texts[code] for code in self.name[rows].tolist()]
 
     def detail(self, name: str, rows: Ints) -> Ints:
-        """Return a detail of some events; NULL if they have none."""
+        """Return detail `name` of the events `rows`; NULL for events without details."""
         values: Ints = self.details[name][self.places(rows)]
         return values
 
     def places(self, rows: Ints) -> NDArray[np.int32]:
-        """Return the index of some events in the columns of `details`."""
+        """Return the index in the columns of `details` of each of `rows`; -1 stays -1."""
         return np.where(rows >= 0, self.more["detail"][rows], np.int32(-1))
 
     def unanswered(self) -> Ints:
-        """Return the times of launches of kernels and graphs without recorded device work."""
+        """Return the starts (ns) of launches of kernels and graphs without recorded work."""
         calls = self.rows_named(lambda name: _LAUNCH.search(name) is not None, "runtime")
         work = self.rows("kernel", "memcpy", "memset")
         is_absent = ~np.isin(self.correlation[calls], self.correlation[work])
@@ -222,7 +242,7 @@ class EventRows(EventColumns):
         return texts
 
     def take(self, rows: Ints | Flags) -> Self:
-        """Return some of the rows."""
+        """Return some of the rows: their indices, or a flag per row."""
         if rows.dtype == np.bool_:
             if rows.all():
                 return self
@@ -249,7 +269,7 @@ class EventRows(EventColumns):
         return self.by_name(matches(self.names, regex))
 
     def by_name(self, flags: pa.Array) -> Flags:
-        """Return a flag per row, from a flag for each of `names`."""
+        """Return a flag per row, from a flag for each of the distinct `names`."""
         by_row: Flags = flags.to_numpy(zero_copy_only=False)[self.name]
         return by_row
 
@@ -261,7 +281,7 @@ _COLUMNS = (
 
 
 def lane_streams(trace: Trace) -> Ints:
-    """Return the stream of each event, from its lane; NULL on the host."""
+    """Return the stream number of each event, as its lane is named; NULL on the host."""
     streams = [
         int(thread) if is_device and thread.lstrip("-").isdecimal() else NULL
         for thread, is_device in zip(

@@ -150,7 +150,10 @@ class Grid:
         return all(sum(size > 1 for size in part) < 2 for part in parts)  # noqa: PLR2004
 
     def groups(self, dimensions: str) -> Iterator[tuple[int, ...]]:
-        """Yield the groups of a dimension, or of several joined by "+"; ranks are sorted."""
+        """Yield the groups of a dimension, or of several joined by "+", such as "dp+cp".
+
+        A group is its ranks, sorted.
+        """
         axes = _axes_of(self, dimensions)
         offsets = _offsets(axes)
         for first in range(self.world):

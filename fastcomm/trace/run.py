@@ -35,7 +35,7 @@ class Source:
     reader: Callable[[Content], Trace]  # has to be picklable, for workers
 
     def read(self, content: Content = "work") -> Trace:
-        """Read the part of the trace that an analysis needs."""
+        """Read the part of the trace that an analysis needs. Raises `FastcommError`."""
         return self.reader(content)
 
 
@@ -115,7 +115,10 @@ class RunTraces:
         )
 
     def read(self, rank: int, content: Content = "work") -> Trace:
-        """Read the part of one rank's trace that an analysis needs."""
+        """Read the part of one rank's trace that an analysis needs.
+
+        Raises `ConfigError` if the run does not have the rank, else as `Source.read`.
+        """
         return self.only([rank]).sources[0].read(content)
 
 
@@ -124,8 +127,19 @@ def expected_ranks(
 ) -> int:
     """Return the number of ranks a run should have.
 
-    This is the world size if a trace states it; else the highest rank + 1 or the number of
-    ranks that are present or skipped, whichever is larger.
+    This is the world size if a trace states it, but at least the number of known ranks. Else it
+    is the highest rank + 1 or the number of ranks that are present or skipped, whichever is
+    larger.
+
+    Parameters
+    ----------
+    ranks
+        Ranks that are present.
+    world_size
+        As a trace states it; None if none does.
+    skipped
+        Ranks that could not be read.
+
     """
     numbers = {*ranks, *(item.rank for item in skipped if item.rank is not None)}
     unnumbered = sum(item.rank is None for item in skipped)
@@ -162,7 +176,7 @@ def agreed_size(sizes: Iterable[tuple[int, int | None]]) -> int | None:
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
-    """Return how many of `size` ranks are not among the sorted ones, and which, as text."""
+    """Return how many of `size` ranks are not in `ranks` (sorted), and which: "3, 5-7"."""
     edges = [-1, *ranks, size]
     gaps = [(a + 1, b - 1) for a, b in pairwise(edges) if b - a > 1]
     text = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in gaps)
@@ -204,7 +218,15 @@ class ReadRanks:
     def of(cls, run: RunTraces, ranks: Sequence[int], skipped: Sequence[SkippedRank]) -> Self:
         """Return which ranks of a run were read, and how many it should have.
 
-        `ranks` are those that were read.
+        Parameters
+        ----------
+        run
+            States the world size, if known.
+        ranks
+            Ranks that were read, in any order.
+        skipped
+            Ranks that could not be read.
+
         """
         expected = expected_ranks(ranks, run.world_size, skipped)
         return cls(ranks=tuple(sorted(ranks)), expected=expected, skipped=tuple(skipped))

@@ -57,7 +57,7 @@ FROM_ROOT, TO_ROOT = ("Broadcast", "Scatter"), ("Reduce", "Gather")
 
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
-    """Return operations as indices into OPS."""
+    """Return the index in OPS of each operation, by name."""
     return tuple(OP[name] for name in names)
 
 

@@ -140,8 +140,21 @@ class Trace:
     ) -> Self:
         """Build a trace from tables, after checking each against its schema.
 
-        Tables with `start` must be sorted by it. `args` has further columns of the events, or
-        is None. Raises `SchemaError` if a table does not fit its schema.
+        Parameters
+        ----------
+        events, lanes, comm, groups, iterations
+            Tables of `trace.schema`, of the schema with that name. Those with `start` are
+            sorted by it; times are ns.
+        meta
+            Facts about the rank.
+        args
+            Further columns of the events, a row each; None without any.
+
+        Raises
+        ------
+        SchemaError
+            A table does not fit its schema or is not sorted.
+
         """
         return cls(
             events=_in_order(events, schema.EVENTS, "events"),
@@ -166,7 +179,23 @@ class Trace:
         lanes: pa.Table | None = None,
         args: pa.Table | None = None,
     ) -> Self:
-        """Build a trace with only some columns, `schema.COLUMN_SETS`; for metrics no lanes."""
+        """Build a trace with only some columns, after checking each table.
+
+        Parameters
+        ----------
+        events, comm, groups, iterations, meta, args
+            As for `of`, with the columns of the set.
+        columns
+            Key of `schema.COLUMN_SETS`.
+        lanes
+            None, as for metrics, leaves a trace without lanes.
+
+        Raises
+        ------
+        SchemaError
+            A table does not fit its schema or is not sorted.
+
+        """
         schemas = schema.COLUMN_SETS[columns]
         has_sizes = "payload_bytes" in schemas["comm"].names
         comm = _in_order(_with_partners(comm) if has_sizes else comm, schemas["comm"], "comm")
@@ -181,7 +210,21 @@ class Trace:
         )
 
     def with_device_iterations(self, table: pa.Table | None, notes: tuple[str, ...]) -> Self:
-        """Return the trace with iterations on the device's clock, after validation."""
+        """Return the trace with iterations on the device's clock, and notes on them.
+
+        Parameters
+        ----------
+        table
+            Of schema `schema.ITERATIONS`, times in ns, sorted by start; None if unknown.
+        notes
+            What a reader of results should know about them.
+
+        Raises
+        ------
+        SchemaError
+            The table does not fit.
+
+        """
         if table is not None:
             table = _in_order(table, schema.ITERATIONS, "device iterations")
         return replace(self, device_iterations=table, device_notes=notes)

@@ -36,37 +36,40 @@ _setting: Any = config
 
 
 def address_twin(array: NDArray[Any]) -> Address:
-    """Return the address of the data of a contiguous array."""
+    """Return the address of the data of a contiguous array of any shape.
+
+    The twin returns a flat view: index i of it is the i-th item behind the address.
+    """
     return array.reshape(-1)
 
 
 def byte_twin(text: Address, i: int) -> int:
-    """Return the byte at `i`."""
+    """Return byte `i` of a text, 0 to 255."""
     return int(text[i])
 
 
 def put_byte_twin(text: Address, i: int, value: int) -> None:
-    """Write the byte at `i`."""
+    """Write `value`, 0 to 255, to byte `i` of a text."""
     text[i] = value
 
 
 def get_twin(column: Address, i: int) -> int:
-    """Return the 64-bit integer at `i`."""
+    """Return the 64-bit integer in cell `i` of a column (8 bytes a cell)."""
     return int(column[i])
 
 
 def put_twin(column: Address, i: int, value: int) -> None:
-    """Write the 64-bit integer at `i`."""
+    """Write the 64-bit integer `value` to cell `i` of a column (8 bytes a cell)."""
     column[i] = value
 
 
 def put8_twin(column: Address, i: int, value: int) -> None:
-    """Write one 64-bit integer to eight cells from `i` on."""
+    """Write the 64-bit integer `value` to each of the cells `i` to `i` + 7 of a column."""
     column[i : i + 8] = value
 
 
 def load64_twin(text: Address, i: int) -> int:
-    """Return eight bytes from `i` on as a signed integer, the first byte lowest."""
+    """Return the eight bytes from `i` on as a signed integer, the first byte lowest."""
     return int.from_bytes(text[i : i + 8].tobytes(), "little", signed=True)
 
 
@@ -104,19 +107,19 @@ def count_twin(mask: int) -> int:
 
 
 def up_twin(mask: int, carry: int) -> int:
-    """Return a mask shifted up by one bit, with `carry` as the lowest bit."""
+    """Return a 64-bit mask shifted up by one bit, with `carry` (0 or 1) as the lowest bit."""
     return (mask << 1 | carry) & _WORD
 
 
 def top_twin(mask: int) -> int:
-    """Return the highest bit of a mask."""
+    """Return the highest bit of a 64-bit mask, 0 or 1."""
     return mask >> 63 & 1
 
 
 def insides_twin(quotes: int, carry: int) -> int:
-    """Return the bits from each opening quote to before its closing one.
+    """Return the bits from each opening quote to before its closing one, as a 64-bit mask.
 
-    `carry` is 1 if a string is open at the first bit.
+    Bits of `quotes` are the quotes. `carry` is 1 if a string is open at the first bit.
     """
     mask, inside = 0, carry
     for k in range(STEP):
@@ -126,7 +129,10 @@ def insides_twin(quotes: int, carry: int) -> int:
 
 
 def mask_twin(text: Address, i: int, members: NDArray[np.bool_], width: int) -> int:
-    """Return, as bits, which of `width` bytes from `i` on are `members`."""
+    """Return which of the `width` bytes from `i` on are `members`, as an unsigned integer.
+
+    Bit b stands for byte `i` + b. `members` has 256 Booleans, one per value of a byte.
+    """
     bits = np.packbits(members[text[i : i + width]], bitorder="little")
     return int.from_bytes(bits.tobytes(), "little")
 

@@ -28,7 +28,7 @@ CONTRADICTIONS = 8
 
 
 class ConstraintRows(NamedTuple):
-    """Columns of the events."""
+    """Columns of the events; times in ns, `lane` is a stream or thread."""
 
     start: Ints
     stop: Ints
@@ -59,7 +59,7 @@ class Waits(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """Columns of the nodes, and the nodes of each row."""
+    """Row, time (ns) and side of each node; the first and the last node of each row."""
 
     event: Numbers
     time: Ints
@@ -70,9 +70,17 @@ class Nodes(NamedTuple):
 
 @kernel
 def nodes_of(start: Ints, stop: Ints, ends: Ints) -> Nodes:
-    """Return the starts, and the stops in the order of `ends`, merged into nodes.
+    """Return the nodes of events: their starts and stops, merged in order of time.
 
     Stops precede starts at the same time; the nodes of an event without length are adjacent.
+
+    Parameters
+    ----------
+    start, stop
+        Times of the events in ns; rows are sorted by start.
+    ends
+        Row numbers of all events, sorted by stop.
+
     """
     n = len(start)
     nodes = Nodes(
@@ -142,9 +150,10 @@ def add(
     time: Ints,
     left_out: Ints,
 ) -> int:
-    """Append an edge, or count it as left out if its source is not before its target.
+    """Write an edge to row `at` if its source is before its target; return the next row.
 
-    Return the row behind the last edge.
+    Other edges are counted in `left_out[kind]`. `ends` are source and target. The weight is
+    their difference in `time`, ns by node.
     """
     source, target = ends
     if source >= target:
@@ -155,7 +164,10 @@ def add(
 
 @kernel
 def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
-    """Return the row that started last on a thread and has not ended, or NONE."""
+    """Return the innermost row that is open on thread `lane`, or NONE.
+
+    `top` (by lane; written) and `below` (by row) are the stacks of `State`.
+    """
     row = top[lane]
     while row >= 0 and closed[row]:
         row = below[row]
@@ -165,7 +177,12 @@ def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
 
 @kernel
 def handed_over(node: int, lane: int, may_begin: bool, lanes: Lanes, state: State) -> int:
-    """Return the node of the forward or backward thread that precedes a node, or NONE."""
+    """Return the node of the forward or backward thread that precedes a node, or NONE.
+
+    It is the latest node of the other thread, if that is later than the latest node of `lane`.
+    The forward thread counts only if `may_begin`, the backward thread only while it has no open
+    row.
+    """
     other, before = NONE, state.latest[lane]
     if may_begin:
         other = lanes.forward[lane]
@@ -185,9 +202,9 @@ def synchronize(
     edges: Edges,
     at: int,
 ) -> int:
-    """Add edges to the end of a call that waited for a stream or a device.
+    """Add edges to `node`, the end of a call that waited for a stream or a device.
 
-    Return the row behind the last edge.
+    They come from the latest ends of work there. Return the row of `edges` behind the last one.
     """
     row = nodes.event[node]
     goal, lane, time = rows.goal[row], rows.lane[row], nodes.time
@@ -209,7 +226,11 @@ def synchronize(
 def latest_end_inside(
     node: int, ended: int, rows: ConstraintRows, nodes: Nodes, ends: Numbers
 ) -> int:
-    """Return the latest end of work inside a call that was launched before it, or NONE."""
+    """Return the node of the latest end of work inside a call that was launched before it.
+
+    `node` is the end of the call; `ends[:ended]` are the nodes of all ends of work so far. NONE
+    if no such work ended between start and end of the call.
+    """
     begin = nodes.first[nodes.event[node]]
     for k in range(ended - 1, -1, -1):
         if ends[k] < begin:
@@ -232,8 +253,10 @@ def other_stream(
 ) -> int:
     """Return the latest end on another stream that a delayed start may wait for, or NONE.
 
-    The end is later than `own`, the latest end on the same stream. Its work was launched
-    before, and is on the same device.
+    `node` is the start of work, `ends[:ended]` the nodes of all ends of work so far. A start is
+    delayed if it is `LAUNCH_NS` or more after the start of its launch. The end is later than
+    `own`, the node of the latest end on the same stream. Its work was launched before, and is
+    on the same device. Only the last 64 ends are searched.
     """
     row = nodes.event[node]
     call = rows.call[row]
@@ -264,7 +287,12 @@ def lock(
     edges: Edges,
     at: int,
 ) -> int:
-    """Add an edge from the previous end of a call with the lock; return the next edge's row."""
+    """Add an edge to `node`, the end of a call that had to wait for the lock of its process.
+
+    The edge comes from the previous end of a call with the lock (`holder`, by process;
+    written), if that is on another thread and after the start of this call. Return the row
+    behind the last edge.
+    """
     row = nodes.event[node]
     lane = rows.lane[row]
     before = holder[lanes.process[lane]]
@@ -277,7 +305,12 @@ def lock(
 
 @kernel
 def switches(event: Numbers, lane: Numbers, lanes: Lanes) -> int:
-    """Return how often consecutive nodes change between threads that hand over to others."""
+    """Return how often the thread changes from node to node, among threads that hand over.
+
+    `event` is the row of each node, `lane` the lane of each row. Nodes of threads without a
+    forward or backward thread in `lanes` are passed over; the first of the others counts as a
+    change.
+    """
     total, last = 0, NONE
     for node in range(len(event)):
         own = lane[event[node]]
@@ -291,10 +324,10 @@ def switches(event: Numbers, lane: Numbers, lanes: Lanes) -> int:
 def constrain(
     nodes: Nodes, rows: ConstraintRows, lanes: Lanes, waits: Waits, edges: Edges
 ) -> tuple[int, Ints]:
-    """Fill `edges`; return their number, and the number of contradicted constraints by kind.
+    """Fill `edges`, which has enough rows, with the constraints of all nodes.
 
     A node without an explanation gets an edge from the latest node of its lane, or else of all
-    lanes.
+    lanes. Return the number of edges, and by kind the number that the times contradict.
     """
     state = no_state(len(rows.start), len(lanes.process))
     latest, top, below, closed = state.latest, state.top, state.below, state.closed

@@ -197,7 +197,18 @@ def replicated(
 
 @kernel
 def copies(src: Ids, expert: Ids, out: Counts) -> None:
-    """Add to `out` [GPU, expert] the number of tokens of the GPU that go to the expert."""
+    """Count the copies of tokens that each GPU sends to each expert.
+
+    Parameters
+    ----------
+    src
+        GPU of each token, shape (tokens,).
+    expert
+        Experts of each token, shape (tokens, top-k).
+    out
+        Counts of shape (GPUs, experts); the numbers are added to it.
+
+    """
     for i in range(len(src)):
         row = out[src[i]]
         for k in range(expert.shape[1]):
@@ -206,10 +217,21 @@ def copies(src: Ids, expert: Ids, out: Counts) -> None:
 
 @kernel
 def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
-    """Add to `out` [GPU, set of places] the number of tokens that reach exactly this set.
+    """Count the tokens of each GPU by the exact set of places that they reach.
 
-    `bit` is the place of each expert as a power of two. For few places this is faster than
-    `distinct`.
+    For few places this is faster than `distinct`.
+
+    Parameters
+    ----------
+    src
+        GPU of each token, shape (tokens,).
+    expert
+        Experts of each token, shape (tokens, top-k).
+    bit
+        Place of each expert (its GPU or node) as a power of two.
+    out
+        Counts of shape (GPUs, 2**places), by the sum of the bits; the numbers are added to it.
+
     """
     for i in range(len(src)):
         reached = bit[expert[i, 0]]
@@ -220,9 +242,19 @@ def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
 
 @kernel
 def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
-    """Add to `out` [GPU, place] the number of tokens of the GPU that reach the place.
+    """Count the tokens of each GPU that reach each place; a token counts once per place.
 
-    `place` is the place of each expert: its GPU or its node. A token counts once per place.
+    Parameters
+    ----------
+    src
+        GPU of each token, shape (tokens,).
+    expert
+        Experts of each token, shape (tokens, top-k).
+    place
+        Place of each expert: its GPU or its node.
+    out
+        Counts of shape (GPUs, places); the numbers are added to it.
+
     """
     last = np.full(out.shape[1], -1, np.int64)
     for i in range(len(src)):
@@ -235,9 +267,19 @@ def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
 
 @kernel
 def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
-    """Add to `out` [GPU] the number of its tokens with an expert on another GPU.
+    """Count the tokens of each GPU that have an expert on another GPU.
 
-    `home` is the GPU of each expert.
+    Parameters
+    ----------
+    src
+        GPU of each token, shape (tokens,).
+    expert
+        Experts of each token, shape (tokens, top-k).
+    home
+        GPU of each expert.
+    out
+        Counts of shape (GPUs,); the numbers are added to it.
+
     """
     for i in range(len(src)):
         s = src[i]
@@ -249,10 +291,23 @@ def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
 
 @kernel
 def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
-    """Replace repeated experts in each row of `expert` by drawn ones, in place.
+    """Replace repeated experts of each token by drawn ones, in place.
 
-    Return the number of draws used, or -1 if `drawn` is too short; some rows are then
-    unfinished.
+    Parameters
+    ----------
+    expert
+        Experts, shape (tokens, top-k); written. The first occurrences move to the front of a
+        row.
+    experts
+        Number of experts; all values are below it.
+    drawn
+        Experts to use, in this order; one that the token already has is skipped.
+
+    Returns
+    -------
+    int
+        Number of draws used, or -1 if `drawn` is too short; some rows are then unfinished.
+
     """
     used = 0
     last = np.full(experts, -1, np.int64)

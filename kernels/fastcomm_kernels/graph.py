@@ -17,7 +17,7 @@ Column = TypeVar("Column", Ints, Floats)
 
 
 class Edges(NamedTuple):
-    """Columns of edges, allocated before they are filled."""
+    """Columns of edges, allocated before they are filled; weights are ns."""
 
     source: Numbers
     target: Numbers
@@ -27,7 +27,7 @@ class Edges(NamedTuple):
 
 
 def selected(edges: Edges, rows: Flags | slice) -> Edges:
-    """Return some of the edges."""
+    """Return some of the edges: a flag per edge, or a slice."""
     source, target, kind, weight, owner = edges
     return Edges(source[rows], target[rows], kind[rows], weight[rows], owner[rows])
 
@@ -43,7 +43,10 @@ def room(count: int) -> Edges:
 def put(
     edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, owner: int
 ) -> int:
-    """Write one edge to row `at`, and return the next row."""
+    """Write one edge to row `at` of the columns `edges`, and return the next row.
+
+    `ends` are its source and target node; kind, weight and owner are as in `Edges`.
+    """
     edges.source[at], edges.target[at] = ends
     edges.kind[at] = kind
     edges.weight[at] = weight
@@ -53,7 +56,7 @@ def put(
 
 @kernel
 def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
-    """Return the index of rows by their key.
+    """Return the index of rows by their key, see the module: ``(first, rows)``.
 
     Keys are less than `groups`; rows with the key NONE are in no group.
     """
@@ -74,7 +77,13 @@ def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
 def settle(order: Ints, key: Ints, tie: Ints) -> None:
     """Sort runs of equal keys in `order` by `tie`, stably and in place.
 
-    `order` are rows sorted by `key`.
+    Parameters
+    ----------
+    order
+        Row numbers sorted by `key`; written.
+    key, tie
+        Values by row: first and second sort key.
+
     """
     i, n = 0, len(order)
     while i < n:
@@ -101,7 +110,11 @@ def settle(order: Ints, key: Ints, tie: Ints) -> None:
 
 @kernel
 def originals(into: tuple[Numbers, Numbers], source: Numbers, nodes: int) -> Numbers:
-    """Return the first edge with the same ends as each edge; `into` indexes edges by target."""
+    """Return, for each edge, the number of the first edge with equal ends: its own if none.
+
+    `into` is the index of the edges by target, `source` the source of each edge, and `nodes`
+    the number of nodes.
+    """
     first, edge = into
     target_of = np.full(nodes, NONE, np.int32)
     edge_of = np.empty(nodes, np.int32)
@@ -123,7 +136,17 @@ def topological(
     """Return nodes with edges, each after its predecessors, without those behind a cycle.
 
     Nodes without predecessors come first, in the order of the edges, then each node when its
-    last predecessor is done, as in networkx. `out` indexes edges by source.
+    last predecessor is done, as in networkx.
+
+    Parameters
+    ----------
+    source, target
+        Ends of each edge.
+    out
+        Index of the edges by source, see the module.
+    nodes
+        Number of nodes.
+
     """
     first, edge = out
     open_edges = np.zeros(nodes, np.int32)
@@ -193,7 +216,11 @@ def longest_path(
 
 @kernel
 def path_to(last: int, through: Numbers, source: Numbers) -> Numbers:
-    """Return the edges that lead to a node, in order; `through` is the last edge of each."""
+    """Return the edges of the path that ends at node `last`, in order from its beginning.
+
+    `through` has, by node, the edge by which the path reaches it, or NONE where a path begins;
+    `source` has the source of each edge.
+    """
     steps, node = 0, last
     while node >= 0 and through[node] >= 0:
         node = source[through[node]]
@@ -222,9 +249,24 @@ def binding(
 ) -> tuple[Numbers, Ints]:
     """Return the edges that bound node `last`, in order, and the slack of each.
 
-    Edges are in order of their targets: those of node v are `first[v]` to `first[v + 1]`. The
-    edge with the latest source binds; of equal ones, one on a device, then the last. Slack is
-    the time by which the second-latest source is earlier, or -1 without one.
+    Of the edges into a node the one with the latest source binds; of equal ones, one on a
+    device, then the last.
+
+    Parameters
+    ----------
+    last
+        Node at which the path ends.
+    first, source
+        Edges in order of their targets: those of node v are `first[v]` to `first[v + 1]`.
+    time, is_device
+        By node: time in ns, and whether it is on a device.
+
+    Returns
+    -------
+    tuple of ndarray of int32 and of int64
+        Numbers of the edges; slack in ns, the time by which the second-latest source is
+        earlier, or -1 without a second one.
+
     """
     path = np.empty(len(first), np.int32)
     slack = np.empty(len(first), np.int64)
@@ -247,10 +289,23 @@ def binding(
 
 @kernel
 def replay(first: Numbers, source: Numbers, weight: Ints, begin: int) -> tuple[Ints, Numbers]:
-    """Return when each node is reached if edges take their weights, and the binding edges.
+    """Return when each node is reached if every edge takes its weight, and the binding edges.
 
-    Edges are in order of their targets; nodes without edges begin at `begin`, and have no
-    binding edge (NONE).
+    Parameters
+    ----------
+    first, source
+        Edges in order of their targets, each from an earlier node: those of node v are
+        `first[v]` to `first[v + 1]`.
+    weight
+        Time of each edge in ns.
+    begin
+        Time in ns of nodes without edges.
+
+    Returns
+    -------
+    tuple of ndarray of int64 and of int32
+        Time of each node in ns; its binding edge, or NONE for a node without edges.
+
     """
     time = np.empty(len(first) - 1, np.int64)
     through = np.full(len(first) - 1, NONE, np.int32)
@@ -268,7 +323,16 @@ def replay(first: Numbers, source: Numbers, weight: Ints, begin: int) -> tuple[I
 def latest(first: Numbers, source: Numbers, weight: Ints, end: np.int64) -> Ints:
     """Return the latest time of each node at which all nodes can still be reached by `end`.
 
-    Edges are in order of their targets, each from an earlier node.
+    Parameters
+    ----------
+    first, source
+        Edges in order of their targets, each from an earlier node: those of node v are
+        `first[v]` to `first[v + 1]`.
+    weight
+        Time of each edge in ns.
+    end
+        Latest time of every node, ns.
+
     """
     time = np.full(len(first) - 1, end)
     for back in range(len(time)):
@@ -289,8 +353,24 @@ def delays(
     """Return the weight of every edge for a replay of the measured times.
 
     The edge that binds a node gets the measured delay, so that the replay is exact. Other edges
-    get the `least` delay of their kind, as far as the measured times allow. `nodes` are the
-    times of nodes, and whether they are on a device.
+    get the least delay of their kind, as far as the measured times allow.
+
+    Parameters
+    ----------
+    nodes
+        By node: time in ns, and whether it is on a device.
+    first, source
+        Edges in order of their targets: those of node v are `first[v]` to `first[v + 1]`.
+    kind
+        Kind of each edge.
+    least
+        Least delay by kind of edge, ns.
+
+    Returns
+    -------
+    Ints
+        Weight of each edge, ns.
+
     """
     time, is_device = nodes
     weight = np.empty(len(source), np.int64)

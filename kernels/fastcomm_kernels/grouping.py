@@ -22,7 +22,20 @@ Codes = NDArray[np.int32]
 
 @kernel
 def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
-    """Return the slot of a row's kind, or the empty slot (-1) for a new kind."""
+    """Return the slot of a row's kind, or the empty slot (-1) that a new kind would take.
+
+    Parameters
+    ----------
+    columns
+        Values of shape (columns, rows).
+    row
+        Row to look up.
+    slots
+        Hash table of kinds, -1 where empty; the length is a power of two.
+    first
+        First row of each kind.
+
+    """
     key, last = 0, len(slots) - 1
     for c in range(len(columns)):
         key = mix(key, columns[c, row])
@@ -43,7 +56,19 @@ def equal(columns: Matrix, a: int, b: int) -> bool:
 
 @kernel
 def kinds(columns: Matrix) -> tuple[Ints, Ints]:
-    """Return the kind of each row, numbered by first appearance, and each kind's first row."""
+    """Number the different rows of a matrix.
+
+    Parameters
+    ----------
+    columns
+        Values of shape (columns, rows), int64.
+
+    Returns
+    -------
+    tuple of two Ints
+        Kind of each row, numbered from 0 by first appearance; first row of each kind.
+
+    """
     rows, count = columns.shape[1], 0
     kind, first = np.empty(rows, np.int64), np.empty(rows, np.int64)
     slots = np.full(_SLOTS, -1, np.int64)
@@ -67,9 +92,22 @@ def kinds(columns: Matrix) -> tuple[Ints, Ints]:
 
 @kernel
 def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
-    """Return where the values of each key begin, and the values by key, in their order.
+    """Return the values by key, in their order.
 
-    Keys are less than `size`.
+    Parameters
+    ----------
+    key
+        Key of each value, 0 to `size` - 1.
+    value
+        The values.
+    size
+        Number of keys.
+
+    Returns
+    -------
+    tuple of two Ints
+        ``(first, out)``: the values of key k are ``out[first[k]:first[k + 1]]``.
+
     """
     first = np.zeros(size + 1, np.int64)
     for i in range(len(key)):
@@ -86,9 +124,9 @@ def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
 
 @kernel
 def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]:
-    """Return sum, least, most, upper median and population variance of each group.
+    """Return sum, minimum, maximum, upper median and population variance of each group.
 
-    Groups are those of `grouped`; an empty group has zeros.
+    The values of group k are ``value[first[k]:first[k + 1]]``; an empty group has zeros.
     """
     size = len(first) - 1
     total, least, most = (
@@ -129,9 +167,22 @@ def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]
 
 @kernel
 def sums(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return number, sum, least and most of the values of each key below `size`.
+    """Return number, sum, minimum and maximum of the values of each key.
 
-    A key without values has zeros.
+    Parameters
+    ----------
+    key
+        Key of each value, 0 to `size` - 1.
+    value
+        Values, not negative: the maximum begins at 0.
+    size
+        Number of keys.
+
+    Returns
+    -------
+    tuple of four Ints
+        Each of length `size`; zeros for a key without values.
+
     """
     number, total = np.zeros(size, np.int64), np.zeros(size, np.int64)
     least, most = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -154,7 +205,10 @@ def bucket(value: int) -> int:
 
 @kernel
 def buckets(value: Ints) -> Ints:
-    """Return the bucket of each value."""
+    """Return the bucket of a histogram for each value, as defined by `bucket`.
+
+    Values are not negative.
+    """
     out = np.empty(len(value), np.int64)
     for i in range(len(value)):
         out[i] = bucket(value[i])
@@ -165,8 +219,20 @@ def buckets(value: Ints) -> Ints:
 def histogram(key: Codes, value: Ints, first: Ints, low: Ints) -> Codes:
     """Count values by key and bucket.
 
-    The cells of key k begin at `first[k]`, with that of bucket `low[k]`; the last of `first` is
-    the number of cells.
+    Parameters
+    ----------
+    key, value
+        Key of each value, and the value, not negative.
+    first
+        First cell of each key, and at the end the number of cells.
+    low
+        Bucket of the first cell of each key; no value is below it.
+
+    Returns
+    -------
+    ndarray
+        Number of values per cell, int32. The cells of a key are consecutive buckets.
+
     """
     number = np.zeros(first[-1], np.int32)
     start = first[:-1] - low

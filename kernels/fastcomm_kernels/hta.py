@@ -24,7 +24,7 @@ _NEAR_NS = 1_500_000  # longest gap between kernels that bind each other
 
 
 class HtaRows(NamedTuple):
-    """Columns of the events; a row without nodes has NONE for both."""
+    """Columns of the events, times in ns; a row without nodes has NONE for both."""
 
     start: Ints
     stop: Ints
@@ -34,7 +34,7 @@ class HtaRows(NamedTuple):
 
 
 class HtaNodes(NamedTuple):
-    """Columns of the nodes."""
+    """Row, time (ns) and side of each node."""
 
     event: Numbers
     time: Ints
@@ -43,9 +43,15 @@ class HtaNodes(NamedTuple):
 
 @kernel
 def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaNodes:
-    """Return the nodes: starts in the order of `rows` and stops in the order of `ends`, merged.
+    """Return the nodes: starts and stops of events, merged in order of (time, tie).
 
-    Both orders are by (time, tie).
+    Parameters
+    ----------
+    rows, ends
+        Rows of the events sorted by (start, tie), and by (stop, tie).
+    start, stop, tie
+        By row: times in ns, and the order at equal times.
+
     """
     n = len(rows)
     nodes = HtaNodes(
@@ -67,7 +73,7 @@ def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaN
 
 @kernel
 def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
-    """Return the nodes of the start and end of each row, or NONE."""
+    """Return the start node and the end node of each of `rows` rows; NONE without nodes."""
     first, last = np.full(rows, NONE, np.int32), np.full(rows, NONE, np.int32)
     for node in range(len(nodes.event)):
         if nodes.is_end[node]:
@@ -79,7 +85,21 @@ def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
 
 @kernel
 def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
-    """Add edges among calls that take the same lock, on all threads."""
+    """Add edges among calls with the flag LOCKED, which take one lock, on all threads.
+
+    Parameters
+    ----------
+    rows, nodes
+        Events and their nodes.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
+    """
     opened = np.empty(len(nodes.event), np.int32)
     depth, previous = 0, NONE
     for node in range(len(nodes.event)):
@@ -106,7 +126,16 @@ def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
 
 @kernel
 def is_shared(rows: HtaRows, nodes: HtaNodes, a: int, b: int) -> bool:
-    """Return whether `lock_edges` adds the edge from node `a` to node `b`."""
+    """Return whether `lock_edges` adds the edge between two successive nodes of a thread.
+
+    Parameters
+    ----------
+    rows, nodes
+        Events and their nodes.
+    a, b
+        The nodes, in order of time.
+
+    """
     locked = rows.flags[nodes.event[a]] & rows.flags[nodes.event[b]] & LOCKED
     return locked != 0 and (not nodes.is_end[a] or nodes.is_end[b])
 
@@ -122,8 +151,23 @@ def stack_edges(
 ) -> int:
     """Add the edges along the call stack of each thread.
 
-    `starts` and `stops` are pairs: the index at which the rows of each thread begin, and the
-    rows, by start and by stop. An end closes the top of the stack, whichever row ends.
+    An end closes the top of the stack, whichever row ends.
+
+    Parameters
+    ----------
+    starts, stops
+        Where the rows of each thread begin, with the total at the end; and the rows, by start
+        (of `starts`) and by stop (of `stops`).
+    rows, nodes
+        Events and their nodes. Events without nodes (NONE) only take part in the stack.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
     """
     stack = np.empty(len(starts[1]), np.int32)
     for group in range(len(starts[0]) - 1):
@@ -174,7 +218,23 @@ class Device(NamedTuple):
 
 @kernel
 def device_edges(device: Device, rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
-    """Add the edges of durations, launches, stream order, and waits."""
+    """Add the edges of durations, launches, stream order, and waits.
+
+    Parameters
+    ----------
+    device
+        Device work and synchronizing calls, in order of time.
+    rows, nodes
+        Events and their nodes.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
+    """
     last = np.full(len(device.row) + 1, NONE, np.int32)
     streams = 0
     waits_for = np.full(len(rows.start), NONE, np.int32)
@@ -217,9 +277,25 @@ def work_edges(
     edges: Edges,
     at: int,
 ) -> int:
-    """Add the edges of device event `k` of the device pass.
+    """Add the edges of a row of device work: its duration, and what it waits for.
 
-    `ends` are the nodes that it waits for and that precede it on its stream, or NONE.
+    Parameters
+    ----------
+    device, k
+        Device work, and the row of it.
+    ends
+        End node of the work that it waits for, and of the work before it on its stream, or
+        NONE.
+    rows, nodes
+        Events and their nodes.
+    edges, at
+        Columns of the edges, written from row `at` on.
+
+    Returns
+    -------
+    int
+        Row behind the last edge.
+
     """
     waited, before = ends
     row, call, time = device.row[k], device.call[k], nodes.time

@@ -81,7 +81,7 @@ class ScanColumns(NamedTuple):
         return ARGS + args + 7
 
     def plan(self) -> Ints:
-        """Return the selection as one array for `scan`."""
+        """Return the selection as one int64 array, the `plan` that `scan` takes."""
         numbers = [*self.numbers, *self.detail_numbers]
         args = {key: 2 * column for column, key in enumerate(numbers, ARGS)}
         first = ARGS + len(numbers)
@@ -107,7 +107,19 @@ class ScanColumns(NamedTuple):
 
 @kernel
 def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
-    """Return whether events of a kind and name are kept; `size` -1 is an unknown name."""
+    """Return whether an event is kept, by its kind and, for KEEP_NAMED, the prefix of its name.
+
+    Parameters
+    ----------
+    plan
+        Selection, see `ScanColumns.plan`.
+    kind
+        Number of the kind, as `kind_of` returns it.
+    text, name, size
+        The text, and index and size in bytes of the name; -1 if unknown, which keeps the event
+        unless its kind is KEEP_NONE.
+
+    """
     keep = get(plan, get(plan, _KEEP) + kind)
     if keep != KEEP_NAMED or size < 0:
         return keep != KEEP_NONE
@@ -120,7 +132,16 @@ def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool
 
 @kernel
 def kind_of(plan: Address, text: Address, i: int, size: int) -> int:
-    """Return the kind of a category."""
+    """Return the kind of a category; one that the selection does not name has the last kind.
+
+    Parameters
+    ----------
+    plan
+        Selection, see `ScanColumns.plan`.
+    text, i, size
+        Text that has the category, and index and size of it in bytes.
+
+    """
     kind = find(plan, get(plan, _KINDS), get(plan, _LAST_KIND), text, i, size)
     return get(plan, OTHER) if kind < 0 else kind
 
@@ -136,7 +157,10 @@ class Into(NamedTuple):
 
 @kernel
 def clear(into: Into, first: int, stop: int) -> None:
-    """Set columns of the row to NULL, and up to seven columns behind them."""
+    """Set the columns `first` to `stop` of the row to NULL, eight at a time.
+
+    So up to seven columns behind `stop` are overwritten, too: a row has room for that.
+    """
     while first < stop:
         put8(into.rows, into.at + first, NULL)
         first += 8
@@ -144,7 +168,16 @@ def clear(into: Into, first: int, stop: int) -> None:
 
 @kernel
 def integer(text: Address, i: int, to: Address, cell: int) -> int:
-    """Read an integer, in quotes or not, into a cell; NULL for any other value."""
+    """Read an integer, in quotes or not; return the index behind it, or ``~index``.
+
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    to, cell
+        Column, and the cell of it that gets the number; NULL for any other value.
+
+    """
     word = load64(text, i)
     size = digit_count(word)
     if 0 < size < 8 and byte(text, i + size) in (COMMA, CLOSE):
@@ -162,7 +195,17 @@ def integer(text: Address, i: int, to: Address, cell: int) -> int:
 
 @kernel
 def text_of(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read any value as text, and write its code into a cell; NULL if missing or null."""
+    """Read a value as text, without quotes; return the index behind it, or ``~index``.
+
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    into, cell
+        Cell of `into.rows` that gets the code of the text, see `intern`; NULL if the value is
+        missing or null.
+
+    """
     end = skip_value(text, i)
     quoted = int(byte(text, i) == QUOTE)
     if end <= i or (byte(text, i) == _N and end == i + 4):
@@ -175,9 +218,19 @@ def text_of(text: Address, i: int, into: Into, cell: int) -> int:
 
 @kernel
 def read_arg(text: Address, i: int, to: int, plan: Address, into: Into) -> int:
-    """Read the value of a selected arg into its column.
+    """Read the value of a selected arg into its column, and return the index behind it.
 
-    `to` is twice the column, plus 1 for texts.
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    to
+        Twice the column, plus 1 for texts.
+    plan
+        Selection, see `ScanColumns.plan`.
+    into
+        The row to write. Its first detail sets the row's DETAIL, and the other details to NULL.
+
     """
     cell = into.at + (to >> 1)
     if to >> 1 >= get(plan, DETAILS) and get(into.rows, into.at + DETAIL) < 0:
@@ -190,7 +243,11 @@ def read_arg(text: Address, i: int, to: int, plan: Address, into: Into) -> int:
 
 @kernel
 def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
-    """Read the selected members of the `args` object whose brace is at `i`."""
+    """Read the members of the `args` object at `i` that the selection `plan` names into a row.
+
+    Return the index behind the object, or ``~index`` at an unfit byte or a key with escaped
+    letters.
+    """
     keys, last = get(plan, ARG_KEYS), get(plan, LAST_ARG)
     i = skip_blanks(text, i + 1)
     while byte(text, i) != CLOSE:
@@ -214,7 +271,17 @@ def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
 
 @kernel
 def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read a process or thread: a number, or `TEXT_LANE` minus the code of a text."""
+    """Read a process or thread; return the index behind the value, or ``~index``.
+
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    into, cell
+        Cell of `into.rows` that gets the number, or `TEXT_LANE` minus the code of a text; NULL
+        for any other value.
+
+    """
     if byte(text, i) == QUOTE:
         i = text_of(text, i, into, cell)
         put(into.rows, cell, TEXT_LANE - get(into.rows, cell))
@@ -227,10 +294,18 @@ def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
 
 @kernel
 def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
-    """Read the event whose brace is at `i` into its row.
+    """Read the event whose brace is at `i`, and return the index behind it, or ``~index``.
 
-    KIND becomes NULL for an event that is not selected, and INVALID for one with invalid
-    values.
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the opening brace.
+    plan
+        Selection, see `ScanColumns.plan`.
+    into
+        The row to write. Its KIND becomes NULL for an event that is not selected, and INVALID
+        for one with invalid values.
+
     """
     rows, at, event = into.rows, into.at, i
     put8(rows, at, NULL)

@@ -66,7 +66,20 @@ _SPACE = ord(" ")
 
 @kernel
 def checked_end(text: Address, event: int, end: int, n: int, last: bool) -> int:
-    """Return `end`, the end of an event, or ``~index`` if a closer check contradicts it."""
+    """Return `end`, the end of an event, or ``~index`` if a closer check contradicts it.
+
+    Parameters
+    ----------
+    text
+        Address of the text.
+    event, end
+        Index of the event's brace, and the index behind its end by a quick scan.
+    n
+        Number of bytes of the text.
+    last
+        Whether no more text follows. Otherwise ``~index`` may mean that more text is needed.
+
+    """
     i = skip_blanks(text, end)
     if byte(text, i) in (COMMA, CLOSE_LIST, OPEN):
         return end
@@ -77,10 +90,23 @@ def checked_end(text: Address, event: int, end: int, n: int, last: bool) -> int:
 
 @kernel
 def next_event(text: Address, i: int, n: int, last: bool) -> int:
-    """Return the index of the brace that begins the next event, or of the list's bracket.
+    """Return the index of the brace that begins the next event, or of the list's end.
 
-    The first key of an event is one that all events have. If there is none, return ``~index``
-    of where to search again with more text.
+    Parameters
+    ----------
+    text, i
+        Address of the text, and the index to search from.
+    n
+        Number of bytes of the text.
+    last
+        Whether no more text follows.
+
+    Returns
+    -------
+    int
+        The index of a brace or of the closing bracket; or ``~index`` from which to search again
+        with more text. An object is an event if its first key is one that all events have.
+
     """
     while i < n:
         stops = opens(text, i) | closes(text, i)

@@ -60,9 +60,9 @@ def is_digit(text: Address, i: int) -> bool:
 
 @kernel
 def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """Write a number times 10^scale into a cell, NULL for none; return the index behind it.
+    """Write the number at `i` times 10^scale, rounded, into a cell; return the index behind it.
 
-    Reads eight digits at a time; `exactly` reads unusual numbers.
+    The cell gets NULL for no number or one beyond int64. Unusual numbers are read by `exactly`.
     """
     start, value = i, 0
     if byte(text, i) == _MINUS:
@@ -97,7 +97,7 @@ def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
 
 @kernel
 def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """Read any number as `decimal` does: with many digits, an exponent, or too large."""
+    """Read any number as `decimal` does: with many digits, an exponent, or too large (NULL)."""
     negative = byte(text, i) == _MINUS
     if negative:
         i += 1
@@ -153,7 +153,7 @@ _DEEPEST = 60
 
 @kernel
 def skip_blanks(text: Address, i: int) -> int:
-    """Return the index of the next byte that is not blank."""
+    """Return the index of the first byte from `i` on that is not blank."""
     if byte(text, i) > _SPACE:
         return i
     if byte(text, i + 1) > _SPACE and byte(text, i) != 0:
@@ -167,7 +167,7 @@ def skip_blanks(text: Address, i: int) -> int:
 
 @kernel
 def string_end(text: Address, i: int) -> int:
-    """Return the index of the quote that ends the string whose first byte is at `i`."""
+    """Return the index of the quote that ends a string, from its first byte, or ``~index``."""
     while True:
         stops = string_stops(text, i)
         if stops == 0:
@@ -185,10 +185,10 @@ def string_end(text: Address, i: int) -> int:
 
 @kernel
 def spells_letters(text: Address, i: int, end: int) -> bool:
-    """Return whether text spells a letter, digit or blank as an escape (u0020 to u007a).
+    """Return whether the text from `i` to `end` has an escape of a letter, digit or blank.
 
-    Escapes of punctuation (u0021 to u002f, u003a to u003f) do not count, since careful writers
-    use them.
+    These are u0020, u0030 to u0039 and u0040 to u007a; careful writers escape other
+    punctuation.
     """
     while i < end:
         marks = escapes(text, i)
@@ -230,14 +230,14 @@ def has_phase(text: Address, i: int, end: int) -> bool:
 
 @kernel
 def behind_colon(text: Address, i: int) -> int:
-    """Return the index of the value of a member whose key ends before `i`."""
+    """Return the index of the value of a member whose key ends before `i`, or ``~index``."""
     i = skip_blanks(text, i)
     return skip_blanks(text, i + 1) if byte(text, i) == COLON else ~i
 
 
 @kernel
 def next_member(text: Address, i: int) -> int:
-    """Return the index of the next key of an object, or its brace; a value ends before `i`."""
+    """Return the index of the key or brace behind a value that ends before `i`; or ``~i``."""
     i = skip_blanks(text, i)
     if byte(text, i) == COMMA:
         return skip_blanks(text, i + 1)
@@ -246,7 +246,7 @@ def next_member(text: Address, i: int) -> int:
 
 @kernel
 def ends_list(text: Address, i: int, n: int) -> int:
-    """Return whether the bracket at `i` ends the events: 1 yes, 0 no, -1 unknown yet.
+    """Return whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not yet known.
 
     The list is followed by the outer object's brace or next key, another document, or nothing.
     """
@@ -262,7 +262,7 @@ def ends_list(text: Address, i: int, n: int) -> int:
 
 @kernel
 def skip_scalar(text: Address, i: int) -> int:
-    """Skip a value without brackets; a missing value has no length."""
+    """Return the index behind the value without brackets at `i`, which may be empty."""
     if byte(text, i) == QUOTE:
         i = string_end(text, i + 1)
         return i + 1 if i >= 0 else i
@@ -275,7 +275,7 @@ def skip_scalar(text: Address, i: int) -> int:
 
 @kernel
 def skip_value(text: Address, i: int) -> int:
-    """Skip any value."""
+    """Return the index behind the value of any kind at `i`, or ``~index`` if it is damaged."""
     if byte(text, i) in (OPEN, OPEN_LIST):
         return skip_rest(text, i + 1, i)
     return skip_scalar(text, i)
@@ -283,7 +283,7 @@ def skip_value(text: Address, i: int) -> int:
 
 @kernel
 def skip_rest(text: Address, i: int, bracket: int) -> int:
-    """Skip to behind the bracket that closes the one at `bracket`; `i` is right behind it.
+    """Return the index behind the bracket that closes the one at `bracket`; `i` is behind that.
 
     Takes `STEP` bytes at a time unless they are unusual: an escape, a line break in a string, a
     quote without a delimiter on its outer side, or a bracket closed by one of the other kind.
@@ -322,7 +322,7 @@ def skip_rest(text: Address, i: int, bracket: int) -> int:
 
 @kernel
 def skip_with_care(text: Address, i: int) -> int:
-    """Skip the object or list at `i`, checking commas, colons and brackets."""
+    """Return the index behind the object or list at `i`, all checked; else ``~index``."""
     kinds, depth = 0, 0
     while True:
         c = byte(text, i)
@@ -379,9 +379,9 @@ def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
 
 @kernel
 def list_end(block: Text, i: int, n: int) -> int:
-    """Return the index of the bracket that ends a list of objects, or ``~index``.
+    """Return the index of the bracket that ends a list of objects, or ``~index`` without one.
 
-    The list continues at `i`; the text has `n` bytes.
+    The list continues at `i`, before an object or a comma; the text `block` has `n` bytes.
     """
     text = address(block)
     i = skip_blanks(text, i)

@@ -16,7 +16,16 @@ _NEVER = -(1 << 62)
 
 @kernel
 def row_of_lane(lanes: Lane, row: int, lane: int) -> int:
-    """Return the first row, from `row` on, whose lane is at least `lane`."""
+    """Return the first row, from `row` on, whose lane is at least `lane`.
+
+    Parameters
+    ----------
+    lanes
+        Lane of each row, ascending.
+    row, lane
+        Where to begin, and the lane. The result is the number of rows if there is no such row.
+
+    """
     while row < len(lanes) and lanes[row] < lane:
         row += 1
     return row
@@ -33,8 +42,13 @@ def enclosing(
 ) -> Ints:
     """Return the row of the innermost range that encloses each launch on its lane, or -1.
 
-    Ranges and launches are sorted by lane, then by start; a range comes before one that it
-    encloses.
+    Parameters
+    ----------
+    range_lane, range_start, range_stop
+        Ranges, sorted by lane, then by start; a range comes before one that it encloses.
+    lane, start, stop
+        Launches, sorted by lane, then by start. Times are ns.
+
     """
     rows = np.empty(len(lane), np.int64)
     # Open ranges, innermost on top; each stops before the one below it. A range that outlives
@@ -121,7 +135,16 @@ def partners(code: Numbers, codes: int, is_device: Flags, position: Ints) -> Num
     """Return the row that each row is linked to, or NONE.
 
     This is the row of the other side (device or host) with the same code and the last position.
-    Codes are less than `codes`; a row with code NONE has no partner.
+
+    Parameters
+    ----------
+    code, codes
+        Code of each row, or NONE without partner; all are less than `codes`.
+    is_device
+        Side of each row.
+    position
+        Place of each row in its file: of rows with one code and side the largest counts.
+
     """
     last = np.full((2, codes), NONE, np.int32)
     for row in range(len(code)):
@@ -171,7 +194,20 @@ def queue_lengths(
 
 @kernel
 def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, result: Numbers) -> int:
-    """Count launch `i` in `length`, write the length to `result`, and return ``i + 1``."""
+    """Count a launch in the queue of its stream, and return ``i + 1``.
+
+    Parameters
+    ----------
+    launches, i
+        Rows of the launches, and the index of this one.
+    stream
+        Stream of each row.
+    length
+        Queue length by stream; one entry is increased.
+    result
+        Queue length by row, after its launch; one entry is written.
+
+    """
     row = launches[i]
     length[stream[row]] += 1
     result[row] = length[stream[row]]
@@ -182,10 +218,17 @@ def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, result: N
 def launches_before(
     launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
 ) -> Numbers:
-    """Return the last launch on the lane of each mark, at its time or before, or NONE.
+    """Return the row of the last launch on each mark's lane that is not later, or NONE.
 
-    Launches and marks are pairs: rows in order of time, and their lanes, less than `lanes`.
-    `start` is the time of each row.
+    Parameters
+    ----------
+    launches, marks
+        Pairs: rows in order of time, and the lane of each, less than `lanes`.
+    start
+        Time of each row in ns.
+    lanes
+        Number of lanes.
+
     """
     last = np.full(lanes, NONE, np.int32)
     result = np.full(len(marks[0]), NONE, np.int32)
@@ -202,9 +245,17 @@ def launches_before(
 def launches_behind(
     launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
 ) -> Numbers:
-    """Return the first launch on the lane of each mark that is later, or NONE.
+    """Return the row of the first launch on each mark's lane that is later, or NONE.
 
-    Arguments are those of `launches_before`.
+    Parameters
+    ----------
+    launches, marks
+        Pairs: rows in order of time, and the lane of each, less than `lanes`.
+    start
+        Time of each row in ns.
+    lanes
+        Number of lanes.
+
     """
     following = np.full(lanes, NONE, np.int32)
     result = np.full(len(marks[0]), NONE, np.int32)
@@ -224,9 +275,19 @@ def align(
     """Return the index in a of the item that matches each item of b, or -1.
 
     Order is kept, and the matching has as many items as possible, as close in time as possible.
-    Two items match only if their codes are equal and their times differ by at most `apart`. At
-    any place, at most `widest` more items may be missing from one sequence than from the other,
-    beyond the difference of the lengths.
+
+    Parameters
+    ----------
+    a_code, b_code
+        Codes of the items of both sequences; only items of equal code match.
+    a_time, b_time
+        Times of the items.
+    widest
+        Most items by which, at any place, one sequence may lack more than the other, beyond the
+        difference of their lengths.
+    apart
+        Largest difference of the times of matched items.
+
     """
     n, m = len(a_code), len(b_code)
     low = min(0, n - m) - widest

@@ -11,9 +11,24 @@ Rows = NDArray[np.int32]
 
 @kernel
 def augment(row: int, matrix: Matrix, least: int, column_of: Rows, row_of: Rows) -> bool:
-    """Match one more row over cells of at least `least`; return whether that is possible.
+    """Match one more row with a column, over cells of at least `least`, if that is possible.
 
-    Writes `to`, the column of each row, and `came`, the row of each column; -1 is none.
+    Parameters
+    ----------
+    row
+        Row without a column.
+    matrix
+        Square matrix of weights.
+    least
+        Least weight of a usable cell.
+    column_of, row_of
+        The matching: column of each row, row of each column, -1 for none; written.
+
+    Returns
+    -------
+    bool
+        Whether the row was matched; if not, nothing was written.
+
     """
     size = len(matrix)
     for c in range(size):
@@ -51,11 +66,25 @@ def augment(row: int, matrix: Matrix, least: int, column_of: Rows, row_of: Rows)
 
 @kernel
 def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Rows, Matrix]:
-    """Return the permutations, one row per stage, and their weights.
+    """Decompose a matrix into weighted permutations, as in the FAST schedule.
 
-    Only cells of at least a threshold are used. It begins at `first`, and shrinks to ``shrink /
-    16`` of itself, down to 1, when they do not suffice; with 1 this is the plain incremental
-    decomposition. The stages of a matrix with unequal sums do not add up to it.
+    Only cells of at least a threshold are used; it shrinks when they do not suffice. The stages
+    of a matrix with unequal sums do not add up to it.
+
+    Parameters
+    ----------
+    matrix
+        Square matrix of int64 that are not negative, with equal sums of all rows and columns.
+    first
+        First threshold; 1 gives the plain incremental decomposition.
+    shrink
+        The threshold shrinks to ``shrink / 16`` of itself, at least 1.
+
+    Returns
+    -------
+    tuple of ndarray of int32 and of int64
+        Column of each row, shape (stages, rows); weight of each stage.
+
     """
     size = len(matrix)
     remaining = matrix.copy()
@@ -98,9 +127,9 @@ Cost = tuple[float, float]
 
 @kernel
 def spread_time(moved: Matrix, cost: Cost) -> float:
-    """Return the time to move a matrix shift by shift, without the diagonal.
+    """Return the time in s to move a square matrix shift by shift, without the diagonal.
 
-    `cost` is the time per shift that is not empty, and per unit of its largest cell.
+    `cost` is the seconds per shift that is not empty, and per unit of its largest cell.
     """
     size = len(moved)
     total = 0.0
@@ -177,7 +206,17 @@ def balance(block: Blocks, cost: Cost) -> tuple[Matrix, Blocks, float]:
 def level(b: Matrix, row: Matrix, target: int, moved: Matrix) -> None:
     """Move the surplus of rows above `target` to the rows below it, column by column.
 
-    Writes `b`, its row sums `row`, and `moved`, which counts what moves from row to row.
+    Parameters
+    ----------
+    b
+        Square matrix of bytes; written.
+    row
+        Sums of its rows; written.
+    target
+        Sum that rows shall not exceed.
+    moved
+        Matrix to which the amount moved from row to row is added.
+
     """
     for i in range(len(row)):
         for k in range(len(row)):

@@ -72,7 +72,7 @@ def _push_future(queues: Queues, d: int, node: int) -> None:
 
 @kernel
 def push_choice(queues: Queues, d: int, node: int) -> None:
-    """Add a ready node to the heap of a device."""
+    """Add node `node`, which is ready, to the heap `choice` of device `d`."""
     heap, base, entry = queues.choice, get(queues.room, d), get(queues.choices, d)
     put(queues.choices, d, entry + 1)
     while entry > 0:
@@ -106,7 +106,7 @@ def _pop_future(queues: Queues, d: int) -> int:
 
 @kernel
 def pop_choice(queues: Queues, d: int) -> int:
-    """Remove and return the most urgent ready node of a device."""
+    """Remove and return the most urgent node of device `d` that is ready; there is one."""
     heap, base, size = queues.choice, get(queues.room, d), get(queues.choices, d) - 1
     put(queues.choices, d, size)
     least, last = get(heap, base), get(heap, base + size)
@@ -126,7 +126,10 @@ def pop_choice(queues: Queues, d: int) -> int:
 
 @kernel
 def promise(queues: Queues, d: int, when: int) -> None:
-    """Set when a device may go on, and update the tree; the lowest device wins ties."""
+    """Set when device `d` may go on, and update the tree; the lowest device wins ties.
+
+    `when` is the bits of a float time.
+    """
     if get(queues.soon, d) == when:
         return
     put(queues.soon, d, when)
@@ -148,9 +151,17 @@ def promise(queues: Queues, d: int, when: int) -> None:
 
 @kernel
 def arrive(queues: Queues, d: int, node: int, free: int) -> None:
-    """Queue a node for device `d`, which is free from `free` on (bits of a float time).
+    """Queue a node: in the heap `choice` if it is ready when the device is free, else `future`.
 
-    A node that is ready by then goes to the heap `choice`, any other to `future`.
+    Parameters
+    ----------
+    queues, d
+        Queues, and the number of the device.
+    node
+        The node; its time is in `queues.ready`.
+    free
+        Time from which the device is free, as the bits of a float.
+
     """
     # A node that is ready before the device is free counts as ready now.
     if get(queues.ready, node) <= free:
@@ -161,7 +172,18 @@ def arrive(queues: Queues, d: int, node: int, free: int) -> None:
 
 @kernel
 def soon_of(queues: Queues, d: int, free: int, limit: int) -> int:
-    """Return when a device can go on; `limit` is the earliest start of nodes not ready yet."""
+    """Return when a device can go on, as the bits of a float time; NEVER without a node.
+
+    Parameters
+    ----------
+    queues, d
+        Queues, and the number of the device.
+    free
+        Time from which the device is free.
+    limit
+        Earliest start of a node that is not ready yet.
+
+    """
     if get(queues.choices, d) > 0:
         return free
     if get(queues.futures, d) == 0:
@@ -171,7 +193,11 @@ def soon_of(queues: Queues, d: int, free: int, limit: int) -> int:
 
 @kernel
 def chosen(queues: Queues, d: int, now: int) -> int:
-    """Remove and return the node that a device starts at `now`."""
+    """Remove and return the node that device `d` starts at `now` (bits of a float time).
+
+    First moves the nodes that are ready by now from `future` to `choice`. The device has a node
+    that is ready.
+    """
     base = get(queues.room, d)
     while get(queues.futures, d) > 0 and get(queues.ready, get(queues.future, base)) <= now:
         node = _pop_future(queues, d)
@@ -209,7 +235,7 @@ def _tree(devices: int) -> Ints:
 
 @kernel
 def heaps_for(device: Ints, devices: int) -> Heaps:
-    """Allocate heaps for all nodes; `device` is the device of each."""
+    """Allocate empty heaps; `device` is the device of each node, `devices` their number."""
     n, room, first = len(device), _rooms(device, devices), _tree(devices)
     future, choice, arrival = (
         np.empty(n, np.int64),
@@ -225,7 +251,15 @@ def heaps_for(device: Ints, devices: int) -> Heaps:
 def queues_of(heaps: Heaps, priority: Ints, ready: Floats) -> Queues:
     """Return the addresses of the columns; the caller keeps the arrays alive.
 
-    `priority` is by node, the least goes first; `ready` has the time when each node is ready.
+    Parameters
+    ----------
+    heaps
+        Of `heaps_for`.
+    priority
+        By node; the least goes first.
+    ready
+        By node: the time when it is ready, in any unit; not negative.
+
     """
     room, future, futures, choice, choices, arrival, soon, first = heaps
     return Queues(

@@ -41,7 +41,10 @@ _NOBODY = -1
 
 @kernel
 def waits_of(after: Ints, size: np.int64) -> Ints:
-    """Return the number of nodes that each node waits for."""
+    """Return the number of nodes that each node waits for.
+
+    `after` has the node behind each edge; `size` is the number of nodes.
+    """
     waits = np.zeros(size, np.int64)
     for e in range(len(after)):
         waits[after[e]] += 1
@@ -63,10 +66,22 @@ def _sources(waits: Ints, news: Ints) -> int:
 def by_device(
     graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
-    """Return start, end and order of the nodes; the device that is free first goes next.
+    """Replay a graph of operations; the device that is free first goes next.
 
-    `ready` and `free`, the times from which nodes and devices may begin, are written. Nodes
-    that wait for an exclusive device return to its queue one by one.
+    Nodes that wait for an exclusive device return to its queue one by one. Times have one unit.
+
+    Parameters
+    ----------
+    graph, work, kind
+        Successors, work of the nodes, kind of each device, see the module.
+    ready, free
+        Times from which nodes and devices may begin; written.
+
+    Returns
+    -------
+    tuple of Floats, Floats and Ints
+        Start and end of each node; the nodes in the order in which they started.
+
     """
     return _in_turn(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
 
@@ -75,10 +90,22 @@ def by_device(
 def by_time(
     graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
-    """Return start, end and order of the nodes; the earliest possible start goes next.
+    """Replay a graph of operations; the earliest possible start goes next.
 
-    A device starts the node with the least priority, then the one that is ready first. `ready`
-    and `free`, the times from which nodes and devices may begin, are written.
+    A device starts the node with the least priority, then the one that is ready first.
+
+    Parameters
+    ----------
+    graph, work, kind
+        Successors, work of the nodes, kind of each device, see the module.
+    ready, free
+        Times from which nodes and devices may begin; written.
+
+    Returns
+    -------
+    tuple of Floats, Floats and Ints
+        Start and end of each node; the nodes in the order in which they started.
+
     """
     return _in_time(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
 

@@ -44,14 +44,22 @@ class Strings(NamedTuple):
 
 @kernel
 def first_word(text: Address, i: int, size: int) -> int:
-    """Return the first eight bytes of a string as a number, padded with NULs."""
+    """Return the first eight bytes of a string as a number, the first byte lowest.
+
+    Parameters
+    ----------
+    text, i, size
+        Text that has the string, and index and size of it in bytes. Bytes behind the end of a
+        shorter string count as 0.
+
+    """
     word = load64(text, i)
     return word if size >= 8 else word & ((1 << 8 * size) - 1)
 
 
 @kernel
 def same(a: Address, i: int, b: Address, j: int, size: int) -> bool:
-    """Return whether two strings of one size have the same bytes."""
+    """Return whether two strings are equal: `size` bytes at `i` of `a`, and at `j` of `b`."""
     k = 0
     while k + 8 <= size:
         if load64(a, i + k) != load64(b, j + k):
@@ -62,9 +70,15 @@ def same(a: Address, i: int, b: Address, j: int, size: int) -> bool:
 
 @kernel
 def find(table: Address, at: int, last: int, text: Address, i: int, size: int) -> int:
-    """Return the value of the string at `i` in a table of known strings, or -1.
+    """Return the value of a string in a table of known strings, or -1 if it is not there.
 
-    The table has `last` + 1 slots, from cell `at` on.
+    Parameters
+    ----------
+    table, at, last
+        Column that has the table (see `string_table`), its first cell, and its slots minus 1.
+    text, i, size
+        Text that has the string, and index and size of the string in bytes.
+
     """
     first = first_word(text, i, size)
     slot = mix(first, size) & last
@@ -83,7 +97,7 @@ def find(table: Address, at: int, last: int, text: Address, i: int, size: int) -
 
 @kernel
 def hash_of(text: Address, i: int, size: int) -> int:
-    """Return a 64-bit hash of the string at `i`.
+    """Return a 64-bit hash of the string of `size` bytes at `i`.
 
     Two independent chains hide the latency of multiplications.
     """
@@ -100,10 +114,22 @@ def hash_of(text: Address, i: int, size: int) -> int:
 
 @kernel
 def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> int:
-    """Return the code of the string at `i`, after adding it if it is new.
+    """Return the code of a string, after adding it if it is new.
 
-    Writes into the strings, so that they are known in later blocks of a file. If a new string
-    does not fit, cell REFUSED is set and the result is -1.
+    Parameters
+    ----------
+    cells, pool
+        Addresses of the columns of `Strings`; written, so that codes last over blocks of a
+        file.
+    text, i, size
+        Text that has the string, and index and size of the string in bytes.
+
+    Returns
+    -------
+    int
+        Number of the string, in order of first appearance; -1 if it is new and does not fit.
+        Cell REFUSED is then its size plus 1.
+
     """
     key, last, slots = hash_of(text, i, size), get(cells, _LAST), get(cells, _SLOTS)
     slot = slots + 2 * (key & last)
@@ -132,7 +158,10 @@ def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> i
 
 @kernel
 def move_slots(slots: Ints, larger: Ints) -> None:
-    """Copy the entries of `slots` into the empty `larger`."""
+    """Copy the entries of a hash table into a larger empty one; `larger` is written.
+
+    A slot is two cells, hash and code, -1 where empty. Numbers of slots are powers of two.
+    """
     last = len(larger) // 2 - 1
     for old in range(0, len(slots), 2):
         if slots[old + 1] < 0:
@@ -145,7 +174,19 @@ def move_slots(slots: Ints, larger: Ints) -> None:
 
 
 def string_table(entries: dict[bytes, int]) -> Ints:
-    """Return a table for `find`: strings of at most `LONGEST` bytes, and their values."""
+    """Return a table for `find`.
+
+    Parameters
+    ----------
+    entries
+        Value of each string, of at most `LONGEST` bytes.
+
+    Raises
+    ------
+    ValueError
+        A string is longer.
+
+    """
     slots = 1 << max(4, (4 * len(entries)).bit_length())
     table = np.full((slots, SLOT), -1, np.int64)
     for key, value in entries.items():
@@ -160,7 +201,16 @@ def string_table(entries: dict[bytes, int]) -> Ints:
 
 
 def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
-    """Return empty strings, with room for half as many as `slots`, a power of two."""
+    """Return an empty set of strings.
+
+    Parameters
+    ----------
+    slots
+        Size of the hash table, a power of two; there is room for half as many strings.
+    pool
+        Room for the texts, bytes.
+
+    """
     places = slots // 2 + 1
     cells = np.full(_PLACES + places + 2 * slots, -1, np.int64)
     cells[: _PLACES + 1] = 0, 0, _PLACES + places, slots - 1, pool, 0
@@ -168,7 +218,7 @@ def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
 
 
 def grown(strings: Strings) -> Strings:
-    """Return the strings with more than twice the room, and enough for the refused string."""
+    """Return a copy with over twice the room, and enough for the string that did not fit."""
     cells, pool = strings
     larger = no_strings(
         2 * (int(cells[_LAST]) + 1), 2 * (int(cells[_ROOM]) + int(cells[REFUSED]))

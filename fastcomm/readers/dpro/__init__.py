@@ -116,7 +116,7 @@ def is_rank(pid: str) -> bool:
 
 
 def long_name(pid: str | None, standard: str, suffix: str | None = None) -> str:
-    """Join pid, standard name and suffix to a long name."""
+    """Join pid, standard name and suffix as ``pid->standard~>suffix``; None leaves one out."""
     head = "" if pid is None else f"{pid}->"
     return head + standard + ("" if suffix is None else f"~>{suffix}")
 
@@ -202,7 +202,7 @@ class UniformTrace:
         return len(self.start)
 
     def with_times(self, start: Ints, dur: Ints) -> "UniformTrace":
-        """Return a copy with other times, without sorting the events again."""
+        """Return a copy with other starts and durations in ns; events keep their order."""
         return replace(self, start=start, dur=dur)
 
 

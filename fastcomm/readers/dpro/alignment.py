@@ -144,7 +144,23 @@ def by_causality(
 
 
 def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) -> Pairs:
-    """Return all pairs of SEND and RECV between two hosts, in every step."""
+    """Return all pairs of SEND and RECV between two hosts, in every step.
+
+    Parameters
+    ----------
+    trace
+        Events of all ranks.
+    topology
+        Rings of NCCL, which tell the receiver of a SEND.
+    hosts
+        Host by pid. Hosts are numbered in order of first appearance in it.
+
+    Returns
+    -------
+    Pairs
+        Times in ns since the first event.
+
+    """
     sends, receives = send_receive(trace, topology)
     number = {host: i for i, host in enumerate(dict.fromkeys(hosts.values()))}
     host = np.array([number[hosts[pid]] for pid in trace.key_pid], np.int64)

@@ -95,7 +95,10 @@ def _sorted(ids: str) -> str:
 
 
 def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
-    """Return the numbers of `COUNTS` for each name `Comm.<ids>`: the largest id, plus 1."""
+    """Return how many slices a communication has, by its name `Comm.<ids>` and by `COUNTS`.
+
+    It is the largest of the ids in the extra arguments of its events, plus 1.
+    """
     numbers: dict[str, dict[str, int]] = {}
     slices = {(event.name, event.suffix): event.extra for event in events if event.suffix}
     for (standard, _), ids in slices.items():
@@ -183,7 +186,10 @@ def timeline(
 
 
 def timeline_rows(path: Path) -> list[Any]:
-    """Read the events of a JSON list, which may lack its last bracket if its writer crashed."""
+    """Read the events of a JSON list; its last bracket may be missing (a crashed writer).
+
+    Raises TraceFileError if it is no list even then.
+    """
     text = whole_text(path).strip()
     for candidate in (text, text.rstrip(b",") + b"]"):
         try:

@@ -64,12 +64,12 @@ class Naming:
 
     @cached_property
     def operator(self) -> Ints:
-        """Row of the innermost operator around the event's call, which may be itself; or -1."""
+        """Row of the innermost operator around the event's call (or the call itself), or -1."""
         return self.events.enclosing(self.events.rows("cpu_op"), self.at)
 
     @cached_property
     def op_cat(self) -> Ints:
-        """Category of each event in `at`: FORWARD, BACKWARD or UPDATE.
+        """Phase of each event, by row: FORWARD, BACKWARD or UPDATE.
 
         Events outside an annotation of a phase have the category of their thread; work that
         nothing launched, as in a table of operations, has the category that its name tells.
@@ -99,7 +99,10 @@ class Naming:
 
     @cached_property
     def step(self) -> Ints:
-        """Number of the iteration in which the event was called; -1 outside of all."""
+        """Row of the iteration in which the event was called; -1 outside of all.
+
+        All 0 if the trace has no iterations.
+        """
         table = self.trace.iterations
         if not table.num_rows:
             return np.zeros(len(self.events), np.int64)

@@ -87,7 +87,15 @@ class LocalGraph:
     ) -> "LocalGraph":
         """Build the data-flow graph of one rank; loops and repeated nodes or edges are dropped.
 
-        `label` has other names of nodes, by name.
+        Parameters
+        ----------
+        nodes
+            Names of nodes.
+        edges
+            Pairs of names, from a node to one that needs it.
+        label
+            Other names of nodes, by name; None if there are none.
+
         """
         unique = list(dict.fromkeys((a, b) for a, b in edges if a != b))
         reverse = [(b, a) for a, b in unique]

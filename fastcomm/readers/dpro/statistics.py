@@ -47,7 +47,16 @@ class StepOperators:
     begin: Ints  # start of each step
 
     def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
-        """Return the steps, given the end of each step in ns and the step of each operator."""
+        """Return the length of each step in ns, and the time of its parts.
+
+        Parameters
+        ----------
+        end
+            End of each step, ns.
+        step
+            Step of each operator, an index into `begin`.
+
+        """
         parts = {}
         for part, kind in _PARTS.items():
             own = self.category == kind
@@ -177,7 +186,7 @@ class Statistics:
     trace: UniformTrace
 
     def table(self) -> pa.Table:
-        """Return the rows as a table, with pid and category."""
+        """Return the rows as a table, with pid and category; times are ns, the variance ns²."""
         parts = [Name.of(name) for name in self.names]
         return pa.table(
             {
@@ -287,7 +296,14 @@ def step_ids(trace: UniformTrace) -> Ints:
 
 
 def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
-    """Return the keys of SENDs, and of the RECV of each on the next rank of its ring."""
+    """Return the SENDs and, for each, the RECV on the next rank of its ring.
+
+    Returns
+    -------
+    tuple of two Ints
+        Indices into `trace.keys`. SENDs without a RECV are left out.
+
+    """
     number = {name: k for k, name in enumerate(trace.keys)}
     sends, receives = [], []
     for text, k in number.items():
@@ -334,7 +350,18 @@ def _sorted(trace: UniformTrace) -> UniformTrace:
 
 
 def sort_rows(statistics: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
-    """Return the rows to print: the first `head`, in order or by descending mean."""
+    """Return the indices of the rows to print.
+
+    Parameters
+    ----------
+    statistics
+        Rows of operations.
+    by_avg
+        Whether to sort by descending mean; otherwise rows stay in order.
+    head
+        Number of rows; None is all.
+
+    """
     avg = statistics.avg
     order = np.argsort(-avg, kind="stable") if by_avg else np.arange(len(avg))
     return [int(k) for k in order[:head]]

@@ -17,26 +17,49 @@ _GAP_NS = 5_000_000
 
 
 def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return the step of each event; one begins with the first input or forward after others.
+    """Return the step of each event by the rule of dPRO's first version.
 
-    This is the rule of dPRO's first version: a step begins at the first input or forward
-    operation after any other one. `cats` are the categories of the events, by start; the times
-    are not used.
+    A step begins at the first input or forward operation after any other one.
+
+    Parameters
+    ----------
+    cats
+        Categories of the events, by start.
+    start, dur
+        Not used.
+
     """
     return _walk(cats, _after_other, lambda cat: True)
 
 
 def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return the step of each event; one begins with the first forward operator after others.
+    """Return the step of each event by the rule of a later version of dPRO.
 
-    This is the rule of a later version of dPRO, which ignores events that are no operators.
-    `cats` are the categories of the events, by start; the times are not used.
+    A step begins at the first forward operator after any other one; events that are no
+    operators are ignored.
+
+    Parameters
+    ----------
+    cats
+        Categories of the events, by start.
+    start, dur
+        Not used.
+
     """
     return _walk(cats, _after_other, lambda cat: cat.startswith("operator"))
 
 
 def by_update(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return each event's step; one begins at an input or forward operation after an update."""
+    """Return each event's step; one begins at an input or forward operation after an update.
+
+    Parameters
+    ----------
+    cats
+        Categories of the events, by start.
+    start, dur
+        Not used.
+
+    """
     return _walk(cats, _after_update, lambda cat: cat.startswith("operator") or cat == "I/O")
 
 
@@ -76,7 +99,19 @@ def _walk(
 
 
 def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """Return each event's step; one begins 5 ms after the last operator, after an update."""
+    """Return each event's step; one begins after a gap of 5 ms without operators.
+
+    Such a step begins only at an input or forward operation, and if the previous step has
+    backward operations and an update.
+
+    Parameters
+    ----------
+    cats
+        Categories of the events, by start.
+    start, dur
+        Start and duration of each event, ns.
+
+    """
     step, end, steps = 0, None, []
     backward = update = 0
     for cat, begun, length in zip(cats, start, dur, strict=True):

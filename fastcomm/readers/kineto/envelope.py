@@ -177,7 +177,11 @@ def holds_events(tail: bytes) -> bool:
 
 
 def tail_in(head: bytes, text: bytes) -> bytes | None:
-    """Return the text behind the list's end, if that is in `text`, which begins damaged."""
+    """Return the text behind the end of the list of events; None if that is not in `text`.
+
+    `head` is the text before the list. `text` may begin with damaged events: an end is where
+    head and the rest of the text together are a valid document.
+    """
     before = head.removeprefix(_BOM) + b"]"
     buffer = bytearray(len(before)) + text.rstrip(_BLANKS + b"\0")
     for match, _ in zip(_MAYBE_END.finditer(text), range(256), strict=False):

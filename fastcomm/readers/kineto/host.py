@@ -65,7 +65,7 @@ class HostCollectives:
     calls: tuple[Call, ...]
 
     def calling_order(self) -> Ints:
-        """Return the places of the collectives in the order in which they were enqueued."""
+        """Return the indices of the collectives in the order in which they were enqueued."""
         return np.argsort(self.called, kind="stable")
 
     @classmethod
@@ -99,7 +99,15 @@ class HostCollectives:
 def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
     """Return the rows of the events of a kind whose name is accepted, by start.
 
-    `kind` is a key of `KIND`, `accept` a function of the name.
+    Parameters
+    ----------
+    scanned
+        Events of one file.
+    kind
+        Key of `KIND`.
+    accept
+        Function of a name that returns whether to accept it; called once per name.
+
     """
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND[kind])

@@ -83,7 +83,7 @@ class HostRank:
     step: Ints  # number of the step in which each collective was called; NULL if unknown
 
     def keys(self) -> Ints:
-        """Return the thread of each collective, _MESSAGES of a message."""
+        """Return the thread of each collective; _MESSAGES for a point-to-point message."""
         is_message = np.array([call.is_message for call in self.collectives.calls], np.bool_)
         return np.where(is_message, _MESSAGES, self.collectives.thread)
 
@@ -96,7 +96,17 @@ class HostRank:
         return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
 
     def candidates(self, places: Ints) -> list[int]:
-        """Return the groups that may have done the collectives at some places."""
+        """Return the groups that may have done some collectives, as indices into `groups`.
+
+        A group of known size is one if the calls state no other size, and if the ranks that
+        messages name are in it. A group of unknown size always is.
+
+        Parameters
+        ----------
+        places
+            Indices of the collectives.
+
+        """
         calls = [self.collectives.calls[place] for place in places.tolist()]
         sizes = {call.size for call in calls if call.size not in (NULL, 1)}
         most = max((call.peer for call in calls), default=NULL)

@@ -160,7 +160,10 @@ SIGNATURES = {
 
 
 def detail(scanned: Scanned, name: str, row: int) -> str:
-    """Return the text of the argument `name` of the event in a row, or "" without one."""
+    """Return the text of the argument `name` of the event in a row; "" without one.
+
+    A `row` of -1 is no event.
+    """
     if row < 0:
         return ""
     code = int(scanned.details[name][int(scanned.columns["detail"][row])])
@@ -182,7 +185,10 @@ def _parsed(text: str) -> list[Any] | None:
 
 
 def enqueued(scanned: Scanned, operator: int) -> list[tuple[str, str]]:
-    """Return the keys of the annotations that an operator of c10d may lead to."""
+    """Return the keys of the annotations that an operator of c10d may lead to.
+
+    `operator` is its row; keys are those of `annotation_key`.
+    """
     signature = SIGNATURES[_name(scanned, operator)]
     index = signature.output if signature.input is None else signature.input
     shapes = _shapes(_argument(scanned, operator, index or 0))
@@ -190,7 +196,7 @@ def enqueued(scanned: Scanned, operator: int) -> list[tuple[str, str]]:
 
 
 def annotation_key(scanned: Scanned, row: int) -> tuple[str, str]:
-    """Return the operation of an annotation, and the shapes of its tensors."""
+    """Return the operation of an annotation (a row), and its tensors' shapes as JSON."""
     shapes = _shapes(_list(scanned, "Input Dims", row) or [])
     return _operation(scanned, row), json.dumps(shapes)
 
@@ -229,7 +235,7 @@ def _shapes(dims: Sequence[Any]) -> list[list[int]]:
 
 
 class Call(NamedTuple):
-    """What the operator of a collective states; NULL and "" are unknown."""
+    """What the operator of a collective states, sizes in elements; NULL and "" are unknown."""
 
     operation: str
     elements_in: int = NULL
@@ -249,8 +255,20 @@ class Call(NamedTuple):
 def call_of(scanned: Scanned, operator: int, annotation: int) -> Call:
     """Return kind, sizes and type of a collective, from the operator that started it.
 
-    Without an operator (-1) they are those that its annotation states. `operator` and
-    `annotation` are rows.
+    Without an operator they are those that its annotation states.
+
+    Parameters
+    ----------
+    scanned
+        Events of one file.
+    operator, annotation
+        Rows of the two events; -1 for no operator.
+
+    Returns
+    -------
+    Call
+        Sizes in elements; unknown ones are NULL.
+
     """
     # The type of a list of tensors is in the annotation alone.
     dtype = next(iter(_list(scanned, "Input type", annotation) or []), "")

@@ -94,10 +94,10 @@ class Metadata(Protocol):
 
     @property
     def columns(self) -> dict[str, Ints]:
-        """One entry per kind of event in each column."""
+        """Numbers by name of the column, a value per kind of event; NULL is unknown."""
 
     def per_text(self, name: str, function: Callable[[str], int]) -> Ints:
-        """Apply a function to the text of each entry of a column; NULL without a text."""
+        """Apply a function to the text of each kind of event; NULL where there is none."""
 
 
 def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:

@@ -141,7 +141,14 @@ def launch_points(process_events: ProcessEvents, creations: Creations) -> Points
 
 
 def enclosing(ranges: Points, points: Points) -> Ints:
-    """Return the row of the innermost range around each point on its thread, or -1."""
+    """Return the row of the innermost range around each point on its thread, or -1.
+
+    Parameters
+    ----------
+    ranges, points
+        Thread, start and stop of each, in any order; times are ns. A point may have a length.
+
+    """
     threads, range_lane = np.unique(ranges.thread, return_inverse=True)
     lane = lookup(threads, points.thread)
     rows = np.flatnonzero(lane >= 0)

@@ -61,7 +61,7 @@ def unsigned(bits: int) -> int:
 
 
 def records_of_process(nccl: NcclRanges) -> CommunicatorRecords:
-    """Collect the communicators that one process creates and uses."""
+    """Collect the communicators that one process creates and uses, from its NCCL ranges."""
     is_creating = np.array(
         [name.startswith(_CREATING_CALLS) for name in nccl.calls.names], np.bool_
     )

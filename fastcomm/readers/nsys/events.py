@@ -347,7 +347,7 @@ class Creations:
     stop: Ints
 
     def find(self, nodes: Ints) -> Ints:
-        """Return the row of each node's creation, or -1."""
+        """Return the row of the creation of each graph node, or -1; `nodes` are their ids."""
         return lookup(self.node, nodes)
 
 

@@ -44,8 +44,20 @@ class Folder:
     ) -> dict[str, pa.ChunkedArray]:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `types` has the type of each column by name. `where` and `distinct` are ignored: they
-        only save a database work.
+        Parameters
+        ----------
+        table
+            Name of the table.
+        types
+            Type of each column, by name.
+        where, distinct
+            Ignored: they only save a database work.
+
+        Returns
+        -------
+        dict of pyarrow.ChunkedArray
+            Columns by name.
+
         """
         rows = _table_of(self._files[table], list(types))
         return {
@@ -172,7 +184,7 @@ class ExportRows:
         return whole
 
     def texts(self, name: str) -> pa.ChunkedArray:
-        """Return a column of texts or blobs; null is empty."""
+        """Return a column of texts or blobs; null, or an absent column, is empty texts."""
         if name not in self._columns:
             return pa.chunked_array([pa.array([""] * self.count, pa.string())])
         return _readable(self._columns[name])
@@ -182,7 +194,7 @@ class ExportRows:
         return name in self._columns
 
     def where(self, mask: NDArray[np.bool_]) -> "ExportRows":
-        """Return the rows where the mask is true."""
+        """Return the rows where the mask, a flag per row, is true."""
         if mask.all():
             return self
         chosen = pa.array(mask)
@@ -309,7 +321,14 @@ class Export:
         return {None if value == NULL else value >> layout.THREAD_BITS for value in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:
-        """Return the texts with the given ids; texts of other ids are not read."""
+        """Return texts of the table of strings by id.
+
+        Parameters
+        ----------
+        ids
+            Ids of the texts to read, in any order; NULL is ignored, and so is an unknown id.
+
+        """
         different = np.unique(ids[ids != NULL])
         if not len(different):
             return {}
@@ -324,7 +343,16 @@ class Export:
         return by_id
 
     def ids_of(self, glob: str, prefix: str) -> Ints:
-        """Return ids of strings with a prefix; `glob` selects at least these in SQL."""
+        """Return the ids of strings that begin with a prefix.
+
+        Parameters
+        ----------
+        glob
+            SQL pattern that selects at least these.
+        prefix
+            Beginning of the strings.
+
+        """
         rows = self.rows(layout.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
         has_prefix = pa.compute.starts_with(rows.texts("value"), prefix)
         ids: Ints = rows["id"][has_prefix.to_numpy()]

@@ -89,7 +89,7 @@ _PROCESS_BITS = (1 << 24) - 1
 
 
 def process_of(thread: int) -> int:
-    """Return the operating-system id of a process from `g >> THREAD_BITS`."""
+    """Return the operating-system id of a process from its number `globalPid >> 24`."""
     return thread & _PROCESS_BITS
 
 

@@ -149,7 +149,7 @@ class NcclRanges:
 
     @property
     def is_operation(self) -> NDArray[np.bool_]:
-        """Whether each call moves data."""
+        """Whether each call moves data, in contrast to calls such as ncclGroupStart."""
         return np.array([name in OPERATIONS for name in self.calls.names], np.bool_)[
             self.calls.code
         ]

@@ -327,7 +327,7 @@ def _notes(
 
 
 def project(path: Path, process: int | None = None) -> pa.Table:
-    """Return one row per range of a process, or of all; see `fastcomm.readers.nsys.project`."""
+    """Return one row per range of a process or of all, see `fastcomm.readers.nsys.project`."""
     export = Export(path)
     report = read_report(export)
     chosen = [p for p in report.processes if process in (None, layout.process_of(p))]

@@ -179,7 +179,20 @@ def mpi_ranks(export: Export) -> dict[int, int]:
 def process_warnings(
     events: Events, nccl: NcclRanges, collectives: Collectives, matched: KernelParts
 ) -> Iterator[str]:
-    """Yield the warnings about the communication and the graphs of one process."""
+    """Yield the warnings about the communication and the graphs of one process.
+
+    Parameters
+    ----------
+    events
+        Device work and launches of the process.
+    nccl
+        Its NCCL ranges.
+    collectives
+        Its communication.
+    matched
+        How its communication kernels were matched with operations.
+
+    """
     yield from _graph_warnings(events)
     if len(collectives.row):
         yield from _payload_warnings(nccl)
@@ -196,9 +209,22 @@ def process_warnings(
 
 
 def unnamed_warnings(path: Path, count: int, share: float) -> Iterator[str]:
-    """Yield a warning about kernels without names; TraceFileError if no kernel has one.
+    """Yield a warning about kernels without names, if there are some.
 
-    `count` is their number, `share` their share of the time of all kernels.
+    Parameters
+    ----------
+    path
+        The export.
+    count
+        Number of kernels without a name.
+    share
+        Their share of the time of all kernels, 0 to 1.
+
+    Raises
+    ------
+    TraceFileError
+        No kernel has a name.
+
     """
     if not count:
         return

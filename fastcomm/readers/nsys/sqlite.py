@@ -39,7 +39,10 @@ class Pages:
         self._is_reached = np.zeros(len(self._types), np.bool_)
 
     def check(self, roots: Iterable[int]) -> None:
-        """Raise TraceFileError unless each root page begins a tree that shares no page."""
+        """Raise TraceFileError unless each page of `roots` begins a tree of its own.
+
+        No page may be in two trees, or twice in one.
+        """
         with opened(self.path) as file:
             for root in roots:
                 level = np.array([root], np.int64)
@@ -184,8 +187,27 @@ class Database:
     ) -> dict[str, pa.ChunkedArray]:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `types` has the type of each column by name. `where` are SQL conditions that all hold
-        for the rows; `distinct` drops equal rows.
+        Parameters
+        ----------
+        table
+            Name of the table.
+        types
+            Type of each column, by name.
+        where
+            SQL conditions that all hold for the rows.
+        distinct
+            Whether to drop equal rows.
+
+        Returns
+        -------
+        dict of pyarrow.ChunkedArray
+            Columns by name.
+
+        Raises
+        ------
+        TraceFileError
+            The file cannot be read, or a column has values of another type.
+
         """
         expressions = ", ".join(
             f'IFNULL("{name}", {_NULL[type_]}) AS "{name}"' for name, type_ in types.items()

@@ -74,7 +74,7 @@ def fact(
 
 
 def plain(parts: Sentence) -> str:
-    """Return text without definitions."""
+    """Return a sentence as plain text, without links to definitions."""
     return "".join(part if isinstance(part, str) else part.text for part in parts)
 
 
@@ -265,7 +265,7 @@ def rank_cell(rank: int) -> PageCell:
 
 
 def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
-    """Return columns: of text for a label, of numbers for a label and a key."""
+    """Return columns: of text for a label, of numbers for a pair of label and glossary key."""
     return tuple(
         PageColumn(label=head, is_number=False)
         if isinstance(head, str)
@@ -331,7 +331,7 @@ def html(page: Page) -> str:
 
 
 def write(page: Page, path: str | Path) -> None:
-    """Write the page to a file, which appears only when it is complete."""
+    """Write the page to a file, which appears when it is complete. Raises FastcommError."""
     path = Path(path)
     if path.is_dir():
         raise FastcommError(f"{path}: is a directory. Name a file, such as report.html")

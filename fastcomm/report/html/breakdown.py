@@ -45,7 +45,16 @@ _LABELLED = 0.045  # share of the bar; narrower parts have no label
 
 
 def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
-    """Return the section on the breakdown; `why` explains unknown times."""
+    """Return the section on where the time of a step goes.
+
+    Parameters
+    ----------
+    metrics, ranks
+        Metrics of the run, and mean times by rank.
+    why
+        Reason why times are unknown, if they are.
+
+    """
     exact = metrics.breakdown.exact
     title = "Where does the time go?"
     blocks: tuple[Block, ...]

@@ -104,7 +104,10 @@ def rows_axis(names: Sequence[str], **more: Any) -> Spec:
 
 
 def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
-    """Return a figure for plotly.js; `data` are its traces, `height` is in pixels."""
+    """Return a figure for plotly.js; `layout` is more of plotly's layout.
+
+    `data` are its traces, and `height` is in pixels.
+    """
     return {
         "data": data,
         "layout": {
@@ -147,7 +150,16 @@ def room(most: float) -> list[float]:
 
 
 def height_of(rows: int, least: int = 120, per_row: int = 26) -> int:
-    """Return the height of a chart of `rows` rows, at least `least`, in pixels."""
+    """Return the height of a chart in pixels.
+
+    Parameters
+    ----------
+    rows
+        Number of rows.
+    least, per_row
+        Least height, and height of a row, in pixels.
+
+    """
     return max(least, 60 + rows * per_row)
 
 
@@ -210,8 +222,17 @@ def heat(
 ) -> Spec:
     """Return the trace of a heat map (dark is low); small maps show their numbers.
 
-    `grid` has a list for each row, None for unknown; `names` label the rows; `hover` is
-    plotly's template of the text at the pointer.
+    Parameters
+    ----------
+    grid
+        A list for each row; None is unknown.
+    names
+        Labels of the rows.
+    hover
+        Plotly's template of the text at the pointer.
+    unit
+        Title of the color bar.
+
     """
     cells = sum(len(row) for row in grid)
     is_small = has_room(cells, max((len(row) for row in grid), default=0))
@@ -238,7 +259,17 @@ def heat(
 def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -> Spec:
     """Return the figure of a heat map, its first row at the top.
 
-    `height` is in pixels, `x` and `y` are titles, and `more` are plotly's options of both axes.
+    Parameters
+    ----------
+    drawn
+        Result of `heat`.
+    height
+        In pixels.
+    x, y
+        Titles of the axes.
+    **more
+        Plotly's options of both axes.
+
     """
     category = {"type": "category", "showgrid": False, **more}
     return spec(

@@ -44,7 +44,16 @@ _OUTLIER = {"time": "largest", "compute": "largest", "exposed": "smallest", "idl
 
 
 def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
-    """Return the section that compares the ranks whose times are known."""
+    """Return the section that compares the ranks whose times are known.
+
+    Parameters
+    ----------
+    metrics, ranks
+        Metrics of the run, and mean times by rank.
+    why
+        Reason why times of ranks are unknown, if they are.
+
+    """
     title = "Which ranks differ?"
     if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
         chart = "Ranks and iterations"

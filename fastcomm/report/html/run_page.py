@@ -203,7 +203,21 @@ def _measured_evidence(metrics: Metrics) -> Section:
 
 
 def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
-    """Write tables as Parquet files to `<page>-data`; return names and descriptions."""
+    """Write tables as Parquet files into the folder `<page>-data` next to a page.
+
+    Parameters
+    ----------
+    tables
+        By name of the file without suffix.
+    page
+        Path of the page.
+
+    Returns
+    -------
+    list of tuple of two str
+        Relative path of each file, and a description: its number of rows.
+
+    """
     folder = page.with_name(f"{page.stem}-data")
     names = {f"{name}.parquet": table for name, table in tables.items()}
     files.write(
