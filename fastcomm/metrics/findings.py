@@ -52,6 +52,8 @@ class Evidence:
     peers_compute_ns: float | None = None
     idle_ns: float | None = None
     peers_idle_ns: float | None = None
+    idle_cause: str | None = None  # the largest one, or that of most of the longer idle time
+    idle_cause_ns: float | None = None  # idle time of this cause
     wait_ns: float | None = None  # in collectives, for others
     peers_wait_ns: float | None = None
     expert_bytes: float | None = None  # of the all-to-alls of expert parallelism

@@ -1,15 +1,16 @@
 """The first sentences of a report, and symptoms: findings on large parts of the step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import gaps
+from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
+from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.outliers import HeatArrays, lower_median
 from fastcomm.metrics.traffic import Exposure, HostCommunication, Volume, divided
 from fastcomm.units import format_ns, percent
@@ -185,6 +186,8 @@ _TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
 # Share of the step. The bubble of a healthy pipeline alone may be that long: a synthetic job of
 # 512 ranks waits in receives for 19 %.
 LEAST_PART = 0.3
+# Share of the step that waits for a data loader, for Python, or after synchronizing calls.
+LEAST_AVOIDABLE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +202,8 @@ class StepTimes:
     is_matched: bool  # whether collectives are matched across ranks
     is_whole: bool  # whether all ranks of the run are measured
     is_host_run: bool = False  # whether ranks compute and communicate without a device
+    idle: Mapping[str, float | None] = field(default_factory=dict)  # shares by cause
+    idle_names: Sequence[IdleName] = ()
 
 
 def symptoms(of: StepTimes) -> list[Finding]:
@@ -209,8 +214,16 @@ def symptoms(of: StepTimes) -> list[Finding]:
     return [
         _finding(of, kind, parts[part], parts["compute"])
         for kind, (part, _) in _PARTS.items()
-        if parts[part] >= LEAST_PART or parts[part] > parts["compute"]
+        if parts[part] >= LEAST_PART
+        or parts[part] > parts["compute"]
+        or (kind == "idle" and _is_avoidable(of))
     ]
+
+
+def _is_avoidable(of: StepTimes) -> bool:
+    """Return whether a device waits long for something that programs usually avoid."""
+    causes = () if of.is_host_run else ("data_loading", "synchronization", "python")
+    return any((of.idle.get(cause) or 0.0) >= LEAST_AVOIDABLE for cause in causes)
 
 
 def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
@@ -230,6 +243,8 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
         f"{subject} {format_ns(share * step)} per step ({percent(share)} of the step), "
         f"compute {percent(compute)}"
     )
+    if kind == "idle":
+        text = _with_cause(of, text)
     if evidence.exposed_wait_ns is not None and share:
         waiting = evidence.exposed_wait_ns / (share * step)
         text += f"; {percent(waiting)} of it is waiting for the last rank"
@@ -253,10 +268,29 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
     )
 
 
+def _with_cause(of: StepTimes, text: str) -> str:
+    """Return the text on idle time with its largest cause, and what to try."""
+    cause, step = idle.largest(of.idle), of.step_ns or 0.0
+    if cause is None:
+        return text
+    share = of.idle[cause] or 0.0
+    name = idle.main_name(cause, of.idle_names)
+    mostly = f" (mostly {name})" if name else ""
+    time = f"{format_ns(share * step)} per step ({percent(share)} of the step)"
+    if of.is_host_run:
+        return f"{text}; {format_ns(share * step)} of it is {idle.TEXTS[cause]}{mostly}"
+    to_try = f"The device waits {time} {idle.AWAITED[cause]}{mostly}; try {idle.TO_TRY[cause]}"
+    return f"{to_try}. {text.replace('The device', 'In all, it')}"
+
+
 def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
     """Return the evidence of a kind; `cost` is the time per step in ns."""
     if kind == "idle":
-        return {"idle_ns": cost}
+        cause = idle.largest(of.idle)
+        if cause is None:
+            return {"idle_ns": cost}
+        cause_ns = (of.idle[cause] or 0.0) * (of.step_ns or 0.0)
+        return {"idle_ns": cost, "idle_cause": cause, "idle_cause_ns": cause_ns}
     if kind == "copies":
         return {"copies_ns": cost}
     wait, transfer = divided(of.exposure) or (None, None)
