@@ -38,7 +38,7 @@ def causes(trace, windows):
 
 def cause_at(t, trace, events, work, edges):
     """Cause and evidence at an idle instant."""
-    a = max((e["stop"] for e in work if e["stop"] <= t), default=edges[0])
+    a = max((e["stop"] for e in work if e["stop"] <= t), default=edges[0] - 1)
     b = min((e["start"] for e in work if e["start"] > t), default=None)
     if b is not None:
         ends = next(e for e in work if e["start"] == b)

@@ -349,7 +349,9 @@ def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTim
     windows = {"host": trace.iterations, "device": trace.device_iterations}
     result = {}
     for clock, stored in metadata.get("idle", {}).items():
-        steps = len(windows[clock])
+        if (table := windows[clock]) is None:
+            continue
+        steps = len(table)
         ns = np.array(stored["ns"], np.int64).reshape(-1, len(schema.CAUSES))
         evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
         if len(ns) != steps or (ns < 0).any() or any(map(_has_null, evidence.columns)):
