@@ -230,6 +230,11 @@ class Suspect:
         """Its rank and the tied ranks, sorted."""
         return tuple(sorted((self.rank, *self.tied)))
 
+    @property
+    def its(self) -> str:
+        """The possessive pronoun of its ranks."""
+        return "their" if self.tied else "its"
+
 
 def joined_ties(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspect]:
     """Join suspects of one kind with nearly equal cost: to fix one of them alone gains little.

@@ -224,7 +224,7 @@ def cause_of_longer(
     return (cause, own[cause]) if more[cause] >= longer / 2 else (None, None)
 
 
-_LONGEST_NAME = 60  # in sentences
+_LONGEST_NAME = 64  # in sentences
 
 
 def main_name(cause: str, names_: Sequence[IdleName]) -> str | None:

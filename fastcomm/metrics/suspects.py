@@ -270,12 +270,12 @@ def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
         text = (
             f"{_named(of)} {plural(count, 'has')} hot experts: "
             f"{100 * _more_tokens(measured, of):.0f} % more expert tokens than "
-            f"{_its(of)} peers, +{work}."
+            f"{of.its} peers, +{work}."
         )
         return finding(measured, "hot_expert", of.ranks, cost, text, evidence)
     work = per_step(cost, measured.step_ns, "compute", excess, of.longer)
     verb = "is a straggler" if count == 1 else "are stragglers"
-    text = f"{_named(of)} {verb}: same work as {_its(of)} peers, +{work}."
+    text = f"{_named(of)} {verb}: same work as {of.its} peers, +{work}."
     return finding(measured, "straggler", of.ranks, cost, text, evidence)
 
 
@@ -296,11 +296,11 @@ def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
     if measured.is_host_run:
         verb = "are" if of.tied else "is"
         why = idle.ON_HOST.get(cause or "unknown", idle.ON_HOST["unknown"])
-        reason = f"{_named(of)} {verb} idle longer than {_its(of)} peers ({why}): "
+        reason = f"{_named(of)} {verb} idle longer than {of.its} peers ({why}): "
     else:
         hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
         why = f" ({idle.TEXTS[cause]})" if cause not in (None, "unknown") else ""
-        reason = f"{hosts} late{why}: the device is idle longer than {_its(of)} peers, "
+        reason = f"{hosts} late{why}: the device is idle longer than {of.its} peers, "
     longer = per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
     text = f"{reason}+{longer}."
     return finding(measured, "jittery_host", of.ranks, cost, text, evidence)
@@ -337,10 +337,6 @@ _FINDINGS: dict[Kind, Callable[[Measurements, Suspect], Finding]] = {
 def _named(of: Suspect) -> str:
     """Return "Rank 5", or "Ranks 3, 5", to begin a sentence."""
     return named_ranks(of.ranks).capitalize()
-
-
-def _its(of: Suspect) -> str:
-    return "their" if of.tied else "its"
 
 
 def _stage(measured: Measurements, of: Suspect) -> int | None:
