@@ -48,7 +48,7 @@ def cause_at(t, trace, events, work, edges):
         ends = next((e for e in work if e["stop"] == last), None)
         launch, name = ends and launch_of(ends, events), None
     if launch is None:
-        return "unknown", None
+        return "unknown", None if b is None else name
     thread = [e for e in events if lane(e) == lane(launch) and on_host(e)]
     before = b is None or t < launch["start"]
     if b is not None and launch["stop"] <= a:

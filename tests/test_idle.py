@@ -194,6 +194,35 @@ def test_the_operator_around_a_synchronizing_call_is_its_evidence(tmp_path):
     assert names == {"aten::item"}
 
 
+def test_work_without_a_recorded_launch_is_why_a_cause_is_unknown(tmp_path):
+    events, _ = faulty("kernel_gaps")
+    for event in events:
+        if event["cat"] == "kernel":
+            event["args"]["correlation"] += 1000
+    k.write(tmp_path / "rank0.json", events)
+    metrics = compute_metrics(open_run(tmp_path), MetricsOptions())
+    names = [(entry.cause, entry.name) for entry in metrics.idle_names]
+    assert names == [("unknown", "gemm")]
+    (text,) = (each.text for each in metrics.findings if each.kind == "idle")
+    assert "for an unknown reason (launches of gemm are not recorded); try" in text
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("b200_vllm", "host_work"),
+        ("dlrm_8rank", "launch_bound"),  # one rank is late, too
+        ("sampled_2of128", "kernel_gaps"),
+    ],
+)
+def test_the_first_finding_of_a_mostly_idle_run_names_the_cause(real, name, cause):
+    found = compute_metrics(open_run(real(name)))
+    assert found.breakdown.exact["idle"] > 0.5
+    assert found.findings[0].kind == "idle"
+    assert found.findings[0].evidence.idle_cause == cause
+
+
 @pytest.mark.parametrize("steps", [None, (1,)])
 def test_metrics_of_a_store_have_the_same_causes(steps, tmp_path):
     (tmp_path / "traces").mkdir()

@@ -185,7 +185,8 @@ TO_TRY = {
     "host_work": "to move it to another thread, or to launch device work before it",
     "unknown": "a recording with operators and with_stack=True, which shows what the host does",
 }
-_NAMED = ("synchronization", "data_loading", "python", "host_work")  # by what the host does
+# Causes that are explained by what the host does, or by the work without a recorded launch.
+_NAMED = ("synchronization", "data_loading", "python", "host_work", "unknown")
 
 
 # What the host does that a rank without a device is idle for, in findings.
@@ -227,24 +228,34 @@ def cause_of_longer(
 _LONGEST_NAME = 64  # in sentences
 
 
-def main_name(cause: str, names_: Sequence[IdleName]) -> str | None:
-    """Return the largest name of the host behind a cause, shortened; None without any."""
-    if cause not in _NAMED:
-        return None
-    name = next((entry.name for entry in names_ if entry.cause == cause), None)
-    if name is None or len(name) <= _LONGEST_NAME:
-        return name
-    return name[: _LONGEST_NAME - 3] + "..."
+def explained(cause: str, ns: float, names_: Sequence[IdleName], mostly: str = "") -> str:
+    """Return what is behind a cause in parentheses, or an empty text.
+
+    This is the largest name of the host, shortened, after the word `mostly`. Of an unknown
+    cause, of `ns` per step, it is the work whose launches are not recorded, if this is the
+    reason for at least half of the time.
+    """
+    entries = [entry for entry in names_ if entry.cause == cause]
+    if not entries or cause not in _NAMED:
+        return ""
+    name = entries[0].name
+    name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    if cause != "unknown":
+        return f" ({mostly}{name})"
+    is_reason = sum(entry.ns_per_step for entry in entries) >= ns / 2
+    return f" (launches of {name} are not recorded)" if is_reason else ""
 
 
-def sentence(idle: Mapping[str, float | None], names_: Sequence[IdleName]) -> str | None:
+def sentence(
+    idle: Mapping[str, float | None], names_: Sequence[IdleName], step_ns: float | None
+) -> str | None:
     """Return the shares of the step by cause as one line; None if nothing is known or idle."""
     parts = []
     for cause, share in sorted(idle.items(), key=lambda item: -(item[1] or 0.0)):
         if share is None or share < _LEAST_SHOWN:
             continue
-        name = main_name(cause, names_)
-        parts.append(f"{TEXTS[cause]} {percent(share)}" + (f" ({name})" if name else ""))
+        why = explained(cause, share * (step_ns or 0.0), names_)
+        parts.append(f"{TEXTS[cause]} {percent(share)}{why}")
     return f"Idle: {', '.join(parts)}." if parts else None
 
 

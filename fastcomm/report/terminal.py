@@ -205,7 +205,8 @@ def guessed_tags(metrics: Metrics) -> set[str]:
 
 def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     """Yield explanations of terms and tables."""
-    yield from filter(None, [idle.sentence(metrics.idle, metrics.idle_names)])
+    causes = idle.sentence(metrics.idle, metrics.idle_names, metrics.iteration.mean_ns)
+    yield from filter(None, [causes])
     if metrics.volume:
         yield _exposed_note(metrics)
     if any(not finding.is_symptom for finding in metrics.findings):

@@ -1,11 +1,10 @@
 """The program of a stage in one step, run with times: what starts when, and why.
 
-All ranks of a stage run it together, as arrays indexed by their place in the stage,
-``tp + TP * dp``. The host launches work in the order of the program and waits for nothing,
-unless a fault makes it read values of the device. Work starts when it is launched, its stream is
-free, and its inputs are there. A collective ends when its last member has arrived and the
-transfer is done, a message when both sides are there.
-Times are in ns since the step began.
+All ranks of a stage run it together, as arrays indexed by their place in the stage, ``tp + TP
+* dp``. The host launches work in the order of the program and waits for nothing, unless a
+fault makes it read values of the device. Work starts when it is launched, its stream is free,
+and its inputs are there. A collective ends when its last member has arrived and the transfer
+is done, a message when both sides are there. Times are in ns since the step began.
 """
 
 from collections.abc import Iterator, Mapping

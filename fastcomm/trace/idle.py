@@ -11,7 +11,7 @@ call that launched the next work, from `l0` to `l1` on a thread of the host, div
 
 If a synchronizing call of that thread covers `a`, the host had waited until the queue was
 empty, and what would be launch-bound is `synchronization`. Without a recorded launch, the
-cause is unknown. After the last work of a trace, the thread that launched it counts.
+cause is unknown, and its evidence is the work. After the last work of a trace, the thread that launched it counts.
 
 In a run without an accelerator, the time is idle in which no operator of a thread that trains
 computes, and nothing is communicated. There, all threads count at once, only annotations,
@@ -183,7 +183,7 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     waits = queued & host.is_comm[gaps.work] & (b - a > LEAST_BUBBLE_NS)
     by_host = is_launched & ~queued
     parts = [
-        _parts(a[~is_launched], b[~is_launched]),
+        _parts(a[~is_launched], b[~is_launched], "unknown", name[~is_launched]),
         *(
             _parts(a[rows], b[rows], cause, name[rows])
             for rows, cause in ((queued & ~waits, "kernel_gaps"), (waits, "pipeline_bubble"))
