@@ -11,7 +11,8 @@ call that launched the next work, from `l0` to `l1` on a thread of the host, div
 
 If a synchronizing call of that thread covers `a`, the host had waited until the queue was
 empty, and what would be launch-bound is `synchronization`. Without a recorded launch, the
-cause is unknown, and its evidence is the work. After the last work of a trace, the thread that launched it counts.
+cause is unknown, and its evidence is the work. After the last work of a trace, the thread that
+launched it counts.
 
 In a run without an accelerator, the time is idle in which no operator of a thread that trains
 computes, and nothing is communicated. There, all threads count at once, only annotations,

@@ -120,6 +120,7 @@ def run_page(
     why = gaps.reason(metrics.missing)
     sections = [
         breakdown.section(metrics, by_rank, why),
+        breakdown.idle_section(metrics, why),
         volume.overlap_section(metrics, why),
         speed.section(metrics),
         volume.volume_section(metrics),
