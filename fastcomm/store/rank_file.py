@@ -356,8 +356,10 @@ def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTim
         evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
         if len(ns) != steps or (ns < 0).any() or any(map(_has_null, evidence.columns)):
             raise ValueError(f"idle times of {len(ns)} steps, of {steps}")
-        _check_places(evidence["step"], steps, "step of idle time")
-        _check_places(evidence["cause"], len(schema.CAUSES), "cause of idle time")
+        for name, count in (("step", steps), ("cause", len(schema.CAUSES))):
+            places = evidence[name].to_numpy()  # of few rows: faster than `_check_places`
+            if len(places) and not 0 <= places.min() <= places.max() < count:
+                raise IndexError(f"{name} of idle time outside 0 to {count}")
         result[clock] = IdleTimes(ns=ns, evidence=evidence)
     return result
 
