@@ -275,9 +275,13 @@ class ThreadLayers:
 
 
 def _extended(start: Ints, stop: Ints) -> Ints:
-    """Return the stops of launches, each at the next start if that follows at once."""
-    following = np.append(start[1:], np.iinfo(np.int64).max)
-    is_close = (following > stop) & (following - stop <= LAUNCH_GAP_NS)
+    """Return the stops of launches, sorted by start, each at the next start if that is close.
+
+    Calls may be inside of others: a pause begins when all that began before have ended.
+    """
+    latest = np.maximum.accumulate(stop) if len(stop) else stop
+    following = np.append(start[1:], np.iinfo(np.int64).max)[: len(stop)]
+    is_close = (following > latest) & (following - latest <= LAUNCH_GAP_NS)
     return np.where(is_close, following, stop)
 
 
