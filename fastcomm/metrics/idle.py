@@ -264,14 +264,17 @@ def explained(cause: str, ns: float, names_: Sequence[IdleName], mostly: str = "
 def sentence(
     idle: Mapping[str, float | None], names_: Sequence[IdleName], step_ns: float | None
 ) -> str | None:
-    """Return the shares of the step by cause as one line; None if nothing is known or idle."""
+    """Return the shares of the step by cause as one line; None if nothing is known or idle.
+
+    Only the largest cause is explained, and very small ones are left out.
+    """
     parts = []
     for cause, share in sorted(idle.items(), key=lambda item: -(item[1] or 0.0)):
         if share is None or share < _LEAST_SHOWN:
             continue
-        why = explained(cause, share * (step_ns or 0.0), names_)
+        why = "" if parts else explained(cause, share * (step_ns or 0.0), names_)
         parts.append(f"{TEXTS[cause]} {percent(share)}{why}")
     return f"Idle: {', '.join(parts)}." if parts else None
 
 
-_LEAST_SHOWN = 0.0005  # of the step: 0.1 % as printed
+_LEAST_SHOWN = 0.01  # of the step
