@@ -268,7 +268,7 @@ def sentence(
 
     Only the largest cause is explained, and very small ones are left out.
     """
-    parts = []
+    parts: list[str] = []
     for cause, share in sorted(idle.items(), key=lambda item: -(item[1] or 0.0)):
         if share is None or share < _LEAST_SHOWN:
             continue
