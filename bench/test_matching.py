@@ -4,6 +4,7 @@ import numpy as np
 
 from fastcomm.exchange.matching import CollectiveCalls, match
 from fastcomm.exchange.messages import Messages, match_messages
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 
 RANKS, MEMBERS, CALLS, LOST = 64, 8, 10_000, 200
@@ -60,4 +61,29 @@ def test_matched_messages(bar):
         lambda: match_messages(messages),
         lambda: np.lexsort(keys),
         count=len(rows),
+    )
+
+
+def test_owners(bar):
+    """Divide idle times of a device by what a thread of the host does in them."""
+    numbers = np.random.default_rng(0)
+    count = 200_000
+    start = np.cumsum(numbers.integers(10_000, 40_000, count))
+    stop = start + numbers.integers(1_000, 9_000, count)
+    layers = []
+    for _ in range(7):
+        begin = np.cumsum(numbers.integers(50_000, 250_000, count // 5))
+        layers.append((begin, begin + numbers.integers(1_000, 40_000, len(begin))))
+    layer_start, layer_stop = (np.concatenate(column) for column in zip(*layers, strict=True))
+    edges = np.arange(8) * (count // 5)
+    interval, end, owner = matching.owners(start, stop, layer_start, layer_stop, edges)
+    assert len(interval) >= count
+    assert (end <= stop[interval]).all()
+    assert ((owner == -1) | (layer_stop[owner] >= end)).all()
+    everything = np.concatenate([start, stop, layer_start, layer_stop])
+    bar(
+        "owners",
+        lambda: matching.owners(start, stop, layer_start, layer_stop, edges),
+        lambda: np.sort(everything, kind="stable"),
+        count=len(everything),
     )

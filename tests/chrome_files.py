@@ -8,11 +8,12 @@ from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
 from fastcomm.readers.kineto import chrome, selection, stream
 from fastcomm_kernels.arrays import NULL
-from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE, TEXT_LANE
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 
+KEEP = {**dict.fromkeys(KEPT, KEEP_ALL), "cpu_op": KEEP_NAMED, "python_function": KEEP_LONG}
 SELECTION = selection.Selection(
     kinds={name.encode(): kind for name, kind in KINDS.items()},
-    keep=[KEEP_ALL if name in KEPT else KEEP_NAMED for name in KINDS] + [KEEP_NONE],
+    keep=[*(KEEP[name] for name in KINDS), KEEP_NONE],
     prefixes=(b"c10d::", b"nccl:"),
     row_args=NUMBERS,
     detail_args=DETAIL_NUMBERS,

@@ -5,15 +5,16 @@ import re
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 FAR = 1 << 62
-KINDS = {"kernel": 0, "cuda_runtime": 1, "cpu_op": 2}
+KINDS = {"kernel": 0, "cuda_runtime": 1, "cpu_op": 2, "python_function": 3}
 KEPT, NAMED = ("kernel", "cuda_runtime"), ("c10d::", "nccl:")
 NUMBERS, TEXTS = ("correlation", "stream"), ("dtype", "Process Group Name")
 DETAIL_NUMBERS = ("Seq",)
 DECIDING = ("cat", "name")
+LONG = 20_000  # ns
 
 
 class TwiceError(ValueError):
-    """An event names its category or name twice, and not the same."""
+    """An event names its category, name or duration twice, and not the same."""
 
 
 class Object(dict):
@@ -21,7 +22,10 @@ class Object(dict):
 
     def __init__(self, members):
         super().__init__(members)
-        self.twice = any(key in DECIDING and self[key] != value for key, value in members)
+        # A duration decides only where short events are left out.
+        by_length = ("dur",) if self.get("cat") == "python_function" else ()
+        deciding = (*DECIDING, *by_length)
+        self.twice = any(key in deciding and self[key] != value for key, value in members)
         self.is_spelled = any(
             key in ("ph", "cat") and re.search("[\ue020-\ue07a]", str(value))
             for key, value in members
@@ -76,9 +80,18 @@ def lane(value):
 def is_wanted(event):
     name = event.get("name")
     name = name if isinstance(name, str) else ""
+    is_named, cat = name.startswith(NAMED), event.get("cat")
     return event.get("ph") == "X" and (
-        event.get("cat") in KEPT or (event.get("cat") == "cpu_op" and name.startswith(NAMED))
+        cat in KEPT
+        or (cat == "cpu_op" and is_named)
+        or (cat == "python_function" and (is_named or is_long(event)))
     )
+
+
+def is_long(event):
+    """Whether an event is of at least 20 us; of one without a length, it is unknown."""
+    length = scaled(event.get("dur"), 3)
+    return length is None or length >= LONG
 
 
 def record(event):

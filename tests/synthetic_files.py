@@ -5,7 +5,7 @@ import json
 from hypothesis import strategies as st
 
 from fastcomm.synthetic import Job, Variant, text
-from fastcomm.synthetic.job import FAULTS
+from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
 
 LINK = 50e9
 
@@ -40,7 +40,7 @@ shapes = st.builds(
     st.integers(1, 4),
     st.sampled_from([1, 2, 3]),
     st.integers(1, 2),
-    st.sampled_from(FAULTS),
+    st.sampled_from((*FAULTS, *IDLE_FAULTS)),
     st.fixed_dictionaries(
         {"steps": st.integers(1, 2), "micro_batches": st.integers(1, 5)},
         optional={

@@ -18,7 +18,7 @@ from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.view import exposed_before_stop
 from fastcomm.synthetic import Job
 from fastcomm.trace.run import one_by_one
-from fastcomm.trace.schema import OP, OPS, TAG, TAGS
+from fastcomm.trace.schema import CAUSES, OP, OPS, TAG, TAGS
 from fastcomm_kernels.intervals import alone
 
 STEPS = 2
@@ -30,6 +30,7 @@ ONE, TWO, THREE = GROUPS
 def iterations(ranks):
     """Two iterations of each rank; what is not asked for is 0."""
     names = sorted({name for parts in outliers.MEASURES.values() for name in parts})
+    names += [f"idle_{cause}_ns" for cause in CAUSES]
     table = {
         "rank": np.repeat(np.array(ranks, np.int64), STEPS),
         "iteration": np.tile(np.arange(STEPS), len(ranks)),

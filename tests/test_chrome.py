@@ -140,7 +140,7 @@ def events(draw):
         ("ts", draw(TIMES if draw(st.booleans()) else st.integers(0, 99).map(str).map(Raw))),
     ]
     if draw(st.integers(0, 9)):
-        known = ["kernel", "cuda_runtime", "cpu_op", "cpu_op", "other", "kerne"]
+        known = ["kernel", "cuda_runtime", "cpu_op", "python_function", "other", "kerne"]
         cat = st.sampled_from([*known, *known, *SPELLED[1:]])
         members.append(("cat", draw(cat)))
     if draw(st.integers(0, 9)):

@@ -19,6 +19,7 @@ from fastcomm.trace.schema import KIND
 
 MANY = 50 if config.DISABLE_JIT else 2000
 KEPT = {"kernel", "memcpy", "memset", "runtime", "annotation"}
+IF_LONG = {"cpu_op", "python"}  # of at least 20 us
 
 
 def events_of(document):
@@ -36,12 +37,19 @@ def events_of(document):
         names = {number: name for name, number in KIND.items()}
         name = row.get("name", "")
         named = isinstance(name, str) and re.match("record_p|c10d::|nccl:|gloo:", name)
-        if kind is None or (names[kind] not in KEPT and not (kind == KIND["cpu_op"] and named)):
+        if kind is None or names[kind] not in KEPT | IF_LONG:
+            continue
+        if names[kind] in IF_LONG and not named and not is_long(row.get("dur", 0)):
             continue
         found.append(
             (name if isinstance(name, str) else "", kind, row.get("ts"), row.get("dur", 0))
         )
     return found
+
+
+def is_long(dur):
+    """Whether a length in us is kept; one that is no number is damage, and not left out."""
+    return not isinstance(dur, int | float) or ns(dur) >= 20_000
 
 
 def scanned(path, **options):

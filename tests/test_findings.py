@@ -1,6 +1,7 @@
 """Test that planted faults of synthetic jobs are found with their cost, and no others."""
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -16,9 +17,11 @@ from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.outliers import HeatArrays
 from fastcomm.metrics.suspects import Measurements, own_work
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, pipeline, planted
-from fastcomm.synthetic.job import FAULTS
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.synthetic import Job, pipeline, planted, write
+from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
+from fastcomm.synthetic.play import steps
+from fastcomm.trace.iterations import IterationRule
 
 pytestmark = pytest.mark.compiled
 
@@ -408,3 +411,54 @@ def test_the_last_stage_of_a_real_job_is_imbalanced():
     saved = (study["tori"] - study["trem"]) * 1e9
     assert first.cost_ns == pytest.approx(saved, rel=0.35)
     assert found.health is None
+
+
+def by_host(path):
+    """The metrics of steps by the host's marks, which are those of the made-up job."""
+    rule = IterationRule(clock="host")
+    return compute_metrics(open_run(path, options=OpenOptions(iterations=rule)))
+
+
+@pytest.mark.parametrize("fault", IDLE_FAULTS)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_planted_cause_of_idle_time_is_named_with_its_cost(fault, ranks, tmp_path):
+    job = Job.of(ranks, fault=fault, steps=2)
+    names = {"faulty": job, "clean": replace(job, slowdown=0)}
+    found = {}
+    for name, made in names.items():
+        write(made, tmp_path / name)
+        found[name] = by_host(tmp_path / name)
+    wanted = planted(job)
+    longer = {
+        cause: share * found["faulty"].iteration.mean_ns
+        - found["clean"].idle[cause] * found["clean"].iteration.mean_ns
+        for cause, share in found["faulty"].idle.items()
+    }
+    assert sum(longer.values()) == pytest.approx(wanted["cost_ns"], rel=1e-6)
+    assert longer[fault] == pytest.approx(wanted["cost_ns"], rel=0.1)
+    (finding,) = (each for each in found["faulty"].findings if each.kind == wanted["kind"])
+    assert finding.evidence.idle_cause == wanted["idle_cause"] == fault
+    assert list(finding.ranks) == wanted["ranks"]
+    assert finding.evidence.idle_cause_ns >= 0.9 * wanted["cost_ns"]
+    assert "idle" not in [each.kind for each in found["clean"].findings]
+
+
+def test_a_stage_that_ends_early_is_idle_for_the_others(tmp_path):
+    job = Job.of(8, straggler=None, steps=2)
+    write(job, tmp_path)
+    found = by_host(tmp_path)
+    rows = found.tables["iterations"].to_pylist()
+    assert len(rows) == job.ranks * job.steps
+    for row in rows:
+        (step,) = (s for s in steps(job, row["rank"]) if s.number == row["iteration"])
+        own = max(work.stop for work in step.works)
+        last = max(
+            max(work.stop for work in other.works)
+            for rank in range(job.ranks)
+            for other in steps(job, rank)
+            if other.number == step.number
+        )
+        # The call that waits for the own work returns 4 us after it, as that of the last rank.
+        assert row["idle_pipeline_bubble_ns"] == pytest.approx(last - own, abs=5_000)
+    assert found.idle["pipeline_bubble"] > 0.5 * sum(found.idle.values())
+    assert found.idle["unknown"] < 0.01 * sum(found.idle.values())

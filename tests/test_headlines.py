@@ -56,6 +56,12 @@ def unwrapped(text):
     return " ".join(text.split())
 
 
+def is_mostly_idle(finding):
+    """Whether devices are idle for half of the step for a known cause: it counts as one."""
+    cause = finding["evidence"]["idle_cause"]
+    return finding["kind"] == "idle" and finding["share"] >= 0.5 and cause != "unknown"
+
+
 @pytest.mark.parametrize("name", KINETO)
 def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name):
     found, shown = measured(real(name))
@@ -65,7 +71,9 @@ def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name
     assert found["headline"] in unwrapped(shown)
     places = [unwrapped(shown).index(each["text"]) for each in found["findings"][:3]]
     assert places == sorted(places)
-    is_symptom = [each["kind"] in SYMPTOMS for each in found["findings"]]
+    is_symptom = [
+        each["kind"] in SYMPTOMS and not is_mostly_idle(each) for each in found["findings"]
+    ]
     assert is_symptom == sorted(is_symptom)
     assert all(each["share"] >= 0.005 for each in found["findings"])
     if not found["volume"] and subject(found["headline"]) is not None:
@@ -110,7 +118,9 @@ def test_the_dlrm_run_is_idle_and_step_times_show_no_slow_rank(kineto):
 
 def test_the_rank_that_the_others_of_dlrm_wait_for_is_a_finding_of_low_confidence(kineto):
     found, shown = measured(kineto / "dlrm_8rank")
-    first = found["findings"][0]
+    idle, first = found["findings"][:2]
+    assert is_mostly_idle(idle)
+    assert idle["evidence"]["idle_cause"] == "launch_bound"
     assert (first["kind"], first["ranks"]) == ("late_rank", [7])
     caused = sum(each["wait_caused_ns"] for each in found["waits"] if each["rank"] == 7)
     assert first["cost_ns"] == caused == pytest.approx(1.31e6, rel=0.01)

@@ -28,7 +28,7 @@ from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
-from fastcomm.report.html import Page, across, html, json_text, run_page, used_keys
+from fastcomm.report.html import Page, across, breakdown, html, json_text, run_page, used_keys
 from fastcomm.report.html import write as write_page
 from fastcomm.report.html.drawing import shown, tick
 from fastcomm.report.html.glossary import GLOSSARY
@@ -385,3 +385,29 @@ def test_a_command_in_a_warning_has_its_own_line(found):
     whole = next(tree.all("aside")).text
     assert "export again" in whole
     assert "and read it" in whole
+
+
+@pytest.mark.compiled
+def test_idle_time_has_a_section_by_cause_and_rank(found):
+    section = breakdown.idle_section(found, "")
+    table, names = section.blocks
+    heads = [column.label for column in table.columns]
+    rows = [[cell.sort for cell in row[1:]] for row in table.rows]
+    assert len(rows) == 1 + len(found.ranks)
+    for total, *causes in rows:
+        assert sum(causes) == pytest.approx(total)
+    shares = [share for share in found.idle.values() if share]
+    assert [ns / found.iteration.mean_ns for ns in rows[0][1:]] == pytest.approx(shares)
+    assert "pipeline bubble" in heads
+    assert len(names.rows) == len(found.idle_names)
+
+
+@pytest.mark.compiled
+def test_unknown_causes_of_idle_time_say_why(found):
+    section = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle)), "")
+    assert pages.plain(section.lead) == (
+        "The causes of idle time are n/a: an older fastcomm stored the run; ingest the traces "
+        "again."
+    )
+    busy = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle, 0.0)), "")
+    assert pages.plain(busy.lead) == "No device is ever idle."

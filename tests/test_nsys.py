@@ -26,7 +26,7 @@ LINK = 50e9
 # What the two formats have in common of an event.
 COLUMNS = ("op", "start", "stop", "stream", "tag", "msg_bytes", "payload_bytes", "bus_bytes")
 # Said by one format in other words than by the other.
-OWN_WORDS = ("iterations_found_by", "groups", "warnings")
+OWN_WORDS = ("iterations_found_by", "groups", "warnings", "idle_evidence")
 
 
 def grid(job):
@@ -45,9 +45,16 @@ def measured(path, job=SMALL, clock="auto"):
     )
 
 
-def numbers(found):
-    """What is measured, without the words of a format: names of groups are such."""
+def numbers(found, *, alike=True):
+    """What is measured, without the words of a format: names of groups are such.
+
+    Unless launches are recorded alike, the causes of idle time differ, and their sum counts.
+    """
     said = {key: value for key, value in found.to_dict().items() if key not in OWN_WORDS}
+    if not alike:
+        said["idle"] = pytest.approx(sum(said["idle"].values()))
+        assert said["idle"] == said["breakdown"]["exact"]["idle"]
+        del said["idle"]
     said["links"] = [{**link, "group": None} for link in said["links"]]
     return said
 
@@ -90,7 +97,9 @@ def test_a_job_measures_the_same_through_nsys_as_through_kineto(tmp_path, kineto
     clock = "host" if name.startswith("a late capture") else "device"
     found = measured(tmp_path, clock=clock)
     assert found.iteration_clock == clock
-    assert numbers(found) == numbers(measured(kineto_run, clock=clock))
+    alike = not name.startswith(("a late capture", "kernels of graphs"))
+    expected = measured(kineto_run, clock=clock)
+    assert numbers(found, alike=alike) == numbers(expected, alike=alike)
     assert found.warnings == ()
     one, other = (opened(path).read(5) for path in (tmp_path, kineto_run))
     # A process of two reports may call its device otherwise; nothing else differs.
@@ -112,7 +121,7 @@ def test_a_job_measures_through_nsys_what_it_was_built_to_show(tmp_path, ranks):
 def test_launches_of_another_thread_are_matched_by_order_with_a_warning(tmp_path, kineto_run):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(other_thread=True))
     found = measured(tmp_path)
-    assert numbers(found) == numbers(measured(kineto_run))
+    assert numbers(found, alike=False) == numbers(measured(kineto_run), alike=False)
     assert all("their sizes were matched by order" in text for text in found.warnings)
     assert found.warnings
 

@@ -16,7 +16,13 @@ from fastcomm.cli.messages import say
 from fastcomm.cli.results import link_bandwidth_option
 from fastcomm.cli.values import COUNT, OutputFolder
 
-_FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none")
+# Of all ranks: these need no second one.
+_IDLE_FAULTS = ("launch-bound", "synchronization", "data-loading", "kernel-gaps")
+_FAULTS = (
+    *("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert"),
+    *_IDLE_FAULTS,
+    "none",
+)
 
 
 @click.command("demo", cls=OptionsCommand)
@@ -48,7 +54,7 @@ _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-exp
     is_common=True,
     show_default=False,
     help="Fault of the job: slow-gpu (default), slow-link, jittery-host, imbalanced-stage, "
-    "hot-expert, none.",
+    "hot-expert, launch-bound, synchronization, data-loading, kernel-gaps, none.",
 )
 @click.pass_context
 def run(
@@ -65,7 +71,8 @@ def run(
     The job trains a mixture-of-experts model on tensor-, pipeline-, data- and expert-parallel
     ranks (1F1B, with overlapped and exposed communication). DIRECTORY gets one trace per rank,
     as the profiler would write it. The faults slow-gpu and jittery-host need 2 ranks, slow-link
-    and hot-expert 4, imbalanced-stage 8.
+    and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading and
+    kernel-gaps, the devices of all ranks are idle for this cause.
     """
     from pathlib import Path
 
@@ -110,7 +117,7 @@ def _why_not(ranks: int, fault: str) -> str | None:
     from fastcomm.synthetic import Job
 
     job = Job.of(ranks=ranks)
-    if fault != "none" and ranks == 1:
+    if fault not in (*_IDLE_FAULTS, "none") and ranks == 1:
         return "there is no other rank to compare with"
     if fault == "imbalanced-stage" and job.pp == 1:
         return "its pipeline has one stage"

@@ -1,4 +1,4 @@
-"""Reproduce the critical path of HolisticTraceAnalysis, with HTA's names.
+"""Reproduce the critical path and idle times of HolisticTraceAnalysis, with HTA's names.
 
 >>> from fastcomm.compat import hta
 >>> graph, success = hta.critical_path_analysis("traces/", 0, "ProfilerStep", 1)
@@ -16,6 +16,7 @@ import pyarrow as pa
 from fastcomm.compat import hta_events, hta_graph
 from fastcomm.compat.hta_events import Linked, clip
 from fastcomm.compat.hta_graph import RULES, SEARCHED_FROM_NS, longest
+from fastcomm.compat.hta_idle import get_idle_time_breakdown
 from fastcomm.critical_path import CriticalPath, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
@@ -31,6 +32,17 @@ from fastcomm_kernels.arrays import NONE, Flags, Ints
 
 if TYPE_CHECKING:
     import networkx
+
+__all__ = [
+    "CPGraph",
+    "Edge",
+    "HtaDrawing",
+    "critical_path_analysis",
+    "find_path",
+    "get_idle_time_breakdown",
+    "overlay_critical_path_analysis",
+    "restore_cpgraph",
+]
 
 _LOG = logging.getLogger("fastcomm")
 

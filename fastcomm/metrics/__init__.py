@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import breakdown, gaps, pieces, traffic
+from fastcomm.metrics import breakdown, gaps, idle, pieces, traffic
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
@@ -60,6 +60,7 @@ class Partial:
     spilled_windows: tuple[Path, ...] = ()  # spill files of windows
     tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
+    idle: pa.Table | None = None  # `idle.EVIDENCE`: a row per rank, cause and name
 
     def pieces(self) -> tuple[Piece, ...]:
         """Return all events, in memory and in spill files."""
@@ -101,7 +102,8 @@ class Partial:
         missing = traces[0].meta.lacks
         is_alike = all(trace.meta.lacks == missing for trace in traces)
         on_clock = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
-        stack = Stack.of(on_clock) if is_alike else None
+        idle_times = [idle.of_trace(trace, by_host=by_host) for trace in traces]
+        stack = Stack.of(on_clock, idle_times) if is_alike else None
         if stack is None:
             return merge(
                 [
@@ -119,6 +121,7 @@ class Partial:
                 pa.table(
                     {
                         **breakdown.iteration_columns(view),
+                        **idle.iteration_columns(view),
                         **traffic.iteration_columns(view),
                     }
                 ),
@@ -129,6 +132,7 @@ class Partial:
             groups=_group_rows(stack, view.labels),
             members=_group_members(stack, view.labels),
             tagged=_tagged(stack),
+            idle=idle.evidence(on_clock, idle_times, only),
         )
 
 
@@ -236,6 +240,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         spilled=tuple(piece for part in parts for piece in part.spilled),
         spilled_windows=tuple(path for part in parts for path in part.spilled_windows),
         sums=_merged([part.sums for part in parts]),
+        idle=_merged([part.idle for part in parts]),
     )
 
 

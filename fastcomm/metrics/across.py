@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import ClockOffset
+from fastcomm.metrics import idle, pauses, suspects
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics import pauses, suspects
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.links import (
     GroupSummary,
@@ -162,6 +162,7 @@ def across(
             comparison, steps, labels_of_rank(material.groups, rank), rank
         ),
         is_host_run=material.is_host_run,
+        idle=idle.by_rank(material.iterations),
     )
     slow = slow_links(links_, comparison, grid)
     result = Across(

@@ -12,6 +12,7 @@ from fastcomm.metrics import (
     Partial,
     described,
     gaps,
+    idle,
     iteration_clock,
     missing_data,
     note_warnings,
@@ -35,6 +36,7 @@ from fastcomm.metrics.breakdown import (
 )
 from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.headline import StepTimes, symptoms
+from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
@@ -101,6 +103,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         tags,
         is_whole=len(times) == expected,
         is_host_run=material.is_host_run,
+        evidence=_idle_evidence(partial),
     )
     return Metrics(
         ranks=ranks,
@@ -119,6 +122,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),
+            *gaps.undivided_idle(idle.undivided(partial.iterations), len(ranks)),
             *note_warnings(partial.notes, missing, outside),
         ),
         world_size=size,
@@ -131,6 +135,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             "collectives": over_all.collectives,
             **tables,
             "findings": findings_table(summary.findings),
+            "idle_evidence": _idle_evidence(partial),
         },
     )
 
@@ -158,6 +163,8 @@ class _Summary:
     volume: dict[str, Volume]
     overlap: Overlap
     exposure: dict[str, Exposure]
+    idle: dict[str, float | None]
+    idle_names: tuple[IdleName, ...]
     findings: tuple[Finding, ...]
 
     @classmethod
@@ -170,13 +177,15 @@ class _Summary:
         *,
         is_whole: bool,
         is_host_run: bool,
+        evidence: pa.Table,
     ) -> Self:
         """Summarize the table of iterations: times, breakdown, overlap, exposure, and symptoms.
 
         `volume` is the communication by parallelism, `tags` are codes of parallelisms.
         `is_whole` says whether all ranks were measured, `is_host_run` whether they have no
-        device.
+        device; `evidence` is that of idle time.
         """
+        causes, idle_names = idle.shares(iterations), idle.names(evidence, iterations)
         times, parts = iteration_times(iterations), breakdown(iterations)
         overlapped = overlap(iterations, [TAGS[tag] for tag in tags])
         exposure = exposures(parts.exact, times.mean_ns, across.waits, volume)
@@ -190,9 +199,13 @@ class _Summary:
                 is_matched=across.matching.matched > 0,
                 is_whole=is_whole,
                 is_host_run=is_host_run,
+                idle=causes,
+                idle_names=idle_names,
             )
         )
         return cls(
+            idle=causes,
+            idle_names=idle_names,
             iteration=times,
             breakdown=parts,
             volume=volume,
@@ -211,6 +224,11 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
         "group_members": partial.members,
         "group_tags": _group_tags(partial),
     }
+
+
+def _idle_evidence(partial: Partial) -> pa.Table:
+    """Return the names behind the idle time of all ranks, `idle.EVIDENCE`."""
+    return idle.EVIDENCE.empty_table() if partial.idle is None else partial.idle
 
 
 def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:

@@ -34,6 +34,7 @@ Confidence = Literal["high", "medium", "low"]
 # Minimum share of the step of a finding, and of a cause of low confidence.
 LEAST_FINDING = 0.005
 LEAST_UNSURE = 0.01
+_MOSTLY = 0.5  # share of the step
 # From this share of the excess on, a cost is printed as the whole excess.
 _WHOLE = 0.99
 _HIGH = 3  # spreads between steps that a cost of high confidence exceeds
@@ -52,6 +53,8 @@ class Evidence:
     peers_compute_ns: float | None = None
     idle_ns: float | None = None
     peers_idle_ns: float | None = None
+    idle_cause: str | None = None  # the largest one, or that of most of the longer idle time
+    idle_cause_ns: float | None = None  # idle time of this cause
     wait_ns: float | None = None  # in collectives, for others
     peers_wait_ns: float | None = None
     expert_bytes: float | None = None  # of the all-to-alls of expert parallelism
@@ -89,19 +92,27 @@ class Finding:
 
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that cost enough: causes before symptoms, each by falling cost."""
+    """Return the findings that cost enough: causes before symptoms, each by falling cost.
+
+    If devices are mostly idle for a known cause, this counts as a cause.
+    """
     enough = [finding for finding in findings if finding.share >= _least(finding)]
     return tuple(
         sorted(
             enough,
             key=lambda finding: (
-                finding.is_symptom,
+                finding.is_symptom and not _is_mostly_idle(finding),
                 -finding.cost_ns,
                 finding.kind,
                 finding.ranks,
             ),
         )
     )
+
+
+def _is_mostly_idle(finding: Finding) -> bool:
+    is_known = finding.evidence.idle_cause not in (None, "unknown")
+    return finding.kind == "idle" and finding.share >= _MOSTLY and is_known
 
 
 def _least(finding: Finding) -> float:
@@ -227,6 +238,11 @@ class Suspect:
     def ranks(self) -> tuple[int, ...]:
         """Its rank and the tied ranks, sorted."""
         return tuple(sorted((self.rank, *self.tied)))
+
+    @property
+    def its(self) -> str:
+        """The possessive pronoun of its ranks."""
+        return "their" if self.tied else "its"
 
 
 def joined_ties(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspect]:

@@ -22,13 +22,13 @@ from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
 
 # Columns of iterations that are null where data is missing, by prefixes and suffixes.
-_COMPUTE = (("exact_", "host_comm_alone"), ("_overlapped_ns",))
+_COMPUTE = (("exact_", "idle_", "host_comm_alone"), ("_overlapped_ns",))
 _DEVICE = (
-    ("spec_", "exact_", "comm_bytes", "host_comm_alone"),
+    ("spec_", "exact_", "idle_", "comm_bytes", "host_comm_alone"),
     ("_union_ns", "_overlapped_ns"),
 )
 _TIMES = (
-    ("iteration", "start_ns", "stop_ns", "time_ns", "spec_", "exact_", "host_comm_"),
+    ("iteration", "start_ns", "stop_ns", "time_ns", "spec_", "exact_", "idle_", "host_comm_"),
     ("_union_ns", "_overlapped_ns"),
 )
 _UNKNOWN = {
@@ -100,6 +100,18 @@ def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
         "those of the other ranks"
         for key, affected in missing.items()
         if key not in NO_DEVICE
+    ]
+
+
+def undivided_idle(undivided: Sequence[int], ranks: int) -> list[str]:
+    """Return a warning about ranks, of `ranks`, whose idle time is not divided by cause."""
+    if not undivided:
+        return []
+    subject = "all ranks" if len(undivided) == ranks else named_ranks(undivided)
+    verb = "was" if len(undivided) == 1 < ranks else "were"
+    return [
+        f"causes of idle time are n/a: {subject} {verb} stored "
+        "by an older fastcomm, without them; ingest the traces again"
     ]
 
 

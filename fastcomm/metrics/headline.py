@@ -1,15 +1,16 @@
 """The first sentences of a report, and symptoms: findings on large parts of the step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import gaps
+from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
+from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.outliers import HeatArrays, lower_median
 from fastcomm.metrics.traffic import Exposure, HostCommunication, Volume, divided
 from fastcomm.units import format_ns, percent
@@ -185,6 +186,15 @@ _TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
 # Share of the step. The bubble of a healthy pipeline alone may be that long: a synthetic job of
 # 512 ranks waits in receives for 19 %.
 LEAST_PART = 0.3
+# Share of the step that is idle for a cause that programs usually avoid. Some launches and gaps
+# are always on the critical path, so these need a larger share.
+LEAST_AVOIDABLE = {
+    "data_loading": 0.05,
+    "synchronization": 0.05,
+    "python": 0.05,
+    "launch_bound": 0.1,
+    "kernel_gaps": 0.1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +209,8 @@ class StepTimes:
     is_matched: bool  # whether collectives are matched across ranks
     is_whole: bool  # whether all ranks of the run are measured
     is_host_run: bool = False  # whether ranks compute and communicate without a device
+    idle: Mapping[str, float | None] = field(default_factory=dict)  # shares by cause
+    idle_names: Sequence[IdleName] = ()
 
 
 def symptoms(of: StepTimes) -> list[Finding]:
@@ -206,15 +218,31 @@ def symptoms(of: StepTimes) -> list[Finding]:
     parts = of.breakdown.parts
     if parts is None or of.step_ns is None:
         return []
-    return [
-        _finding(of, kind, parts[part], parts["compute"])
-        for kind, (part, _) in _PARTS.items()
-        if parts[part] >= LEAST_PART or parts[part] > parts["compute"]
-    ]
+    findings = []
+    for kind, (part, _) in _PARTS.items():
+        is_large = parts[part] >= LEAST_PART or parts[part] > parts["compute"]
+        # Of a small part, the cause to name is one that can be avoided.
+        causes = of.idle if is_large else _avoidable(of)
+        if is_large or (kind == "idle" and causes):
+            cause = idle.largest(causes)
+            findings.append(_finding(of, kind, parts[part], parts["compute"], cause))
+    return findings
 
 
-def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
-    """Return the finding on a part of the step; `share` and `compute` are fractions of it."""
+def _avoidable(of: StepTimes) -> dict[str, float]:
+    """Return the large causes of a device's idle time that programs usually avoid."""
+    names = () if of.is_host_run else LEAST_AVOIDABLE
+    shares = {name: of.idle.get(name) or 0.0 for name in names}
+    return {name: share for name, share in shares.items() if share >= LEAST_AVOIDABLE[name]}
+
+
+def _finding(
+    of: StepTimes, kind: Kind, share: float, compute: float, cause: str | None
+) -> Finding:
+    """Return the finding on a part of the step; `share` and `compute` are fractions of it.
+
+    `cause` is that of idle time, None if unknown.
+    """
     step = of.step_ns or 0.0
     iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
     ranks = np.unique(iterations["rank"].to_numpy()).tolist()
@@ -223,13 +251,15 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
         compute_ns=compute * step,
         steps=len(costs),
         spread_ns=spread(costs),
-        **_details(of, kind, share * step),
+        **_details(of, kind, share * step, cause),
     )
     subject = _TEXT_HOST.get(kind, _TEXT[kind]) if of.is_host_run else _TEXT[kind]
     text = (
         f"{subject} {format_ns(share * step)} per step ({percent(share)} of the step), "
         f"compute {percent(compute)}"
     )
+    if kind == "idle" and cause is not None:
+        text = _with_cause(of, text, cause)
     if evidence.exposed_wait_ns is not None and share:
         waiting = evidence.exposed_wait_ns / (share * step)
         text += f"; {percent(waiting)} of it is waiting for the last rank"
@@ -253,10 +283,24 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
     )
 
 
-def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
-    """Return the evidence of a kind; `cost` is the time per step in ns."""
+def _with_cause(of: StepTimes, text: str, cause: str) -> str:
+    """Return the text on idle time with a cause, and what to try."""
+    share, step = of.idle[cause] or 0.0, of.step_ns or 0.0
+    mostly = idle.explained(cause, share * step, of.idle_names, "mostly ")
+    time = f"{format_ns(share * step)} per step ({percent(share)} of the step)"
+    if of.is_host_run:
+        return f"{text}; {format_ns(share * step)} of it is {idle.TEXTS[cause]}{mostly}"
+    to_try = f"The device waits {time} {idle.AWAITED[cause]}{mostly}; try {idle.TO_TRY[cause]}"
+    return f"{to_try}. {text.replace('The device', 'In all, it')}"
+
+
+def _details(of: StepTimes, kind: Kind, cost: float, cause: str | None) -> dict[str, Any]:
+    """Return the evidence of a kind; `cost` is in ns per step, `cause` that of idle time."""
     if kind == "idle":
-        return {"idle_ns": cost}
+        if cause is None:
+            return {"idle_ns": cost}
+        cause_ns = (of.idle[cause] or 0.0) * (of.step_ns or 0.0)
+        return {"idle_ns": cost, "idle_cause": cause, "idle_cause_ns": cause_ns}
     if kind == "copies":
         return {"copies_ns": cost}
     wait, transfer = divided(of.exposure) or (None, None)

@@ -20,6 +20,7 @@ from fastcomm.metrics.breakdown import (
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
+from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume
 from fastcomm.options import ByteKind
@@ -48,6 +49,8 @@ class Metrics(Result):
     overlap: Overlap
     across: Across
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
+    idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
+    idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
     host_communication: HostCommunication | None = None  # beside a device's; null without any
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
@@ -159,6 +162,8 @@ class Metrics(Result):
             "link_bandwidth": self.link_bandwidth,
             "iteration": iteration,
             "breakdown": asdict(self.breakdown),
+            "idle": dict(self.idle),
+            "idle_evidence": plain(self.idle_names),
             "windows": None if self.windows is None else windows,
             "bandwidth": {tag: asdict(value) for tag, value in self.bandwidth.items()},
             "volume": {tag: asdict(value) for tag, value in self.volume.items()},

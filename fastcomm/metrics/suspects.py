@@ -5,12 +5,13 @@ only `late_rank` needs aligned clocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.metrics import idle
 from fastcomm.metrics.findings import (
     LEAST_FINDING,
     CommonWaitCaused,
@@ -62,6 +63,7 @@ class Measurements:
     # by rank: ns per step that its expert all-to-alls are longer than in other groups
     longer: Callable[[int], float | None]
     is_host_run: bool = False  # whether ranks compute and communicate without a device
+    idle: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # `idle.by_rank`
 
     @property
     def step_ns(self) -> float:
@@ -268,34 +270,37 @@ def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
         text = (
             f"{_named(of)} {plural(count, 'has')} hot experts: "
             f"{100 * _more_tokens(measured, of):.0f} % more expert tokens than "
-            f"{_its(of)} peers, +{work}."
+            f"{of.its} peers, +{work}."
         )
         return finding(measured, "hot_expert", of.ranks, cost, text, evidence)
     work = per_step(cost, measured.step_ns, "compute", excess, of.longer)
     verb = "is a straggler" if count == 1 else "are stragglers"
-    text = f"{_named(of)} {verb}: same work as {_its(of)} peers, +{work}."
+    text = f"{_named(of)} {verb}: same work as {of.its} peers, +{work}."
     return finding(measured, "straggler", of.ranks, cost, text, evidence)
 
 
 def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
     """Return the finding on ranks that are idle longer, as their hosts launch work late."""
+    peers = measured.ranks_of(of.others)
+    cause, cause_ns = idle.cause_of_longer(measured.idle, of.rank, peers, of.longer)
     evidence = Evidence(
         stage=_stage(measured, of),
         idle_ns=of.mean,
         peers_idle_ns=of.middle,
-        **_waits(measured, of.rank, measured.ranks_of(of.others)),
+        idle_cause=cause,
+        idle_cause_ns=cause_ns,
+        **_waits(measured, of.rank, peers),
         **_steps(measured, "idle_ns", of),
     )
     cost, ranks = of.cost * of.share, named_ranks(of.ranks)
     if measured.is_host_run:
         verb = "are" if of.tied else "is"
-        reason = (
-            f"{_named(of)} {verb} idle longer than {_its(of)} peers (no operator runs: Python, "
-            "data loading, or another program on the core): "
-        )
+        why = idle.ON_HOST.get(cause or "unknown", idle.ON_HOST["unknown"])
+        reason = f"{_named(of)} {verb} idle longer than {of.its} peers ({why}): "
     else:
         hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
-        reason = f"{hosts} late: the device is idle longer than {_its(of)} peers, "
+        why = f" ({idle.TEXTS[cause]})" if cause not in (None, "unknown") else ""
+        reason = f"{hosts} late{why}: the device is idle longer than {of.its} peers, "
     longer = per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
     text = f"{reason}+{longer}."
     return finding(measured, "jittery_host", of.ranks, cost, text, evidence)
@@ -332,10 +337,6 @@ _FINDINGS: dict[Kind, Callable[[Measurements, Suspect], Finding]] = {
 def _named(of: Suspect) -> str:
     """Return "Rank 5", or "Ranks 3, 5", to begin a sentence."""
     return named_ranks(of.ranks).capitalize()
-
-
-def _its(of: Suspect) -> str:
-    return "their" if of.tied else "its"
 
 
 def _stage(measured: Measurements, of: Suspect) -> int | None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fastcomm.exchange import clocks
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import KIND, NARROW, TAGS
-from fastcomm.trace.trace import Trace
+from fastcomm.trace.schema import CAUSES, KIND, NARROW, TAGS
+from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -37,10 +37,11 @@ class Stack:
     event_edges: Ints  # first row of each rank, then the number of rows
     comm_edges: Ints
     rank_of_comm: Ints
+    idle: Ints  # ns by iteration and cause, CAUSES; NULL if unknown
 
     @classmethod
-    def of(cls, traces: Sequence[Trace]) -> Self | None:
-        """Stack traces, with the columns of `schema.NARROW`.
+    def of(cls, traces: Sequence[Trace], idle: Sequence[IdleTimes | None]) -> Self | None:
+        """Stack traces, with the columns of `schema.NARROW`, and the idle time of each.
 
         Returns None if the stacked times would exceed an int64.
         """
@@ -66,6 +67,12 @@ class Stack:
             event_edges=np.cumsum([0, *_rows(events)], dtype=np.int64),
             comm_edges=np.cumsum([0, *_rows(comm)], dtype=np.int64),
             rank_of_comm=np.repeat(ranks, _rows(comm)),
+            idle=np.concatenate(
+                [
+                    np.full((count, len(CAUSES)), NULL) if times is None else times.ns
+                    for times, count in zip(idle, steps, strict=True)
+                ]
+            ),
         )
 
 
@@ -189,6 +196,7 @@ class View:
     coverage: Ints  # shape (iterations, masks): ns in which exactly these classes are active
     comm: Communication
     on_host: HostTime
+    idle: Ints  # shape (iterations, causes): ns, NULL if unknown
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
@@ -214,6 +222,7 @@ class View:
             coverage=intervals.coverage_by_class(classes, start, stop),
             comm=_communication(stack, byte_kind, (start, stop), classes[0], labels),
             on_host=HostTime.of(stack.events, start, stop),
+            idle=stack.idle[selected],
         )
 
     def covered(self, sets_: Sets) -> Ints:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.metrics import gaps
+from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import details
 from fastcomm.report.console import (
@@ -205,6 +205,8 @@ def guessed_tags(metrics: Metrics) -> set[str]:
 
 def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     """Yield explanations of terms and tables."""
+    causes = idle.sentence(metrics.idle, metrics.idle_names, metrics.iteration.mean_ns)
+    yield from filter(None, [causes])
     if metrics.volume:
         yield _exposed_note(metrics)
     if any(not finding.is_symptom for finding in metrics.findings):

@@ -19,7 +19,7 @@ from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store.files import check_provenance, over, reapplied, restored
 from fastcomm.trace import schema
-from fastcomm.trace.trace import Meta, Trace
+from fastcomm.trace.trace import IdleTimes, Meta, Trace
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -106,7 +106,8 @@ def read(
         )
         column_set = "all" if is_changed else column_set
         is_whole = options.whole and column_set != "metrics"
-        sections = len(store.SECTIONS) if is_whole else 2 if is_changed else 1
+        # With other iterations, the causes of idle time are found again, from all events.
+        sections = len(store.SECTIONS) if is_whole or is_changed else 1
         groups = range(sum(metadata["row_groups"][:sections]))
         file_schema = file.schema_arrow
         columns = _columns(file_schema, metadata, column_set, is_whole=is_whole)
@@ -326,7 +327,10 @@ def _trace(
     }
     is_all = column_set == "all"
     trace = Trace.of(**parts) if is_all else Trace.narrow(**parts, columns=column_set)
-    return _with_device_iterations(trace, metadata)
+    trace = _with_device_iterations(trace, metadata)
+    if column_set != "metrics":
+        return trace
+    return replace(trace, stored_idle=_stored_idle(trace, metadata))
 
 
 def _with_device_iterations(trace: Trace, metadata: Mapping[str, Any]) -> Trace:
@@ -335,6 +339,33 @@ def _with_device_iterations(trace: Trace, metadata: Mapping[str, Any]) -> Trace:
     table = None if columns is None else pa.table(columns, schema.ITERATIONS)
     notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
     return trace.with_device_iterations(table, notes)
+
+
+def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTimes]:
+    """Return the stored idle times by clock; ValueError if they do not fit the iterations.
+
+    Stores of older releases have none.
+    """
+    windows = {"host": trace.iterations, "device": trace.device_iterations}
+    result = {}
+    for clock, stored in metadata.get("idle", {}).items():
+        if (table := windows[clock]) is None:
+            continue
+        steps = len(table)
+        ns = np.array(stored["ns"], np.int64).reshape(-1, len(schema.CAUSES))
+        evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
+        if len(ns) != steps or (ns < 0).any() or any(map(_has_null, evidence.columns)):
+            raise ValueError(f"idle times of {len(ns)} steps, of {steps}")
+        for name, count in (("step", steps), ("cause", len(schema.CAUSES))):
+            places = evidence[name].to_numpy()  # of few rows: faster than `_check_places`
+            if len(places) and not 0 <= places.min() <= places.max() < count:
+                raise IndexError(f"{name} of idle time outside 0 to {count}")
+        result[clock] = IdleTimes(ns=ns, evidence=evidence)
+    return result
+
+
+def _has_null(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count)
 
 
 def _events(rows: pa.Table, table_schema: pa.Schema) -> pa.Table:

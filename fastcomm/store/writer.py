@@ -35,6 +35,7 @@ from fastcomm.store import (
 )
 from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.trace.columns import filled
+from fastcomm.trace.idle import idle_times
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE
@@ -115,6 +116,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         },
         "device_iterations": _device_iterations(trace),
         "device_notes": trace.device_notes,
+        "idle": _idle(trace),
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
@@ -239,6 +241,16 @@ def _dictionary(codes: NDArray[np.int8], texts: tuple[str, ...]) -> pa.Array:
 def _device_iterations(trace: Trace) -> dict[str, Any] | None:
     table = trace.device_iterations
     return None if table is None else table.to_pydict()
+
+
+def _idle(trace: Trace) -> dict[str, Any]:
+    """Return the idle time by cause of the iterations on each clock, for metrics."""
+    windows = {"host": trace.iterations, "device": trace.device_iterations}
+    return {
+        clock: {"ns": times.ns.tolist(), "evidence": times.evidence.to_pydict()}
+        for clock, table in windows.items()
+        if table is not None and (times := idle_times(trace, table)) is not None
+    }
 
 
 def _meta(trace: Trace) -> dict[str, Any]:

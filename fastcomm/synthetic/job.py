@@ -24,10 +24,23 @@ from fastcomm.files import aside
 
 GAP = 900  # between two kernels of one stream
 
-Fault = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
-FAULTS: tuple[Fault, ...] = get_args(Fault)
+# Faults of a rank, its link or its stage; and faults of the program, thus of every rank, which
+# are causes of idle time.
+RankFault = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
+IdleFault = Literal["launch_bound", "synchronization", "data_loading", "kernel_gaps"]
+Fault = RankFault | IdleFault
+FAULTS: tuple[RankFault, ...] = get_args(RankFault)
+IDLE_FAULTS: tuple[IdleFault, ...] = get_args(IdleFault)
 # Default slowdown in percent by fault: a slow link has half its speed.
-_SLOWDOWN = {"slow_link": 100, "hot_expert": 60}
+_SLOWDOWN = {
+    "slow_link": 100,
+    "hot_expert": 60,
+    "launch_bound": 2_200,
+    "synchronization": 2_000,
+    "data_loading": 1_500,
+    "kernel_gaps": 3_000,
+}
+_SMALL_LAYER_NS = 300_000  # of a job whose host launches slower than its device computes
 
 # Maximum of tensor and of pipeline parallelism, by the largest number of ranks.
 _WIDEST = {32: 2, 128: 4}
@@ -90,7 +103,7 @@ class Job:
     link_speed: int = 44 * 10**9  # bytes per second that a collective reaches
     latency_ns: int = 9_000  # of the smallest collective
     skew_ns: int = 5_000  # how far ranks drift apart between two collectives, at most
-    straggler: int | None = None  # rank with the fault; None is no fault
+    straggler: int | None = None  # rank with the fault, or any if all have it; None is no fault
     fault: Fault = "slow_gpu"
     slowdown: int = 15  # percent by which the fault makes its part longer or larger
     seed: int = 0
@@ -115,9 +128,10 @@ class Job:
 
     def _check_fault(self) -> None:
         """Raise `ConfigError` if the fault is unknown, or impossible in this layout."""
-        if self.fault not in FAULTS:
+        if self.fault not in (*FAULTS, *IDLE_FAULTS):
             raise ConfigError(
-                f"invalid fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
+                f"invalid fault {self.fault!r}: expected one of "
+                f"{', '.join((*FAULTS, *IDLE_FAULTS))}"
             )
         needs = {
             "slow_link": ("dp", self.dp),
@@ -165,15 +179,18 @@ class Job:
         tp = changes.get("tp") or _power_of_two(ranks, _largest(ranks, _WIDEST))
         pp = changes.get("pp") or _power_of_two(max(1, ranks // tp), _largest(ranks, _DEEPEST))
         dp = changes.get("dp") or max(1, ranks // (tp * pp))
+        fault = changes.get("fault", "")
         chosen = {
             "tp": tp,
             "pp": pp,
             "dp": dp,
             "ep": _power_of_two(dp, min(8, max(2, dp // 2))),
             "micro_batches": max(4, 2 * pp),
-            "straggler": ranks * 5 // 8 if ranks > 1 else None,
-            "slowdown": _SLOWDOWN.get(changes.get("fault", ""), 15),
+            "straggler": ranks * 5 // 8 if ranks > 1 or fault in IDLE_FAULTS else None,
+            "slowdown": _SLOWDOWN.get(fault, 15),
         }
+        if fault == "launch_bound":
+            chosen["layer_ns"] = _SMALL_LAYER_NS
         return cls(ranks=ranks, **{**chosen, **changes})
 
     def place(self, rank: int) -> tuple[int, int, int]:

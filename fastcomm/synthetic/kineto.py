@@ -9,9 +9,8 @@ from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import BASE_NS
 from fastcomm.synthetic.play import RankStep
-from fastcomm.synthetic.stage import COMPUTE
-from fastcomm.synthetic.tape import PlannedWork
-from fastcomm.synthetic.timeline import SYNC_NS
+from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
+from fastcomm.synthetic.tape import HOST_RANGES, HostRange, PlannedWork
 
 LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 
@@ -185,6 +184,8 @@ class RankText:
         for work, launch in zip(step.works, launches, strict=True):
             rows_of = {"compute": self._compute, "comm": self._collective}
             yield rows_of.get(work.kind, self._copy)(work, launch)
+        for one in step.host:
+            yield self._host(one)
         yield self._around(step, launches)
 
     def _around(self, step: RankStep, launches: list[int]) -> str:
@@ -211,6 +212,17 @@ class RankText:
         where = self.lanes[False]
         name = "cudaDeviceSynchronize"
         return text + complete("cuda_runtime", name, where, begin, last + SYNC_NS - begin, args)
+
+    def _host(self, of: HostRange) -> str:
+        """Return the rows of what the host does besides launching."""
+        name, where = HOST_RANGES[of.kind], self.lanes[of.backward]
+        if of.kind != "read":
+            return self._mark(name, of.start, of.stop - of.start)
+        text = complete("cpu_op", name, where, of.start, of.stop - of.start, self._ids())
+        self.correlation += 1
+        args = f'"cbid": 131, "correlation": {self.correlation}'
+        start, ns = of.start + 200, of.stop - of.start - 400
+        return text + complete("cuda_runtime", "cudaStreamSynchronize", where, start, ns, args)
 
     def _next(self) -> int:
         self.external += 1

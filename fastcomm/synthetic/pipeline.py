@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fastcomm.synthetic.catalog import OPERATIONS, CallKind, transfer_ns
-from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.job import IDLE_FAULTS, IdleFault, Job
 
 EDGE = 70  # head and embedding of a pipeline, in thousandths of a layer
 
@@ -175,9 +175,14 @@ def slower(job: Job, ns: int) -> int:
     return ns * job.slowdown // 100
 
 
+def added(job: Job, fault: IdleFault, ns: int) -> int:
+    """Return the time that a fault of all ranks adds to a duration; 0 without this fault."""
+    return slower(job, ns) if job.straggler is not None and job.fault == fault else 0
+
+
 def slowed(job: Job, phase: Phase) -> frozenset[str]:
     """Return the kernels of a phase that the fault makes slower."""
-    if job.straggler is None or job.fault == "slow_link":
+    if job.straggler is None or job.fault in ("slow_link", *IDLE_FAULTS):
         return frozenset()
     names = frozenset(name for name, _ in phase.kernels)
     if job.fault == "hot_expert":

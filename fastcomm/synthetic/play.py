@@ -7,9 +7,11 @@ from fastcomm.synthetic import catalog, pipeline, timeline
 from fastcomm.synthetic.catalog import OPERATIONS, SyntheticCall, groups
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import PipelineMessage
-from fastcomm.synthetic.stage import WorkPlan
-from fastcomm.synthetic.tape import PhaseGap, PlannedWork, Tally, tally, windows
+from fastcomm.synthetic.stage import SYNC_NS, WorkPlan
+from fastcomm.synthetic.tape import HostRange, PhaseGap, PlannedWork, Tally, tally, windows
+from fastcomm.synthetic.timeline import StepSchedule
 
+_PAUSE_NS = 1_000  # between two ranges of the host
 _MARGIN_NS = 1_000  # from the end of the host's mark to the start of the next step
 
 
@@ -23,6 +25,7 @@ class RankStep:
     works: list[PlannedWork]  # in the order of their launches
     tally: Tally
     windows: list[PhaseGap]
+    host: list[HostRange]  # sorted by start
 
     @property
     def ns(self) -> int:
@@ -61,7 +64,36 @@ class _Player:
             *((column[:, self.place] + begin).tolist() for column in columns), strict=True
         )
         works = [self._work(plan, *row) for plan, row in zip(times.works, rows, strict=True)]
-        return RankStep(number, start, stop, works, tally(works, start, stop), windows(works))
+        times_of = tally(works, start, stop)
+        host = self._host(step, works, begin, (start, stop))
+        return RankStep(number, start, stop, works, times_of, windows(works), host)
+
+    def _host(
+        self, step: StepSchedule, works: list[PlannedWork], begin: int, mark: tuple[int, int]
+    ) -> list[HostRange]:
+        """Return what the host does besides launching; `mark` is its mark of the step.
+
+        It fetches a batch before the first launch, waits for the other hosts after its last
+        work, and then logs the step. All times are in ns.
+        """
+        last, met = max(work.stop for work in works) + SYNC_NS, begin + step.end
+        place = self.place
+        reads = [
+            HostRange(
+                "read",
+                begin + int(one.start[place]),
+                begin + int(one.stop[place]),
+                one.backward,
+            )
+            for one in step.stages[self.stage].reads
+        ]
+        ranges = [
+            HostRange("load", mark[0] + _PAUSE_NS, works[0].launch - _PAUSE_NS),
+            *reads,
+            HostRange("barrier", last + _PAUSE_NS, met),
+            HostRange("log", max(last, met) + _PAUSE_NS, mark[1] - _PAUSE_NS),
+        ]
+        return [one for one in ranges if one.start < one.stop]
 
     def _work(self, plan: WorkPlan, launch: int, start: int, stop: int) -> PlannedWork:
         """Return a piece of work with its times in ns."""

@@ -1,10 +1,10 @@
 """The program of a stage in one step, run with times: what starts when, and why.
 
-All ranks of a stage run it together, as arrays indexed by their place in the stage,
-``tp + TP * dp``. The host launches work in the order of the program and waits for nothing. Work
-starts when it is launched, its stream is free, and its inputs are there. A collective ends when
-its last member has arrived and the transfer is done, a message when both sides are there.
-Times are in ns since the step began.
+All ranks of a stage run it together, as arrays indexed by their place in the stage, ``tp + TP
+* dp``. The host launches work in the order of the program and waits for nothing, unless a
+fault makes it read values of the device. Work starts when it is launched, its stream is free,
+and its inputs are there. A collective ends when its last member has arrived and the transfer
+is done, a message when both sides are there. Times are in ns since the step began.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,6 +24,7 @@ STREAMS = {"tp": 20, "ep": 24, "dp": 28, "edp": 28, "Send": 32, "Recv": 36}
 LAUNCH_NS = {"comm": 8_000}  # host time of one launch, by kind of work
 OTHER_LAUNCH_NS = 3_800
 START_NS = 8_000  # least time from a launch to the start of its work
+SYNC_NS = 4_000  # from the end of work to the return of the call that waits for it
 
 # From the end of its inputs to the start of work, by stream: no two streams start at once.
 _WAKE_NS = {COMPUTE: GAP, COPY: 700, 20: GAP, 24: 1_300, 28: 1_700, 32: 2_100, 36: 2_500}
@@ -46,6 +47,14 @@ class WorkPlan:
     waits: tuple[int, ...] = ()  # other streams whose work before is an input
 
 
+class ValueRead(NamedTuple):
+    """A call in which all hosts of a stage wait for a value of the device."""
+
+    backward: bool
+    start: Ints  # by place
+    stop: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class StageSchedule:
     """The work of a stage in the order of launches; times have the shape (works, places)."""
@@ -54,6 +63,7 @@ class StageSchedule:
     launch: Ints
     start: Ints
     stop: Ints
+    reads: tuple[ValueRead, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -118,6 +128,7 @@ class StageRun:
         self.pending: dict[int, None] = {}  # streams that the next kernel waits for
         self.last: dict[str, Transfer] = {}  # by side
         self.rows: list[_Row] = []
+        self.reads: list[ValueRead] = []
         self.backward = False
         self.shape = (job.dp // job.ep, job.ep, job.tp)
         self.random = np.random.default_rng((job.seed, 2, number, stage))
@@ -139,7 +150,8 @@ class StageRun:
         """Return the times of all work; all messages have to be there."""
         columns = zip(*(row.times() for row in self.rows), strict=True)
         launch, start, stop = (np.stack(column) for column in columns)
-        return StageSchedule(tuple(row.plan for row in self.rows), launch, start, stop)
+        plans = tuple(row.plan for row in self.rows)
+        return StageSchedule(plans, launch, start, stop, tuple(self.reads))
 
     def run(self) -> Iterator[None]:
         """Run the program; yield while a message is not there."""
@@ -211,6 +223,7 @@ class StageRun:
 
     def _phase(self, plan: PhasePlan, bucket: tuple[str, str] | None = None) -> None:
         """Run kernels and calls of a phase, and the bucket that overlaps it, if any."""
+        self._read()
         slowed = pipeline.slowed(self.job, plan.phase) if self.slow is not None else ()
         if slowed and self.job.fault == "jittery_host":
             self._pause(plan)
@@ -248,6 +261,14 @@ class StageRun:
             late = np.maximum(self.host, self._ready() + GAP + ns - START_NS)
             self.host = np.where(self.slow, late, self.host)
 
+    def _read(self) -> None:
+        """Let all hosts with this fault read a value of the device, and then launch anew."""
+        ns = pipeline.added(self.job, "synchronization", OTHER_LAUNCH_NS)
+        if ns:
+            stop = np.maximum(self.host, self._ready()) + SYNC_NS
+            self.reads.append(ValueRead(self.backward, self.host, stop))
+            self.host = stop + ns
+
     def _kernel(self, name: str, ns: Ints | int) -> None:
         """Run a compute kernel, after all that the compute stream waits for."""
         waits = tuple(self.pending)
@@ -266,10 +287,13 @@ class StageRun:
     def _begin(self, plan: WorkPlan) -> tuple[Ints, Ints]:
         """Launch work; return when, and when it is launched, its stream and inputs there."""
         launch = self.host
-        self.host = launch + LAUNCH_NS.get(plan.kind, OTHER_LAUNCH_NS)
+        late = pipeline.added(self.job, "launch_bound", OTHER_LAUNCH_NS)
+        self.host = launch + LAUNCH_NS.get(plan.kind, OTHER_LAUNCH_NS) + late
         start = launch + START_NS
         if plan.stream != COPY:
-            start = np.maximum(start, self._ready() + _WAKE_NS[plan.stream])
+            is_compute = plan.stream == COMPUTE
+            gap = pipeline.added(self.job, "kernel_gaps", GAP) if is_compute else 0
+            start = np.maximum(start, self._ready() + _WAKE_NS[plan.stream] + gap)
         if plan.stream in self.ends:
             start = np.maximum(start, self.ends[plan.stream] + GAP)
         return launch, start

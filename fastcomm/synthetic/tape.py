@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from fastcomm.synthetic.catalog import SyntheticCall
 
@@ -24,6 +25,24 @@ class PlannedWork:
     def ns(self) -> int:
         """Duration."""
         return self.stop - self.start
+
+
+class HostRange(NamedTuple):
+    """What a host does besides launching, a key of `HOST_RANGES`."""
+
+    kind: str
+    start: int
+    stop: int
+    backward: bool = False
+
+
+# The names of ranges in a trace; "read" is an operator, in which the host waits for the device.
+HOST_RANGES = {
+    "load": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    "read": "aten::item",
+    "barrier": "barrier",
+    "log": "training_log",
+}
 
 
 @dataclass(slots=True)

@@ -11,11 +11,10 @@ import numpy as np
 
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.stage import StageRun, StageSchedule, Transfer
+from fastcomm.synthetic.stage import SYNC_NS, StageRun, StageSchedule, Transfer
 from fastcomm_kernels.arrays import Ints
 
 PREPARE_NS = 492_000  # from the host's mark to the first launch: it fetches data
-SYNC_NS = 4_000  # from the end of the last work to the return of the call that waits for it
 REST_NS = 300_000  # the host reads the loss, all hosts meet
 _REST_PER_LAYER = 100_000  # most additional rest, for each layer and micro-batch
 MARK_DRIFT = 25_000  # most drift of the host's step marks
@@ -27,6 +26,7 @@ class StepSchedule:
 
     marks: Ints  # by rank: how much later the host's mark begins, and how much earlier it ends
     stages: tuple[StageSchedule, ...]
+    end: int  # when all hosts have seen the end of their work
     length: int  # until the next step begins
 
 
@@ -57,7 +57,7 @@ def _simulated(job: Job, number: int) -> StepSchedule:
         for stage in range(job.pp)
         for message in pipeline.messages(job, stage)
     }
-    begin = marks[:, 0] + PREPARE_NS
+    begin = marks[:, 0] + PREPARE_NS + pipeline.added(job, "data_loading", PREPARE_NS)
     stages = [
         StageRun(job, number, stage, begin[stage * size : (stage + 1) * size], transfers)
         for stage in range(job.pp)
@@ -66,8 +66,8 @@ def _simulated(job: Job, number: int) -> StepSchedule:
     while running:
         running = [program for program in running if next(program, "ended") != "ended"]
     times = tuple(stage.times() for stage in stages)
-    last = max(int(stage.stop.max()) for stage in times)
-    return StepSchedule(marks, times, last + SYNC_NS + _rest(job, number))
+    end = max(int(stage.stop.max()) for stage in times) + SYNC_NS
+    return StepSchedule(marks, times, end, end + _rest(job, number))
 
 
 def _marks(job: Job, number: int) -> Ints:

@@ -5,12 +5,12 @@ Sums and counts are over whole events, global ratios are quotients of sums, aver
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.job import IDLE_FAULTS, Job
 from fastcomm.synthetic.play import RankStep, steps
 from fastcomm.synthetic.tape import PhaseGap, Tally
 from fastcomm.synthetic.timeline import cost_ns
@@ -64,9 +64,17 @@ def truth(
 
 
 def planted(job: Job) -> dict[str, Any] | None:
-    """Return kind, ranks, stage and mean cost per step of the job's fault, or None."""
+    """Return kind, ranks, stage and mean cost per step of the job's fault, or None.
+
+    A fault of all ranks has a cause of idle time, `idle_cause`; its cost is the additional idle
+    time of a rank and step, in the mean.
+    """
     if job.straggler is None:
         return None
+    if job.fault in IDLE_FAULTS:
+        cost = _idle_ns(job) - _idle_ns(replace(job, slowdown=0))
+        cause = {"idle_cause": job.fault, "cost_ns": cost}
+        return {"kind": "idle", "ranks": list(range(job.ranks)), "stage": None} | cause
     stage = job.place(job.straggler)[2]
     size = job.tp * job.dp
     ranks = (
@@ -83,6 +91,12 @@ def planted(job: Job) -> dict[str, Any] | None:
         "stage": stage,
         "cost_ns": _mean(costs),
     }
+
+
+def _idle_ns(job: Job) -> float:
+    """Return the mean idle time of a step of a rank, in ns."""
+    played = [step.tally.idle for rank in range(job.ranks) for step in steps(job, rank)]
+    return sum(played) / len(played)
 
 
 def exact_ns(tally: Tally) -> dict[str, int]:

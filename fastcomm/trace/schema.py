@@ -146,6 +146,30 @@ ITERATIONS = pa.schema(
     ]
 )
 
+# Causes of idle time; `trace.idle` explains them.
+CAUSES = (
+    "launch_bound",
+    "synchronization",
+    "pipeline_bubble",
+    "data_loading",
+    "python",
+    "kernel_gaps",
+    "host_work",
+    "unknown",
+)
+CAUSE = {name: number for number, name in enumerate(CAUSES)}
+
+# The largest names behind the idle time of a step, by cause; see `trace.idle`.
+IDLE_EVIDENCE = pa.schema(
+    [
+        pa.field("step", pa.int32(), nullable=False),  # index of the iteration of the rank
+        pa.field("cause", pa.int8(), nullable=False),  # index into CAUSES
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("ns", pa.int64(), nullable=False),
+        pa.field("intervals", pa.int64(), nullable=False),  # number
+    ]
+)
+
 _MEASURED = ("start", "stop", "kind")
 _NOT_MEASURED = ("sends_to", "receives_from")
 # Columns that metrics need of a trace.

@@ -1,11 +1,13 @@
 """One rank's trace in memory; its tables are validated here and nowhere else."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace import schema
@@ -93,9 +95,9 @@ def validate(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:
         raise SchemaError(f"{name}: no column {', '.join(missing)}; found {present}")
     if not table.schema.equals(schema_):
         table = _cast(table, schema_, name)
-    for place, field in enumerate(schema_):
-        if not field.nullable and (nulls := table.column(place).null_count):
-            raise SchemaError(f"{name}.{field.name}: {nulls} nulls, none allowed")
+    for place, column in enumerate(schema_):
+        if not column.nullable and (nulls := table.column(place).null_count):
+            raise SchemaError(f"{name}.{column.name}: {nulls} nulls, none allowed")
     return table.combine_chunks()
 
 
@@ -112,6 +114,18 @@ def _cast(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTimes:
+    """Idle time of a rank by step and cause; `schema.CAUSES` has the causes.
+
+    `evidence` has a row for each of the largest names of a step and cause: `step` (index),
+    `cause` (index into CAUSES), `name`, `ns`, `intervals` (number).
+    """
+
+    ns: NDArray[np.int64]  # shape (steps, causes)
+    evidence: pa.Table  # schema `schema.IDLE_EVIDENCE`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The trace of one rank. `Trace.of` validates every table; later code relies on it."""
 
@@ -125,6 +139,8 @@ class Trace:
     device_iterations: pa.Table | None = None  # on the device's clock; null: use `iterations`
     device_notes: tuple[str, ...] = ()  # warnings about these, or why they are null
     device_begin: int | None = None  # start of the first device iteration if they are unused
+    # By clock, "host" or "device": of a store, whose metrics read no events of the host.
+    stored_idle: Mapping[str, IdleTimes] = field(default_factory=dict)
 
     @classmethod
     def of(

@@ -1,8 +1,8 @@
 """Events of Chrome-trace JSON: which ones a scan keeps, and reading of one into a row.
 
 Keys, phases and categories are compared as bytes, and an event with escapes in these counts as
-broken. Of repeated keys the last value counts, except that the first category or name that
-rules an event out does so at once.
+broken. Of repeated keys the last value counts, except that the first category, name or duration
+that rules an event out does so at once.
 
 Functions take the index `i` of a byte in the text and return the index to go on from, or
 ``~index`` at a byte that does not fit. They write into their arguments. The selection of a scan
@@ -38,8 +38,10 @@ from fastcomm_kernels.string_tables import SLOT, find, first_word, intern, strin
 # Columns of a row; from ARGS on those of the event's args. If DETAIL is NULL, the event has no
 # details, and their columns are undefined.
 KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range(10)
-# Which events of a kind are kept: none, all, or those whose name has a selected prefix.
-KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
+# Which events of a kind are kept: none, all, those whose name has a selected prefix, or these
+# and those of at least LONG ns.
+KEEP_NONE, KEEP_ALL, KEEP_NAMED, KEEP_LONG = range(4)
+LONG = 20_000
 # A selection is one column: these cells; then, at the places in them, a table of categories and
 # one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask.
 _KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
@@ -69,8 +71,8 @@ class ScanColumns(NamedTuple):
     """The selection of a scan: which events and args to keep."""
 
     kinds: dict[bytes, int]  # value of `cat` -> kind
-    keep: list[int]  # by kind: KEEP_NONE, KEEP_ALL or KEEP_NAMED; the last is for unknown kinds
-    prefixes: list[bytes]  # for KEEP_NAMED: at most eight bytes of a name
+    keep: list[int]  # by kind: a constant KEEP_*; the last is for unknown kinds
+    prefixes: list[bytes]  # for KEEP_NAMED and KEEP_LONG: at most eight bytes of a name
     numbers: list[bytes]  # args that are integers, a column each
     detail_numbers: list[bytes]  # args that are integers and that few events have
     detail_texts: list[bytes]  # args of few events, any value as text
@@ -106,8 +108,8 @@ class ScanColumns(NamedTuple):
 
 
 @kernel
-def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
-    """Return whether an event is kept, by its kind and, for KEEP_NAMED, the prefix of its name.
+def keeps(plan: Address, kind: int, text: Address, name: int, size: int, length: int) -> bool:
+    """Return whether events of a kind, name and length are kept, as far as these are known.
 
     Parameters
     ----------
@@ -118,11 +120,15 @@ def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool
     text, name, size
         The text, and index and size in bytes of the name; -1 if unknown, which keeps the event
         unless its kind is KEEP_NONE.
+    length
+        Duration of the event in ns; NULL if unknown.
 
     """
     keep = get(plan, get(plan, _KEEP) + kind)
-    if keep != KEEP_NAMED or size < 0:
+    if keep in (KEEP_NONE, KEEP_ALL) or size < 0:
         return keep != KEEP_NONE
+    if keep == KEEP_LONG and (length == NULL or length >= LONG):
+        return True
     word = first_word(text, name, size)
     for k in range(get(plan, _PREFIXES), get(plan, _PREFIXES_END), 2):
         if word & get(plan, k + 1) == get(plan, k):
@@ -351,10 +357,15 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
                 end = skip_rest(text, i, event)
                 if end < 0 or not has_phase(text, i, end):
                     return end
-            elif kind >= 0 and not keeps(plan, kind, text, name, size):
+            elif kind >= 0 and not keeps(plan, kind, text, name, size, get(rows, at + STOP)):
                 return skip_rest(text, i, event)
-        elif key in (_TS, _DUR):
-            i = decimal(text, i, THOUSANDTHS, rows, at + (START if key == _TS else STOP))
+        elif key == _TS:
+            i = decimal(text, i, THOUSANDTHS, rows, at + START)
+        elif key == _DUR:
+            i = decimal(text, i, THOUSANDTHS, rows, at + STOP)
+            length = get(rows, at + STOP)
+            if kind >= 0 and i >= 0 and not keeps(plan, kind, text, name, size, length):
+                return skip_rest(text, i, event)
         elif key in (_PID, _TID):
             i = read_lane(text, i, into, at + (PROCESS if key == _PID else THREAD))
         elif key == _ARGS:
@@ -371,9 +382,9 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
         if i < 0:
             return i
     kind = get(plan, OTHER) if kind < 0 else kind
-    if phase != _COMPLETE or not keeps(plan, kind, text, name, max(size, 0)):
-        return i + 1
     start, length = get(rows, at + START), get(rows, at + STOP)
+    if phase != _COMPLETE or not keeps(plan, kind, text, name, max(size, 0), length):
+        return i + 1
     if not -_FAR < start < _FAR or not 0 <= length < _FAR:
         put(rows, at + KIND, INVALID)
         return i + 1

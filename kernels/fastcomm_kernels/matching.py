@@ -77,6 +77,52 @@ def enclosing(
 
 
 @kernel
+def owners(
+    start: Ints, stop: Ints, layer_start: Ints, layer_stop: Ints, edges: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Divide intervals by the first of several layers that covers each instant.
+
+    Parameters
+    ----------
+    start, stop
+        Disjoint sorted intervals.
+    layer_start, layer_stop
+        Intervals of all layers, one layer after another; those of a layer are disjoint, sorted,
+        and not empty.
+    edges
+        First row of each layer, then the number of rows.
+
+    Returns
+    -------
+    tuple of ndarray
+        Int64 columns, sorted by time: interval of each piece, its stop, and the row that covers
+        it, or -1. A piece starts where the one before it stops, or where its interval starts.
+
+    """
+    size = len(start) + 2 * len(layer_start)
+    interval, end = np.empty(size, np.int64), np.empty(size, np.int64)
+    owner = np.empty(size, np.int64)
+    at, n = edges.copy(), 0
+    for i in range(len(start)):
+        now = start[i]
+        while now < stop[i]:
+            until, row = stop[i], -1
+            for layer in range(len(edges) - 1):
+                while at[layer] < edges[layer + 1] and layer_stop[at[layer]] <= now:
+                    at[layer] += 1
+                if at[layer] == edges[layer + 1]:
+                    continue
+                if layer_start[at[layer]] <= now:
+                    row, until = at[layer], min(until, layer_stop[at[layer]])
+                    break
+                until = min(until, layer_start[at[layer]])
+            interval[n], end[n], owner[n] = i, until, row
+            n += 1
+            now = until
+    return interval[:n], end[:n], owner[:n]
+
+
+@kernel
 def projected(
     ranges: Lanes, launches: Lanes, work: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints, Ints]:

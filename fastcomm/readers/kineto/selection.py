@@ -15,7 +15,7 @@ from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm_kernels import json_events
 from fastcomm_kernels.arrays import Ints
-from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NONE
 
 # A kind for the scanner only: `categories.scan` makes it a copy or a kernel, by its name.
 BY_NAME = len(KINDS)
@@ -90,7 +90,7 @@ class Selection:
 
     kinds: dict[bytes, int]  # value of `cat` -> number of the kind
     keep: Sequence[int]  # a KEEP_* constant by kind; the last is for unknown kinds
-    prefixes: Sequence[bytes]  # of names to keep under KEEP_NAMED; at most eight bytes each
+    prefixes: Sequence[bytes]  # of names, at most eight bytes each; see `json_events.keeps`
     row_args: Sequence[str]  # args that are integers, a column each
     detail_args: Sequence[str]  # args that are integers and that few events have
     detail_texts: Sequence[str]  # args that are texts and that few events have
@@ -121,12 +121,12 @@ _KEEP = {
     "kernel": KEEP_ALL,
     "memcpy": KEEP_ALL,
     "memset": KEEP_ALL,
-    "cpu_op": KEEP_NAMED,
+    "cpu_op": KEEP_LONG,  # for idle time
     "runtime": KEEP_ALL,
     "annotation": KEEP_ALL,
     "gpu_annotation": KEEP_NONE,
     "sync": KEEP_NONE,
-    "python": KEEP_NONE,
+    "python": KEEP_LONG,
     "other": KEEP_NONE,  # not device work
     "host_work": KEEP_NONE,  # this and the next: of this reader, not of a file
     "host_comm": KEEP_NONE,
@@ -151,7 +151,8 @@ ARG_NAMES = {
     "Record function id": "record_function",
 }
 
-# For metrics: device work, its launches, marks of iterations, and calls of collectives.
+# For metrics: device work, its launches, marks of iterations, calls of collectives, and long
+# operators and functions, which tell why a device is idle.
 METRICS = Selection(
     kinds=SCANNED,
     keep=_keep(_KEEP),

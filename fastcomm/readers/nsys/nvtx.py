@@ -11,16 +11,18 @@ from fastcomm.readers.nsys import layout, payloads
 from fastcomm.readers.nsys.export import Export, ExportRows
 from fastcomm.readers.nsys.layout import DOMAIN, NVTX, PUSH_POP, START_END
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
+from fastcomm.trace.host_activity import LEAST_RANGE_NS
 from fastcomm_kernels.arrays import NULL, Ints
 
 # `emit_nvtx` adds these to operator names, which makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
 _OPERATOR = r", (?:seq|op_id) = "
-# Collectives, which metrics need; other operators are read only for whole traces.
+# Collectives, which metrics need; other short operators are read only for whole traces.
 COLLECTIVE = r"^(?:nccl:|c10d::|record_param_comms|gloo:)"
 _OPERATOR_SQL = (
     "text IS NULL OR (text NOT LIKE '%, op_id = %' AND text NOT LIKE '%, seq = %') "
-    "OR text GLOB 'nccl:*' OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*'"
+    "OR text GLOB 'nccl:*' OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*' "
+    f"OR end - start >= {LEAST_RANGE_NS}"
 )
 
 _NCCL = r"^nccl[A-Z]"
@@ -59,7 +61,8 @@ def read_ranges(
         Times at which the capture ended, ns: ranges that end there were still open, and are
         left out.
     operators
-        Whether to read all operators of `emit_nvtx`, or only collectives.
+        Whether to read all operators of `emit_nvtx`, or only collectives, and those that are
+        long enough to be a cause of idle time.
     numbered
         Whether names keep the sequence numbers that `emit_nvtx` adds.
 
@@ -80,7 +83,7 @@ def read_ranges(
     is_operator = _rows_of(name, pc.match_substring_regex(name.dictionary, _OPERATOR))
     if not operators:
         is_collective = _rows_of(name, pc.match_substring_regex(name.dictionary, COLLECTIVE))
-        mask = ~is_operator | is_collective
+        mask = ~is_operator | is_collective | (rows["end"] - rows["start"] >= LEAST_RANGE_NS)
         rows, name, is_operator = (
             rows.where(mask),
             name.filter(pa.array(mask)),

@@ -1,7 +1,8 @@
 """Page section: where the time of a step goes, for the job and by rank and iteration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fastcomm.metrics import idle
 from fastcomm.metrics.breakdown import EXACT, RankMeans, StepMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
@@ -257,6 +258,86 @@ def _table(metrics: Metrics, why: str) -> PageTable:
             "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
         ),
         rows=tuple(rows),
+    )
+
+
+def idle_section(metrics: Metrics, why: str) -> Section:
+    """Return the section on the causes of idle time; `why` explains unknown times."""
+    title, shares = "Why are devices idle?", metrics.idle
+    if any(share is None for share in shares.values()):
+        why = why or "an older fastcomm stored the run; ingest the traces again"
+        chart = "Idle time by cause"
+        return html.unknown_section("idle", title, "The causes of idle time are", chart, why)
+    cause = idle.largest(shares)
+    if cause is None:
+        return Section(name="idle", title=title, lead=("No device is ever idle.",))
+    mean = metrics.iteration.mean_ns or 0.0
+    ns = (shares[cause] or 0.0) * mean
+    lead = (
+        "Devices wait ",
+        html.fact(f"idle.{cause}", ns, html.ns),
+        f" per step {idle.AWAITED[cause]}{idle.explained(cause, ns, metrics.idle_names)}; "
+        f"try {idle.TO_TRY[cause]}.",
+    )
+    return Section(
+        name="idle",
+        title=title,
+        lead=lead,
+        blocks=(
+            _causes(metrics, shares),
+            *([_idle_names(metrics)] if metrics.idle_names else []),
+        ),
+        pitfall="A cause is what happened before a launch, not what a fix saves: if the host "
+        "did not load data, something else might hold it up.",
+    )
+
+
+def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
+    """Return the idle time by cause of the job and of the ranks that are idle the longest."""
+    causes = [name for name, share in shares.items() if share]
+    by_rank = idle.by_rank(metrics.tables["iterations"])
+    order = sorted(by_rank, key=lambda rank: (-sum(by_rank[rank].values()), rank))
+    shown = order if len(order) <= _MOST_ROWS else order[:_ENDS]
+    most = (
+        "" if len(shown) == len(order) else f", the {_ENDS} of {len(order)} ranks with the most"
+    )
+    mean = metrics.iteration.mean_ns or 0.0
+    job = {name: (share or 0.0) * mean for name, share in shares.items()}
+    rows = [(text("all ranks"), job), *((html.rank_cell(r), by_rank[r]) for r in shown)]
+    return PageTable(
+        name="idle-table",
+        caption=f"Idle time per step by cause{most}",
+        columns=columns(
+            "rank",
+            ("idle", "exact.idle"),
+            *((idle.TEXTS[name], f"idle.{name}") for name in causes),
+        ),
+        rows=tuple(
+            (
+                cell,
+                number(sum(times.values()), html.ns),
+                *(number(times[name], html.ns) for name in causes),
+            )
+            for cell, times in rows
+        ),
+    )
+
+
+def _idle_names(metrics: Metrics) -> PageTable:
+    """Return the names behind idle time: what hosts did, or the work that was waited for."""
+    return PageTable(
+        name="idle-names-table",
+        caption="Evidence: what the host did, or the work that the device waited for",
+        columns=columns("cause", "name", ("per step", "idle.ns"), ("ranks", "idle.ranks")),
+        rows=tuple(
+            (
+                text(idle.TEXTS[entry.cause]),
+                text(entry.name),
+                number(entry.ns_per_step, html.ns),
+                number(entry.ranks, html.whole),
+            )
+            for entry in metrics.idle_names
+        ),
     )
 
 

@@ -6,6 +6,8 @@ the definition here contains the wording of that page, which a test checks.
 
 from dataclasses import dataclass
 
+from fastcomm.metrics.idle import AWAITED, TEXTS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
@@ -82,6 +84,14 @@ _BREAKDOWN = {
     ),
     "exact.memcpy": _of("Copies", "the time in which only copies or memsets run"),
     "exact.idle": _of("Idle", "the time in which nothing runs on the device"),
+    **{
+        f"idle.{cause}": _of(f"Idle, {name}", f"idle time in which it waits {AWAITED[cause]}")
+        for cause, name in TEXTS.items()
+    },
+    "idle.ns": _of(
+        "Per step", "idle time with this evidence, mean over the steps of all ranks"
+    ),
+    "idle.ranks": _of("Ranks", "number of ranks with this evidence"),
     "spec.compute": _of(
         "Compute, specification formula",
         "time without communication, including idle time",
@@ -271,9 +281,7 @@ _PATH = {
         "the chain of work that determines the time of the step: the step becomes shorter only "
         "if work on this chain becomes shorter",
     ),
-    "path.share": _of(
-        "Share of the path", "time of the class divided by the length of the path"
-    ),
+    "path.share": _of("Share of the path", "time of the class divided by the path's length"),
     "path.time_ns": _of("On the path", "time of the path's edges"),
     "path.self_ns": _of("Own time", "time of the path in the event itself, summed by name"),
     "path.edges": _of("Edges", "number of edges of the path that are own time of the event"),
@@ -283,9 +291,7 @@ _PATH = {
     "path.on_path_ns": _of("On the path", "time of the path on this rank"),
     "path.wait_ns": _of("Waits", "time in collectives before the last rank arrives"),
     "path.transfer_ns": _of("Transfers", "time in collectives after the last rank arrives"),
-    "path.arrived_last": _of(
-        "Arrived last", "number of collectives at which this rank arrived last"
-    ),
+    "path.arrived_last": _of("Arrived last", "collectives at which this rank arrived last"),
     "path.wait_caused_ns": _of(
         "Wait caused",
         "its arrival minus the previous arrival, summed over the collectives where it was last",
@@ -295,9 +301,7 @@ _PATH = {
         "Step",
         "length of the replayed window with the edit; each event begins as early as possible",
     ),
-    "whatif.share": _of(
-        "Share of the original", "the window with edits divided by the window without"
-    ),
+    "whatif.share": _of("Share of the original", "time with edits divided by time without"),
     "whatif.error": _of(
         "Replay error", "largest error of a replay without edits, of any event"
     ),
@@ -357,9 +361,7 @@ _ISP = {
     "isp.feasible": _of(
         "Feasible", "number of strategies that fit in memory and suit the batch"
     ),
-    "isp.rejected": _of(
-        "Rejected", "number of strategies that were rejected, by the first reason"
-    ),
+    "isp.rejected": _of("Rejected", "number of rejected strategies, by the first reason"),
     "isp.scaling": _of("Scaling", "tokens/s/GPU divided by those of the smallest world size"),
     "isp.gpus": _of("GPUs", "number of GPUs of the job"),
     "isp.pp": _of("Pipeline", "number of pipeline stages"),
@@ -383,9 +385,7 @@ _DISPATCH = {
     "dispatch.load": _of(
         "Load", "tokens that a GPU sends or receives over one kind of link, over all layers"
     ),
-    "dispatch.most_by_mean": _of(
-        "Max / mean", "tokens of the most loaded GPU divided by the mean"
-    ),
+    "dispatch.most_by_mean": _of("Max / mean", "tokens of the most loaded GPU, by the mean"),
     "dispatch.after_s": _of("After", "dispatch with the new placement of experts"),
     "dispatch.speedup": _of("Speedup", "dispatch before divided by dispatch after"),
     "dispatch.imbalance": _of(

@@ -44,6 +44,7 @@ _EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
     "peers_compute_ns": ("compute of its peers", html.ns),
     "idle_ns": ("idle per step", html.ns),
     "peers_idle_ns": ("idle time of its peers", html.ns),
+    "idle_cause_ns": ("idle per step for its largest cause", html.ns),
     "wait_ns": ("waits for others", html.ns),
     "peers_wait_ns": ("its peers wait", html.ns),
     "bus_bw": ("bus bandwidth", html.rate),
@@ -119,6 +120,7 @@ def run_page(
     why = gaps.reason(metrics.missing)
     sections = [
         breakdown.section(metrics, by_rank, why),
+        breakdown.idle_section(metrics, why),
         volume.overlap_section(metrics, why),
         speed.section(metrics),
         volume.volume_section(metrics),

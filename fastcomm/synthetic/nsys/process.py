@@ -21,9 +21,8 @@ from fastcomm.synthetic.nsys.rows import (
 )
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.play import RankStep
-from fastcomm.synthetic.stage import COMPUTE
-from fastcomm.synthetic.tape import PlannedWork
-from fastcomm.synthetic.timeline import SYNC_NS
+from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
+from fastcomm.synthetic.tape import HOST_RANGES, HostRange, PlannedWork
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
 CUT = 2  # launches before a late capture, which records only their kernels
@@ -168,6 +167,18 @@ class ProcessWriter:
                 self.device.work(work, replay.correlation, node=number)
         self._synchronize(step, launches)
 
+    def _host(self, of: HostRange) -> None:
+        """Write what the host does besides launching."""
+        if of.kind != "read":
+            self.host.range(self.main, HOST_RANGES[of.kind], of.start, of.stop)
+            return
+        thread = self.host.thread(BACKWARD) if of.backward else self.main
+        self.host.operator_range(thread, HOST_RANGES[of.kind], of.start, of.stop)
+        call = self.host.cuda(
+            thread, "cudaStreamSynchronize_v3020", of.start + 200, of.stop - of.start - 400
+        )
+        self.device.synchronization(call, COMPUTE, kind=3)
+
     def _around(self, step: RankStep, launches: list[int]) -> None:
         """Write the range of the optimizer's step, and the call that synchronizes the device.
 
@@ -186,6 +197,8 @@ class ProcessWriter:
 
         `launches` has the host times of the step's launches in ns, ascending.
         """
+        for one in step.host:
+            self._host(one)
         begin = launches[-1] + 20_000
         last = max(work.stop for work in step.works)
         call = self.host.cuda(

@@ -1,0 +1,280 @@
+"""Why devices are idle: shares of the causes, and the names behind them.
+
+`trace.idle` has the rules; here their results are summed over the steps of all ranks.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.view import View
+from fastcomm.trace.columns import nullable
+from fastcomm.trace.idle import idle_times
+from fastcomm.trace.schema import CAUSES
+from fastcomm.trace.trace import IdleTimes, Trace
+from fastcomm.units import percent
+from fastcomm_kernels.arrays import Flags
+
+_MOST_ROWS = 24  # of the evidence in a document
+EVIDENCE = pa.schema(
+    [
+        pa.field("rank", pa.int64()),
+        pa.field("cause", pa.string()),
+        pa.field("name", pa.string()),
+        pa.field("ns", pa.int64()),  # in all measured steps
+        pa.field("intervals", pa.int64()),  # number
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleName:
+    """A name behind idle time: an operator, range or call, or the work that was launched."""
+
+    cause: str
+    name: str
+    ns_per_step: float  # mean over the steps of all ranks
+    ranks: int  # number of ranks with it
+
+
+def of_trace(trace: Trace, *, by_host: bool) -> IdleTimes | None:
+    """Return the idle time of a rank by step and cause; None if unknown.
+
+    `by_host` divides time by the host's marks even where iterations on the device's clock are
+    known.
+    """
+    on_device = trace.device_iterations is not None and not by_host
+    clock = "device" if on_device else "host"
+    if clock in trace.stored_idle:
+        return trace.stored_idle[clock]
+    return idle_times(trace, trace.device_iterations if on_device else trace.iterations)
+
+
+def iteration_columns(view: View) -> dict[str, pa.Array]:
+    """Return the idle time of each iteration in ns, as a column per cause."""
+    columns = zip(CAUSES, view.idle.T, strict=True)
+    return {f"idle_{cause}_ns": nullable(ns) for cause, ns in columns}
+
+
+def evidence(
+    traces: Sequence[Trace], idle: Sequence[IdleTimes | None], only: Collection[int] | None
+) -> pa.Table:
+    """Return the largest names by rank and cause, `EVIDENCE`; `only` selects iterations."""
+    rows: list[_EvidenceRow] = []
+    for trace, times in zip(traces, idle, strict=True):
+        if times is not None:
+            rows += _of_rank(trace, times, only)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in EVIDENCE)
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, EVIDENCE, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=EVIDENCE)
+
+
+_EvidenceRow = tuple[int, str, str, int, int]  # columns of EVIDENCE
+
+
+def _of_rank(
+    trace: Trace, times: IdleTimes, only: Collection[int] | None
+) -> list[_EvidenceRow]:
+    """Return the names of a rank's idle time by falling time, summed over its steps.
+
+    `trace` has the measured iterations. In NumPy, as for the few rows of a rank, grouping in
+    Arrow takes longer than all else that is done for idle time.
+    """
+    rows = times.evidence
+    if only is not None:
+        numbers = trace.iterations["number"].to_numpy()[rows["step"].to_numpy()]
+        rows = rows.filter(pa.array(np.isin(numbers, list(only))))
+    name = rows["name"].combine_chunks().dictionary_encode()
+    texts, cause = name.dictionary.to_pylist(), rows["cause"].to_numpy().astype(np.int64)
+    keys, at = np.unique(cause * len(texts) + name.indices.to_numpy(), return_inverse=True)
+    sums = np.zeros((2, len(keys)), np.int64)
+    for place, column in enumerate(("ns", "intervals")):
+        np.add.at(sums[place], at, rows[column].to_numpy())
+    found = [
+        (trace.meta.rank, CAUSES[key // len(texts)], texts[key % len(texts)], ns, number)
+        for key, ns, number in zip(keys.tolist(), *sums.tolist(), strict=True)
+    ]
+    return sorted(found, key=lambda row: (-row[3], row[1], row[2]))
+
+
+def _measured(iterations: pa.Table) -> Flags:
+    """Return which iterations have a breakdown."""
+    flags: Flags = iterations["exact_idle_ns"].is_valid().to_numpy()
+    return flags
+
+
+def shares(iterations: pa.Table) -> dict[str, float | None]:
+    """Return the idle time by cause as fractions of the iteration time.
+
+    They are null if the idle time of a measured iteration is not divided, or none is measured.
+    """
+    timed = iterations.filter(pa.array(_measured(iterations)))
+    total = int(timed["time_ns"].to_numpy().sum()) if len(timed) else 0
+    columns = {cause: timed[f"idle_{cause}_ns"] for cause in CAUSES}
+    if not total or any(column.null_count for column in columns.values()):
+        return dict.fromkeys(CAUSES)
+    return {cause: int(ns.to_numpy().sum()) / total for cause, ns in columns.items()}
+
+
+def undivided(iterations: pa.Table) -> list[int]:
+    """Return the ranks whose idle time is known, but not its causes."""
+    unknown = iterations[f"idle_{CAUSES[0]}_ns"].is_null().to_numpy()
+    ranks: list[int] = np.unique(
+        iterations["rank"].to_numpy()[_measured(iterations) & unknown]
+    ).tolist()
+    return ranks
+
+
+def names(table: pa.Table, iterations: pa.Table) -> tuple[IdleName, ...]:
+    """Return the largest names over all ranks, by falling time."""
+    steps = int(_measured(iterations).sum())
+    sums = table.group_by(["cause", "name"], use_threads=False).aggregate(
+        [("ns", "sum"), ("rank", "count_distinct")]
+    )
+    order = [("ns_sum", "descending"), ("cause", "ascending"), ("name", "ascending")]
+    return tuple(
+        IdleName(
+            cause=row["cause"],
+            name=row["name"],
+            ns_per_step=row["ns_sum"] / max(steps, 1),
+            ranks=row["rank_count_distinct"],
+        )
+        for row in sums.sort_by(order).slice(0, _MOST_ROWS).to_pylist()
+    )
+
+
+def by_rank(iterations: pa.Table) -> dict[int, dict[str, float]]:
+    """Return the mean idle time per step of each rank by cause, in ns; without unknown ones."""
+    columns = [f"idle_{cause}_ns" for cause in CAUSES]
+    divided = iterations.filter(iterations[columns[0]].is_valid()).select(["rank", *columns])
+    means = divided.group_by("rank", use_threads=False).aggregate(
+        [(column, "mean") for column in columns]
+    )
+    return {
+        row["rank"]: {
+            cause: row[f"{column}_mean"] for cause, column in zip(CAUSES, columns, strict=True)
+        }
+        for row in means.to_pylist()
+    }
+
+
+def largest(idle: Mapping[str, float | None]) -> str | None:
+    """Return the cause with the largest share or time; None if unknown, or nothing is idle."""
+    present = {cause: share for cause, share in idle.items() if share}
+    return max(present, key=lambda cause: present[cause], default=None)
+
+
+# The causes in tables and sentences; what the device waits for; and what to try.
+TEXTS = {
+    "launch_bound": "launch-bound",
+    "synchronization": "synchronization",
+    "pipeline_bubble": "pipeline bubble",
+    "data_loading": "data loading",
+    "python": "Python",
+    "kernel_gaps": "gaps between kernels",
+    "host_work": "host work",
+    "unknown": "unknown",
+}
+AWAITED = {
+    "launch_bound": "for kernels to be launched",
+    "synchronization": "for the host to launch anew after synchronizing calls",
+    "pipeline_bubble": "for messages or collectives that are late",
+    "data_loading": "for the data loader",
+    "python": "for Python code",
+    "kernel_gaps": "between queued kernels",
+    "host_work": "for work of the host before launches",
+    "unknown": "for an unknown reason",
+}
+TO_TRY = {
+    "launch_bound": "CUDA graphs, torch.compile, or larger batches",
+    "synchronization": "to avoid .item(), .cpu() and other synchronizing calls in a step",
+    "pipeline_bubble": "more micro-batches, or an interleaved schedule",
+    "data_loading": "more loader workers, prefetching and pinned memory",
+    "python": "to collect garbage between steps only, and a profile of the Python code",
+    "kernel_gaps": "CUDA graphs or fused kernels if gaps are short; long ones wait for other "
+    "streams, devices or processes",
+    "host_work": "to move it to another thread, or to launch device work before it",
+    "unknown": "a recording with operators and with_stack=True, which shows what the host does",
+}
+# Causes that are explained by what the host does, or by the work without a recorded launch.
+_NAMED = ("synchronization", "data_loading", "python", "host_work", "unknown")
+
+
+# What the host does that a rank without a device is idle for, in findings.
+ON_HOST = {
+    "data_loading": "it loads data",
+    "pipeline_bubble": "it waits for messages or collectives",
+    "python": "no operator runs: Python, or another program on the core",
+    "unknown": "no operator runs: Python, data loading, or another program on the core",
+}
+
+
+def cause_of_longer(
+    by_rank_: Mapping[int, Mapping[str, float]], rank: int, peers: Sequence[int], longer: float
+) -> tuple[str | None, float | None]:
+    """Return the cause of most of a rank's longer idle time, and its ns per step.
+
+    Parameters
+    ----------
+    by_rank_
+        The idle time of ranks, from `by_rank`.
+    rank, peers
+        The rank, and those that it is compared with.
+    longer
+        Time in ns per step by which it is idle longer than the median of its peers.
+
+    """
+    own = by_rank_.get(rank, {})
+    others = [by_rank_[peer] for peer in peers if peer in by_rank_]
+    if not own or not others:
+        return None, None
+    more = {
+        cause: ns - float(np.median([peer[cause] for peer in others]))
+        for cause, ns in own.items()
+    }
+    cause = max(more, key=lambda name: more[name])
+    return (cause, own[cause]) if more[cause] >= longer / 2 else (None, None)
+
+
+_LONGEST_NAME = 64  # in sentences
+
+
+def explained(cause: str, ns: float, names_: Sequence[IdleName], mostly: str = "") -> str:
+    """Return what is behind a cause in parentheses, or an empty text.
+
+    This is the largest name of the host, shortened, after the word `mostly`. Of an unknown
+    cause, of `ns` per step, it is the work whose launches are not recorded, if this is the
+    reason for at least half of the time.
+    """
+    entries = [entry for entry in names_ if entry.cause == cause]
+    if not entries or cause not in _NAMED:
+        return ""
+    name = entries[0].name
+    name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    if cause != "unknown":
+        return f" ({mostly}{name})"
+    is_reason = sum(entry.ns_per_step for entry in entries) >= ns / 2
+    return f" (launches of {name} are not recorded)" if is_reason else ""
+
+
+def sentence(
+    idle: Mapping[str, float | None], names_: Sequence[IdleName], step_ns: float | None
+) -> str | None:
+    """Return the shares of the step by cause as one line; None if nothing is known or idle.
+
+    Only the largest cause is explained, and very small ones are left out.
+    """
+    parts: list[str] = []
+    for cause, share in sorted(idle.items(), key=lambda item: -(item[1] or 0.0)):
+        if share is None or share < _LEAST_SHOWN:
+            continue
+        why = "" if parts else explained(cause, share * (step_ns or 0.0), names_)
+        parts.append(f"{TEXTS[cause]} {percent(share)}{why}")
+    return f"Idle: {', '.join(parts)}." if parts else None
+
+
+_LEAST_SHOWN = 0.01  # of the step

@@ -1,0 +1,279 @@
+"""Test why a device is idle: random traces against the oracle, and single cases."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import golden_critical_path
+import kineto_text as k
+import numpy as np
+import oracle_idle
+import oracle_kineto
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.compat.hta import get_idle_time_breakdown
+from fastcomm.metrics import Partial
+from fastcomm.metrics.computation import compute
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import open_run
+from fastcomm.trace.idle import idle_times
+from fastcomm.trace.schema import CAUSES, NARROW
+from fastcomm.trace.trace import Trace
+
+HTA = golden_critical_path.FOLDER / "hta_metrics.json"
+JOBS = Path(__file__).parent / "jobs" / "recorded"
+
+HOST = (
+    ("cudaStreamSynchronize", "cuda_runtime"),
+    ("cudaMemcpy", "cuda_runtime"),
+    ("cudaMalloc", "cuda_runtime"),
+    ("cudaLaunchKernel", "cuda_runtime"),
+    ("aten::mm", "cpu_op"),
+    ("enumerate(DataLoader)#_Iter.__next__", "user_annotation"),
+    ("forward", "user_annotation"),
+    ("gc.collect", "user_annotation"),
+    ("model.py(3): forward", "python_function"),
+    ("barrier", "user_annotation"),
+)
+TIMES = st.integers(0, 800)
+
+
+@st.composite
+def traces(draw):
+    """Events of a rank: work with and without launches, and what two threads do."""
+    events = []
+    for number in range(draw(st.integers(1, 8))):
+        ts, dur = draw(TIMES), draw(st.sampled_from([0, 3, 20, 90]))
+        kernel = draw(st.sampled_from([k.kernel, k.kernel, None]))
+        made = (
+            k.all_reduce(ts, dur)
+            if kernel is None
+            else kernel(f"gemm{number % 3}", ts, dur, draw(st.integers(7, 8)))
+        )
+        made["args"]["correlation"] = number
+        events.append(made)
+        if draw(st.integers(0, 5)):
+            at = max(ts - draw(st.integers(-5, 250)), 0)
+            events.append(
+                k.launch(at, number, draw(st.integers(0, 30)), draw(st.integers(1, 2)))
+            )
+    for _ in range(draw(st.integers(0, 8))):
+        name, cat = draw(st.sampled_from(HOST))
+        dur = draw(st.sampled_from([0, 5, 30, 120, 300]))
+        events.append(
+            k.event(name, cat, draw(TIMES), dur, pid=100, tid=draw(st.integers(1, 2)))
+        )
+    edges = sorted(draw(st.sets(st.integers(0, 900), min_size=2, max_size=3)))
+    marks = [
+        k.mark(f"ProfilerStep#{number}", start, stop - start)
+        for number, (start, stop) in enumerate(pairwise(edges))
+    ]
+    return draw(st.permutations(events + marks))
+
+
+@given(traces(), st.booleans())
+def test_causes_agree_with_the_definition(events, whole):
+    with TemporaryDirectory() as folder:
+        path = k.write(Path(folder) / "rank0.json", events)
+        trace = open_run(path).read(0, "all" if whole else "work")
+        said = oracle_kineto.read(path)
+    for table in (trace.iterations, trace.on_device_clock().iterations):
+        found = idle_times(trace, table)
+        windows = [(row["start"], row["stop"]) for row in table.to_pylist()]
+        ns, names = oracle_idle.causes(said, windows)
+        expected = [[ns[step, cause] for cause in CAUSES] for step in range(len(windows))]
+        assert found.ns.tolist() == expected
+        for key, of_key in names.items():
+            rows = [
+                row
+                for row in found.evidence.to_pylist()
+                if (row["step"], CAUSES[row["cause"]]) == key
+            ]
+            assert all(of_key[row["name"]] == row["ns"] for row in rows)
+            assert [row["ns"] for row in sorted(rows, key=lambda row: -row["ns"])] == sorted(
+                of_key.values(), reverse=True
+            )[:3]
+
+
+@given(traces())
+def test_causes_sum_to_the_idle_time_of_each_step(events):
+    with TemporaryDirectory() as folder:
+        trace = open_run(k.write(Path(folder) / "rank0.json", events)).read(0)
+    for by_host in (True, False):
+        windows = trace.iterations if by_host else trace.on_device_clock().iterations
+        idle = Partial.of(trace, by_host=by_host).iterations["exact_idle_ns"].to_numpy()
+        assert np.array_equal(idle_times(trace, windows).ns.sum(axis=1), idle)
+
+
+class Host:
+    """Writes the events of one thread and one stream, one after another; times in us."""
+
+    def __init__(self):
+        self.events, self.number, self.now, self.free = [], 0, 0, 0
+
+    def launch(self, dur, after=0, pause=10):
+        """Launch a kernel, which starts `after` us later than it could."""
+        self.number += 1
+        self.events.append(k.launch(self.now, self.number, 5))
+        start = max(self.now + 8, self.free + after)
+        self.events.append(k.kernel("gemm", start, dur, correlation=self.number))
+        self.free, self.now = start + dur, self.now + 5 + pause
+
+    def does(self, name, cat, dur):
+        self.events.append(k.event(name, cat, self.now, dur, pid=100, tid=1))
+        self.now += dur
+
+    def synchronizes(self):
+        begun = self.now
+        stop = max(self.free, self.now) + 60
+        for name, cat, edge in (
+            ("aten::item", "cpu_op", 5),
+            ("cudaStreamSynchronize", "cuda_runtime", 0),
+        ):
+            first = begun - edge
+            self.events.append(k.event(name, cat, first, stop + edge - first, pid=100, tid=1))
+        self.now = stop + 15
+
+
+def faulty(fault):
+    """Two steps of a job with a fault, and the idle us that it plants."""
+    host, planted = Host(), 0
+    for step in range(2):
+        begun = host.now
+        for number in range(40):
+            if fault == "launch_bound":
+                host.launch(20, pause=70)
+                planted += 55 if number else 0
+            elif fault == "kernel_gaps":
+                host.launch(60, after=40)
+                planted += 40 if number or step else 0
+            else:
+                host.launch(100)
+            if fault == "synchronization" and number % 8 == 7:
+                host.synchronizes()
+                planted += 75 + 8
+        if fault == "data_loading":
+            host.now = host.free
+            host.does("enumerate(DataLoader)#_Iter.__next__", "user_annotation", 3000)
+            planted += 3000
+        host.events.append(k.mark(f"ProfilerStep#{step}", begun, host.now - begun))
+    return host.events, planted
+
+
+@pytest.mark.parametrize(
+    "fault", ["launch_bound", "synchronization", "kernel_gaps", "data_loading"]
+)
+def test_planted_idle_time_is_named_with_its_cost(fault, tmp_path):
+    events, planted = faulty(fault)
+    k.write(tmp_path / "rank0.json", events)
+    metrics = compute_metrics(open_run(tmp_path), MetricsOptions())
+    table = metrics.tables["iterations"]
+    named = sum(table[f"idle_{fault}_ns"].to_pylist())
+    assert named == pytest.approx(1000 * planted, rel=0.1)
+    assert named >= 0.9 * sum(table["exact_idle_ns"].to_pylist())
+    assert sum(metrics.idle.values()) == pytest.approx(metrics.breakdown.exact["idle"])
+    (finding,) = (each for each in metrics.findings if each.kind == "idle")
+    assert finding.evidence.idle_cause == fault
+
+
+def test_a_finding_names_the_loader_and_what_to_try(tmp_path):
+    k.write(tmp_path / "rank0.json", faulty("data_loading")[0])
+    text = compute_metrics(open_run(tmp_path), MetricsOptions()).findings[0].text
+    assert "for the data loader (mostly enumerate(DataLoader)#_Iter.__next__); try" in text
+
+
+def test_the_operator_around_a_synchronizing_call_is_its_evidence(tmp_path):
+    k.write(tmp_path / "rank0.json", faulty("synchronization")[0])
+    metrics = compute_metrics(open_run(tmp_path), MetricsOptions())
+    names = {entry.name for entry in metrics.idle_names if entry.cause == "synchronization"}
+    assert names == {"aten::item"}
+
+
+def test_work_without_a_recorded_launch_is_why_a_cause_is_unknown(tmp_path):
+    events, _ = faulty("kernel_gaps")
+    for event in events:
+        if event["cat"] == "kernel":
+            event["args"]["correlation"] += 1000
+    k.write(tmp_path / "rank0.json", events)
+    metrics = compute_metrics(open_run(tmp_path), MetricsOptions())
+    names = [(entry.cause, entry.name) for entry in metrics.idle_names]
+    assert names == [("unknown", "gemm")]
+    (text,) = (each.text for each in metrics.findings if each.kind == "idle")
+    assert "for an unknown reason (launches of gemm are not recorded); try" in text
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("b200_vllm", "host_work"),
+        ("dlrm_8rank", "launch_bound"),  # one rank is late, too
+        ("sampled_2of128", "kernel_gaps"),
+    ],
+)
+def test_the_first_finding_of_a_mostly_idle_run_names_the_cause(real, name, cause):
+    found = compute_metrics(open_run(real(name)))
+    assert found.breakdown.exact["idle"] > 0.5
+    assert found.findings[0].kind == "idle"
+    assert found.findings[0].evidence.idle_cause == cause
+
+
+@pytest.mark.parametrize("steps", [None, (1,)])
+def test_metrics_of_a_store_have_the_same_causes(steps, tmp_path):
+    (tmp_path / "traces").mkdir()
+    k.write(tmp_path / "traces" / "rank0.json", faulty("synchronization")[0])
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    options = MetricsOptions(steps=steps)
+    found, stored = (
+        compute_metrics(open_run(tmp_path / name), options) for name in ("traces", "store")
+    )
+    assert stored.to_dict() == found.to_dict()
+    assert stored.tables["idle_evidence"].equals(found.tables["idle_evidence"])
+
+
+def test_causes_are_unknown_in_a_store_without_them(tmp_path):
+    path = k.write(tmp_path / "rank0.json", faulty("data_loading")[0])
+    trace = open_run(path).read(0)
+    narrow = Trace.narrow(
+        events=trace.events.select(["start", "stop", "kind"]),
+        comm=trace.comm.select(NARROW["comm"].names),
+        groups=trace.groups,
+        iterations=trace.iterations,
+        meta=trace.meta,
+    )
+    metrics = compute(Partial.of(narrow), byte_kind="payload", link=None)
+    assert set(metrics.idle.values()) == {None}
+    assert any("ingest the traces again" in warning for warning in metrics.warnings)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("job", "cause", "ranks"), [("ddp-loader", "data_loading", [2]), ("ddp-gc", "python", None)]
+)
+def test_planted_idle_time_of_a_real_job_is_named(job, cause, ranks):
+    def mean_ns(part, column):
+        run = open_run(JOBS / job / part)
+        table = compute_metrics(run, MetricsOptions()).tables["iterations"].to_pylist()
+        return np.mean([row[column] for row in table if ranks is None or row["rank"] in ranks])
+
+    longer, named = (
+        mean_ns("faulty", column) - mean_ns("clean", column)
+        for column in ("exact_idle_ns", f"idle_{cause}_ns")
+    )
+    assert named >= 0.9 * longer > 0
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not HTA.exists(), reason=f"no results of HTA at {HTA}")
+@pytest.mark.parametrize("name", ["simple_add", "alexnet", "cuda_event_sync", "nccl_data"])
+def test_idle_times_are_those_of_hta(name):
+    case = json.loads(HTA.read_text())[name]
+    folder = HTA.parents[1] / "kineto" if name == "nccl_data" else HTA.parent
+    path = folder / Path(case["trace"]).name
+    found = get_idle_time_breakdown(path, case["idle_time_breakdown"][0]["rank"]).to_pylist()
+    assert sorted(map(str, found)) == sorted(map(str, case["idle_time_breakdown"]))
