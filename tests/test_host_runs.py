@@ -84,14 +84,27 @@ def waits(operators, ends):
             yield before[-1], end
 
 
+MESSAGES = {"gloo:send": "c10d::send", "gloo:recv": "c10d::recv_"}
+
+
+def begin(row, rows):
+    """When a collective begins: a message with the operator that issues it."""
+    issues = [
+        other["start"]
+        for other in rows
+        if other["name"] == MESSAGES.get(row["name"])
+        and other["start"] <= row["start"] <= other["stop"]
+    ]
+    return max(issues, default=row["start"])
+
+
 def oracle(paths):
     """Shares of compute, exposed communication and idle time of all steps of all ranks."""
     totals = Counter()
     for path in paths:
         rows = events_of(path)
         gloo = [row for row in rows if row["name"].startswith("gloo:")]
-        messages = ("gloo:send", "gloo:recv")
-        library = {row["tid"] for row in gloo if row["name"] not in messages}
+        library = {row["tid"] for row in gloo if row["name"] not in MESSAGES}
         operators = defaultdict(list), defaultdict(list)
         for row in rows:
             if row["cat"] == "cpu_op" and row["tid"] not in library:
@@ -112,7 +125,7 @@ def oracle(paths):
                 ],
             )
         ]
-        communication = [(row["start"], row["stop"]) for row in gloo]
+        communication = [(begin(row, rows), row["stop"]) for row in gloo]
         for step in (row for row in rows if row["name"].startswith("ProfilerStep#")):
             within = step["start"], step["stop"]
             busy = inside([*compute, *communication], *within)

@@ -143,7 +143,10 @@ def shifted(job, part, folder, ahead_ms):
 @pytest.mark.parametrize(
     "ahead_ms", [{}, {2: 50}, {2: -50}, {3: 3000}, {0: 5, 1: -300, 2: 123}]
 )
-@pytest.mark.parametrize("job", ["ddp-straggler", "fsdp-straggler", "tp_fsdp-straggler"])
+@pytest.mark.parametrize(
+    "job",
+    ["ddp-straggler", "fsdp-straggler", "tp_fsdp-straggler", "pp-stage", "pp_dp-stage"],
+)
 def test_a_planted_clock_offset_is_within_the_reported_spread(job, ahead_ms, tmp_path):
     folder = shifted(job, "clean", tmp_path, ahead_ms)
     clocks = json.loads(invoke("metrics", folder, "--json").stdout)["clocks"]
@@ -154,7 +157,11 @@ def test_a_planted_clock_offset_is_within_the_reported_spread(job, ahead_ms, tmp
 
 @pytest.mark.parametrize("ahead_ms", [{2: 40, 3: 40}, {3: 400}, {0: 5, 1: -300, 2: 123}])
 @pytest.mark.parametrize(
-    "job", ["ddp-sleep", "fsdp-straggler", "tp_fsdp-straggler", "pp_dp-stage", "ep-experts"]
+    "job",
+    [
+        *("ddp-sleep", "fsdp-straggler", "tp_fsdp-straggler"),
+        *("pp-stage", "pp_dp-stage", "ep-experts"),
+    ],
 )
 def test_clocks_change_neither_groups_nor_matches_nor_the_first_cause(job, ahead_ms, tmp_path):
     found, known = (
@@ -165,6 +172,36 @@ def test_clocks_change_neither_groups_nor_matches_nor_the_first_cause(job, ahead
     assert found["matching"]["share"] == 1
     first, expected = causes(found)[0], causes(known)[0]
     assert (first["kind"], first["ranks"]) == (expected["kind"], expected["ranks"])
+    new = {cause["kind"] for cause in causes(found)} - {
+        cause["kind"] for cause in causes(known)
+    }
+    assert all(cause["confidence"] == "low" for cause in causes(found) if cause["kind"] in new)
+
+
+def without_receives(source, target):
+    """A recorded job of ranks 0 and 1 whose messages all go from rank 0 to rank 1."""
+    for rank in (0, 1):
+        trace = json.loads(gzip.decompress((source / f"rank{rank}.json.gz").read_bytes()))
+        if rank == 0:
+            names = ("gloo:recv", "c10d::recv_")
+            events = [e for e in trace["traceEvents"] if e.get("name") not in names]
+            trace["traceEvents"] = events
+        (target / f"rank{rank}.json").write_text(json.dumps(trace))
+    return target
+
+
+@pytest.mark.skipif("pp-stage" not in JOBS, reason="no recorded pipeline")
+def test_clocks_are_unknown_where_messages_go_in_one_direction(tmp_path):
+    folder = without_receives(RECORDED / "pp-stage" / "clean", tmp_path)
+    metrics = json.loads(invoke("metrics", folder, "--json").stdout)
+    assert metrics["clocks"]["times"] == "unknown"
+    assert [row["offset_ns"] for row in metrics["clocks"]["offsets"]] == [None, None]
+    assert metrics["matching"]["messages"] > 0
+    assert metrics["waits"] == metrics["links"] == []
+    assert any("clocks of ranks 0-1" in warning for warning in metrics["warnings"])
+    raw = json.loads(invoke("metrics", folder, "--clock-alignment", "none", "--json").stdout)
+    assert raw["clocks"]["times"] == "raw"
+    assert raw["waits"] != []
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -18,7 +18,7 @@ from fastcomm.metrics import (
     traffic,
 )
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics.across import Across, Material, across, table_of
+from fastcomm.metrics.across import Across, Material, across, clock_warnings, table_of
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -120,6 +120,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),
             *note_warnings(partial.notes, missing, outside),
+            *clock_warnings(comparison),
         ),
         world_size=size,
         skipped=tuple(skipped),

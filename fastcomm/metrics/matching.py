@@ -5,7 +5,7 @@ are measured on aligned clocks. Functions work on the cells of a few groups (see
 that memory stays bounded; results are small, and are merged over cells.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -22,11 +22,12 @@ from fastcomm.exchange.arrivals import (
 )
 from fastcomm.exchange.clocks import (
     ClockOffset,
-    EndOffsets,
+    apart,
     matched_end_offsets,
     offset_by_row,
     offsets,
 )
+from fastcomm.exchange.ends import EndOffsets
 from fastcomm.exchange.matching import CommunicationEvents
 from fastcomm.exchange.streams import LEAST
 from fastcomm.metrics import pieces as pieces_
@@ -36,13 +37,17 @@ from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
-from fastcomm_kernels.arrays import NONE, NULL
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _END_COLUMNS = (
     *("rank", "tag", "op", "group", "group_size", "seq"),
     *("start_ns", "duration_ns", "payload_bytes"),
 )
-_COLUMNS = (*_END_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "partner", "sends")
+_MESSAGE_COLUMNS = (*_END_COLUMNS, "partner", "sends")
+_COLUMNS = (*_MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes")
+
+
+_RANK_BITS = 32
 
 
 class MatchCounts(NamedTuple):
@@ -61,10 +66,20 @@ class MatchCounts(NamedTuple):
 
 
 class _Clocks(NamedTuple):
-    """Clock offsets by rank in ns, and whether times are corrected by them."""
+    """Clock offsets by rank in ns, and whether times are corrected by them.
+
+    Between unaligned ranks, no offset is known: their messages are not compared then.
+    """
 
     offsets: Mapping[int, int]
     is_aligned: bool
+    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, the lower first
+
+    def are_known(self, rank: Ints, other: Ints) -> Flags:
+        """Return which pairs of ranks can be compared."""
+        codes = [low << _RANK_BITS | high for low, high in self.unaligned]
+        pair = np.minimum(rank, other) << _RANK_BITS | np.maximum(rank, other)
+        return ~(self.is_aligned & np.isin(pair, codes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +121,13 @@ class RankComparison:
         """
         return self.spread(partial(_exposed_excess, self.pieces, self.clocks), expected)
 
+    def clock_error(self, ranks: Collection[int]) -> int:
+        """Return how wrong the difference of two clocks of some ranks may be, in ns."""
+        if not self.clocks.is_aligned:
+            return 0
+        spreads = [offset.spread_ns for offset in self.offsets if offset.rank in ranks]
+        return sum(sorted(spreads)[-2:])
+
 
 def compare_all(
     pieces: Sequence[Piece],
@@ -133,11 +155,12 @@ def compare_all(
     """
     shares = pieces_.shares(pieces)
     ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    end_offsets = spread(partial(_end_offsets, pieces, is_host_run), shares)
-    clock_offsets = offsets(
-        EndOffsets.concatenate([*end_offsets, *([ungrouped_.ends] if ungrouped_.ends else [])])
+    clock_offsets, unaligned = _clock_offsets(
+        pieces, spread, ungrouped_.ends, job.ranks if job else (), is_host_run=is_host_run
     )
-    clocks = _Clocks({offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned)
+    clocks = _Clocks(
+        {offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned, unaligned
+    )
     parts = spread(partial(_compare, pieces, clocks), shares)
     if spans := ungrouped_.spans():
         size = len(job.ranks) if job else 0
@@ -153,6 +176,54 @@ def compare_all(
         skews=skewed,
         transfers=Transfers.merge(transfers),
         waits=WaitSums.merge(waits),
+    )
+
+
+def _clock_offsets(
+    pieces: Sequence[Piece],
+    spread: Spread,
+    more_ends: EndOffsets | None,
+    ranks: Sequence[int],
+    *,
+    is_host_run: bool,
+) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]]]:
+    """Return clock offsets, and pairs of ranks with messages whose offset stays unknown.
+
+    Messages count between ranks that no collective connects. `more_ends` are of collectives
+    without a group.
+    """
+    shares = pieces_.shares(pieces)
+    parts = spread(partial(_end_offsets, pieces, is_host_run), shares)
+    ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
+    known = offsets(ends)
+    if (
+        set(ranks) == {offset.rank for offset in known}
+        and len({o.reference for o in known}) == 1
+    ):
+        return known, frozenset()
+    by_rank = {offset.rank: offset.offset_ns for offset in known}
+    limits = EndOffsets.concatenate(spread(partial(_message_limits, pieces, by_rank), shares))
+    limits = apart(limits, known)
+    known = offsets(EndOffsets.concatenate([ends, limits]))
+    left = apart(limits, known)
+    return known, frozenset(zip(left.low.tolist(), left.rank.tolist(), strict=True))
+
+
+def _message_limits(
+    pieces: Sequence[Piece], known: Mapping[int, int], cells: Cells
+) -> EndOffsets:
+    """Limit offsets by the messages of some cells; `known` has offsets by rank in ns."""
+    events = CommunicationEvents.of(pieces_.read(pieces, cells, _MESSAGE_COLUMNS))
+    ahead = offset_by_row(events.rank, known)
+    messages = message_participants(events, events.messages, ahead)
+    is_receive = ~events.sends[messages.row]
+    row = messages.row[np.lexsort((is_receive, messages.number))]
+    sender, receiver = row[::2], row[1::2]
+    return EndOffsets.of_messages(
+        events.rank[sender],
+        events.start[sender],
+        events.rank[receiver],
+        events.stop[receiver],
     )
 
 
@@ -237,14 +308,16 @@ def _match(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents,
     matches = match_collectives(events, rows)
     collectives = collective_participants(events, rows, matches)
     messages = message_participants(events, sides, row_offsets)
-    participants = concatenate(collectives, messages)
+    partner = events.partner[messages.row]
+    comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
+    participants = concatenate(collectives, comparable)
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
     counts = MatchCounts(
         events=len(rows) + len(sides),
         sides=len(sides),
-        matched=len(participants.row),
+        matched=len(collectives.row) + len(messages.row),
         collectives=collectives.count,
         messages=messages.count,
         dropped=matches.dropped,

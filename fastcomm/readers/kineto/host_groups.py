@@ -122,7 +122,7 @@ class HostRank:
         choices = [self.candidates(units[thread]) for thread in threads]
         if math.prod(map(len, choices)) > _MOST_CHOICES:
             choices = [
-                self._best(units, thread, choice, costs)
+                sorted(set(self._first_equal(self._best(units, thread, choice, costs))))
                 for thread, choice in zip(threads, choices, strict=True)
             ]
         if not all(choices) or math.prod(map(len, choices)) > _MOST_CHOICES:
@@ -136,12 +136,24 @@ class HostRank:
             for choice in product(*choices)
         ]
         least = min(cost for cost, _ in ranked)
-        best = [choice for cost, choice in ranked if cost == least]
+        best = [self._first_equal(choice) for cost, choice in ranked if cost == least]
         return {
             thread: groups[0]
             for thread, *groups in zip(threads, *best, strict=True)
             if len(set(groups)) == 1
         }
+
+    def _first_equal(self, indices: Sequence[int]) -> list[int]:
+        """Return for each group the first of equal ranks and parallelism.
+
+        A mesh that is made again has other groups of the same ranks.
+        """
+        keys = [
+            (group.ranks, tag_of_description(group.description or "")) for group in self.groups
+        ]
+        return [
+            keys.index(keys[index]) if self.groups[index].ranks else index for index in indices
+        ]
 
     def _best(
         self,
