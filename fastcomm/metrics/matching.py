@@ -44,7 +44,7 @@ _END_COLUMNS = (
     *("start_ns", "duration_ns", "payload_bytes"),
 )
 _MESSAGE_COLUMNS = (*_END_COLUMNS, "partner", "sends")
-_COLUMNS = (*_MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes")
+_COLUMNS = (*_MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
 
 
 _RANK_BITS = 32

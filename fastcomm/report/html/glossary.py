@@ -257,8 +257,8 @@ _ACROSS = {
     "findings.confidence": _of(
         "Confidence",
         "high: matched across ranks, and more than three times the standard deviation between "
-        "steps; medium: more than the standard deviation; low: one rank, one step, or less "
-        "than the standard deviation",
+        "steps; medium: more than twice the standard deviation; low: one rank, one step, or "
+        "less than that, and symptoms of runs on the host, whose threads also wait for cores",
     ),
     "findings.evidence": _of(
         "Evidence", "the numbers behind the finding; null where they do not apply to its kind"
