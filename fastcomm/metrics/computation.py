@@ -116,6 +116,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
         host_communication=traffic.host_communication(partial.iterations),
+        is_host_run=material.is_host_run,
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),

@@ -270,7 +270,8 @@ def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
         {
             rank.rank: Recording.of(rank.collectives, rank.base, rank.step, codes)
             for rank in ranks
-        }
+        },
+        _neighbors(ranks),
     )
     chosen = [rank.assign(_costs(rank, recordings)) for rank in ranks]
     numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
@@ -282,6 +283,16 @@ def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
             if shift is not None:
                 numbers[place][own] = np.arange(len(own)) + shift + MOST_SHIFTED
     return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
+
+
+def _neighbors(ranks: Sequence[HostRank]) -> dict[int, set[int]]:
+    """Return the ranks before and behind each rank in its groups, among some ranks."""
+    neighbors: dict[int, set[int]] = {rank.rank: set() for rank in ranks}
+    for members in {group.ranks or () for rank in ranks for group in rank.groups}:
+        for rank, other in pairwise(member for member in members if member in neighbors):
+            neighbors[rank].add(other)
+            neighbors[other].add(rank)
+    return neighbors
 
 
 # The collectives of a group by the place of the rank: the rank, and places in calling order.
