@@ -75,7 +75,7 @@ class Recording:
         return result
 
     def distances(self, places: Ints, other: "Recording") -> Ints:
-        """Return the ns from the end of some collectives to the nearest equal one of another."""
+        """Return the ns from the ends of collectives to the nearest equal one of another."""
         distance = np.full(len(places), _NONE_NS)
         partner, stops = self.partner[places], self.stop[places]
         for code in np.unique(partner).tolist():
