@@ -216,7 +216,7 @@ def test_the_critical_path_joins_all_ranks_and_is_mostly_on_the_slow_one(job):
 
 @pytest.mark.skipif("ddp-link" not in JOBS, reason="a slow link needs root")
 def test_a_collective_behind_another_one_makes_no_rank_the_cause_of_waits():
-    """The slow link delays all; the rank that leaves a collective last enters the next one last."""
+    """All are delayed by a slow link; who leaves a collective last enters the next one last."""
     metrics = measured("ddp-link", "faulty")
     most = max(row["wait_caused_ns"] for row in metrics["waits"])
     assert most < 0.15 * metrics["iteration"]["mean_ns"]

@@ -103,8 +103,7 @@ class RunCommunication:
         """Limit offsets by messages between ranks that no collective connects; None without."""
         if not len(self.directed):
             return None
-        known = {offset.rank: offset.offset_ns for offset in offsets}
-        row, messages = self._messages(known)
+        row, messages = self._messages({one.rank: one.offset_ns for one in offsets})
         pairs = match_messages(messages).pairs(messages.is_send)
         sender, receiver = (row[side] for side in pairs)
         rank, start, stop = (self.columns[name] for name in ("rank", "start", "stop"))

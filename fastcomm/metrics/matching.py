@@ -5,7 +5,7 @@ are measured on aligned clocks. Functions work on the cells of a few groups (see
 that memory stays bounded; results are small, and are merged over cells.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -20,34 +20,20 @@ from fastcomm.exchange.arrivals import (
     match_collectives,
     message_participants,
 )
-from fastcomm.exchange.clocks import (
-    ClockOffset,
-    apart,
-    matched_end_offsets,
-    offset_by_row,
-    offsets,
-)
-from fastcomm.exchange.ends import EndOffsets
+from fastcomm.exchange.clocks import ClockOffset, offset_by_row
 from fastcomm.exchange.matching import CommunicationEvents
 from fastcomm.exchange.streams import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
+from fastcomm.metrics.alignment import MESSAGE_COLUMNS, Clocks, clock_offsets
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
-from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+from fastcomm_kernels.arrays import NULL
 
-_END_COLUMNS = (
-    *("rank", "tag", "op", "group", "group_size", "seq"),
-    *("start_ns", "duration_ns", "payload_bytes"),
-)
-_MESSAGE_COLUMNS = (*_END_COLUMNS, "partner", "sends")
-_COLUMNS = (*_MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
-
-
-_RANK_BITS = 32
+_COLUMNS = (*MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
 
 
 class MatchCounts(NamedTuple):
@@ -63,23 +49,6 @@ class MatchCounts(NamedTuple):
     by_order: int  # matched by the order in the group, and ends
     by_partner: int  # sides of messages, matched by their partners
     by_ends: int  # without a group: matched by order and ends on all ranks
-
-
-class _Clocks(NamedTuple):
-    """Clock offsets by rank in ns, and whether times are corrected by them.
-
-    Between unaligned ranks, no offset is known: their messages are not compared then.
-    """
-
-    offsets: Mapping[int, int]
-    is_aligned: bool
-    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, the lower first
-
-    def are_known(self, rank: Ints, other: Ints) -> Flags:
-        """Return which pairs of ranks can be compared."""
-        codes = [low << _RANK_BITS | high for low, high in self.unaligned]
-        pair = np.minimum(rank, other) << _RANK_BITS | np.maximum(rank, other)
-        return ~(self.is_aligned & np.isin(pair, codes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +71,7 @@ class RankComparison:
     pieces: Sequence[Piece]
     spread: Spread
     offsets: tuple[ClockOffset, ...]
-    clocks: _Clocks
+    clocks: Clocks
     matched: MatchCounts
     ungrouped: Ungrouped
     skews: Sequence[Skews]
@@ -155,11 +124,11 @@ def compare_all(
     """
     shares = pieces_.shares(pieces)
     ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    clock_offsets, unaligned = _clock_offsets(
+    offsets, unaligned = clock_offsets(
         pieces, spread, ungrouped_.ends, job.ranks if job else (), is_host_run=is_host_run
     )
-    clocks = _Clocks(
-        {offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned, unaligned
+    clocks = Clocks(
+        {offset.rank: offset.offset_ns for offset in offsets}, is_aligned, unaligned
     )
     parts = spread(partial(_compare, pieces, clocks), shares)
     if spans := ungrouped_.spans():
@@ -169,7 +138,7 @@ def compare_all(
     return RankComparison(
         pieces=pieces,
         spread=spread,
-        offsets=clock_offsets,
+        offsets=offsets,
         clocks=clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
         ungrouped=ungrouped_,
@@ -179,74 +148,10 @@ def compare_all(
     )
 
 
-def _clock_offsets(
-    pieces: Sequence[Piece],
-    spread: Spread,
-    more_ends: EndOffsets | None,
-    ranks: Sequence[int],
-    *,
-    is_host_run: bool,
-) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]]]:
-    """Return clock offsets, and pairs of ranks with messages whose offset stays unknown.
-
-    Messages count between ranks that no collective connects. `more_ends` are of collectives
-    without a group.
-    """
-    shares = pieces_.shares(pieces)
-    parts = spread(partial(_end_offsets, pieces, is_host_run), shares)
-    ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
-    known = offsets(ends)
-    if (
-        set(ranks) == {offset.rank for offset in known}
-        and len({o.reference for o in known}) == 1
-    ):
-        return known, frozenset()
-    by_rank = {offset.rank: offset.offset_ns for offset in known}
-    limits = EndOffsets.concatenate(spread(partial(_message_limits, pieces, by_rank), shares))
-    limits = apart(limits, known)
-    known = offsets(EndOffsets.concatenate([ends, limits]))
-    left = apart(limits, known)
-    return known, frozenset(zip(left.low.tolist(), left.rank.tolist(), strict=True))
-
-
-def _message_limits(
-    pieces: Sequence[Piece], known: Mapping[int, int], cells: Cells
-) -> EndOffsets:
-    """Limit offsets by the messages of some cells; `known` has offsets by rank in ns."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, _MESSAGE_COLUMNS))
-    ahead = offset_by_row(events.rank, known)
-    messages = message_participants(events, events.messages, ahead)
-    is_receive = ~events.sends[messages.row]
-    row = messages.row[np.lexsort((is_receive, messages.number))]
-    sender, receiver = row[::2], row[1::2]
-    return EndOffsets.of_messages(
-        events.rank[sender],
-        events.start[sender],
-        events.rank[receiver],
-        events.stop[receiver],
-    )
-
-
-def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> EndOffsets:
-    """Compare the ends of the collectives of some cells."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
-    rows = events.synchronous
-    matches = match_collectives(events, rows)
-    matched = np.flatnonzero(matches.instance != NONE)
-    row = rows[matched]
-    return matched_end_offsets(
-        events.rank[row],
-        events.group[row],
-        matches.instance[matched],
-        events.stop[row],
-        events.start[row] if is_host_run else None,
-    )
-
-
 _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
-def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
+def _compare(pieces: Sequence[Piece], clocks: Clocks, cells: Cells) -> _Part:
     """Compare the ranks by the communication of some cells."""
     events = CommunicationEvents.of(_events(pieces, cells))
     matched, counts = _match(events, clocks)
@@ -254,7 +159,7 @@ def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
 
 
 def _compare_ungrouped(
-    pieces: Sequence[Piece], clocks: _Clocks, ungrouped_: Ungrouped, size: int, span: range
+    pieces: Sequence[Piece], clocks: Clocks, ungrouped_: Ungrouped, size: int, span: range
 ) -> _Part:
     """Compare collectives of unknown groups as collectives of a group of all ranks."""
     events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
@@ -270,7 +175,7 @@ def _part(events: CommunicationEvents, matched: MatchedEvents, counts: MatchCoun
 
 
 def _exposed_excess(
-    pieces: Sequence[Piece], clocks: _Clocks, expected: ExpectedTransfer
+    pieces: Sequence[Piece], clocks: Clocks, expected: ExpectedTransfer
 ) -> dict[int, float]:
     """Return by how many ns exposed transfers took longer than expected, by rank."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
@@ -301,7 +206,7 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _COLUMNS)
 
 
-def _match(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
+def _match(events: CommunicationEvents, clocks: Clocks) -> tuple[MatchedEvents, MatchCounts]:
     """Match the collectives and messages of several ranks."""
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages

@@ -115,9 +115,9 @@ def on_one_clock(
         return recordings
     best: dict[int, tuple[int, int]] = {}
     shifted: dict[int, Recording] = {}
-    while left := [rank for rank in recordings if rank not in shifted]:
-        near = [rank for rank in left if rank in best]
-        latest = min(near, key=lambda rank: (best[rank], rank)) if near else left[0]
+    while unplaced := [rank for rank in recordings if rank not in shifted]:
+        near = [rank for rank in unplaced if rank in best]
+        latest = min(near, key=lambda rank: (best[rank], rank)) if near else unplaced[0]
         _, offset = best.get(latest, (0, 0))
         shifted[latest] = recordings[latest].earlier(offset)
         for rank in neighbors[latest] - shifted.keys():

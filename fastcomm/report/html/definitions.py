@@ -21,12 +21,16 @@ _HOST = (
 def definitions(keys: Set[str], *, is_host_run: bool) -> dict[str, Definition]:
     """Return the definitions of some keys, in the order of the glossary."""
     chosen = {key: GLOSSARY[key] for key in GLOSSARY if key in keys}
-    return {key: _of_host(each) for key, each in chosen.items()} if is_host_run else chosen
+    return (
+        {key: _of_host(definition) for key, definition in chosen.items()}
+        if is_host_run
+        else chosen
+    )
 
 
 def _of_host(definition: Definition) -> Definition:
     """Return a definition in words of a run without a device."""
     name, meaning = definition.name, definition.meaning
-    for words, others in _HOST:
-        name, meaning = name.replace(words, others), meaning.replace(words, others)
+    for device, host in _HOST:
+        name, meaning = name.replace(device, host), meaning.replace(device, host)
     return replace(definition, name=name, meaning=meaning)

@@ -228,7 +228,8 @@ _ACROSS = {
     "waits.wait_caused_ns": _of(
         "Wait caused",
         "waiting of other ranks because this rank arrives last, per step: its arrival minus "
-        "the previous arrival, summed over collectives",
+        "the previous arrival, summed over collectives, but no longer than the time since its "
+        "stream ended the communication of the group before",
     ),
     "waits.later_ns": _of(
         "Later",
