@@ -79,6 +79,7 @@ def table(events):
         "bytes",
         "bus_bytes",
         "partner",
+        "stream",
     ]
     columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
     sizes = [e.get("payload_bytes", e.get("bytes")) for e in events]
@@ -378,3 +379,24 @@ def test_a_message_counts_as_a_collective_of_two_ranks_and_as_a_link():
     (skew,) = found.skew
     assert (skew.count, skew.skew_mean_ns, skew.transfer_mean_ns) == (3, 30, 50)
     assert [(each.ranks, each.count) for each in found.links] == [((0, 1), 2), ((1, 2), 1)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "start", "caused"),
+    [(7, 180, 0), (7, 190, 10), (7, 270, 90), (8, 180, 80), (None, 180, 80)],
+)
+def test_a_rank_causes_no_wait_for_the_time_in_which_its_stream_is_busy(stream, start, caused):
+    """Rank 1 leaves the first collective 80 ns later than rank 0."""
+    rows = [
+        (0, 0, 0, 100, 7),
+        (1, 0, 0, 180, 7),
+        (0, 1, 100, 300, 7),
+        (1, 1, start, 300, stream),
+    ]
+    one = {"group": ONE, "group_size": 2, "tag": "DP", "op": "AllReduce", "bytes": 8}
+    names = ("rank", "seq", "start_ns", "stop_ns", "stream")
+    events = [one | dict(zip(names, row, strict=True)) for row in rows]
+    events = [each | {"duration_ns": each["stop_ns"] - each["start_ns"]} for each in events]
+    result, _ = ask([0, 1], table(events), "none")
+    waits = {row.rank: row.wait_caused_ns * STEPS for row in result.waits}
+    assert waits == {0: 0, 1: min(caused, start - 100)}

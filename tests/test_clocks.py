@@ -14,8 +14,10 @@ from fastcomm.exchange.clocks import (
     clock_offsets,
     ends,
     offset_by_row,
+    offsets,
     offsets_of_matches,
 )
+from fastcomm.exchange.ends import EndOffsets
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.synthetic import Job, write
@@ -112,6 +114,42 @@ def test_offsets_of_host_runs_are_within_what_overlaps_permit(job):
         assert each.spread_ns == max(each.offset_ns - least, most - each.offset_ns)
         assert abs(each.offset_ns - true) <= each.spread_ns
         assert each.is_limited
+
+
+@st.composite
+def messages(draw):
+    """Offsets of two clocks, and messages: sender, start of the send, end of the receive."""
+    ahead = draw(st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=2))
+    rows = []
+    for _ in range(draw(st.integers(1, 8))):
+        sender, at = draw(st.integers(0, 1)), draw(st.integers(0, 10**10))
+        took = draw(st.integers(0, 10**7))
+        rows.append((sender, at + ahead[sender], at + took + ahead[1 - sender]))
+    return ahead, rows
+
+
+@given(messages())
+def test_messages_in_both_directions_limit_the_offset_and_others_tell_nothing(job):
+    """A receive cannot end before its send starts: try all that is possible."""
+    ahead, rows = job
+    sender, start, stop = (np.array(column) for column in zip(*rows, strict=True))
+    found = offsets(EndOffsets.of_messages(sender, start, 1 - sender, stop))
+    most = [end - begin for rank, begin, end in rows if rank == 0]
+    least = [begin - end for rank, begin, end in rows if rank == 1]
+    if not (most and least):
+        assert found == ()
+        return
+    low, high = max(least), min(most)
+    _, own = found
+    assert low <= ahead[1] - ahead[0] <= high
+    assert own.offset_ns == (0 if low <= 0 <= high else (low + high) // 2)
+    assert own.spread_ns == max(own.offset_ns - low, high - own.offset_ns)
+    assert own.matches == len(rows)
+
+
+def test_messages_that_contradict_one_another_tell_nothing():
+    sender, start, stop = np.array([0, 1]), np.array([100, 100]), np.array([50, 50])
+    assert offsets(EndOffsets.of_messages(sender, start, 1 - sender, stop)) == ()
 
 
 def test_the_clock_of_a_rank_without_shared_collectives_is_unknown():

@@ -2,17 +2,20 @@
 
 import gzip
 import json
+import re
 import shutil
 from collections import Counter, defaultdict
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import invoke
 
 import fastcomm
 from fastcomm.readers.kineto import categories
 from fastcomm.readers.kineto.chrome import scan_file
+from fastcomm.readers.kineto.host_recordings import Recording, on_one_clock
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
@@ -84,14 +87,27 @@ def waits(operators, ends):
             yield before[-1], end
 
 
+MESSAGES = {"gloo:send": "c10d::send", "gloo:recv": "c10d::recv_"}
+
+
+def begin(row, rows):
+    """When a collective begins: a message with the operator that issues it."""
+    issues = [
+        other["start"]
+        for other in rows
+        if other["name"] == MESSAGES.get(row["name"])
+        and other["start"] <= row["start"] <= other["stop"]
+    ]
+    return max(issues, default=row["start"])
+
+
 def oracle(paths):
     """Shares of compute, exposed communication and idle time of all steps of all ranks."""
     totals = Counter()
     for path in paths:
         rows = events_of(path)
         gloo = [row for row in rows if row["name"].startswith("gloo:")]
-        messages = ("gloo:send", "gloo:recv")
-        library = {row["tid"] for row in gloo if row["name"] not in messages}
+        library = {row["tid"] for row in gloo if row["name"] not in MESSAGES}
         operators = defaultdict(list), defaultdict(list)
         for row in rows:
             if row["cat"] == "cpu_op" and row["tid"] not in library:
@@ -112,7 +128,7 @@ def oracle(paths):
                 ],
             )
         ]
-        communication = [(row["start"], row["stop"]) for row in gloo]
+        communication = [(begin(row, rows), row["stop"]) for row in gloo]
         for step in (row for row in rows if row["name"].startswith("ProfilerStep#")):
             within = step["start"], step["stop"]
             busy = inside([*compute, *communication], *within)
@@ -253,3 +269,87 @@ def test_a_rank_is_scanned_once_to_be_compared_and_once_to_be_read(monkeypatch):
     for rank in run.ranks:
         run.read(rank)
     assert set(scans.values()) == {2}
+
+
+def with_groups_again(trace):
+    """A trace whose mesh was made three times: its groups are there under other names."""
+    info = trace["distributedInfo"]
+    again = [
+        {**group, "pg_name": f"{copy}{group['pg_name']}"}
+        for copy in ("", "1", "2")
+        for group in info["pg_config"]
+        if copy == "" or group["pg_desc"].startswith("mesh_")
+    ]
+    return {**trace, "distributedInfo": {**info, "pg_config": again}}
+
+
+def test_a_mesh_that_is_made_again_changes_no_group_and_no_match(tmp_path, metrics):
+    for path in RUN.glob("kineto*"):
+        trace = with_groups_again(json.loads(gzip.decompress(path.read_bytes())))
+        (tmp_path / path.stem).write_text(json.dumps(trace))
+    found = json.loads(invoke("metrics", tmp_path, "--json").stdout)
+    assert found["matching"] == metrics["matching"]
+    groups = (
+        [(g["description"], g["tag"], g["events"]) for g in m["groups"]]
+        for m in (found, metrics)
+    )
+    first, second = map(sorted, groups)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["metrics", "--full"],
+        ["critical-path"],
+        ["critical-path", "--rank", "0"],
+        ["what-if", "--scale", "host=0.5"],
+        ["info", "--all"],
+        ["kernels"],
+    ],
+)
+def test_texts_on_a_run_without_a_device_name_none(command):
+    name, *options = command
+    text = invoke(name, RUN, *options).stdout.lower()
+    text = text.replace("a run without a device", "")
+    for word in ("device", "gpu", "launch", "between kernels"):
+        assert word not in text, text
+
+
+def test_the_page_of_a_run_without_a_device_defines_its_numbers_by_operators(tmp_path):
+    invoke("report", RUN, "--html", tmp_path / "page.html", "--no-data")
+    page = (tmp_path / "page.html").read_text()
+    body = page[page.index("<body") :]
+    body = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
+    assert not re.search(
+        r"compute kernel|step and GPU|on the device|communication kernel", body
+    )
+
+
+def test_ingest_says_that_a_run_has_no_device_and_report_takes_a_directory(tmp_path):
+    done = invoke("ingest", RUN, "-o", tmp_path / "store")
+    assert "a run without an accelerator" in done.stderr
+    page = tmp_path / "page.html"
+    invoke("report", RUN, "--html", page, "-o", tmp_path / "tables", "--no-path")
+    assert (tmp_path / "tables" / "clocks.parquet").exists()
+    assert not (tmp_path / "page-data").exists()
+    refused = invoke("report", RUN, "-o", tmp_path / "tables", "--no-data", code=2)
+    assert "--output has no effect with --no-data" in refused.stderr
+
+
+@pytest.mark.parametrize("size", [2, 5, 40])
+def test_clocks_of_many_hosts_are_compared_along_their_groups(size):
+    """Every two neighbors end an operation of their own together, in each of 20 steps."""
+    ahead = {rank: (rank * 7919 % 101 - 50) * 10**9 for rank in range(size)}
+    neighbors = {rank: {rank - 1, rank + 1} & set(range(size)) for rank in range(size)}
+    recordings = {}
+    for rank in range(size):
+        ends = [(step, min(rank, other)) for step in range(20) for other in neighbors[rank]]
+        step, code = np.array(ends, np.int64).T
+        stop = 10**8 * step + 10**6 * code + ahead[rank]
+        by_code = {value: np.sort(stop[code == value]) for value in set(code.tolist())}
+        recordings[rank] = Recording(stop, code, code, by_code, step)
+    placed = on_one_clock(recordings, neighbors)
+    for rank, own in placed.items():
+        assert (recordings[rank].stop - own.stop == ahead[rank] - ahead[0]).all()
+    assert on_one_clock(placed, neighbors) is placed

@@ -86,10 +86,11 @@ def _stored(
 
 def _show(ingested: "Ingested") -> None:
     """Print the size of the store, and its reused and skipped ranks, to stderr."""
-    from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words
+    from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words, warnings_of_run
     from fastcomm.units import counted, format_bytes
 
     manifest, entries = ingested.manifest, ingested.manifest.ranks
+    warn(warnings_of_run((entry.rank, entry.warnings) for entry in entries))
     ranks = [entry.rank for entry in entries]
     unread = [rank.skipped() for rank in manifest.failed]
     expected = expected_ranks(ranks, manifest.world_size, unread)

@@ -7,7 +7,7 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import html_option, measure, measure_options
+from fastcomm.cli.results import html_option, measure, measure_options, output_option
 from fastcomm.options import MetricsOptions, ReadOptions
 
 _EXAMPLES = """\b
@@ -20,12 +20,13 @@ Examples:
 @click.command("report", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @html_option(default="report.html")
+@output_option("Files: all tables as Parquet. Default: report-data/ beside the page")
 @option(
     "--no-data",
     is_flag=True,
     group=OUTPUT,
     is_common=True,
-    help="Do not write the tables, by default into report-data/ beside the page.",
+    help="Do not write the tables.",
 )
 @option(
     "--no-path",
@@ -42,6 +43,7 @@ def run(
     *,
     paths: tuple[str, ...],
     html: Path,
+    output: Path | None,
     no_data: bool,
     no_path: bool,
     metrics: MetricsOptions,
@@ -55,6 +57,8 @@ def run(
     for fastcomm metrics. The critical path goes through all ranks of a small run, otherwise
     through the rank that computes the longest.
     """
+    if no_data and output is not None:
+        raise click.UsageError("--output has no effect with --no-data")
     from fastcomm.analyses.critical_path import path_for_page
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
@@ -70,6 +74,7 @@ def run(
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,
+        folder=output,
     )
     say(f"wrote {html}")
     if measured.skipped:

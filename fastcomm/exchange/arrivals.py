@@ -31,6 +31,11 @@ class Participants:
     number: Ints  # of the collective or message, from 0
     count: int  # of collectives or messages
 
+    def of_rows(self, chosen: Flags) -> "Participants":
+        """Select whole collectives or messages by their rows, and number them anew."""
+        numbers_, number = np.unique(self.number[chosen], return_inverse=True)
+        return Participants(self.row[chosen], number, len(numbers_))
+
 
 def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
     """Match collectives across ranks.

@@ -1,7 +1,8 @@
 """Clock offsets between ranks, from collectives that end on all members at the same time.
 
 On the host they do not: threads wait for a core. But no member ends before the last one starts,
-so that each collective limits the offsets.
+so that each collective limits the offsets. So do messages: a receive cannot end before its send
+starts, which matters where ranks have no collectives in common, as in pipelines.
 
 The offset of a rank is its clock minus the clock of its reference rank, in ns: subtract it from
 the rank's times to convert them. Ranks without a chain of common collectives to a reference
@@ -9,15 +10,15 @@ have no offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.exchange.ends import NO_LIMIT, EndOffsets, firsts
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
@@ -49,7 +50,6 @@ ENDS = pa.schema(
         pa.field("start", pa.int64()),  # of host runs; else null
     ]
 )
-_NO_LIMIT = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,54 +114,6 @@ def ends(trace: Trace) -> pa.Table:
         }
     )
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
-
-
-@dataclass(frozen=True, slots=True)
-class EndOffsets:
-    """Differences of ends: a row per member of a collective, compared with its lowest rank."""
-
-    low: NDArray[np.int32]  # lowest rank of the collective
-    rank: NDArray[np.int32]
-    ahead: Ints  # end on `rank` minus end on `low`, ns
-    least: Ints  # limits of the offset in ns; those of int64 if there are none
-    most: Ints
-
-    @classmethod
-    def of(
-        cls, rank: Ints, stop: Ints, *key: NDArray[np.integer], start: Ints | None = None
-    ) -> Self:
-        """Compare ends within each collective.
-
-        Parameters
-        ----------
-        rank, stop
-            Rank, and end in ns on its clock, per row.
-        *key
-            Columns that are equal in rows of one collective, and in no others.
-        start
-            Start per row, ns; NULL or None if it is no limit of the offset.
-
-        """
-        order = np.lexsort((rank, *key))
-        first = _firsts(np.stack(key)[:, order])
-        ranks, stop = rank[order].astype(np.int32), stop[order]
-        others = np.flatnonzero(ranks != ranks[first])
-        lowest = first[others]
-        start = np.full(len(rank), NULL) if start is None else start[order]
-        is_limited = (start[others] != NULL) & (start[lowest] != NULL)
-        return cls(
-            low=ranks[lowest],
-            rank=ranks[others],
-            ahead=stop[others] - stop[lowest],
-            least=np.where(is_limited, start[others] - stop[lowest], _NO_LIMIT.min),
-            most=np.where(is_limited, stop[others] - start[lowest], _NO_LIMIT.max),
-        )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of all parts; requires at least one part."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def offsets_of_matches(
@@ -262,16 +214,19 @@ def _places(group: Ints, op: NDArray[np.int8], iteration: NDArray[np.int32]) -> 
     keys = np.lexsort((iteration, op, group))
     parts = np.stack([group[keys], op[keys], iteration[keys]])
     place = np.empty(len(keys), np.int64)
-    place[keys] = np.arange(len(keys)) - _firsts(parts)
+    place[keys] = np.arange(len(keys)) - firsts(parts)
     return place
 
 
-def _firsts(parts: Ints) -> Ints:
-    """Return, for each column of sorted keys, the index of the first equal column."""
-    count = parts.shape[1]
-    new = np.ones(count, np.bool_)
-    new[1:] = (parts[:, 1:] != parts[:, :-1]).any(axis=0)
-    return np.maximum.accumulate(np.where(new, np.arange(count), 0))
+def apart(ends: EndOffsets, offsets: Sequence[ClockOffset]) -> EndOffsets:
+    """Return the rows of ranks whose offsets have no reference in common."""
+    reference = {offset.rank: offset.reference for offset in offsets}
+    return ends.of_rows(
+        [
+            low not in reference or reference[low] != reference.get(rank)
+            for low, rank in zip(ends.low.tolist(), ends.rank.tolist(), strict=True)
+        ]
+    )
 
 
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
@@ -320,10 +275,14 @@ class _Pair:
 
 
 def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
-    """Yield every two ranks that have collectives in common."""
+    """Yield every two ranks that have collectives in common, or messages in both directions.
+
+    Of messages, the middle between their limits counts: the fastest of each direction take
+    equally long, as far as known (the rule of NTP, RFC 5905).
+    """
     order = np.lexsort((ends.ahead, ends.rank, ends.low))
     low, rank, ahead = ends.low[order], ends.rank[order], ends.ahead[order]
-    begin = np.flatnonzero(_firsts(np.stack([low, rank])) == np.arange(len(order)))
+    begin = np.flatnonzero(firsts(np.stack([low, rank])) == np.arange(len(order)))
     size = np.diff(np.append(begin, len(order)))
     # Medians, the lower of two: whole numbers, however large.
     middle = begin + (size - 1) // 2
@@ -334,14 +293,16 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
     if len(begin):
         least = np.maximum.reduceat(ends.least[order], begin)
         most = np.minimum.reduceat(ends.most[order], begin)
-        is_limited = (least > _NO_LIMIT.min) & (least <= most)
+        is_limited = (least > NO_LIMIT.min) & (most < NO_LIMIT.max) & (least <= most)
         least, most = np.where(is_limited, (least, most), 0)
         # Where equal clocks are possible, nothing speaks for others.
         within = np.where((least <= 0) & (most >= 0), 0, (least + most) // 2)
         offset = np.where(is_limited, within, offset)
         spread = np.where(is_limited, np.maximum(offset - least, most - offset), spread)
-    columns = (low[begin], rank[begin], offset, spread, size, is_limited)
-    yield from map(_Pair, *(column.tolist() for column in columns))
+    matches = np.add.reduceat(ends.matches[order], begin) if len(begin) else size
+    columns = (low[begin], rank[begin], offset, spread, matches, is_limited)
+    is_known = (ahead[middle] != NULL) | is_limited
+    yield from map(_Pair, *(column[is_known].tolist() for column in columns))
 
 
 def _offsets_from(

@@ -3,7 +3,7 @@
 An *instance* is one of them; a *part* is the event of one rank in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from fastcomm.exchange import clocks
 from fastcomm.exchange.arrivals import Instances, SyncPairs
+from fastcomm.exchange.ends import EndOffsets
 from fastcomm.exchange.matching import CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
@@ -92,11 +93,27 @@ class RunCommunication:
         )
         rows, number = self.synchronous[is_matched], self.matches.instance[is_matched]
         began = start[rows] if self.is_host_run else None
-        offsets = clocks.offsets_of_matches(
+        ends = clocks.matched_end_offsets(
             rank[rows], self.group[rows], number, stop[rows], began
         )
+        offsets = clocks.offsets(ends)
+        if limits := self._message_limits(offsets):
+            offsets = clocks.offsets(EndOffsets.concatenate([ends, limits]))
         applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
         return {number: applied.get(number, 0) for number in self.ranks}
+
+    def _message_limits(self, offsets: Sequence[clocks.ClockOffset]) -> EndOffsets | None:
+        """Limit offsets by messages between ranks that no collective connects; None without."""
+        if not len(self.directed):
+            return None
+        row, messages = self._messages({one.rank: one.offset_ns for one in offsets})
+        pairs = match_messages(messages).pairs(messages.is_send)
+        sender, receiver = (row[side] for side in pairs)
+        rank, start, stop = (self.columns[name] for name in ("rank", "start", "stop"))
+        return clocks.apart(
+            EndOffsets.of_messages(rank[sender], start[sender], rank[receiver], stop[receiver]),
+            offsets,
+        )
 
     def instances(
         self, inside: Mapping[int, Flags], ahead: Mapping[int, int]

@@ -228,7 +228,7 @@ def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
 
 _OPTIONAL = (
     *("rank", "group", "group_size", "seq", "bytes", "payload_bytes", "bus_bytes"),
-    "partner",
+    *("partner", "stream"),
 )
 
 
@@ -249,6 +249,7 @@ class CommunicationEvents:
     payload_bytes: Ints
     bus_bytes: Ints
     partner: Ints
+    stream: Ints
     sends: Flags
     start: Ints
     stop: Ints
@@ -281,6 +282,21 @@ class CommunicationEvents:
                 for name, column in names.items()
             },
         )
+
+    def since_free(self, rows: Ints) -> Ints:
+        """Return the time in ns from the end of the event before to the start of some events.
+
+        That is the previous one of the rank, group and stream; without one, the time has no
+        bound.
+        """
+        keys = np.stack([self.rank, self.group, self.stream])
+        order = np.lexsort((self.start, *keys))
+        is_next = ~np.any(keys[:, order[1:]] != keys[:, order[:-1]], axis=0)
+        is_next &= self.stream[order[1:]] != NULL
+        since = np.full(len(order), np.iinfo(np.int64).max)
+        before, own = order[:-1][is_next], order[1:][is_next]
+        since[own] = np.maximum(self.start[own] - self.stop[before], 0)
+        return since[rows]
 
     @property
     def synchronous(self) -> Ints:

@@ -198,7 +198,11 @@ def note_warnings(
 
     """
     by_clock = (
-        gaps.outside_warning(outside, iteration_clock(notes)),
+        gaps.outside_warning(
+            outside,
+            iteration_clock(notes),
+            is_host_run=any(note.is_host_run for note in notes),
+        ),
         gaps.early_warning(note.device_time for note in notes),
     )
     return [

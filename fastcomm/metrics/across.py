@@ -1,8 +1,8 @@
 """Compare ranks: clocks, matching, waits, links, outliers and causes of lost time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pyarrow as pa
 
@@ -30,19 +30,22 @@ from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockAlignment
 from fastcomm.trace.columns import filled
-from fastcomm.trace.run import Spread
+from fastcomm.trace.run import Spread, ranges
 from fastcomm.trace.schema import TAG
+from fastcomm.units import plural
+
+ClockTimes = Literal["aligned", "partly aligned", "unknown", "raw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """Clock offset of a rank from its reference rank; null without common collectives."""
+    """Clock offset of a rank from its reference rank; null if nothing tells it."""
 
     rank: int
     reference: int | None
     offset_ns: int | None
-    spread_ns: int | None  # median deviation of the collectives, summed over the chain
-    matches: int  # number of collectives, the fewest along the chain
+    spread_ns: int | None  # uncertainty, summed over the chain
+    matches: int  # number of collectives or messages, the fewest along the chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Across:
 
     clock_alignment: ClockAlignment  # of the clocks on which times of ranks are compared
     offsets: tuple[Offset, ...]  # by rank
+    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, of unknown offset
     matching: Matching
     skew: tuple[Skew, ...]
     waits: tuple[Wait, ...]  # by rank and tag
@@ -58,6 +62,15 @@ class Across:
     heat: Heat
     outliers: tuple[Outlier, ...]
     causes: tuple[Finding, ...]  # the costliest first
+
+    @property
+    def times(self) -> ClockTimes:
+        """How far the clocks are aligned on which times of ranks are compared."""
+        if self.clock_alignment == "none":
+            return "raw"
+        if all(offset.reference is None for offset in self.offsets):
+            return "unknown"
+        return "partly aligned" if self.unaligned else "aligned"
 
     @property
     def by_rank(self) -> tuple[RankWaits, ...]:
@@ -85,7 +98,7 @@ class Across:
         many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
         return {
             "clocks": {
-                "times": "raw" if self.clock_alignment == "none" else "aligned",
+                "times": self.times,
                 "offsets": plain(self.offsets),
             },
             "matching": asdict(self.matching),
@@ -168,6 +181,7 @@ def across(
     result = Across(
         clock_alignment=clock_alignment,
         offsets=_all_offsets(material.ranks, comparison.offsets),
+        unaligned=comparison.clocks.unaligned,
         matching=matching(comparison, material.sums),
         skew=skew(comparison.skews, steps),
         waits=waits_,
@@ -221,6 +235,20 @@ def _job(material: Material) -> ExpectedMembers:
         ranks=material.ranks,
         world_size=material.world_size,
         contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
+    )
+
+
+def clock_warnings(result: Across) -> Iterator[str]:
+    """Yield a warning if clocks of ranks with messages are unknown."""
+    if result.clock_alignment == "none" or not result.unaligned:
+        return
+    ranks = sorted({rank for pair in result.unaligned for rank in pair})
+    count = len(result.unaligned)
+    yield (
+        f"how the clocks of ranks {ranges(ranks)} differ is not known: the messages of {count} "
+        f"{plural(count, 'pair')} of ranks go in one direction, or contradict one another. "
+        "Waits and transfers of these messages are n/a, and no slow link is looked for among "
+        "them; --clock-alignment none compares the clocks as recorded"
     )
 
 

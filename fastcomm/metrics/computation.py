@@ -19,7 +19,7 @@ from fastcomm.metrics import (
     traffic,
 )
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics.across import Across, Material, across, table_of
+from fastcomm.metrics.across import Across, Material, across, clock_warnings, table_of
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -119,11 +119,13 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
         host_communication=traffic.host_communication(partial.iterations),
+        is_host_run=material.is_host_run,
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, ranks, len(numbers)),
             *gaps.undivided_idle(idle.undivided(partial.iterations), len(ranks)),
             *note_warnings(partial.notes, missing, outside),
+            *clock_warnings(comparison),
         ),
         world_size=size,
         skipped=tuple(skipped),

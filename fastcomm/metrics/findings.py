@@ -37,7 +37,9 @@ LEAST_UNSURE = 0.01
 _MOSTLY = 0.5  # share of the step
 # From this share of the excess on, a cost is printed as the whole excess.
 _WHOLE = 0.99
-_HIGH = 3  # spreads between steps that a cost of high confidence exceeds
+# Spreads between steps that a cost of medium and of high confidence exceeds: two are the usual
+# limit of chance (one case in 20).
+_MEDIUM, _HIGH = 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +133,8 @@ def confidence(
 ) -> Confidence:
     """Return the confidence in a cost.
 
-    Low: one rank, one step, or a cost within the spread between steps. High: matched across
-    ranks, and above three times the spread. Medium otherwise.
+    Low: one rank, one step, or a cost within twice the spread between steps. High: matched
+    across ranks, and above three times the spread. Medium otherwise.
 
     Parameters
     ----------
@@ -146,7 +148,7 @@ def confidence(
         Whether collectives were matched across ranks.
 
     """
-    if ranks < 2 or spread_ns is None or cost <= spread_ns:  # noqa: PLR2004 - one rank
+    if ranks < 2 or spread_ns is None or cost <= _MEDIUM * spread_ns:  # noqa: PLR2004 - one rank
         return "low"
     return "high" if is_matched and cost > _HIGH * spread_ns else "medium"
 

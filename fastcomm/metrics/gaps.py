@@ -234,13 +234,14 @@ def outside(ranks: Iterable[RankOutside | None]) -> Outside:
     )
 
 
-def outside_sentence(result: Outside) -> str | None:
+def outside_sentence(result: Outside, *, is_host_run: bool) -> str | None:
     """Return the share of device time outside steps as a sentence; None if unknown."""
     if result.share is None:
         return None
     events = result.comm_events or 0
+    time = "time of operators and communication" if is_host_run else "device time"
     return (
-        f"Outside every step: {percent(result.share)} of the device time, "
+        f"Outside every step: {percent(result.share)} of the {time}, "
         f"{counted(events, 'communication event')}"
     )
 
@@ -258,16 +259,17 @@ def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
     )
 
 
-def outside_warning(result: Outside, clock: str) -> str | None:
+def outside_warning(result: Outside, clock: str, *, is_host_run: bool) -> str | None:
     """Return a warning if over 1 % of device time is outside steps, which are by `clock`."""
     if result.share is None or result.share <= _WARN_ABOVE:
         return None
     reason = (
         "steps are by the host's marks, which the device may run behind"
-        if clock == "host"
+        if clock == "host" and not is_host_run
         else "it was launched before the first recorded step, or after the last"
     )
-    return f"{outside_sentence(result)}, in no metric: {reason}"
+    sentence = outside_sentence(result, is_host_run=is_host_run)
+    return f"{sentence}, in no metric: {reason}"
 
 
 def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:

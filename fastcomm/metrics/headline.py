@@ -267,13 +267,18 @@ def _finding(
             text += " that was measured, and waiting for the missing ranks is not known"
     if evidence.overlap is not None:
         text += f"; {percent(evidence.overlap)} of communication overlaps compute"
+    if of.is_host_run:
+        text += "; on the host, that includes time in which threads wait for a core"
     return Finding(
         kind=kind,
         text=f"{text}.",
         ranks=tuple(ranks),
         cost_ns=share * step,
         share=share,
-        confidence=confidence(
+        # How long threads wait for a core, no event says: a healthy run may have any such part.
+        confidence="low"
+        if of.is_host_run
+        else confidence(
             share * step,
             evidence.spread_ns,
             ranks=len(ranks),

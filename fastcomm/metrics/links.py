@@ -296,7 +296,7 @@ def slow_links(
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
         _add(suspects, measured, cost / count)
     return [
-        _finding(suspect, grid, step)
+        _finding(suspect, grid, step, comparison)
         for suspect in suspects
         if suspect.cost_ns > LEAST_SHARE * step and suspect.collectives > 1
     ]
@@ -314,7 +314,18 @@ def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
     suspects.append(_Suspect(ranks, [measured], cost))
 
 
-def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
+def _is_by_clocks(suspect: _Suspect, comparison: RankComparison, steps: int) -> bool:
+    """Whether clocks may be wrong by all that transfers are longer than at the peers' rate."""
+    return all(
+        (group.link.excess_ns or 0.0) * steps / group.link.count
+        <= comparison.clock_error(group.link.ranks)
+        for group in suspect.groups
+    )
+
+
+def _finding(
+    suspect: _Suspect, grid: HeatArrays, step_ns: float, comparison: RankComparison
+) -> Finding:
     """Return the finding on ranks that share slow groups; `step_ns` is a mean step."""
     worst = min((group.link for group in suspect.groups), key=lambda link: link.ratio or 1.0)
     ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
@@ -330,16 +341,21 @@ def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
         slow_groups=len({group.link.ranks for group in suspect.groups}),
     )
     rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
+    by_clocks = _is_by_clocks(suspect, comparison, max(1, len(grid.iterations)))
+    error = format_ns(comparison.clock_error(worst.ranks))
+    doubt = f" Clocks may be wrong by as much: {error} per collective." if by_clocks else ""
     return Finding(
         kind="slow_link",
         text=f"{_link_of(ranks)} slow: {' and '.join(tags)} collectives reach "
         f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
         f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
-        "step).",
+        f"step).{doubt}",
         ranks=ranks,
         cost_ns=cost,
         share=cost / step_ns,
-        confidence=confidence(cost, evidence.spread_ns, ranks=len(grid.ranks), is_matched=True),
+        confidence="low"
+        if by_clocks
+        else confidence(cost, evidence.spread_ns, ranks=len(grid.ranks), is_matched=True),
         evidence=evidence,
     )
 

@@ -5,7 +5,7 @@ are measured on aligned clocks. Functions work on the cells of a few groups (see
 that memory stays bounded; results are small, and are merged over cells.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -20,29 +20,20 @@ from fastcomm.exchange.arrivals import (
     match_collectives,
     message_participants,
 )
-from fastcomm.exchange.clocks import (
-    ClockOffset,
-    EndOffsets,
-    matched_end_offsets,
-    offset_by_row,
-    offsets,
-)
+from fastcomm.exchange.clocks import ClockOffset, offset_by_row
 from fastcomm.exchange.matching import CommunicationEvents
 from fastcomm.exchange.streams import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
+from fastcomm.metrics.alignment import MESSAGE_COLUMNS, Clocks, clock_offsets
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
-from fastcomm_kernels.arrays import NONE, NULL
+from fastcomm_kernels.arrays import NULL
 
-_END_COLUMNS = (
-    *("rank", "tag", "op", "group", "group_size", "seq"),
-    *("start_ns", "duration_ns", "payload_bytes"),
-)
-_COLUMNS = (*_END_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "partner", "sends")
+_COLUMNS = (*MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
 
 
 class MatchCounts(NamedTuple):
@@ -58,13 +49,6 @@ class MatchCounts(NamedTuple):
     by_order: int  # matched by the order in the group, and ends
     by_partner: int  # sides of messages, matched by their partners
     by_ends: int  # without a group: matched by order and ends on all ranks
-
-
-class _Clocks(NamedTuple):
-    """Clock offsets by rank in ns, and whether times are corrected by them."""
-
-    offsets: Mapping[int, int]
-    is_aligned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +71,7 @@ class RankComparison:
     pieces: Sequence[Piece]
     spread: Spread
     offsets: tuple[ClockOffset, ...]
-    clocks: _Clocks
+    clocks: Clocks
     matched: MatchCounts
     ungrouped: Ungrouped
     skews: Sequence[Skews]
@@ -105,6 +89,13 @@ class RankComparison:
 
         """
         return self.spread(partial(_exposed_excess, self.pieces, self.clocks), expected)
+
+    def clock_error(self, ranks: Collection[int]) -> int:
+        """Return how wrong the difference of two clocks of some ranks may be, in ns."""
+        if not self.clocks.is_aligned:
+            return 0
+        spreads = [offset.spread_ns for offset in self.offsets if offset.rank in ranks]
+        return sum(sorted(spreads)[-2:])
 
 
 def compare_all(
@@ -133,11 +124,12 @@ def compare_all(
     """
     shares = pieces_.shares(pieces)
     ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    end_offsets = spread(partial(_end_offsets, pieces, is_host_run), shares)
-    clock_offsets = offsets(
-        EndOffsets.concatenate([*end_offsets, *([ungrouped_.ends] if ungrouped_.ends else [])])
+    offsets, unaligned = clock_offsets(
+        pieces, spread, ungrouped_.ends, job.ranks if job else (), is_host_run=is_host_run
     )
-    clocks = _Clocks({offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned)
+    clocks = Clocks(
+        {offset.rank: offset.offset_ns for offset in offsets}, is_aligned, unaligned
+    )
     parts = spread(partial(_compare, pieces, clocks), shares)
     if spans := ungrouped_.spans():
         size = len(job.ranks) if job else 0
@@ -146,7 +138,7 @@ def compare_all(
     return RankComparison(
         pieces=pieces,
         spread=spread,
-        offsets=clock_offsets,
+        offsets=offsets,
         clocks=clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
         ungrouped=ungrouped_,
@@ -156,26 +148,10 @@ def compare_all(
     )
 
 
-def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> EndOffsets:
-    """Compare the ends of the collectives of some cells."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
-    rows = events.synchronous
-    matches = match_collectives(events, rows)
-    matched = np.flatnonzero(matches.instance != NONE)
-    row = rows[matched]
-    return matched_end_offsets(
-        events.rank[row],
-        events.group[row],
-        matches.instance[matched],
-        events.stop[row],
-        events.start[row] if is_host_run else None,
-    )
-
-
 _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
-def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
+def _compare(pieces: Sequence[Piece], clocks: Clocks, cells: Cells) -> _Part:
     """Compare the ranks by the communication of some cells."""
     events = CommunicationEvents.of(_events(pieces, cells))
     matched, counts = _match(events, clocks)
@@ -183,7 +159,7 @@ def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
 
 
 def _compare_ungrouped(
-    pieces: Sequence[Piece], clocks: _Clocks, ungrouped_: Ungrouped, size: int, span: range
+    pieces: Sequence[Piece], clocks: Clocks, ungrouped_: Ungrouped, size: int, span: range
 ) -> _Part:
     """Compare collectives of unknown groups as collectives of a group of all ranks."""
     events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
@@ -199,7 +175,7 @@ def _part(events: CommunicationEvents, matched: MatchedEvents, counts: MatchCoun
 
 
 def _exposed_excess(
-    pieces: Sequence[Piece], clocks: _Clocks, expected: ExpectedTransfer
+    pieces: Sequence[Piece], clocks: Clocks, expected: ExpectedTransfer
 ) -> dict[int, float]:
     """Return by how many ns exposed transfers took longer than expected, by rank."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
@@ -230,21 +206,23 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _COLUMNS)
 
 
-def _match(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
+def _match(events: CommunicationEvents, clocks: Clocks) -> tuple[MatchedEvents, MatchCounts]:
     """Match the collectives and messages of several ranks."""
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
     matches = match_collectives(events, rows)
     collectives = collective_participants(events, rows, matches)
     messages = message_participants(events, sides, row_offsets)
-    participants = concatenate(collectives, messages)
+    partner = events.partner[messages.row]
+    comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
+    participants = concatenate(collectives, comparable)
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
     counts = MatchCounts(
         events=len(rows) + len(sides),
         sides=len(sides),
-        matched=len(participants.row),
+        matched=len(collectives.row) + len(messages.row),
         collectives=collectives.count,
         messages=messages.count,
         dropped=matches.dropped,

@@ -52,6 +52,7 @@ class Metrics(Result):
     idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
     idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
     host_communication: HostCommunication | None = None  # beside a device's; null without any
+    is_host_run: bool = False  # whether the host computes and communicates, without a device
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown

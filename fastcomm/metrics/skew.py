@@ -245,7 +245,9 @@ class WaitSums:
         keys, place = classes(events.rank[matched.row], events.tag[matched.row])
         is_last, caused = np.zeros((2, len(place)), np.int64)
         # Nobody causes a wait if several members arrive last at once.
-        late = matched.wait_caused
+        # Nor does the last one for the time in which its stream was busy: what it did before
+        # passes a delay on.
+        late = np.minimum(matched.wait_caused, events.since_free(matched.row[matched.last]))
         is_last[matched.last] = late > 0
         # Pipeline messages pass delays on: a rank may send late because it received late.
         is_message = events.op[matched.row[matched.last]] == OP["SendRecv"]

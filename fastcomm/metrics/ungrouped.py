@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.exchange.clocks import EndOffsets
+from fastcomm.exchange.ends import EndOffsets
 from fastcomm.exchange.sequences import edges
 from fastcomm.exchange.streams import Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_

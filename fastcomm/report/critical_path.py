@@ -33,10 +33,24 @@ LABELS = {
 }
 
 
+# Of runs without a device, whose collectives stand in its place.
+_HOST_LABELS = {
+    "gpu_kernel_kernel_overhead": "between collectives",
+    "gpu_kernel_launch_overhead": "until a thread takes a collective",
+}
+
+
 def label(name: str, path: CriticalPath) -> str:
-    """Return the label of a class of time on a path; "device" is left out without a device."""
+    """Return the label of a class of time on a path; without a device, "device" is left out."""
     text = LABELS.get(name, name)
-    return text.removeprefix("device: ") if path.about.is_host_run else text
+    if path.about.is_host_run:
+        return _HOST_LABELS.get(name, text.removeprefix("device: "))
+    return text
+
+
+def kind_of(name: str, path: CriticalPath) -> str:
+    """Return the name of a kind of events; without a device, its work are collectives."""
+    return "collective" if path.about.is_host_run and name == "kernel" else name
 
 
 def show(path: CriticalPath, console: Console | None = None) -> None:
@@ -201,7 +215,10 @@ def _top(path: CriticalPath) -> TerminalTable:
     shown = table("own time on the path", "kind", "edges", "time", drop=("edges", "kind"))
     for row in path.top("name", _TOP).to_pylist():
         shown.add_row(
-            escape(row["name"]), row["kind"], str(row["edges"]), format_ns(row["self_ns"])
+            escape(row["name"]),
+            kind_of(row["kind"], path),
+            str(row["edges"]),
+            format_ns(row["self_ns"]),
         )
     return shown
 

@@ -113,7 +113,8 @@ def notes_across(across: Across) -> list[str]:
     if not across.matching.matched:
         return notes_
     widest = max((row.spread_ns or 0 for row in across.offsets), default=0)
-    times = f"aligned, to {format_ns(widest)}" if across.clock_alignment != "none" else "raw"
+    to = f", to {format_ns(widest)}" if across.times in ("aligned", "partly aligned") else ""
+    times = f"{across.times}{to}"
     share = percent(across.matching.share)
     return [
         *notes_,

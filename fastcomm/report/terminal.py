@@ -162,7 +162,7 @@ def _parallelisms(metrics: Metrics) -> TerminalTable:
         "exposed/step",
         "of step",
         *(_WAITS if split else ()),
-        f"{metrics.bytes}/step/GPU",
+        f"{metrics.bytes}/step/{'rank' if metrics.is_host_run else 'GPU'}",
         "bus bandwidth",
         "events",
         drop=("events", *reversed(_WAITS)),
@@ -224,8 +224,10 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
             "* parallelism guessed from the traffic; set it with --tp, --pp, --dp, --ep, --cp "
             "or [[tags]] in --config."
         )
-    if (outside := gaps.outside_sentence(metrics.outside)) and not gaps.outside_warning(
-        metrics.outside, metrics.iteration_clock
+    on_host = metrics.is_host_run
+    outside = gaps.outside_sentence(metrics.outside, is_host_run=on_host)
+    if outside and not gaps.outside_warning(
+        metrics.outside, metrics.iteration_clock, is_host_run=on_host
     ):
         yield f"{outside}."
     yield from [note] if (note := metrics.across.matching.note) and not full else []

@@ -8,6 +8,7 @@ start in the order of the groups (gloo has two a group), and pipelines send mess
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -129,10 +130,18 @@ class HostRank:
         """
         units = self.units()
         threads = sorted(units)
-        choices = [self.candidates(units[thread]) for thread in threads]
+        equal = self._first_equal()
+        # Equal groups count as several only if threads are too many for one each.
+        served = len(units.keys() - {_MESSAGES})
+        are_used = served > _THREADS * len(set(equal))
+        copies = Counter(equal if are_used else set(equal))
+        choices = [
+            sorted({equal[index] for index in self.candidates(units[thread])})
+            for thread in threads
+        ]
         if math.prod(map(len, choices)) > _MOST_CHOICES:
             choices = [
-                self._best(units, thread, choice, costs)
+                self._best(units, thread, choice, costs, copies)
                 for thread, choice in zip(threads, choices, strict=True)
             ]
         if not all(choices) or math.prod(map(len, choices)) > _MOST_CHOICES:
@@ -142,7 +151,7 @@ class HostRank:
                 if len(choice) == 1
             }
         ranked = [
-            (self._cost(units, list(zip(threads, choice, strict=True)), costs), choice)
+            (self._cost(units, list(zip(threads, choice, strict=True)), costs, copies), choice)
             for choice in product(*choices)
         ]
         least = min(cost for cost, _ in ranked)
@@ -153,15 +162,31 @@ class HostRank:
             if len(set(groups)) == 1
         }
 
+    def _first_equal(self) -> list[int]:
+        """Return for each group the first of equal ranks and parallelism.
+
+        A mesh that is made again has other groups of the same ranks.
+        """
+        keys = [
+            (group.ranks, tag_of_description(group.description or "")) for group in self.groups
+        ]
+        return [
+            keys.index(key) if group.ranks else index
+            for index, (key, group) in enumerate(zip(keys, self.groups, strict=True))
+        ]
+
     def _best(
         self,
         units: Mapping[int, Ints],
         thread: int,
         choice: Sequence[int],
         costs: Mapping[tuple[int, int], float],
+        copies: Mapping[int, int],
     ) -> list[int]:
         """Return the likeliest groups of a thread, whatever those of other threads are."""
-        ranked = [(self._cost(units, [(thread, group)], costs), group) for group in choice]
+        ranked = [
+            (self._cost(units, [(thread, group)], costs, copies), group) for group in choice
+        ]
         least = min((cost for cost, _ in ranked), default=0.0)
         return [group for cost, group in ranked if cost == least]
 
@@ -170,12 +195,22 @@ class HostRank:
         units: Mapping[int, Ints],
         pairs: Sequence[tuple[int, int]],
         costs: Mapping[tuple[int, int], float],
+        copies: Mapping[int, int],
     ) -> float:
-        """Return how implausible it is that threads serve groups, as pairs of both."""
+        """Return how implausible it is that threads serve groups, as pairs of both.
+
+        `copies` is the number of equal groups, by the first of them.
+        """
         served = [group for thread, group in pairs if thread != _MESSAGES]
-        crowded = sum(max(0, served.count(group) - _THREADS) for group in set(served))
+        crowded = sum(
+            max(0, served.count(group) - _THREADS * copies[group]) for group in set(served)
+        )
         unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
-        swapped = sum(first > second for first, second in pairwise(served))
+        swapped = sum(
+            first > second
+            for first, second in pairwise(served)
+            if copies[first] == copies[second] == 1
+        )
         apart = sum(costs.get(pair, 0.0) for pair in pairs)
         return round(apart + 2 * swapped + 4 * crowded + _UNLIKELY * unusual, 3)
 
@@ -268,7 +303,8 @@ def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
         {
             rank.rank: Recording.of(rank.collectives, rank.base, rank.step, codes)
             for rank in ranks
-        }
+        },
+        _neighbors(ranks),
     )
     chosen = [rank.assign(_costs(rank, recordings)) for rank in ranks]
     numbers = [np.full(len(rank.collectives.calls), NULL, np.int64) for rank in ranks]
@@ -280,6 +316,16 @@ def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
             if shift is not None:
                 numbers[place][own] = np.arange(len(own)) + shift + MOST_SHIFTED
     return [Assigned(groups, own) for groups, own in zip(chosen, numbers, strict=True)]
+
+
+def _neighbors(ranks: Sequence[HostRank]) -> dict[int, set[int]]:
+    """Return the ranks before and behind each rank in its groups, among some ranks."""
+    neighbors: dict[int, set[int]] = {rank.rank: set() for rank in ranks}
+    for members in {group.ranks or () for rank in ranks for group in rank.groups}:
+        for rank, other in pairwise(member for member in members if member in neighbors):
+            neighbors[rank].add(other)
+            neighbors[other].add(rank)
+    return neighbors
 
 
 # The collectives of a group by the place of the rank: the rank, and places in calling order.

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ _LEAST_EQUAL = 0.9  # share of equal collectives in two sequences of one group
 _MARGIN_NS = 5_000_000  # around the recording of another rank
 _NONE_NS = 1_000_000_000  # distance where another rank has no equal collective
 _DENSEST = 0.3  # share of the differences of two clocks that agree
-_MOST_ALIGNED = 16  # ranks: each is compared with each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +74,19 @@ class Recording:
             count[key] += 1
         return result
 
-    def distances(self, other: "Recording") -> Ints:
-        """Return the ns from the end of each collective to the nearest equal one of another."""
-        distance = np.full(len(self.stop), _NONE_NS)
-        for code in np.unique(self.partner).tolist():
-            ends, rows = other.ends.get(code), np.flatnonzero(self.partner == code)
+    def distances(self, places: Ints, other: "Recording") -> Ints:
+        """Return the ns from the ends of collectives to the nearest equal one of another."""
+        distance = np.full(len(places), _NONE_NS)
+        partner, stops = self.partner[places], self.stop[places]
+        for code in np.unique(partner).tolist():
+            ends, rows = other.ends.get(code), np.flatnonzero(partner == code)
             if ends is not None:
-                at = np.searchsorted(ends, self.stop[rows])
+                stop = stops[rows]
+                at = np.searchsorted(ends, stop)
                 before, behind = (
                     ends[np.maximum(at - 1, 0)],
                     ends[np.minimum(at, len(ends) - 1)],
                 )
-                stop = self.stop[rows]
                 near = np.minimum(np.abs(before - stop), np.abs(behind - stop))
                 distance[rows] = np.minimum(near, _NONE_NS)
         return distance
@@ -96,24 +96,34 @@ class Recording:
         return self.code[places], self.stop[places], self.step[places]
 
 
-def on_one_clock(recordings: dict[int, Recording]) -> dict[int, Recording]:
-    """Return the recordings on the clock of the first, if they fit together only then.
+# The ranks with which each rank is compared.
+Neighbors = Mapping[int, Set[int]]
+
+
+def on_one_clock(
+    recordings: dict[int, Recording], neighbors: Neighbors
+) -> dict[int, Recording]:
+    """Return the recordings on one clock, if they fit together only then.
 
     Clocks of several hosts may differ by more than collectives lie apart. The offset of two
     ranks is the most frequent difference of the ends of equal operations in equal steps; ranks
-    are placed one by one, beside the placed rank to which the differences agree best.
+    are placed one by one, beside the placed neighbor to which the differences agree best. The
+    clock is that of the first rank, and of the first of ranks that are no neighbors of these.
     """
-    if len(recordings) > _MOST_ALIGNED:
+    apart = _misfit(recordings, neighbors)
+    if apart <= 2 * NOISE_MS:
         return recordings
-    best = dict.fromkeys(recordings, (_NONE_NS + 1, 0))
-    latest = next(iter(recordings))
-    shifted = {latest: recordings[latest]}
-    while len(shifted) < len(recordings):
-        for rank in recordings.keys() - shifted.keys():
-            best[rank] = min(best[rank], _difference(recordings[rank], shifted[latest]))
-        latest = min(recordings.keys() - shifted.keys(), key=lambda rank: (best[rank], rank))
-        shifted[latest] = recordings[latest].earlier(best[latest][1])
-    return shifted if 2 * _misfit(shifted) < _misfit(recordings) else recordings
+    best: dict[int, tuple[int, int]] = {}
+    shifted: dict[int, Recording] = {}
+    while unplaced := [rank for rank in recordings if rank not in shifted]:
+        near = [rank for rank in unplaced if rank in best]
+        latest = min(near, key=lambda rank: (best[rank], rank)) if near else unplaced[0]
+        _, offset = best.get(latest, (0, 0))
+        shifted[latest] = recordings[latest].earlier(offset)
+        for rank in neighbors[latest] - shifted.keys():
+            difference = _difference(recordings[rank], shifted[latest])
+            best[rank] = min(best.get(rank, difference), difference)
+    return shifted if 2 * _misfit(shifted, neighbors) < apart else recordings
 
 
 def _difference(own: Recording, other: Recording) -> tuple[int, int]:
@@ -138,13 +148,14 @@ def _difference(own: Recording, other: Recording) -> tuple[int, int]:
     return int(width[at]), int(apart[at + count // 2])
 
 
-def _misfit(recordings: Mapping[int, Recording]) -> float:
-    """Return how many ms the ends of operations are apart from equal ones of other ranks."""
+def _misfit(recordings: Mapping[int, Recording], neighbors: Neighbors) -> float:
+    """Return how many ms the ends of operations are apart from equal ones of neighbors."""
     medians = []
     for rank, own in recordings.items():
-        others = [recording for other, recording in recordings.items() if other != rank]
-        nearest = np.min([own.distances(other) for other in others], axis=0)
-        medians.append(float(np.median(nearest)) if len(nearest) else 0.0)
+        places = np.arange(len(own.stop))
+        distances = [own.distances(places, recordings[other]) for other in neighbors[rank]]
+        if distances and len(places):
+            medians.append(float(np.median(np.min(distances, axis=0))))
     return sum(medians) * 1e-6 + NOISE_MS
 
 
@@ -185,7 +196,7 @@ def ms_apart(own: Recording, places: Ints, other: Recording) -> float | None:
     stop = own.stop[places]
     is_recorded = stop >= other.stop.min() - _MARGIN_NS
     is_recorded &= stop <= other.stop.max() + _MARGIN_NS
-    distance = own.distances(other)[places[is_recorded]]
+    distance = own.distances(places[is_recorded], other)
     return float(np.median(distance)) * 1e-6 if len(distance) else None
 
 

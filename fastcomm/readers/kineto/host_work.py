@@ -59,6 +59,7 @@ def with_host_work(
     kind[collectives.annotation] = KIND["kernel"]
     correlation[collectives.annotation] = np.arange(1, len(collectives.annotation) + 1)
     columns |= {"kind": kind, "correlation": correlation}
+    columns["start"] = _starts(columns, collectives)
     columns["stream"] = _streams(columns, collectives)
     columns["detail"], details = _metadata(scanned, collectives, groups, texts)
     if numbers is not None:
@@ -76,6 +77,17 @@ def with_host_work(
         for name, column in columns.items()
     }
     return replace(scanned, columns=columns, details=details, texts=texts)
+
+
+def _starts(columns: Mapping[str, NDArray[Any]], collectives: HostCollectives) -> Ints:
+    """Return the start of each row: of a message, that of the operator that issues it.
+
+    Its annotation begins after that, so that the other side may have received it before.
+    """
+    start = columns["start"].copy()
+    is_message = np.array([call.is_message for call in collectives.calls], np.bool_)
+    start[collectives.annotation[is_message]] = collectives.called[is_message]
+    return start
 
 
 _WAIT = re.compile(r"_?c10d_functional(_autograd)?::wait_tensor")

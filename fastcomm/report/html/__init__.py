@@ -27,7 +27,7 @@ from markupsafe import Markup
 from fastcomm import units
 from fastcomm.errors import FastcommError, inert
 from fastcomm.report import files
-from fastcomm.report.html.glossary import GLOSSARY
+from fastcomm.report.html.definitions import definitions
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
 from fastcomm.version import __version__
 
@@ -239,6 +239,7 @@ class Page:
     health: str = ""  # in place of findings, where there are none
     warnings: tuple[str, ...] = ()
     data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
+    is_host_run: bool = False  # whether definitions are of a run without a device
 
 
 def text(value: object, label: str | None = None) -> PageCell:
@@ -325,7 +326,7 @@ def html(page: Page) -> str:
         scripts=[Markup(script) for script in scripts],
         style=Markup(_text("style.css")),
         policy=_policy(scripts),
-        glossary={key: GLOSSARY[key] for key in GLOSSARY if key in used_keys(page)},
+        glossary=definitions(used_keys(page), is_host_run=page.is_host_run),
         version=__version__,
     )
 

@@ -84,7 +84,13 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
     if gaps:
         command = f"fastcomm what-if {arguments} --remove gaps"
         findings.append(
-            _finding("Gaps between kernels take ", gaps, path, command, "the step without them")
+            _finding(
+                f"Gaps between {'collectives' if path.about.is_host_run else 'kernels'} take ",
+                gaps,
+                path,
+                command,
+                "the step without them",
+            )
         )
     return tuple(sorted(findings, key=lambda finding: -finding.cost_ns)[:_MOST])
 

@@ -238,7 +238,8 @@ _ACROSS = {
     "waits.wait_caused_ns": _of(
         "Wait caused",
         "waiting of other ranks because this rank arrives last, per step: its arrival minus "
-        "the previous arrival, summed over collectives",
+        "the previous arrival, summed over collectives, but no longer than the time since its "
+        "stream ended the communication of the group before",
     ),
     "waits.later_ns": _of(
         "Later",
@@ -267,8 +268,8 @@ _ACROSS = {
     "findings.confidence": _of(
         "Confidence",
         "high: matched across ranks, and more than three times the standard deviation between "
-        "steps; medium: more than the standard deviation; low: one rank, one step, or less "
-        "than the standard deviation",
+        "steps; medium: more than twice the standard deviation; low: one rank, one step, or "
+        "less than that, and symptoms of runs on the host, whose threads also wait for cores",
     ),
     "findings.evidence": _of(
         "Evidence", "the numbers behind the finding; null where they do not apply to its kind"

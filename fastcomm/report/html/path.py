@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
-from fastcomm.report.critical_path import label
+from fastcomm.report.critical_path import kind_of, label
 from fastcomm.report.html import (
     Block,
     Figure,
@@ -252,7 +252,7 @@ def _names(path: CriticalPath) -> PageTable:
     rows = tuple(
         (
             text(row["name"]),
-            text(row["kind"]),
+            text(kind_of(row["kind"], path)),
             number(row["edges"], html.whole),
             number(row["self_ns"], html.ns),
         )

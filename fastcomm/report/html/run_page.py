@@ -145,6 +145,7 @@ def run_page(
             *([critical] if isinstance(critical, str) else []),
         ),
         data=tuple(data),
+        is_host_run=metrics.is_host_run,
     )
 
 
@@ -204,30 +205,29 @@ def _measured_evidence(metrics: Metrics) -> Section:
     )
 
 
-def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
-    """Write tables as Parquet files into the folder `<page>-data` next to a page.
+def write(tables: Mapping[str, pa.Table], folder: Path, shown: str) -> list[tuple[str, str]]:
+    """Write tables as Parquet files into a folder.
 
     Parameters
     ----------
     tables
         By name of the file without suffix.
-    page
-        Path of the page.
+    folder
+        Where the files are written.
+    shown
+        Path of the folder as the page shows it.
 
     Returns
     -------
     list of tuple of two str
-        Relative path of each file, and a description: its number of rows.
+        `shown`/name of each file, and a description: its number of rows.
 
     """
-    folder = page.with_name(f"{page.stem}-data")
     names = {f"{name}.parquet": table for name, table in tables.items()}
     files.write(
         folder, {name: partial(arrow_files.write, table) for name, table in names.items()}
     )
-    return [
-        (f"{folder.name}/{name}", many(table.num_rows, "row")) for name, table in names.items()
-    ]
+    return [(f"{shown}/{name}", many(table.num_rows, "row")) for name, table in names.items()]
 
 
 def write_report(
@@ -238,6 +238,7 @@ def write_report(
     paths: Sequence[str],
     options: Sequence[str] = (),
     with_data: bool = True,
+    folder: Path | None = None,
 ) -> None:
     """Write the page of `fastcomm report` to a file.
 
@@ -252,7 +253,10 @@ def write_report(
     paths, options
         Command line arguments that name and read the run; suggested commands repeat them.
     with_data
-        Whether to write the tables as Parquet files to a directory next to the page.
+        Whether to write the tables as Parquet files.
+    folder
+        The directory of the tables; None for one next to the page, `report-data` for
+        `report.html`.
 
     Raises
     ------
@@ -261,6 +265,8 @@ def write_report(
 
     """
     output = Path(output)
-    data = write(metrics.to_arrow(), output) if with_data else []
+    beside = output.with_name(f"{output.stem}-data")
+    place = (folder, str(folder)) if folder is not None else (beside, beside.name)
+    data = write(metrics.to_arrow(), *place) if with_data else []
     page = run_page(metrics, paths, options=options, critical=critical, data=data)
     html.write(page, output)

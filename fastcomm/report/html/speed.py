@@ -53,14 +53,15 @@ def section(metrics: Metrics) -> Section:
         blocks.append(Missing(title="Bus bandwidth", why=why))
     if metrics.bandwidth:
         blocks.append(_table(metrics))
+    noun = "collective" if metrics.is_host_run else "communication kernel"
     return Section(
         name="bandwidth",
         title="How well are the links used?",
         lead=_lead(metrics, by_tag) if by_tag else ("Bus bandwidth is n/a: ", why, "."),
         blocks=tuple(blocks),
-        pitfall="The duration of a communication kernel includes its wait for the other ranks: "
-        "a low bandwidth is a slow link or a late rank. Only bus bytes can be compared with "
-        "the speed of a link.",
+        pitfall=f"The duration of a {noun} includes its wait for the other ranks: a low "
+        "bandwidth is a slow link or a late rank. Only bus bytes can be compared with the "
+        "speed of a link.",
     )
 
 

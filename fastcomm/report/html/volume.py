@@ -36,7 +36,11 @@ from fastcomm.report.html.drawing import (
 
 _Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
 _MB = 1e6
-_TITLE = "Bytes per step and GPU"
+
+
+def _unit(metrics: Metrics) -> str:
+    """Return what a rank is."""
+    return "rank" if metrics.is_host_run else "GPU"
 
 
 def volume_section(metrics: Metrics) -> Section:
@@ -54,7 +58,7 @@ def volume_section(metrics: Metrics) -> Section:
             title=title,
             lead=("The volume is n/a: ", why, "."),
             blocks=(
-                Missing(title=_TITLE, why=why),
+                Missing(title=f"Bytes per step and {_unit(metrics)}", why=why),
                 *([_table(metrics)] if metrics.volume else []),
             ),
         )
@@ -63,15 +67,15 @@ def volume_section(metrics: Metrics) -> Section:
         most,
         " communicates the most: ",
         html.fact("volume.bytes_per_step_per_gpu", by_tag[most], html.size),
-        f" of {metrics.bytes} bytes per step and GPU.",
+        f" of {metrics.bytes} bytes per step and {_unit(metrics)}.",
     )
     figure = Figure(
         name="volume-chart",
-        title=_TITLE,
+        title=f"Bytes per step and {_unit(metrics)}",
         alt="Bars: "
         + ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
         + ".",
-        views=(FigureView(label="All", spec=_spec(by_tag)),),
+        views=(FigureView(label="All", spec=_spec(by_tag, _unit(metrics))),),
         terms=("volume.bytes_per_step_per_gpu",),
     )
     return Section(
@@ -85,11 +89,11 @@ def volume_section(metrics: Metrics) -> Section:
     )
 
 
-def _spec(by_tag: dict[str, float]) -> Spec:
-    """Return bars of bytes per step and GPU, by parallelism."""
+def _spec(by_tag: dict[str, float], unit: str) -> Spec:
+    """Return bars of bytes per step and rank, which is called `unit`, by parallelism."""
     values = [by_tag[tag] / _MB for tag in by_tag]
     labels = [html.size(count) for count in by_tag.values()]
-    return bars(list(by_tag), values, labels, "MB per step and GPU", looks=list(by_tag))
+    return bars(list(by_tag), values, labels, f"MB per step and {unit}", looks=list(by_tag))
 
 
 def _table(metrics: Metrics) -> PageTable:
@@ -117,7 +121,7 @@ def _table(metrics: Metrics) -> PageTable:
             ("unknown size", "bandwidth.events_without_bytes"),
             ("bytes", "volume.comm_bytes"),
             ("per iteration", "volume.bytes_per_iteration"),
-            ("per step and GPU", "volume.bytes_per_step_per_gpu"),
+            (f"per step and {_unit(metrics)}", "volume.bytes_per_step_per_gpu"),
         ),
         rows=tuple(rows),
     )
