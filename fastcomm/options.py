@@ -394,7 +394,7 @@ class SearchOptions(CheckedOptions):
     overlap_grad: bool = False
     grad_sync: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
     param_sync: Literal["broadcast", "all_gather"] = "broadcast"
-    overlap: Literal["layer", "per_op"] = "layer"
+    overlap_weights: Literal["layer", "per_op"] = "layer"
     comm_model: Literal["call", "ring", "tree"] = "call"
     interleave: Quantities = None
     ep_sizes: Quantities = None

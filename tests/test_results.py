@@ -155,9 +155,7 @@ RESULTS = {
     "info": lambda run, _: fastcomm.open(run).info(),
     "path": lambda run, _: fastcomm.open(run).critical_path(rank=0),
     "all ranks": lambda run, _: fastcomm.open(run).critical_path(),
-    "what-if": lambda run, _: (
-        fastcomm.open(run).critical_path().what_if(fastcomm.scale("comm", 0.5))
-    ),
+    "what-if": lambda run, _: fastcomm.open(run).critical_path().what_if(scale=["comm=0.5"]),
     "replay": lambda run, _: fastcomm.open(run).replay(),
     "stats": lambda run, _: statistics_of(run),
     "stragglers": lambda _, table: fastcomm.find_stragglers(table),

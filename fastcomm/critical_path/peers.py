@@ -17,9 +17,8 @@ from fastcomm.trace.columns import filled
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
 from fastcomm_kernels.graph import Numbers
 
-_ALIKE = (
-    0.99  # share of the work in common with the most similar rank, from which on both count
-)
+# Where one rank has most of the work in common, those with about as much are peers, too.
+_ALIKE = 0.99
 _KINDS = ("operator", "dependency", "launch", "kernel_kernel")
 
 
@@ -172,7 +171,9 @@ def of_ranks(
         most = max(common.values(), default=0)
         if not most:
             raise ConfigError(f"{edit}: no other rank has the work of rank {number} to compare")
-        alike = [other for other, count in common.items() if count >= _ALIKE * most]
+        alike = [other for other, count in common.items() if count == most]
+        if len(alike) == 1:
+            alike = [other for other, count in common.items() if count >= _ALIKE * most]
         of_peers = np.flatnonzero(np.isin(rank, alike))
         medians = _medians(key[of_peers], weight[edges[of_peers]], key[own])
         is_known = ~np.isnan(medians)

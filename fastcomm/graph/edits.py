@@ -167,7 +167,7 @@ def _steps(action: str, parts: re.Match[str]) -> list[str]:
             f"{action}: invalid values {shortened(parts[0])!r}: expected FROM:TO:STEP with 1 "
             f"to {_MOST_STEPS} values"
         )
-    return [f"{round(first + k * step, 12):g}{parts[4] or ''}" for k in range(floor(count))]
+    return [f"{round(first + k * step, 12):.12g}{parts[4] or ''}" for k in range(floor(count))]
 
 
 def _scaled(text: str) -> tuple[Action, float]:
