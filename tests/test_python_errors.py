@@ -108,7 +108,6 @@ ARGUMENTS = [
     (lambda u: u.path.save(5), f"save: invalid out_dir 5: {PATH}save"),
     (lambda u: u.path.save(""), f"save: invalid out_dir '': {PATH}save"),
     (lambda u: u.path.what_if(scale="compute=2"), "what_if: invalid scale|invalid scale 'comp"),
-    (lambda u: u.path.what_if(5), "pass options by name"),
     (lambda u: u.path.what_if(hide=["DP"]), "what_if: unknown option 'hide'; "),
     (
         lambda u: u.path.what_if(scale=["compute"]),

@@ -23,7 +23,7 @@ Examples:
 @path_options
 @edit_options
 @run_options
-@result_options("what_if.json, the new path, sweeps and candidates as CSV and Parquet")
+@result_options("what_if.json; path, sweeps, candidates as CSV and Parquet")
 @builds(files=ResultFiles, edits=EditOptions)
 @click.pass_context
 def run(

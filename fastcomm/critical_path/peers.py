@@ -115,8 +115,8 @@ def transfers(step: OwnedEdges, weight: Ints, edges: Ints, edit: Edit) -> Ints:
         raise ConfigError(
             f"{edit}: no other group has transfers of the same operation and size to compare"
         )
-    kept: Ints = np.where(np.isnan(healed), weight[edges], healed).astype(np.int64)
-    return kept
+    weights: Ints = np.where(np.isnan(healed), weight[edges], healed).astype(np.int64)
+    return weights
 
 
 def of_ranks(
@@ -150,8 +150,8 @@ def of_ranks(
     rank = step.rank[edges]
     names = _codes(step.events["name"])
     behind = graph.event[graph.target[edges]]
-    known = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
-    behind_name = np.where(step.rows[known] == behind, names[known], NONE)
+    place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
+    behind_name = np.where(step.rows[place] == behind, names[place], NONE)
     key = _numbered(
         graph.kind[edges].astype(np.int64),
         names[step.owner[edges]],
@@ -211,13 +211,13 @@ def _occurrence(key: Ints, rank: Ints) -> Ints:
     return count
 
 
-def _medians(key: Ints, values: Ints, wanted: Ints) -> Floats:
-    """Return the median of the values of each wanted key; NaN for a key without values."""
+def _medians(key: Ints, values: Ints, selected: Ints) -> Floats:
+    """Return the median of the values of each selected key; NaN for a key without values."""
     order = np.lexsort((values, key))
     sorted_key, sorted_values = key[order], values[order]
-    first = np.searchsorted(sorted_key, wanted, "left")
-    last = np.searchsorted(sorted_key, wanted, "right")
-    medians = np.full(len(wanted), np.nan)
+    first = np.searchsorted(sorted_key, selected, "left")
+    last = np.searchsorted(sorted_key, selected, "right")
+    medians = np.full(len(selected), np.nan)
     has = last > first
     low, high = (first + last - 1) // 2, (first + last) // 2
     medians[has] = (sorted_values[low[has]] + sorted_values[high[has]]) / 2

@@ -22,7 +22,7 @@ from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import Edit, conditions
-from fastcomm.graph.selection import Columns, select
+from fastcomm.graph.selection import TextColumns, select
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_ns
@@ -67,7 +67,7 @@ class EditedStep:
     path: LongestPath | None  # of the edited graph; None if edits change nothing
 
 
-class StepEvents(Columns):
+class StepEvents(TextColumns):
     """The events of a step, as edits select them."""
 
     def __init__(self, events: pa.Table, ranks: pa.Array) -> None:
@@ -159,8 +159,8 @@ class Replay(peers.OwnedEdges):
             is_chosen &= self.meeting != NONE
         edges = np.flatnonzero(is_chosen)
         if not len(edges):
-            what = "communication that was matched across ranks" if transfers else "work"
-            raise ConfigError(f"{edit}: selects no {what}")
+            work = "communication that was matched across ranks" if transfers else "work"
+            raise ConfigError(f"{edit}: selects no {work}")
         return edges
 
     def _check_joined(self, edit: Edit) -> None:

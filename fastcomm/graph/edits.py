@@ -148,10 +148,10 @@ def _valued(action: Literal["scale", "set"], text: str) -> Iterator[Edit]:
     conditions(target)
     parts = _RANGE.fullmatch(value)
     values = [value] if parts is None else _steps(action, parts)
-    for each in values:
-        kind, number = _scaled(each) if action == "scale" else _set(target, each)
+    for one in values:
+        kind, number = _scaled(one) if action == "scale" else _set(target, one)
         yield Edit(
-            action=kind, target=target, value=number, text=f"{action} {target}={each.strip()}"
+            action=kind, target=target, value=number, text=f"{action} {target}={one.strip()}"
         )
 
 

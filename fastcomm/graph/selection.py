@@ -42,7 +42,7 @@ class Selectable(Protocol):
         ...
 
 
-class Columns:
+class TextColumns:
     """Work that edits select by columns of text, with one value per row; null is none."""
 
     def __init__(self, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> None:
@@ -65,8 +65,8 @@ class Columns:
 
     def rows(self, key: str, values: Collection[str] | None) -> Flags:
         """Return the rows whose `key` has one of the values; None is every value."""
-        known = self.targets[key]
-        chosen = np.array([values is None or value in values for value in known] + [False])
+        present = self.targets[key]
+        chosen = np.array([values is None or value in values for value in present] + [False])
         mask: Flags = chosen[self._codes[key]]
         return mask
 
@@ -84,12 +84,12 @@ def select(step: Selectable, target: str) -> Flags:
         what there is.
 
     """
-    known = {folded(key): key for key in step.targets}
+    keys = {folded(key): key for key in step.targets}
     mask: Any = True
     for key, value in conditions(target):
-        if key not in known:
+        if key not in keys:
             raise ConfigError(f"{target!r}: there is no {key!r} here; {listing(step)}")
-        name = known[key]
+        name = keys[key]
         values = None if value is None else _values(name, value, step.targets[name], target)
         mask = mask & step.rows(name, values)
     if not mask.any():
@@ -98,24 +98,24 @@ def select(step: Selectable, target: str) -> Flags:
     return selected
 
 
-def _values(key: str, value: str, known: Sequence[str], target: str) -> set[str]:
-    """Return the known values that the value of a condition means."""
+def _values(key: str, value: str, present: Sequence[str], target: str) -> set[str]:
+    """Return the present values that the value of a condition means."""
     if len(value) > 1 and value[0] == value[-1] == "/":
-        flags = matches(pa.array(known, pa.string()), f"(?i){value[1:-1]}").to_pylist()
-        chosen = {text for text, is_match in zip(known, flags, strict=True) if is_match}
+        flags = matches(pa.array(present, pa.string()), f"(?i){value[1:-1]}").to_pylist()
+        chosen = {text for text, is_match in zip(present, flags, strict=True) if is_match}
     elif value[0] == value[-1] == '"' and len(value) > 1:
-        chosen = {value[1:-1]} & set(known)
+        chosen = {value[1:-1]} & set(present)
     else:
         names = {folded(value), *_number_range(value)}
         names |= {_PARALLELISMS[name] for name in names & set(_PARALLELISMS)}
         if key == "op" and (op := op_of_collective(value)) is not None:
             names |= {folded(OPS[op])} - {"other"}
-        chosen = {text for text in known if folded(text) in names}
+        chosen = {text for text in present if folded(text) in names}
     if not chosen:
-        near = get_close_matches(value, known, n=1)
+        near = get_close_matches(value, present, n=1)
         hint = f"; did you mean {key}:{near[0]}?" if near else ""
         raise ConfigError(
-            f"{target!r} matches nothing: there is {_known(key, known, most=40)}{hint}"
+            f"{target!r} matches nothing: there is {_described(key, present, most=40)}{hint}"
         )
     return chosen
 
@@ -133,11 +133,11 @@ _FEW = 8
 
 def listing(step: Selectable) -> str:
     """Return the sentence on what can be selected: "there is comm:DP|TP, compute, ..."."""
-    parts = (_known(key, values) for key, values in step.targets.items())
+    parts = (_described(key, values) for key, values in step.targets.items())
     return f"there is {', '.join(parts)}"
 
 
-def _known(key: str, values: Sequence[str], most: int = _FEW) -> str:
+def _described(key: str, values: Sequence[str], most: int = _FEW) -> str:
     """Return a key with its values, or with their number where they are many."""
     if tuple(values) == (key,):
         return key

@@ -272,10 +272,10 @@ def _show_candidates(candidates: Sequence[Candidate], before_ns: int, console: C
 
 def _widest(sweep: EditSweep) -> str:
     """Return the interval of the value of a sweep whose interval is the widest."""
-    known = [one for one in sweep.intervals if one.bounds_ns is not None]
-    if not known:
+    bounded = [one for one in sweep.intervals if one.bounds_ns is not None]
+    if not bounded:
         return str(sweep.intervals[0])
-    widest = max(known, key=lambda one: one.width_ns or 0.0)
+    widest = max(bounded, key=lambda one: one.width_ns or 0.0)
     return f"Each step time give or take {format_ns(widest.width_ns or 0.0)}: {widest.because}."
 
 
