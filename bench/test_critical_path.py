@@ -18,8 +18,8 @@ from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import longest_path
-from fastcomm.graph.edits import Edit
-from fastcomm.options import Window
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions, Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
@@ -101,7 +101,7 @@ def test_the_path_of_hta(bar, large, definition):
 
 def test_a_replay(bar, large):
     replay = Replay(analyze(large, Window(annotation="")))
-    weight = replay.edited([Edit(action="scale", target="compute", value=0.5)])
+    weight = replay.edited(plan(EditOptions(scale=("compute=0.5",))).edits)
     nodes = len(replay.critical.graph.event)
     column = np.random.default_rng(0).integers(0, 1 << 40, nodes)
     bar(

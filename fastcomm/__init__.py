@@ -2,7 +2,7 @@
 
 run = fastcomm.open("traces/", tp=2)
 run.metrics(link_bandwidth="400Gbit/s")
-run.critical_path(step=12).what_if(fastcomm.scale("comm:TP", 0.5))
+run.critical_path(step=12).what_if(scale=["comm:TP=0.5"])
 
 The public names are those of `__init__.pyi`; each is loaded when it is first used, so that
 `import fastcomm` does not wait for numba and pyarrow.

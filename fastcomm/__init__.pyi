@@ -8,10 +8,6 @@ from fastcomm.dispatch import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError
-from fastcomm.graph.edits import Edit as Edit
-from fastcomm.graph.edits import remove as remove
-from fastcomm.graph.edits import scale as scale
-from fastcomm.graph.edits import set_time as set_time
 from fastcomm.isp.search import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
 from fastcomm.run import Run as Run

@@ -25,9 +25,8 @@ from fastcomm.units import parse_bandwidth
 StepBoundary = Literal["auto", "device", "host"]
 ClockAlignment = Literal["collectives", "none"]
 ByteKind = Literal["payload", "bus", "msg"]
-# Rules by which steps are found in a trace of dPRO, and delays that a what-if removes.
+# Rules by which steps are found in a trace of dPRO.
 StepRule = Literal["update", "seed", "operator", "gap", "none"]
-Delay = Literal["launches", "gaps", "host-gaps"]
 # Slowdown from which on it is attributed to ranks, stages and types.
 THRESHOLD = 1.03
 KernelKey = Literal["name", "category", "operator", "module", "annotation", "stream", "layer"]
@@ -230,14 +229,31 @@ class ReplayOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioOptions(CheckedOptions):
-    """What is replayed besides the step as measured.
+class EditOptions(CheckedOptions):
+    """Changes of a step whose effect is predicted, in texts as `fastcomm.graph.edits` has them.
 
-    `changes` is the path or URL of a JSON file of changes; with `bottleneck`, the step is
-    replayed without each operation of the critical path.
+    `scale` are texts such as "comm:TP=0.5", `set` such as "link:TP=800Gbit/s", `heal` such as
+    "rank:5", `remove` such as "op:Broadcast", and `overlap` parallelisms. Neighboring kernels
+    shorter than `fuse_below`, a time with its unit, are fused. `edits` is the path or URL of a
+    TOML file with these keys.
     """
 
-    changes: str | Path | None = None
+    scale: tuple[str, ...] = ()
+    set: tuple[str, ...] = ()
+    heal: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    overlap: tuple[str, ...] = ()
+    fuse_below: str | None = None
+    edits: str | Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions(EditOptions):
+    """What is replayed besides the step as measured: the step with edits.
+
+    With `bottleneck`, the step is also replayed without each operation of the critical path.
+    """
+
     bottleneck: bool = False
 
 
@@ -251,22 +267,20 @@ class PredictionOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerOptions(CheckedOptions):
-    """What is asked of a job's table of operations.
+class StragglerOptions(EditOptions):
+    """What is asked of a job's table of operations; with edits, the job is replayed with them.
 
     `meta` is the path of the job's sizes, `steps` the numbers of the steps that count.
-    A slowdown of `threshold` or more is attributed to ranks, stages and types. `scenario` is
-    the path of a JSON file of changed durations, with which the job is replayed, too.
+    A slowdown of `threshold` or more is attributed to ranks, stages and types.
     """
 
     meta: str | Path | None = None
     steps: tuple[int, ...] | None = None
     threshold: float = THRESHOLD
-    scenario: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges."""
-        CheckedOptions.__post_init__(self)
+        EditOptions.__post_init__(self)
         FACTOR.check(self.threshold, "threshold")
         check_numbers("steps", self.steps)
 
@@ -380,7 +394,7 @@ class SearchOptions(CheckedOptions):
     overlap_grad: bool = False
     grad_sync: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
     param_sync: Literal["broadcast", "all_gather"] = "broadcast"
-    overlap: Literal["layer", "per_op"] = "layer"
+    overlap_weights: Literal["layer", "per_op"] = "layer"
     comm_model: Literal["call", "ring", "tree"] = "call"
     interleave: Quantities = None
     ep_sizes: Quantities = None

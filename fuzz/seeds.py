@@ -24,7 +24,7 @@ from fastcomm.dispatch import Recipe, workload
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
-from fastcomm.options import Window, WorkloadOptions
+from fastcomm.options import EditOptions, Window, WorkloadOptions
 from fastcomm.readers import config, execution_trace, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
@@ -300,15 +300,19 @@ _HF = json.dumps(
     }
 )
 _EDITS = """
-[[edit]]
-scale = "0.5"
-what = "comm:DP"
-[[edit]]
-set = "10us"
-what = "name:gemm"
-[[edit]]
-remove = "launches"
+set = ["name:gemm=10us", "link:TP=100:400:100GB/s"]
+scale = ["comm:DP=0.5"]
+heal = ["rank:3"]
+remove = ["launches", "op:Broadcast"]
+overlap = ["DP"]
+fuse_below = "1us"
 """
+
+
+def _edits(path: Path) -> object:
+    return edits.plan(EditOptions(edits=path))
+
+
 _NCCL = """# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor)
 # Using devices
 #  Rank  0 Group  0 Pid 1 on host device  0 [0x1b] NVIDIA H100
@@ -364,7 +368,6 @@ _SEEDS = (
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
     Seed(name="scanned.json", make=_text(_UNIFORM), read=partial(_stats, whole=False)),
-    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
@@ -373,7 +376,7 @@ _SEEDS = (
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=config_file),
-    Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
+    Seed(name="edits.toml", make=_text(_EDITS), read=_edits),
     Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),
     Seed(name="w.npz", make=_routing, read=_workload),

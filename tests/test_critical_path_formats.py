@@ -120,5 +120,5 @@ def test_path_commands_read_every_format(runs, name):
     assert found["path"]["length_ns"] == found["path"]["wall_ns"] > 0
     assert found["summary"]["gpu_compute_bound"] > 0.1
     edited = answer("what-if", *window, "--scale", "compute=0.5")
-    assert edited["replay_error_ns"] == 0
+    assert edited["interval"]["replay_error_ns"] == 0
     assert edited["after_ns"] < edited["before_ns"] == found["path"]["wall_ns"]

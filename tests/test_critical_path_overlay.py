@@ -298,7 +298,7 @@ def test_a_bomb_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("manifest", "said"),
-    [("{}", "does not have version 1"), ("[", "not a saved critical path"), ("7", "version")],
+    [("{}", "does not have version 2"), ("[", "not a saved critical path"), ("7", "version")],
 )
 def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     path = tmp_path / "graph.zip"

@@ -12,8 +12,8 @@ from fastcomm.cli import main
 from fastcomm.critical_path.analysis import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
-from fastcomm.graph.edits import Edit
-from fastcomm.options import Window
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions, Window
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, pipeline, write
 
@@ -103,8 +103,8 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     replay = Replay(found)
     assert replay.run([]).replay_error_ns == 0
-    assert replay.span([Edit(action="scale", target="name:gemm", value=0.5)]) == 75 * US
-    assert replay.span([Edit(action="scale", target="comm", value=0)]) == 115 * US
+    assert replay.span(plan(EditOptions(scale=["name:gemm=0.5"])).edits) == 75 * US
+    assert replay.span(plan(EditOptions(scale=["comm=0"])).edits) == 115 * US
 
 
 def test_clocks_are_aligned_before_ranks_are_joined(tmp_path):
@@ -227,7 +227,7 @@ def test_the_command_prints_the_path_through_all_ranks(tmp_path):
     assert {path.name for path in out.iterdir()} >= {"ranks.csv", "collectives.parquet"}
     alone = CliRunner().invoke(main, [*words, "--json", "--rank", "1"]).stdout
     assert json.loads(alone)["rank"] == 1
-    what_if = ["what-if", *words[1:], "--scale", "name:gemm=0.5", "--json"]
+    what_if = ["what-if", *words[1:], "--scale", "kernel:gemm=0.5", "--json"]
     assert json.loads(CliRunner().invoke(main, what_if).stdout)["after_ns"] == 75 * US
 
 
@@ -258,7 +258,7 @@ def test_if_ranks_cannot_be_joined_the_path_covers_the_first_rank(tmp_path, rank
     assert note.startswith("this is the path of rank 0 alone: ranks cannot be joined (")
     assert why in note
     assert found == answer(tmp_path, "--annotation", window, "--rank", "0")
-    words = ["what-if", str(tmp_path), "--annotation", window, "--comm-speedup", "2"]
+    words = ["what-if", str(tmp_path), "--annotation", window, "--scale", "comm=0.5"]
     assert "note: this is the path of rank 0 alone" in CliRunner().invoke(main, words).stdout
 
 
@@ -270,7 +270,7 @@ def test_the_command_and_the_api_find_the_same_path(tmp_path, rank):
     words = [] if rank is None else ["--rank", str(rank)]
     assert answer(tmp_path, *words) == path.to_dict()
     assert path.by_rank()["rank"].to_pylist() == list(path.ranks)
-    assert path.what_if(fastcomm.scale("comm", 0.5)).after.ranks == path.ranks
+    assert path.what_if(scale=["comm=0.5"]).after.ranks == path.ranks
 
 
 def test_a_path_through_several_ranks_is_not_saved(tmp_path):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.compiled
 COMMANDS = [
     "info {run}", "metrics {run}", "stats {run}", "replay {run}", "critical-path {run}",
     "critical-path {run} --rank 0", "critical-path {run} --compat hta --annotation Step",
-    "what-if {run} --comm-speedup 2", "convert {run} {new}.json",
+    "what-if {run} --scale comm=0.5", "convert {run} {new}.json",
     "ingest {run} --output {new}",
 ]  # fmt: skip
 

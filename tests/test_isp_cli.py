@@ -271,7 +271,7 @@ def test_options_change_the_documented_quantities():
             "grad_sync": "reduce_scatter",
             "param_sync": "all_gather",
             "interleave": 2,
-            "overlap": "per_op",
+            "overlap_weights": "per_op",
         }.items()
     }
     best = plain.best(1)[0]["tgs"]

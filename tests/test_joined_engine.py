@@ -66,7 +66,7 @@ def test_an_unreadable_rank_is_an_error_or_skipped(tmp_path):
     assert failed["rank"] == 1
     assert bad.name in failed["error"]
     assert f"skipped: rank 1: {failed['error']}" in result.stderr
-    answer = invoke("what-if", tmp_path, "--compute-speedup", "2", "--keep-going", code=3)
+    answer = invoke("what-if", tmp_path, "--scale", "compute=0.5", "--keep-going", code=3)
     assert "skipped: rank 1" in answer.stderr
 
 

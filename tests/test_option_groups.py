@@ -19,7 +19,16 @@ LINES, WIDTH = 60, 80
 TEXT_WIDTH = WIDTH - 1 - 30
 METAVARS = {"N", "FACTOR", "TIME", "RATE", "LIST", "FILE", "DIR", "PATH", "NAME", "METHOD"}
 METAVARS |= {"TEXT", "REGEX", "TAG", "ADDRESS", "SECONDS", "BYTES", "ORDER", "OTHER", "MODEL"}
-METAVARS |= {"I[:J]", "KEY", "NAME|FILE", "NAME=LIST", "WHAT=FACTOR", "WHAT=TIME", "CONDITION"}
+METAVARS |= {
+    "I[:J]",
+    "KEY",
+    "NAME|FILE",
+    "NAME=LIST",
+    "WHAT=FACTOR",
+    "WHAT=VALUE",
+    "WHAT",
+    "CONDITION",
+}
 
 
 def options():

@@ -40,11 +40,6 @@ PATH = "expected a path, as in "
 METRICS = r"expected metrics of a run, as in compare\(before.metrics"
 PAIR = r"pass two arrays, starts and stops, as in \(\[0, 20\], \[10, 30\]\)"
 WORKERS = "expected a number from 1 to 4096"
-EVENTS = 'expected a text such as "compute", "comm:TP"'
-EDITS = r'expected edits, as in what_if\(scale\("compute", 0.8\)\)'
-FACTOR = r'expected a number from 1e-06 to 1000000, or 0, as in scale\("comm:TP", 0.5\)'
-TIME = r'expected nanoseconds, a number from 0 to 1e\+15, as in set_time\("comm:TP", 10_000\)'
-DELAYS = r'expected one of launches, gaps, host-gaps, as in remove\("launches"\)'
 SCHEDULES = r'expected a list, as in \["deepep", "fast"\]'
 ARGUMENTS = [
     (lambda u: fc.open(), r'open: no path; pass the traces of a run, as in open\("traces/"\)'),
@@ -112,39 +107,18 @@ ARGUMENTS = [
     (lambda u: u.path.top(count=NAN), "top: invalid count nan: expected a whole number"),
     (lambda u: u.path.save(5), f"save: invalid out_dir 5: {PATH}save"),
     (lambda u: u.path.save(""), f"save: invalid out_dir '': {PATH}save"),
-    (lambda u: u.path.what_if("compute"), f"what_if: invalid edit 'compute': {EDITS}"),
-    (lambda u: u.path.what_if(5), f"what_if: invalid edit 5: {EDITS}"),
-    (lambda u: u.path.what_if(None), f"what_if: invalid edit None: {EDITS}"),
-    (lambda u: u.path.what_if([fc.remove("gaps")]), EDITS),
-    (lambda u: u.joined.what_if("compute"), f"what_if: invalid edit 'compute': {EDITS}"),
-    (lambda u: u.path.what_if(fc.scale("comm:CP", 2)), "'comm:CP' matches no event"),
-    (lambda u: fc.scale("compute", "0.5"), f"scale: invalid factor '0.5': {FACTOR}"),
-    (lambda u: fc.scale("compute", NAN), f"scale: invalid factor nan: {FACTOR}"),
-    (lambda u: fc.scale("compute", INF), f"scale: invalid factor inf: {FACTOR}"),
-    (lambda u: fc.scale("compute", -1), f"scale: invalid factor -1: {FACTOR}"),
-    (lambda u: fc.scale("compute", 1e9), f"scale: invalid factor 1000000000.0: {FACTOR}"),
-    (lambda u: fc.scale("compute", None), f"scale: invalid factor None: {FACTOR}"),
-    (lambda u: fc.scale("compute", True), f"scale: invalid factor True: {FACTOR}"),
-    (lambda u: fc.scale(5, 0.5), f"invalid events 5: {EVENTS}"),
-    (lambda u: fc.scale(None, 0.5), f"invalid events None: {EVENTS}"),
-    (lambda u: fc.scale("", 0.5), "'': invalid condition '': expected comm, compute"),
-    (lambda u: fc.scale("bogus", 0.5), "'bogus': invalid condition 'bogus': expected comm"),
-    (lambda u: fc.scale("comm:XX", 0.5), "'comm:XX': invalid value 'XX': expected one of DP"),
-    (lambda u: fc.scale("stream:x", 0.5), "invalid condition 'stream:x'"),
-    (lambda u: fc.scale(f"stream:{10**30}", 0.5), "invalid condition 'stream:1000"),
-    (lambda u: fc.scale("name:(", 0.5), "invalid regular expression '\\('"),
-    (lambda u: fc.set_time("compute", "10us"), f"invalid time_ns '10us': {TIME}"),
-    (lambda u: fc.set_time("compute", NAN), f"set_time: invalid time_ns nan: {TIME}"),
-    (lambda u: fc.set_time("compute", -5), f"set_time: invalid time_ns -5: {TIME}"),
-    (lambda u: fc.set_time("compute", None), f"set_time: invalid time_ns None: {TIME}"),
-    (lambda u: fc.set_time("compute", 1e30), f"set_time: invalid time_ns 1e\\+30: {TIME}"),
-    (lambda u: fc.set_time("bogus", 5), "'bogus': invalid condition 'bogus': expected comm"),
-    (lambda u: fc.remove("x"), f"remove: invalid delays 'x': {DELAYS}"),
-    (lambda u: fc.remove(5), f"remove: invalid delays 5: {DELAYS}"),
-    (lambda u: fc.remove(["gaps"]), rf"remove: invalid delays \['gaps'\]: {DELAYS}"),
-    (lambda u: fc.Edit(action="x", target="comm"), "edit: invalid action 'x': expected one of"),
-    (lambda u: fc.Edit(action="remove", target="x"), f"invalid delays 'x': {DELAYS}"),
-    (lambda u: fc.Edit(action="fuse", target="compute", value="x"), "invalid value 'x'"),
+    (lambda u: u.path.what_if(scale="compute=2"), "what_if: invalid scale|invalid scale 'comp"),
+    (lambda u: u.path.what_if(hide=["DP"]), "what_if: unknown option 'hide'; "),
+    (
+        lambda u: u.path.what_if(scale=["compute"]),
+        "invalid edit 'compute': expected WHAT=VALUE",
+    ),
+    (
+        lambda u: u.joined.what_if(scale=["comm:CP=2"]),
+        "'comm:CP' matches nothing: there is comm",
+    ),
+    (lambda u: u.path.what_if(scale=["compute=nan"]), "scale: invalid factor 'nan'"),
+    (lambda u: u.path.what_if(set=["compute=10"]), "set: invalid duration '10'"),
     (lambda u: fc.compare(1, 2), f"compare: invalid before 1: {METRICS}"),
     (lambda u: fc.compare({}, {}), f"compare: invalid before {{}}: {METRICS}"),
     (lambda u: fc.compare([], []), rf"compare: invalid before \[\]: {METRICS}"),

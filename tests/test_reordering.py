@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.reordering import Reordering, StepOperator, pieces_of
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathSource, SavedEvents
-from fastcomm.critical_path.what_if import Reordering, StepOperator, pieces_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KIND, Graph, measured_delays
 

@@ -16,7 +16,8 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edits import DurationChange
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions
 from fastcomm.readers.dpro import tensorflow, trial
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.dpro.topology import Topology
@@ -121,21 +122,20 @@ def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
 
 @needed
 @pytest.mark.parametrize(
-    ("row", "key", "change"),
+    ("row", "option", "text"),
     [
-        ("all computation x1.5", "DELAY_ALL_CMP", DurationChange(ratio=1.5)),
-        ("all communication x1.5", "DELAY_ALL_COMM", DurationChange(ratio=1.5)),
-        ("everything x1.1", "DELAY_ALL", DurationChange(ratio=1.1)),
+        ("all computation x1.5", "scale", "compute=1.5"),
+        ("all communication x1.5", "scale", "comm=1.5"),
+        ("everything x1.1", "scale", "all=1.1"),
         (
             "host0.rank0->FW.net/dense1/MatMul +1 ms",
-            "host0.rank0->FW.net/dense1/MatMul",
-            DurationChange(delay_ns=1e6),
+            "set",
+            "name:host0.rank0->FW.net/dense1/MatMul=+1ms",
         ),
     ],
 )
-def test_what_ifs_end_as_in_dpro(compat, summary, row, key, change):
-    made = compat.replayed.replayer
-    found = made.run(predictions.durations(made, {key: change}))
+def test_what_ifs_end_as_in_dpro(compat, summary, row, option, text):
+    found = edited(compat.replayed.replayer, **{option: [text]})
     assert_same(in_ms(found.by_pid()), summary["what_if"]["step_end"][row], 1e-6)
 
 
@@ -161,21 +161,19 @@ def test_a_slow_rank_delays_all_and_a_fast_link_helps(read):
     found = session(read).replayed
     made = found.replayer
 
-    def mean(**changes):
-        said = {key.replace("__", ":"): each for key, each in changes.items()}
-        return made.run(predictions.durations(made, said)).mean_ns
+    def mean(**options):
+        return edited(made, **options).mean_ns
 
-    twice = {"rank:host0.rank1": DurationChange(ratio=2.0)}
-    slow = made.run(predictions.durations(made, twice))
+    slow = edited(made, scale=["rank:host0.rank1=2"])
     assert min(slow.by_pid().values()) > found.mean_ns * 1.2
-    link = {"link:host0.rank1->host1.rank0": DurationChange(ratio=0.5)}
-    assert made.run(predictions.durations(made, link)).mean_ns < found.mean_ns
-    assert mean(tensor__2=DurationChange(ratio=0.0)) < found.mean_ns * 0.9
-    for key in ("category:operator.BW", "device:host0.rank0->operator"):
-        assert (
-            made.run(predictions.durations(made, {key: DurationChange(ratio=3)})).mean_ns
-            > found.mean_ns
-        )
+    assert mean(scale=["link:host0.rank1->host1.rank0=0.5"]) < found.mean_ns
+    assert mean(remove=["tensor:2"]) < found.mean_ns * 0.9
+    assert mean(heal=["rank:host1.rank1"]) < found.mean_ns  # which computes slower
+    for target in ("category:operator.BW", "device:host0.rank0->operator"):
+        assert mean(scale=[f"{target}=3"]) > found.mean_ns
+    for options in ({"overlap": ["DP"]}, {"set": ["all=ideal"]}, {"fuse_below": "5us"}):
+        with pytest.raises(ConfigError, match="not possible here"):
+            mean(**options)
 
 
 @needed
@@ -196,8 +194,13 @@ def test_a_tensor_without_communication_is_no_group_and_its_update_waits_for_not
 
 def test_a_what_if_that_matches_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
-    with pytest.raises(ConfigError, match=r"'p->FW\.c' matches no operation"):
-        predictions.durations(made, {"p->FW.c": DurationChange()})
+    with pytest.raises(ConfigError, match=r"matches nothing: there is name:.*p->FW\.a"):
+        edited(made, scale=["name:p->FW.c=2"])
+
+
+def edited(made, **options):
+    edits = plan(EditOptions(**options)).edits
+    return made.run(predictions.durations(made, edits))
 
 
 def graph_of(edges):
@@ -330,10 +333,9 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    change = tmp_path / "w.json"
-    change.write_text('{"DELAY_ALL_CMP": {"ratio": 0.5}}')
     traced = tmp_path / "t.json"
-    words = ("dpro", "replay", TRIAL, "--changes", change, "--bottleneck", "--tensors", "1-2")
+    words = ("dpro", "replay", TRIAL, "--scale", "compute=0.5")
+    words = (*words, "--bottleneck", "--tensors", "1-2")
     said = json.loads(run(*words, "--json", "--output", tmp_path / "o", "--trace", traced))
     assert (said["nodes"], said["edges"]) == (712, 1288)
     assert said["what_if"]["speedup"] > 1

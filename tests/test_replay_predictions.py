@@ -13,7 +13,6 @@ from replay_data import TRIAL, document, needed
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph import edits
 from fastcomm.readers.dpro import trial
 from fastcomm.replay import RULES, Options, fusion
 from fastcomm.replay import fusion as replay_fusion
@@ -182,21 +181,3 @@ def test_bottlenecks_are_sorted_by_saved_time(workers):
     saved = [each.saved_ns for each in removed]
     assert saved == sorted(saved, reverse=True)
     assert removed[0].node.startswith("host1.rank1->")  # the rank that computes slower
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "expected an object"),
-        ("{}", 'found nothing, expected an object {"<key>"'),
-        ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
-        ('{"DELAY_ALL": {"ratio": "x"}}', "invalid ratio 'x': expected a number"),
-        ('{"DELAY_ALL": {"ratio": true}}', "invalid ratio True"),
-        ('{"DELAY_ALL": {"ratio": -1}}', "invalid ratio -1: expected a number from 0"),
-    ],
-)
-def test_invalid_what_ifs_are_explained(tmp_path, text, message):
-    path = tmp_path / "w.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        edits.read_changes(path)

@@ -14,10 +14,12 @@ from replay_data import FOLDER, TRIAL, needed
 
 from fastcomm import stragglers
 from fastcomm.compat import dpro
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions
 from fastcomm.readers.dpro import trial
 from fastcomm.readers.dpro.steps import with_steps
 from fastcomm.replay import Options
-from fastcomm.replay.predictions import DurationChange, daydream, durations
+from fastcomm.replay.predictions import daydream, durations
 from fastcomm.replay.result import session
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
@@ -52,9 +54,9 @@ def ends(replayed):
     return [each / 1e6 for each in replayed.by_pid().values()]
 
 
-def changed(key, **change):
+def changed(**options):
     made = replay().replayed.replayer
-    return ends(made.run(durations(made, {key: DurationChange(**change)})))
+    return ends(made.run(durations(made, plan(EditOptions(**options)).edits)))
 
 
 def events(kind):
@@ -166,22 +168,22 @@ TRIAL_NUMBERS = [
     ),
     (
         "computation x 1.5",
-        lambda: changed("DELAY_ALL_CMP", ratio=1.5),
+        lambda: changed(scale=["compute=1.5"]),
         [14.444167, 14.308, 14.444333, 14.307],
     ),
     (
         "communication x 1.5",
-        lambda: changed("DELAY_ALL_COMM", ratio=1.5),
+        lambda: changed(scale=["comm=1.5"]),
         [14.088333, 13.886667, 14.092833, 13.881333],
     ),
     (
         "everything x 1.1",
-        lambda: changed("DELAY_ALL", ratio=1.1),
+        lambda: changed(scale=["all=1.1"]),
         [12.4417, 12.293933, 12.444633, 12.290267],
     ),
     (
         "MatMul + 1 ms",
-        lambda: changed(MATMUL, delay_ns=1e6),
+        lambda: changed(set=[f"name:{MATMUL}=+1ms"]),
         [12.143667, 12.009333, 12.146333, 12.006],
     ),
     (

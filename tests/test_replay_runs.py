@@ -1,6 +1,7 @@
 """Test runs as operations: conversion to the uniform trace, and replay."""
 
 import json
+from dataclasses import replace
 
 import kineto_text as k
 import networkx
@@ -16,8 +17,8 @@ from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
-from fastcomm.graph.edits import DurationChange, Edit
-from fastcomm.options import Window
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions, Window
 from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import open_run
@@ -150,9 +151,9 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
     assert found.error == 0
     assert found.measured.time_ns == 506 * US  # from the first operator on
+    step = step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     made = found.replayed.replayer
-    name = "host0.rank1->FW.aten::mm"
-    faster = made.run(predictions.durations(made, {name: DurationChange(ratio=0.5)}))
+    faster = edited(step, scale=["name:gemm+rank:1=0.5"])
     ends = {
         each: end
         for node, end in zip(made.graph.nodes, faster.end.tolist(), strict=True)
@@ -161,9 +162,12 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     # Rank 1 comes 50 us earlier, and rank 0 after 70: there the transfer of 10 begins.
     last = [node for node in ends if "AllReduce" in node]
     assert sorted({ends[node] for node in last})[-1] == 79 * US
-    change = {"rank:host0.rank0": DurationChange(ratio=1.1)}
-    slower = made.run(predictions.durations(made, change))
+    slower = edited(step, scale=["rank:0=1.1"])
     assert slower.mean_ns > found.replayed.mean_ns
+
+
+def edited(step, **options):
+    return session_of(step, EditOptions(**options)).changed
 
 
 def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):
@@ -173,22 +177,16 @@ def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):
     assert sum(found.path.wait) < 0.02 * found.path.length_ns
 
 
-def test_changes_can_select_links_ranks_devices_and_categories(tmp_path):
-    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+def test_edits_can_select_links_ranks_and_streams(tmp_path):
+    step = step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    found = session_of(step)
     made = found.replayed.replayer
     assert "host0.rank0->stream 7 of 0" in made.devices
-    for key in (
-        "category:Comm.AllReduce",
-        "category:host",
-        "DELAY_ALL_COMM",
-        "DELAY_ALL_CMP",
-        "FW.aten::mm",
-        "link:TP",
-        "link:TP-0",
-        "device:host0.rank0->stream 20 of 0",
-    ):
-        changed = predictions.durations(made, {key: DurationChange(ratio=0.5)})
-        assert (changed < made.measured.avg).any(), key
+    for target in ("comm", "host", "compute", "op:all_reduce", "link:TP", "link:0-1", "rank:0"):
+        changed = edited(step, scale=[f"{target}=0.5"]).replayer
+        assert changed.graph.nodes == made.graph.nodes
+        assert (changed.measured.avg < made.measured.avg).any(), target
+        assert not (changed.measured.avg > made.measured.avg).any(), target
     removed = predictions.bottlenecks(found.replayed, found.path, by_name=True)
     assert len({each.node for each in removed}) == len(removed)
     assert all("~>" not in each.node for each in removed)
@@ -265,8 +263,8 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     tmp_path_factory, ranks, which, ratio
 ):
     run = opened(tmp_path_factory.mktemp("run"), *ranks)
-    step = step_of(run, WHOLE)
-    found = session_of(step)
+    run_step = step_of(run, WHOLE)
+    step, found = run_step.constraints, session_of(run_step)
     asked = run_graph.operations(step)
     assert found.replayed.start.tolist() == asked.begin.tolist()
     made = found.replayed.replayer
@@ -274,7 +272,8 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     own = np.array([f"op{which}" in name.standard for name in made.names])
     own |= np.array([name.standard == f"FW.gemm{which}" for name in made.names])
     other = Replay(joined({rank: run.read(rank, "all") for rank in run.ranks}, WHOLE))
-    edit = Edit(action="scale", target=f"name:^(gemm|aten::op){which}$", value=ratio)
+    text = f"name:/^(gemm|aten::op){which}$/={ratio}"
+    options = EditOptions(scale=[text])
     kernels = np.array([name.op_cat == "FW" for name in made.names])
     rows = kernels & (made.measured.avg > 0)
     names = other.events["name"].to_pylist()
@@ -286,7 +285,8 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     for i in scaled:
         duration[i] = np.rint(duration[i] * ratio)
     assert f"gemm{which}" in names
-    assert made.run(duration).end.max() == other.span([edit])
+    assert made.run(duration).end.max() == other.span(plan(options).edits)
+    assert edited(run_step, scale=[text]).end.max() == other.span(plan(options).edits)
 
 
 def _event(step, asked, i):
@@ -298,8 +298,8 @@ def _event(step, asked, i):
 @pytest.mark.compiled
 def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     job = Job.of(ranks=8, steps=2)
-    write(job, tmp_path)
-    run = open_run(tmp_path)
+    write(job, tmp_path / "job")
+    run = open_run(tmp_path / "job")
     rows = statistics(inputs.converted(run).trace)
     sums = {}
     for name, category, total in zip(
@@ -312,17 +312,18 @@ def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
         slow, peer = (sums[f"host0.rank{r}", category] for r in (job.straggler, 4))
         planted = pipeline.slack(job, direction) * job.micro_batches * job.steps
         assert slow - peer == pytest.approx(planted, rel=0.1)
-    found = session_of(step_of(run))
+    step = step_of(run)
+    found = session_of(step)
     assert abs(found.error) < 1e-9
-    made = found.replayed.replayer
     gains = {
-        name: found.replayed.mean_ns
-        - made.run(
-            predictions.durations(made, {f"rank:{name}": DurationChange(ratio=0.95)})
-        ).mean_ns
-        for name in made.pids
+        rank: found.replayed.mean_ns - edited(step, scale=[f"rank:{rank}=0.95"]).mean_ns
+        for rank in range(job.ranks)
     }
-    assert max(gains, key=gains.__getitem__) == f"host0.rank{job.straggler}"
+    assert max(gains, key=gains.__getitem__) == job.straggler
+    healed = edited(step, heal=[f"rank:{job.straggler}"])
+    write(replace(job, straggler=None), tmp_path / "healthy")
+    truth = session_of(step_of(open_run(tmp_path / "healthy"))).replayed.mean_ns
+    assert healed.mean_ns == pytest.approx(truth, rel=2e-3)
 
 
 @pytest.mark.compiled

@@ -31,7 +31,7 @@ def invoke(*words, code=0):
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     write_table(TableJob(dp=5, pp=2, micro_batches=2, steps=4, slow_stage=1), folder)
-    (folder / "w.json").write_text('{"stage:1": {"ideal": true}}')
+    (folder / "w.toml").write_text('set = ["stage:1=ideal"]')
     return folder
 
 
@@ -58,7 +58,7 @@ def engine(cluster):
 
 def asked_for(job, target, table, *words):
     """The command with all that it can be asked for, and what it wrote."""
-    words = (*words, "--meta", job / "meta.yaml", "--scenario", job / "w.json")
+    words = (*words, "--meta", job / "meta.yaml", "--edits", job / "w.toml")
     words = (*words, "--threshold", 1, "--output", target, "--trace", target / "trace")
     said = invoke(table, "--json", *words).stdout
     return said, {each.name: each.read_bytes() for each in sorted(target.iterdir())}

@@ -37,7 +37,7 @@ COMMANDS = {
     "critical-path": "critical-path {run} --rank 3",
     "critical-path of all ranks": "critical-path {run}",
     "critical-path by HTA's rules": "critical-path {run} --compat hta",
-    "what-if": "what-if {run} --scale comm:TP=0.5:1:0.25 --hide DP",
+    "what-if": "what-if {run} --scale comm:TP=0.5:1:0.25 --overlap DP",
     "replay": "replay {run} --bottleneck",
     "stats": "stats {run} --sort --top 8",
     "stats of two runs": "stats {healthy} --against {run}",

@@ -38,7 +38,10 @@ def test_all_commands_that_read_runs_build_options():
     ("values", "message"),
     [
         ({"penality": 0.9}, "unknown option 'penality'; did you mean 'penalty'\\?"),
-        ({"overlap": "nonsense"}, "invalid overlap 'nonsense': expected one of layer, per_op"),
+        (
+            {"overlap_weights": "nonsense"},
+            "invalid overlap_weights 'nonsense': expected one of layer, per_op",
+        ),
         ({"p2p": 7}, "invalid p2p 7: expected one of whole, scatter"),
         ({"flash": "no"}, "invalid flash 'no': expected True or False"),
         ({"memory": ""}, "missing value of memory"),

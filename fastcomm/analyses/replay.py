@@ -4,7 +4,7 @@ Several ranks of a run are joined by their collectives, as for one critical path
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import numpy as np
 from fastcomm.analyses.critical_path import Parts, together
 from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
+from fastcomm.critical_path import CriticalPath, what_if
 from fastcomm.critical_path.analysis import RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
-from fastcomm.files import place
-from fastcomm.options import PredictionOptions, ReplayOptions, ScenarioOptions, Window
+from fastcomm.graph.edits import Edit, plan
+from fastcomm.options import EditOptions, PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import RULES, Options, critical_path, predictions
@@ -27,6 +28,22 @@ from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
 from fastcomm.trace.trace import Trace
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """A step of a run: its constraints, and the path through them, which edits change."""
+
+    constraints: StepConstraints
+    path: CriticalPath
+
+    def edited(self, edits: Sequence[Edit]) -> StepConstraints:
+        """Return the constraints after edits.
+
+        Raises ConfigError if an edit selects nothing.
+        """
+        now = what_if.Replay(self.path).edited(edits)
+        return replace(self.constraints, edited=(now.source, now.weight))
+
+
 def step_of(
     run: RunTraces,
     window: Window | None = None,
@@ -34,7 +51,7 @@ def step_of(
     workers: int | Executor = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
-) -> StepConstraints:
+) -> RunStep:
     """Return the constraints between the events of a window of all ranks.
 
     Parameters
@@ -62,8 +79,10 @@ def step_of(
     step, skipped = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
     )
-    ranks = [trace.meta.rank for trace in step.traces]
-    return replace(step, read=ReadRanks.of(run, ranks, skipped))
+    constraints = step.constraints
+    ranks = [trace.meta.rank for trace in constraints.traces]
+    read = ReadRanks.of(run, ranks, skipped)
+    return replace(step, constraints=replace(constraints, read=read))
 
 
 def _part(trace: Trace, window: Window | None) -> Parts:
@@ -73,11 +92,11 @@ def _part(trace: Trace, window: Window | None) -> Parts:
 
 def _step(
     parts: Parts, skipped: Sequence[SkippedRank], _: Spread
-) -> tuple[StepConstraints, Sequence[SkippedRank]]:
+) -> tuple[RunStep, Sequence[SkippedRank]]:
     return _joined(parts), skipped
 
 
-def _joined(parts: Parts) -> StepConstraints:
+def _joined(parts: Parts) -> RunStep:
     """Join the windows of all ranks into one step; `parts` are by rank."""
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
@@ -85,7 +104,7 @@ def _joined(parts: Parts) -> StepConstraints:
         ((rank, trace),) = traces.items()
         path = paths[rank]
         nodes = len(path.graph.time)
-        return StepConstraints(
+        constraints = StepConstraints(
             graph=path.graph,
             on_device=path.on_device,
             rank_of=np.zeros(nodes, np.int64),
@@ -93,6 +112,7 @@ def _joined(parts: Parts) -> StepConstraints:
             traces=(trace,),
             number=path.step,
         )
+        return RunStep(constraints=constraints, path=path)
     try:
         many = joined(traces, paths=paths)
     except FastcommError as error:
@@ -102,7 +122,7 @@ def _joined(parts: Parts) -> StepConstraints:
     events = many.events
     if not isinstance(events, RunEvents):
         raise TypeError(events)
-    return StepConstraints(
+    constraints = StepConstraints(
         graph=many.graph,
         on_device=many.on_device,
         rank_of=many.across.rank_of.astype(np.int64),
@@ -110,14 +130,19 @@ def _joined(parts: Parts) -> StepConstraints:
         traces=tuple(traces.values()),
         number=many.step,
     )
+    return RunStep(constraints=constraints, path=many)
 
 
-def session_of(step: StepConstraints) -> Session:
-    """Replay a step with the measured durations. Raises FastcommError if it has no work."""
+def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session:
+    """Replay a step with the measured durations, and with edits if there are any."""
+    step = run_step.constraints
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
+    edits = plan(options or EditOptions()).single("a replay")
     replayed = replayer(step).run()
     return Session(
+        edits=edits,
+        changed=replayer(run_step.edited(edits)).run() if edits else None,
         measured=measured(step),
         replayed=replayed,
         path=critical_path(replayed),
@@ -126,32 +151,32 @@ def session_of(step: StepConstraints) -> Session:
     )
 
 
-def with_scenarios(
-    session: Session, options: ScenarioOptions, *, workers: int = 1, by_name: bool = False
-) -> Session:
-    """Return a replayed session with replays of its changes, and of what costs the step most.
+def with_bottlenecks(session: Session, *, workers: int = 1, by_name: bool = False) -> Session:
+    """Return a replayed session with replays of the step without what costs it most.
 
     Parameters
     ----------
     session
         A replayed step.
-    options
-        File of changes, and whether to search for the bottleneck.
     workers
         Number of threads for the search.
     by_name
         Whether to search among names rather than operations.
 
     """
-    if options.changes is not None:
-        changed = predictions.changed(session.replayed.replayer, place(options.changes))
-        session = replace(session, changed=changed)
-    if options.bottleneck:
-        removed = predictions.bottlenecks(
-            session.replayed, session.path, workers=workers, by_name=by_name
-        )
-        session = replace(session, removed=removed)
-    return session
+    removed = predictions.bottlenecks(
+        session.replayed, session.path, workers=workers, by_name=by_name
+    )
+    return replace(session, removed=removed)
+
+
+def with_edits(session: Session, options: EditOptions) -> Session:
+    """Return a replayed session of a trial with a replay of its edits, if there are any."""
+    edits = plan(options).single("a replay")
+    if not edits:
+        return session
+    own = session.replayed.replayer
+    return replace(session, edits=edits, changed=own.run(predictions.durations(own, edits)))
 
 
 def session_of_trial(

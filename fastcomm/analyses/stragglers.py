@@ -4,7 +4,7 @@ One process reads the table and makes its model; the scenarios of the analysis, 
 and type as measured, are replayed by all. The table itself stays there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,8 @@ import pyarrow as pa
 from fastcomm.checks import check_path, takes
 from fastcomm.executors import Executor, Local
 from fastcomm.files import place
-from fastcomm.graph import edits
-from fastcomm.graph.edits import DurationChange
+from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edits import Edit, plan
 from fastcomm.options import StragglerOptions
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
@@ -30,6 +30,7 @@ class StragglerResult(Result):
     """Stragglers of a job, with the replay of changes and the drawn trace if requested."""
 
     stragglers: Stragglers
+    edits: tuple[Edit, ...] = ()
     changed: JobTimes | None = None
     trace: dict[str, Any] | None = None
     meta: dict[str, Any] | None = None  # of the job, by the file that was named
@@ -66,13 +67,26 @@ class StragglerResult(Result):
             return {}
         mean = float(self.changed.whole.mean())
         before = self.stragglers.step_ns
+        interval = self.interval
         steps = map(str, self.stragglers.chosen)
         what_if = {
+            "edits": [edit.text for edit in self.edits],
+            "interval": None if interval is None else interval.to_dict(),
             "step_time_mean_ns": mean,
             "speedup": before / mean if mean else None,
             "step_time_ns": dict(zip(steps, self.changed.whole.tolist(), strict=True)),
         }
         return {"what_if": what_if}
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of the mean step time after the edits; None without edits."""
+        if self.changed is None:
+            return None
+        # The replay leaves out launch delays: that is its error.
+        error = abs(float(self.stragglers.base.mean()) - self.stragglers.step_ns)
+        reason = "the validated steps are those of traces, and this is a table of operations"
+        return Interval.of(float(self.changed.whole.mean()), error, self.edits, reason)
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return the tables `steps` (times in ns) and `slowdowns`.
@@ -128,7 +142,7 @@ def analyse_stragglers(
     table
         Path or URL of the table, as the workers see it.
     options
-        Steps, threshold, sizes of the job, and a scenario.
+        Steps, threshold, sizes of the job, and edits.
     trace
         Whether the result has a Chrome trace of the last replay.
     executor
@@ -137,19 +151,16 @@ def analyse_stragglers(
     """
     meta = None if options.meta is None else operations.meta(place(options.meta))
     shards = (meta or {}).get("dsp_size", 1)
-    changes = (
-        None
-        if options.scenario is None
-        else edits.read_changes(place(options.scenario), has_ideal=True)
-    )
+    edits = plan(options).single("a table of operations")
     model = partial(_model, str(table), shards, options.steps)
     with closing((executor or Local()).hold(model)) as shared:
         (about,) = shared.apply([JobDescription.of])
-        changed = () if changes is None else shared.apply([partial(_changed, changes=changes)])
+        changed = shared.apply([partial(_changed, edits=edits)]) if edits else ()
         result = analysis(about, shared.apply, options.threshold)
-        drawn = shared.apply([partial(_drawn, changes=changes)]) if trace else ()
+        drawn = shared.apply([partial(_drawn, edits=edits)]) if trace else ()
     return StragglerResult(
         stragglers=result,
+        edits=edits,
         changed=next(iter(changed), None),
         trace=next(iter(drawn), None),
         meta=meta,
@@ -168,8 +179,9 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
     options
         Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
         of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,
-        the minimum slowdown to attribute to ranks, stages and types; `scenario`, path of a
-        JSON file of changed durations with which the job is replayed, too.
+        the minimum slowdown to attribute to ranks, stages and types; and edits with which the
+        job is replayed, too: lists `scale` (["op:gc=0"]), `set` (["stage:3=ideal"]), `heal`
+        (["rank:6"]) and `remove`, or `edits`, the path of a TOML file with these keys.
 
     Returns
     -------
@@ -194,10 +206,9 @@ def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
     return whole if steps is None else chosen(whole, list(steps))
 
 
-def _changed(model: JobModel, changes: Mapping[str, DurationChange]) -> JobTimes:
-    return model.replay(changed_times(model, changes))
+def _changed(model: JobModel, edits: Sequence[Edit]) -> JobTimes:
+    return model.replay(changed_times(model, edits))
 
 
-def _drawn(model: JobModel, changes: Mapping[str, DurationChange] | None) -> dict[str, Any]:
-    times = model.measured if changes is None else changed_times(model, changes)
-    return job_trace(model, times)
+def _drawn(model: JobModel, edits: Sequence[Edit]) -> dict[str, Any]:
+    return job_trace(model, changed_times(model, edits))

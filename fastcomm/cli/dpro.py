@@ -44,7 +44,7 @@ _EXAMPLES = """\b
 Examples:
   fastcomm dpro stats trial/ --compat dpro --json | jq .iteration_time_ms
   fastcomm dpro replay trial/ --bottleneck --trace replayed.json
-  fastcomm dpro replay trial/ --changes faster-network.json
+  fastcomm dpro replay trial/ --scale comm=0.5
   fastcomm dpro convert trial/ all.json.gz
 """
 
@@ -244,16 +244,17 @@ def replay(
     """Replay a step of a trial on its devices, as measured or changed.
 
     TRIAL has a data-flow graph (dag.gml) and NCCL's topology. Prints the step time of each rank
-    beside the measured one, and the critical path. A KEY of --changes is an operation's name,
-    tensor:ID, link:RANK->RANK, device:NAME, rank:RANK (as in rank:host1.rank0), category:NAME,
-    DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most specific one wins.
+    beside the measured one, and the critical path. WHAT is all, compute, comm, name:NAME,
+    name:/REGEX/, op:SEND, tensor:2, link:RANK->RANK, device:NAME, rank:host1.rank0 or
+    category:NAME; + combines them. --overlap and --fuse-below need traces of a run.
     """
-    from fastcomm.analyses.replay import session_of_trial, with_scenarios
+    from fastcomm.analyses.replay import session_of_trial, with_bottlenecks, with_edits
 
-    replay_session = session_of_trial(_read_trial(path, trial), options, predicted)
-    ctx.exit(
-        give_session(with_scenarios(replay_session, scenarios, workers=workers), path, files)
-    )
+    session = session_of_trial(_read_trial(path, trial), options, predicted)
+    session = with_edits(session, scenarios)
+    if scenarios.bottleneck:
+        session = with_bottlenecks(session, workers=workers)
+    ctx.exit(give_session(session, path, files))
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":

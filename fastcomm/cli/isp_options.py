@@ -157,7 +157,7 @@ _COSTS = [
         help="Collective that synchronizes parameters.",
     ),
     _cost(
-        "--overlap",
+        "--overlap-weights",
         **_choice("layer", "per_op"),
         not_with=_NOT,
         help="GEMMs that overlap the gathers of weights: all of the layer, or one each.",

@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from fastcomm.checks import option_name
-from fastcomm.cli.commands import LAYOUT, READING, option
+from fastcomm.cli.commands import EDITS, LAYOUT, READING, option
 from fastcomm.cli.messages import warn
-from fastcomm.cli.values import COUNT, SECONDS, WORKERS, FileOrUrl, NumberList
+from fastcomm.cli.values import COUNT, SECONDS, WORKERS, Duration, FileOrUrl, NumberList
 from fastcomm.errors import ConfigError
 from fastcomm.options import ReadOptions
 
@@ -280,3 +280,66 @@ def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
     with dask.connected(options.dask, wait_s=options.dask_wait, scratch=scratch) as executor:
         warn(executor.warnings)
         yield executor
+
+
+def edit_options(command: F) -> F:
+    """Add the options of what-if edits, fields of `EditOptions`."""
+    return with_options(_EDITS)(command)
+
+
+_EDITS: list[Callable[[Any], Any]] = [
+    option(
+        "--scale",
+        multiple=True,
+        group=EDITS,
+        is_common=True,
+        metavar="WHAT=FACTOR",
+        help="Multiply durations, as in comm:TP=0.5 or kernel:/gemm/=0.8. Repeatable.",
+    ),
+    option(
+        "--set",
+        multiple=True,
+        group=EDITS,
+        is_common=True,
+        metavar="WHAT=VALUE",
+        help="Set durations or the bandwidth of a link, as in link:TP=800Gbit/s. Repeatable.",
+    ),
+    option(
+        "--heal",
+        multiple=True,
+        group=EDITS,
+        is_common=True,
+        metavar="WHAT",
+        help="Make a rank or link as fast as its peers: rank:5, link:3-7. Repeatable.",
+    ),
+    option(
+        "--remove",
+        multiple=True,
+        group=EDITS,
+        is_common=True,
+        metavar="WHAT",
+        help="Remove work or delays: op:Broadcast, wait:TP, launches, gaps. Repeatable.",
+    ),
+    option(
+        "--overlap",
+        multiple=True,
+        group=EDITS,
+        is_common=True,
+        metavar="TAG",
+        help="Hide the communication of a parallelism under compute. Repeatable.",
+    ),
+    option(
+        "--fuse-below",
+        metavar="TIME",
+        type=Duration(),
+        group=EDITS,
+        help="Fuse neighboring kernels shorter than TIME, as in 5us.",
+    ),
+    option(
+        "--edits",
+        type=FileOrUrl(exists=True, dir_okay=False),
+        metavar="FILE",
+        group=EDITS,
+        help='Apply the edits of a TOML file first: scale = ["comm:TP=0.5"].',
+    ),
+]

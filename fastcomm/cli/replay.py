@@ -12,6 +12,7 @@ from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     builds,
+    edit_options,
     executor_for,
     open_traces,
     run_options,
@@ -19,14 +20,13 @@ from fastcomm.cli.options import (
 )
 from fastcomm.cli.results import (
     ResultFiles,
-    changes_option,
     print_json,
     result_options,
     trace_option,
 )
 from fastcomm.cli.values import RunArgument
 from fastcomm.cli.windows import window_options
-from fastcomm.options import ReadOptions, ScenarioOptions, Window
+from fastcomm.options import EditOptions, ReadOptions, ScenarioOptions, Window
 
 if TYPE_CHECKING:
     from fastcomm.replay.result import Session
@@ -36,14 +36,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EXAMPLES = """\b
 Examples:
   fastcomm replay traces/ --step 12 --bottleneck
-  fastcomm replay traces/ --changes faster-network.json --trace replayed.json
+  fastcomm replay traces/ --set link:DP=400Gbit/s --trace replayed.json
 """
 
 
 def session_options(command: F) -> F:
     """Add the options that every replay has; the command gets `scenarios` and `files`."""
     options = [
-        changes_option,
         option(
             "--bottleneck",
             is_flag=True,
@@ -56,7 +55,8 @@ def session_options(command: F) -> F:
             "replay.json, nodes and edges as Parquet, and the graph as GraphML", xlsx=False
         ),
     ]
-    return with_options(options)(builds(scenarios=ScenarioOptions, files=ResultFiles)(command))
+    built = builds(scenarios=ScenarioOptions, files=ResultFiles)(command)
+    return edit_options(with_options(options)(built))
 
 
 @click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
@@ -79,26 +79,24 @@ def run(
     """Replay a step on its devices, as measured or changed.
 
     PATH is a trace, or a directory of traces. Prints the step time of each rank beside the
-    measured one, and the critical path. A KEY of --changes is an operation's name, link:DP,
-    device:NAME, rank:5, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
-    specific one wins: {"rank:5": {"ratio": 0.87}, "link:DP": {"ratio": 0.5}}.
+    measured one, and the critical path. Edits are those of fastcomm what-if.
     """
-    from fastcomm.analyses.replay import with_scenarios
+    from fastcomm.analyses.replay import with_bottlenecks
 
-    replay_session = _replayed(path, window, reading, execution)
-    ctx.exit(
-        give_session(
-            with_scenarios(replay_session, scenarios, workers=execution.workers, by_name=True),
-            path,
-            files,
-        )
-    )
+    session = _replayed(path, window, reading, execution, scenarios)
+    if scenarios.bottleneck:
+        session = with_bottlenecks(session, workers=execution.workers, by_name=True)
+    ctx.exit(give_session(session, path, files))
 
 
 def _replayed(
-    path: Path, window: Window, reading: ReadOptions, execution: ExecutionOptions
+    path: Path,
+    window: Window,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+    edits: EditOptions,
 ) -> "Session":
-    """Replay a step of a run as measured."""
+    """Replay a step of a run as measured, and with edits."""
     from fastcomm.analyses import preparation
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.report.console import progress
@@ -116,9 +114,12 @@ def _replayed(
                 keep_going=reading.keep_going,
                 progress=advance,
             )
-    warn(warnings_of_ranks(trace.meta for trace in step.traces))
-    say(*(f"skipped: {rank}" for rank in (step.read.skipped if step.read else ())))
-    return session_of(step)
+    constraints = step.constraints
+    warn(warnings_of_ranks(trace.meta for trace in constraints.traces))
+    say(
+        *(f"skipped: {rank}" for rank in (constraints.read.skipped if constraints.read else ()))
+    )
+    return session_of(step, edits)
 
 
 def give_session(session: "Session", path: Path, files: ResultFiles) -> int:

@@ -10,7 +10,6 @@ import click
 
 from fastcomm.cli.commands import (
     COMPAT,
-    EDITS,
     MEASUREMENT,
     OUTPUT,
     READING,
@@ -21,7 +20,6 @@ from fastcomm.cli.commands import (
 from fastcomm.cli.options import builds, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
-    FileOrUrl,
     NumberList,
     OutputFile,
     OutputFolder,
@@ -300,12 +298,4 @@ trace_option = option(
     group=OUTPUT,
     is_common=True,
     help="Write the replayed steps for Perfetto, changed ones if there are changes.",
-)
-changes_option = option(
-    "--changes",
-    type=FileOrUrl(exists=True, dir_okay=False),
-    metavar="FILE",
-    group=EDITS,
-    is_common=True,
-    help='Replay with the changes of a JSON file: {"KEY": {"delay": MS, "ratio": R}}.',
 )

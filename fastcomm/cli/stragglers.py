@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import EDITS, LAYOUT, MEASUREMENT, OptionsCommand, of_field, option
+from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, of_field, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     builds,
     cluster_options,
+    edit_options,
     executor_for,
 )
 from fastcomm.cli.results import (
@@ -25,7 +26,7 @@ from fastcomm.options import StragglerOptions
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
-  fastcomm stragglers trace.parquet --scenario stage.json --trace replayed.json
+  fastcomm stragglers trace.parquet --heal rank:6 --trace replayed.json
   fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
   fastcomm stragglers trace.parquet --steps 12 --json | jq .slowdown_by_optype
 """
@@ -51,14 +52,7 @@ Examples:
     is_common=True,
     help="Minimum slowdown to attribute to a rank.",
 )
-@option(
-    "--scenario",
-    type=FileOrUrl(exists=True, dir_okay=False),
-    metavar="FILE",
-    group=EDITS,
-    is_common=True,
-    help='Replay the job as a JSON file says: {"CONDITIONS": {"delay": MS, "ratio": R}}.',
-)
+@edit_options
 @trace_option
 @builds(options=StragglerOptions, execution=ExecutionOptions)
 @cluster_options
@@ -80,9 +74,9 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE is Parquet or CSV, and may be a URL; with --dask the workers read it.
 
-    CONDITIONS of --scenario are all, a type, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3
-    or step:12, or several joined by +: {"forward-compute+rank:7": {"ratio": 0.87}}. All entries
-    apply, in their order; "ideal": true sets the ideal time of the type.
+    WHAT is all, compute, comm, op:TYPE, op:TYPE_PLACE_STAGE, rank:7, dp_rank:1, stage:3 or
+    step:12; + combines them. --set WHAT=ideal sets the ideal time of the type. --overlap and
+    --fuse-below need traces.
     """
     from fastcomm.analyses.preparation import worker_paths
     from fastcomm.analyses.stragglers import analyse_stragglers

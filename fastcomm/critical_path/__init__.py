@@ -4,15 +4,15 @@
 event is its position in the trace's file.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import pyarrow as pa
 
-from fastcomm.checks import check_path
-from fastcomm.critical_path import saved
+from fastcomm.checks import check_path, takes
+from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.across import RankJoin
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.path import FoundPath, shares, sums_by
 from fastcomm.critical_path.rules import (
     DataDependencies,
@@ -20,11 +20,13 @@ from fastcomm.critical_path.rules import (
     PathSource,
     TraceEvents,
 )
-from fastcomm.critical_path.what_if import Replay, sweep
+from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph import Graph
-from fastcomm.graph.edits import Edit, EditSweep
+from fastcomm.graph.edit_errors import EditSweep, Interval
+from fastcomm.graph.edits import Edit, EditPlan, plan
+from fastcomm.options import EditOptions
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns
@@ -181,22 +183,32 @@ class CriticalPath(FoundPath, Result):
         """
         return self.across.waits_caused()
 
-    def what_if(
-        self, *edits: Edit, sweeps: Sequence[tuple[Edit, Sequence[float]]] = ()
-    ) -> "WhatIf":
+    @takes(EditOptions)
+    def what_if(self, options: EditOptions) -> "WhatIf":
         """Predict the step time and the critical path after changes of the recorded work.
 
-        Edits are made by `fastcomm.scale`, `fastcomm.set_time` and `fastcomm.remove`, as in
-        `what_if(fastcomm.scale("compute", 0.8))`. Each of `sweeps` is an edit and its factors,
-        which are tried one by one.
+        Without edits, the result has candidates: a fixed set of edits, each tried alone.
+
+        Parameters
+        ----------
+        options
+            Fields of `EditOptions`, passed by name: `scale` (["comm:TP=0.5"]), `set`
+            (["link:TP=800Gbit/s"]), `heal` (["rank:5"]), `remove` (["op:Broadcast"]) and
+            `overlap` (["DP"]) are lists of edits; `fuse_below` is a time with its unit, and
+            `edits` the path of a TOML file with these keys. A value FROM:TO:STEP of `scale` or
+            `set` is a sweep, whose values are tried one by one.
 
         Raises
         ------
         ConfigError
-            If an argument is no edit, or an edit selects no event.
+            If an edit is invalid, or selects nothing.
 
         """
-        replay = Replay(self)
+        return self.predict(plan(options))
+
+    def predict(self, plan_: EditPlan) -> "WhatIf":
+        """Predict the step time after the edits of a plan, and for each edit of its sweeps."""
+        replay, edits = Replay(self), plan_.edits
         replayed = replay.run(edits)
         after, path = self, replayed.path
         if path is not None:
@@ -208,14 +220,32 @@ class CriticalPath(FoundPath, Result):
                 path=path,
                 join=self.across.unmeasured(),
             )
+        error, reason = replayed.replay_error_ns, candidates.unvalidated(replay)
+        tried = None
+        if not edits and not plan_.sweeps:
+            tried = candidates.try_all(replay, replayed.before_ns, error)
+
+        def swept(variants: tuple[Edit, ...]) -> EditSweep:
+            spans = [replay.span([*edits, variant]) for variant in variants]
+            return EditSweep(
+                edits=variants,
+                span_ns=tuple(spans),
+                intervals=tuple(
+                    Interval.of(span, error, [*edits, variant], reason)
+                    for span, variant in zip(spans, variants, strict=True)
+                ),
+            )
+
         return WhatIf(
             edits=edits,
             before_ns=replayed.before_ns,
             after_ns=replayed.after_ns,
-            replay_error_ns=replayed.replay_error_ns,
+            replay_error_ns=error,
+            interval=Interval.of(replayed.after_ns, error, edits, reason),
             before=self,
             after=after,
-            sweeps=tuple(sweep(replay, edit, factors, edits) for edit, factors in sweeps),
+            sweeps=tuple(map(swept, plan_.sweeps)),
+            candidates=tried,
         )
 
     def save(self, out_dir: str) -> str:
@@ -239,9 +269,11 @@ class WhatIf(Result):
     before_ns: int
     after_ns: int
     replay_error_ns: int  # of the replay without edits, at the worst node
+    interval: Interval  # of `after_ns`
     before: CriticalPath
     after: CriticalPath
     sweeps: tuple[EditSweep, ...] = ()
+    candidates: tuple[Candidate, ...] | None = None  # that shorten the step; None with edits
 
     @property
     def speedup(self) -> float | None:
@@ -253,30 +285,38 @@ class WhatIf(Result):
         before, paths = self.before, {"before": self.before, "after": self.after}
         return {
             "rank": None if before.is_joined else before.about.rank,
+            "ranks": list(before.ranks),
+            "expected_ranks": before.across.expected_ranks,
             "step": before.step,
             "edits": [str(edit) for edit in self.edits],
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
             "speedup": self.speedup,
-            "replay_error_ns": self.replay_error_ns,
+            "interval": self.interval.to_dict(),
             "summary_ns": {name: path.summary_ns() for name, path in paths.items()},
             # Ids are unique within a rank.
             "path": {
                 name: {"event_ids": None if path.is_joined else path.event_ids}
                 for name, path in paths.items()
             },
-            "sweeps": [
-                {"edit": one.name, "values": list(one.values), "span_ns": list(one.span_ns)}
-                for one in self.sweeps
-            ],
+            "sweeps": [one.to_dict() for one in self.sweeps],
+            "candidates": None
+            if self.candidates is None
+            else [one.to_dict() for one in self.candidates],
             "notes": list(before.notes),
             "failed": [asdict(rank) for rank in before.skipped],
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the edges of the new path as `path_after`, and any sweeps as `sweep`."""
+        """Return the edges of the new path as `path_after`; sweeps or candidates if any."""
         sweeps = [one.to_arrow() for one in self.sweeps]
         more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
+        if self.candidates is not None:
+            rows = [(one.edit.text, one.after_ns, one.saved_ns) for one in self.candidates]
+            edits, after, saved = zip(*rows, strict=True) if rows else ((), (), ())
+            types = (pa.string(), pa.int64(), pa.int64())
+            arrays = map(pa.array, (edits, after, saved), types)
+            more["candidates"] = pa.table([*arrays], names=["edit", "after_ns", "saved_ns"])
         return {"path_after": self.after.breakdown, **more}
 
     def figures(self) -> dict[str, str]:

@@ -38,6 +38,7 @@ EVENT = pa.schema(
         pa.field("is_device", pa.bool_()),
         pa.field("op", pa.string()),  # of communication
         pa.field("tag", pa.string()),
+        pa.field("bus_bytes", pa.int64()),  # null where the trace does not record sizes
     ]
 )
 
@@ -78,7 +79,7 @@ class TraceEvents:
                 return lanes[name].take(events["lane"].take(at))
             case "stream":
                 return self._stream(rows)
-            case "op" | "tag":
+            case "op" | "tag" | "bus_bytes":
                 return self._communication(name, rows)
             case _:
                 return events[name].take(at)
@@ -99,11 +100,13 @@ class TraceEvents:
         return args["on_stream"].take(pa.array(rows, mask=rows < 0))
 
     def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
-        """Return the operation or the tag of each row; null for rows without communication."""
+        """Return a column of the communication of each row; null for rows without any."""
         comm = self.trace.comm
         place = np.full(self.trace.events.num_rows + 1, NONE, np.int32)
         place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
         at = place[rows]
+        if name == "bus_bytes":
+            return comm[name].take(pa.array(at, mask=at < 0))
         labels = pa.array(OPS if name == "op" else TAGS)
         return labels.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
 

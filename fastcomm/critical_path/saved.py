@@ -31,7 +31,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
 from fastcomm_kernels.arrays import NONE
 
-VERSION = 1
+VERSION = 2
 _MANIFEST = "manifest.json"
 _MAX_TABLE_BYTES = 16 << 30  # in memory
 _MAX_MANIFEST_BYTES = 1 << 20

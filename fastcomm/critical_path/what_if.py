@@ -1,13 +1,15 @@
 """Predict the step time after changes, by a replay of the step's constraints.
 
-`Replay` applies edits of durations. `Reordering` moves operators off their threads and
-streams: a moved operator begins when its inputs are written, and the operators that read its
-outputs wait for it. All other events keep their order, and close the gap.
+Edits change the weights of the graph's edges, in ns. Where ranks are joined, the end of a
+collective has an edge from the last arrival: its weight is the transfer. To remove a wait is to
+let that edge begin at the rank's own start.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,24 +17,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.checks import check_type
+from fastcomm.critical_path import peers
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
-from fastcomm.graph.edits import KINDS, Edit, EditSweep, conditions
-from fastcomm.trace.events import matches
+from fastcomm.graph.edits import Edit, conditions
+from fastcomm.graph.selection import TextColumns, select
+from fastcomm.trace.columns import filled
+from fastcomm.trace.run import ranges
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
 from fastcomm_kernels.graph import Numbers
 
 _NEVER = -(1 << 61)  # weight of a removed constraint
-_REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}
-
-
+_DELAYS = {"launches": "launch", "gaps": "kernel_kernel", "hostgaps": "dependency"}
 _MOST_NS = 1e18  # of all events together: above it integers overflow
+_S = 1e9
+_SPREAD = 4  # ratio of sizes from which on a latency can be told from a bandwidth
 
 
-def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
+def _whole_ns(durations: NDArray[Any], edit: Edit) -> Ints:
     """Round durations to integer ns; raise ConfigError if their sum is too large."""
     if durations.sum() > _MOST_NS:
         raise ConfigError(
@@ -41,6 +46,14 @@ def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
         )
     rounded: Ints = np.rint(durations).astype(np.int64)
     return rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Source node and weight in ns of each edge of a graph, which edits change."""
+
+    source: Numbers
+    weight: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +67,55 @@ class EditedStep:
     path: LongestPath | None  # of the edited graph; None if edits change nothing
 
 
-class Replay:
+class StepEvents(TextColumns):
+    """The events of a step, as edits select them."""
+
+    def __init__(self, events: pa.Table, ranks: pa.Array) -> None:
+        """Take a table of the columns `rules.EVENT`, and the rank of each of its rows."""
+        on_device = events["is_device"].fill_null(False)
+        is_comm = pc.is_valid(events["op"])
+        is_kernel = pc.fill_null(pc.equal(events["kind"], "kernel"), False)
+        work = pc.and_not(on_device, is_comm)
+        parallelism = pc.if_else(is_comm, pc.fill_null(events["tag"], "OTHER"), None)
+
+        def where(mask: pa.ChunkedArray, column: object) -> pa.ChunkedArray:
+            return pc.if_else(mask, column, pa.scalar(None, pa.string()))
+
+        super().__init__(
+            {
+                "comm": parallelism,
+                "link": parallelism,
+                "wait": parallelism,
+                "op": events["op"],
+                "compute": where(pc.and_(work, is_kernel), "compute"),
+                "copy": where(pc.and_not(work, is_kernel), "copy"),
+                "host": where(pc.invert(on_device), "host"),
+                "kernel": where(on_device, events["name"]),
+                "rank": ranks.cast(pa.string()),
+                "stream": events["stream"].cast(pa.string()),
+                "thread": events["thread"],
+                "name": events["name"],
+            }
+        )
+        self.pairs: dict[str, Flags] = {}
+
+    def between(self, pair: str, is_between: Flags) -> None:
+        """Add the rows of communication between a pair of ranks, as in "3-7"."""
+        self.targets["link"] = (*self.targets.get("link", ()), pair)
+        self.pairs[pair] = is_between
+
+    def rows(self, key: str, values: Collection[str] | None) -> Flags:
+        """Return the events whose `key` has one of the values; None is every value."""
+        if key == "link" and values:
+            mask: Flags = np.zeros(len(self.codes("name")), np.bool_)
+            for pair in set(values) & set(self.pairs):
+                mask |= self.pairs[pair]
+            parallelisms = set(values) - set(self.pairs)
+            return mask | super().rows("comm", parallelisms) if parallelisms else mask
+        return super().rows(key, values)
+
+
+class Replay(peers.OwnedEdges):
     """Replays a path's graph, which must be one of the corrected rules, after edits."""
 
     def __init__(self, critical: FoundPath) -> None:
@@ -64,54 +125,175 @@ class Replay:
                 "a replay needs a graph of the corrected rules, not of "
                 f"{critical.about.rules.name}"
             )
+        super().__init__(critical)
         graph = critical.graph
-        self.critical = critical
         self.first = graph.incoming[0]
-        self.weight = measured_delays(graph, critical.on_device)
-        self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
-        self.events: pa.Table = critical.events.describe(self.rows)
+        self.plain = Constraints(graph.source, measured_delays(graph, critical.on_device))
 
-    def edited(self, edits: Sequence[Edit]) -> Ints:
-        """Return the weights of all edges, in ns, after edits in their order.
+    @cached_property
+    def selectable(self) -> StepEvents:
+        """The events of `events`, as edits select them."""
+        rank = np.zeros(len(self.rows), np.int64)
+        rank[self.owner] = self.rank
+        return StepEvents(self.events, pa.array(rank, mask=self.rows == NONE))
+
+    def edited(self, edits: Sequence[Edit]) -> Constraints:
+        """Return the constraints after edits in their order.
 
         Raises ConfigError if an edit selects no event, or makes events too long.
         """
-        weight = self.weight.copy()
+        constraints = Constraints(self.plain.source.copy(), self.plain.weight.copy())
         for edit in edits:
-            if edit.action == "remove":
-                weight[self.critical.graph.kind == EDGE_KIND[_REMOVED[edit.target]]] = 0
-            elif edit.action == "fuse":
-                self._fuse(weight, edit.value)
-            else:
-                self._stretch(weight, edit)
-        return weight
+            getattr(self, f"_{edit.action}")(constraints, edit)
+        return constraints
 
-    def _own(self) -> Flags:
-        """Return which edges are the duration of an event."""
-        graph = self.critical.graph
-        own: Flags = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE)
-        return own
+    def _edges(self, edit: Edit, *, transfers: bool = False) -> Ints:
+        """Return the edges that are time of selected events; of `transfers` only these.
 
-    def _stretch(self, weight: Ints, edit: Edit) -> None:
-        """Scale or set the durations of the selected events, in place."""
-        mask = _selected(self.events, edit.target)
-        if not mask.any():
-            raise _no_match(self.events, edit.target)
-        edges = np.flatnonzero(self._own() & mask[self.owner])
-        if edit.action == "scale":
-            weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
-            return
+        Raises ConfigError for transfers of a single rank, whose waits are unknown.
+        """
+        self._add_links(edit)
+        is_chosen = self.own & select(self.selectable, edit.target)[self.owner]
+        if transfers:
+            self._check_joined(edit)
+            is_chosen &= self.meeting != NONE
+        edges = np.flatnonzero(is_chosen)
+        if not len(edges):
+            work = "communication that was matched across ranks" if transfers else "work"
+            raise ConfigError(f"{edit}: selects no {work}")
+        return edges
+
+    def _check_joined(self, edit: Edit) -> None:
+        """Raise ConfigError if the step is that of one rank."""
+        if not self.critical.is_joined:
+            raise ConfigError(
+                f"{edit}: needs the traces of several ranks that can be joined; this step is "
+                f"that of rank {self.critical.about.rank} alone"
+            )
+
+    def _add_links(self, edit: Edit) -> None:
+        """Make the link between two ranks selectable if the target names one, as in 3-7."""
+        for key, value in conditions(edit.target):
+            pair = re.fullmatch(r"(\d{1,9})-(\d{1,9})", value or "")
+            if key != "link" or pair is None or value in self.selectable.pairs:
+                continue
+            self._check_joined(edit)
+            rows = np.zeros(len(self.rows), np.bool_)
+            rows[self.owner[self.between({int(pair[1]), int(pair[2])})]] = True
+            if not rows.any() or pair[1] == pair[2]:
+                raise ConfigError(
+                    f"{edit}: no collective or message has both of these ranks; the step has "
+                    f"ranks {ranges(self.critical.ranks)}"
+                )
+            self.selectable.between(pair[0], rows)
+
+    def _scale(self, now: Constraints, edit: Edit) -> None:
+        edges = self._edges(edit)
+        now.weight[edges] = _whole_ns(now.weight[edges] * edit.value, edit)
+
+    def _set(self, now: Constraints, edit: Edit) -> None:
         # The duration of an event may have several pieces, which are scaled alike.
-        now = np.zeros(len(self.rows), np.float64)
-        np.add.at(now, self.owner[edges], weight[edges])
-        share = weight[edges] / np.maximum(now[self.owner[edges]], 1)
-        weight[edges] = _whole_ns(share * edit.value, edit)
+        edges = self._edges(edit)
+        whole = self._per_event(now.weight, edges)
+        share = now.weight[edges] / np.maximum(whole, 1)
+        now.weight[edges] = _whole_ns(share * edit.value, edit)
 
-    def _fuse(self, weight: Ints, below_ns: float) -> None:
-        """Merge short kernels with the short kernel before them on their stream, in place."""
+    def _delay(self, now: Constraints, edit: Edit) -> None:
+        edges = self._edges(edit)
+        whole = self._per_event(now.weight, edges)
+        # An event without own time has one edge that takes the delay.
+        share = np.where(whole > 0, now.weight[edges] / np.maximum(whole, 1), 1.0)
+        now.weight[edges] = _whole_ns(share * np.maximum(whole + edit.value, 0), edit)
+
+    def _per_event(self, weight: Ints, edges: Ints) -> Floats:
+        """Return for each of these edges the weight of all of them that its event owns."""
+        sums = np.zeros(len(self.rows), np.float64)
+        np.add.at(sums, self.owner[edges], weight[edges])
+        return sums[self.owner[edges]]
+
+    def _bandwidth(self, now: Constraints, edit: Edit) -> None:
+        """Let the transfers of each selected parallelism reach another bus bandwidth.
+
+        A transfer takes a latency, which stays, and a time in proportion to 1 / bandwidth.
+        """
+        edges = self._edges(edit, transfers=True)
+        sizes = filled(self.events["bus_bytes"], 0)[self.owner[edges]].astype(np.float64)
+        if not (sizes > 0).any():
+            raise ConfigError(f"{edit}: the traces record no sizes of these collectives")
+        tags = self.selectable.codes("comm")[self.owner[edges]]
+        before = now.weight[edges].astype(np.float64)
+        after = before.copy()
+        shortest = float(now.weight[self.meeting != NONE].min())
+        for tag in np.unique(tags):
+            own = np.flatnonzero((tags == tag) & (sizes > 0))
+            if not len(own):
+                continue
+            latency = _latency(sizes[own], before[own], shortest)
+            times = np.maximum(before[own] - latency, 0)
+            reached = sizes[own].sum() * _S / max(times.sum(), 1.0)
+            after[own] = np.minimum(before[own], latency) + times * reached / edit.value
+        now.weight[edges] = _whole_ns(after, edit)
+
+    def _ideal(self, _: Constraints, edit: Edit) -> None:
+        raise ConfigError(f"{edit}: ideal times are those of fastcomm stragglers")
+
+    def _heal(self, now: Constraints, edit: Edit) -> None:
+        keys = {key for key, _ in conditions(edit.target)}
+        if keys not in ({"rank"}, {"link"}):
+            raise ConfigError(f"{edit}: expected rank:5 or link:3-7")
+        self._check_joined(edit)
+        if keys == {"link"}:
+            edges = self._edges(edit, transfers=True)
+            now.weight[edges] = peers.transfers(self, now.weight, edges, edit)
+            return
+        is_healed = self.own & select(self.selectable, edit.target)[self.owner]
+        healed = np.unique(self.rank[is_healed]).tolist()
+        edges, weights = peers.of_ranks(self, now.weight, healed, edit)
+        now.weight[edges] = weights
+
+    def _overlap(self, now: Constraints, edit: Edit) -> None:
+        """Hide communication under compute of its rank, as far as there is as much."""
+        target = edit.target if ":" in edit.target else f"comm:{edit.target}"
+        edges = self._edges(replace(edit, target=target))
+        is_compute = self.own & select(self.selectable, "compute")[self.owner]
+        count = int(self.rank.max(initial=0)) + 1
+        compute, comm = (
+            np.bincount(self.rank[rows], now.weight[rows], minlength=count)
+            for rows in (np.flatnonzero(is_compute), edges)
+        )
+        exposed = np.maximum(1 - compute / np.maximum(comm, 1), 0)
+        now.weight[edges] = _whole_ns(now.weight[edges] * exposed[self.rank[edges]], edit)
+
+    def _remove(self, now: Constraints, edit: Edit) -> None:
         graph = self.critical.graph
+        [*pairs] = conditions(edit.target)
+        if len(pairs) == 1 and pairs[0][1] is None and pairs[0][0] in _DELAYS:
+            now.weight[graph.kind == EDGE_KIND[_DELAYS[pairs[0][0]]]] = 0
+            return
+        is_wait = any(key == "wait" for key, _ in pairs)
+        edges = self._edges(edit, transfers=is_wait)
+        own_start, _ = graph.places
+        waits = edges[self.meeting[edges] != NONE]
+        now.source[waits] = own_start[graph.owner[waits]]
+        if not is_wait:
+            now.weight[edges] = 0
+            self._skip(now, np.unique(graph.owner[edges]))
+
+    def _skip(self, now: Constraints, rows: Numbers) -> None:
+        """Remove the gaps before events that no longer run, and the calls that launch them."""
+        graph = self.critical.graph
+        behind = graph.event[graph.target]
+        is_gap = (graph.kind == EDGE_KIND["kernel_kernel"]) & np.isin(behind, rows)
+        now.weight[is_gap] = 0
+        launches = (graph.kind == EDGE_KIND["launch"]) & np.isin(behind, rows)
+        calls = np.isin(graph.owner, graph.event[graph.source[launches]])
+        now.weight[calls & self.own] = 0
+
+    def _fuse(self, now: Constraints, edit: Edit) -> None:
+        """Merge short kernels with the short kernel before them on their stream."""
+        graph, weight = self.critical.graph, now.weight
         length = self.events["stop"].to_numpy() - self.events["start"].to_numpy()
-        short = _selected(self.events, "compute") & (length < below_ns)
+        short = self.selectable.rows("compute", None) & (length < edit.value)
         short_rows = self.rows[short]
         follows = np.flatnonzero(graph.kind == EDGE_KIND["kernel_kernel"])
         behind = graph.event[graph.target[follows]]
@@ -121,14 +303,14 @@ class Replay:
         gone = launches[np.isin(graph.owner[launches], behind[joined])]
         weight[gone] = _NEVER
         calls = np.isin(graph.owner, graph.event[graph.source[gone]])
-        weight[calls & self._own()] = 0
+        weight[calls & self.own] = 0
 
-    def times(self, weight: Ints) -> tuple[Ints, Numbers]:
+    def times(self, constraints: Constraints) -> tuple[Ints, Numbers]:
         """Return the time of each node in ns, from 0, and the edge that determines it.
 
-        `weight` is the time of each edge in ns. A node without edges has the edge NONE.
+        A node without edges has the edge NONE.
         """
-        return graphs.replay(self.first, self.critical.graph.source, weight, 0)
+        return graphs.replay(self.first, constraints.source, constraints.weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:
         """Return the step time after edits, in ns."""
@@ -137,18 +319,17 @@ class Replay:
     def run(self, edits: Sequence[Edit]) -> EditedStep:
         """Return the step time before and after edits, and the path of the edited graph."""
         for edit in edits:
-            check_type(
-                edit, Edit, "what_if: edit", 'edits, as in what_if(scale("compute", 0.8))'
-            )
+            check_type(edit, Edit, "edit", "an Edit, of fastcomm.graph.edits.plan")
         graph = self.critical.graph
         begin = int(graph.time[0]) if len(graph.time) else 0
         measured = graph.time - begin
-        plain, _ = self.times(self.weight)
-        weight = self.edited(edits)
-        time, through = self.times(weight)
+        plain, _ = self.times(self.plain)
+        now = self.edited(edits)
+        time, through = self.times(now)
         # Of several longest paths a search takes any: without a change, keep the measured one.
-        is_changed = not np.array_equal(weight, self.weight)
-        edited = replace(graph, time=time + begin, weight=weight)
+        is_changed = not np.array_equal(now.weight, self.plain.weight)
+        is_changed |= not np.array_equal(now.source, self.plain.source)
+        edited = replace(graph, time=time + begin, source=now.source, weight=now.weight)
         return EditedStep(
             before_ns=int(measured.max(initial=0)),
             after_ns=int(time.max(initial=0)),
@@ -156,6 +337,20 @@ class Replay:
             graph=edited,
             path=_longest(edited, through) if is_changed else None,
         )
+
+
+def _latency(sizes: Floats, times: Floats, shortest: float) -> float:
+    """Return the time in ns of a transfer without bytes.
+
+    It is the intercept of a line through the median time by size, between 0 and the shortest of
+    the times. Where sizes are too alike for a line, it is `shortest`, of all transfers.
+    """
+    distinct, number = np.unique(sizes, return_inverse=True)
+    if distinct[-1] < _SPREAD * distinct[0]:
+        return shortest
+    medians = [float(np.median(times[number == k])) for k in range(len(distinct))]
+    _, intercept = np.polyfit(distinct, medians, 1)
+    return float(np.clip(intercept, 0, times.min()))
 
 
 def _longest(graph: Graph, through: Numbers) -> LongestPath:
@@ -166,220 +361,3 @@ def _longest(graph: Graph, through: Numbers) -> LongestPath:
     if not len(graph.time):
         return LongestPath.empty()
     return LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
-
-
-def _selected(events: pa.Table, selection: str) -> Flags:
-    """Return which rows of a table with the columns `rules.EVENT` match a selection."""
-    mask = np.ones(events.num_rows, np.bool_)
-    for key, value in conditions(selection):
-        mask &= _matches(events, key, value)
-    return mask
-
-
-def _no_match(events: pa.Table, selection: str) -> ConfigError:
-    """Return the error of a selection without events: what is there of each kind."""
-    present = []
-    for kind in KINDS:
-        tags = pc.unique(events["tag"].filter(pa.array(_of_kind(events, kind)))).to_pylist()
-        present += [kind] if tags else []
-        present += sorted(f"{kind}:{tag}" for tag in tags if tag is not None)
-    return ConfigError(
-        f"{selection!r} matches no event of the step, which has {', '.join(present) or 'none'}"
-    )
-
-
-def _matches(events: pa.Table, key: str, value: str) -> Flags:
-    """Return the rows that match one condition of a selection."""
-    if key in KINDS:
-        mask = _of_kind(events, key)
-        return mask & _equal(events["tag"], value) if value else mask
-    if key == "name":
-        return _flags(matches(events["name"], value))
-    return _equal(events[key], int(value) if key == "stream" else value)
-
-
-def _of_kind(events: pa.Table, kind: str) -> Flags:
-    """Return which events are of a kind: comm, compute, copy (on the device) or host."""
-    on_device = _flags(events["is_device"])
-    is_comm = _flags(pc.is_valid(events["op"]))
-    is_kernel = _equal(events["kind"], "kernel")
-    return {
-        "comm": is_comm,
-        "compute": on_device & is_kernel & ~is_comm,
-        "copy": on_device & ~is_kernel & ~is_comm,
-        "host": ~on_device,
-    }[kind]
-
-
-def _equal(column: pa.ChunkedArray, value: str | int) -> Flags:
-    return _flags(pc.equal(column, value))
-
-
-def _flags(column: pa.ChunkedArray) -> Flags:
-    flags: Flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return flags
-
-
-def sweep(
-    replay: Replay, edit: Edit, values: Sequence[float], edits: Sequence[Edit] = ()
-) -> EditSweep:
-    """Replay a step for several values of an edit.
-
-    Parameters
-    ----------
-    replay
-        The step.
-    edit
-        The edit; each value replaces its own.
-    values
-        Factors.
-    edits
-        Edits that apply before it.
-
-    Returns
-    -------
-    EditSweep
-        The length of the step for each value, ns.
-
-    """
-    spans = [replay.span([*edits, replace(edit, value=value)]) for value in values]
-    return EditSweep(edit=edit, values=tuple(values), span_ns=tuple(spans))
-
-
-_OFF = -(1 << 50)  # weight of a constraint that is not active
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOperator:
-    """An operator of a step, given by nodes of the graph, and the producers of its inputs."""
-
-    start: int
-    stop: int
-    works: tuple[tuple[int, int], ...]  # start and end of each piece of work that it launched
-    producers: tuple[int, ...]  # positions in the list of operators
-
-    @property
-    def work_start(self) -> int:
-        """Node at which its first work starts; its own start node without work."""
-        return min((start for start, _ in self.works), default=self.start)
-
-    @property
-    def work_stop(self) -> int:
-        """Node at which its last work ends; its own end node without work."""
-        return max((stop for _, stop in self.works), default=self.stop)
-
-
-class _Extra(NamedTuple):
-    """A constraint with weight `on` if `moves` is moved and `stays` is not, else `off`."""
-
-    source: int
-    target: int
-    off: int
-    on: int
-    moves: int
-    stays: int = NONE
-
-
-class Reordering:
-    """The graph of a step with constraints for moved operators."""
-
-    def __init__(
-        self, critical: FoundPath, lane: Numbers, pieces: Sequence[StepOperator]
-    ) -> None:
-        """Add inactive constraints for all operators; `lane` is by event of the trace."""
-        graph, self.pieces = critical.graph, pieces
-        self.graph, self.lane = graph, lane[graph.event]
-        nodes, count = len(graph.event), len(pieces)
-        stops = [p.stop for p in pieces] + [max(p.stop, p.work_stop) for p in pieces]
-        keys = [2 * np.arange(nodes), 2 * np.array(stops, np.int64) + 1]
-        order = np.argsort(np.concatenate(keys), kind="stable")
-        new = np.empty(len(order), np.int32)
-        new[order] = np.arange(len(order), dtype=np.int32)
-        # Two more nodes per operator: the end of its host part, and of its device part.
-        self.done = (nodes + np.arange(count), nodes + count + np.arange(count))
-        extra = [edge for edge in self._extra() if new[edge.source] < new[edge.target]]
-        columns = np.array(extra, np.int64).reshape(-1, len(_Extra._fields)).T
-        self.off, self.on, self.moves, self.stays = columns[2:]
-        source = new[np.concatenate([graph.source, columns[0]])]
-        target = new[np.concatenate([graph.target, columns[1]])]
-        self.first, by_target = graphs.index(target, len(new))
-        self.source = source[by_target]
-        place = np.empty(len(by_target), np.int64)
-        place[by_target] = np.arange(len(by_target))
-        self.old, self.extra = np.split(place, [len(graph.source)])
-        self.weight = np.empty(len(source), np.int64)
-        self.weight[self.old] = measured_delays(critical.graph, critical.on_device)
-        self.before_ns = self._span(self.weight, np.zeros(count, np.bool_))
-
-    def shorter_by(self, moved: Iterable[int]) -> int:
-        """Return by how many ns the step is shorter if these operators are moved."""
-        weight, moves = self.weight.copy(), np.zeros(len(self.pieces), np.bool_)
-        for place in moved:
-            moves[place] = True
-            weight[self.old[self._own(self.pieces[place])]] = 0
-        return self.before_ns - self._span(weight, moves)
-
-    def _span(self, weight: Ints, moves: np.ndarray) -> int:
-        """Return the step time in ns with the operators flagged in `moves` moved."""
-        stays = (self.stays == NONE) | ~moves[self.stays]
-        weight[self.extra] = np.where(moves[self.moves] & stays, self.on, self.off)
-        time, _ = graphs.replay(self.first, self.source, weight, 0)
-        return int(time.max(initial=0))
-
-    def _own(self, piece: StepOperator) -> Ints:
-        """Return the edges that are the time of an operator: on its thread, and of its work."""
-        graph, first = self.graph, self.graph.incoming[0]
-        edges = np.arange(first[piece.start + 1], first[piece.stop + 1])
-        thread = self.lane[piece.start]
-        on_thread = (self.lane[graph.source[edges]] == thread) & (
-            self.lane[graph.target[edges]] == thread
-        )
-        works = np.array([first[stop] for _, stop in piece.works], np.int64)
-        return np.concatenate([edges[on_thread], works])
-
-    def _extra(self) -> Iterator[_Extra]:
-        """Yield the constraints that apply to moved operators."""
-        host, device = (done.tolist() for done in self.done)
-        time = self.graph.time
-        for k, piece in enumerate(self.pieces):
-            length = int(time[piece.stop] - time[piece.start])
-            work = sum(int(time[stop] - time[start]) for start, stop in piece.works)
-            yield _Extra(piece.stop, host[k], 0, _OFF, k)
-            yield _Extra(0, host[k], _OFF, length, k)
-            yield _Extra(piece.work_stop, device[k], 0, _OFF, k)
-            yield _Extra(host[k], device[k], _OFF if piece.works else 0, work, k)
-            for p in piece.producers:
-                yield _Extra(host[p], host[k], _OFF, length, k)
-                yield _Extra(host[p], piece.start, _OFF, 0, p, k)
-                # Work waits for work. A call without work, such as a copy to the host, waits
-                # itself.
-                own = (device[k], work) if piece.works else (host[k], length)
-                yield _Extra(device[p], own[0], _OFF, own[1], k)
-                yield _Extra(device[p], piece.work_start, _OFF, 0, p, k)
-
-
-def pieces_of(
-    graph: Graph, operators: Sequence[tuple[int, Sequence[int], Sequence[int]]]
-) -> list[StepOperator]:
-    """Convert operators, given by the rows of their event and work, to nodes of a graph.
-
-    Each operator is a triple: row of its event, rows of its work, positions of its producers.
-    """
-    first, last = graph.places
-
-    def nodes(row: int) -> tuple[int, int]:
-        return (int(first[row]), int(last[row])) if row < len(first) else (NONE, NONE)
-
-    pieces = []
-    for row, works, producers in operators:
-        start, stop = nodes(row)
-        inside = (nodes(work) for work in works)
-        pieces.append(
-            StepOperator(
-                start=start,
-                stop=stop,
-                works=tuple(pair for pair in inside if pair[0] != NONE),
-                producers=tuple(producers),
-            )
-        )
-    return pieces

@@ -1,384 +1,235 @@
-"""What-if edits as data: `Edit` for the events of a step, `DurationChange` for operations.
+"""The what-if language: edits of a step, parsed from the texts of options and files.
 
-An `Edit` selects events by their columns, in texts such as ``comm:TP``, ``name:REGEX`` and
-``stream:7``. Changes of durations have keys, whose meaning the changed model defines.
+An `Edit` is an action and a target, such as ``scale comm:TP=0.5``. A target is one condition or
+several joined by ``+``, all of which must hold. A condition is a key, mostly with a value:
+``comm``, ``comm:TP``, ``kernel:/gemm/``, ``rank:5``. Which keys and values there are depends on
+the step, see `fastcomm.graph.selection`.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
-
-import numpy as np
-import pyarrow as pa
+from math import floor
+from typing import Literal
 
 from fastcomm import files
-from fastcomm.checks import (
-    DELAY_MS,
-    DURATION_NS,
-    FACTOR,
-    SPEED,
-    check_type,
-    invalid_value,
-    shortened,
-)
+from fastcomm.checks import SPEED, build, shortened
 from fastcomm.errors import ConfigError
-from fastcomm.options import Delay
-from fastcomm.trace.events import matches
-from fastcomm.trace.schema import OPS, TAGS
-from fastcomm.units import parse_duration
-from fastcomm_kernels.arrays import Floats
+from fastcomm.options import EditOptions
+from fastcomm.units import format_ns, parse_bandwidth, parse_duration
 
-_MS = 1e6
-_MAX_FILE_BYTES = 64 << 20  # of a file of changes, which may name every operation
-
-Action = Literal["scale", "set", "remove", "fuse"]
-DELAYS = get_args(Delay)
+Action = Literal[
+    "scale", "set", "delay", "bandwidth", "ideal", "heal", "remove", "overlap", "fuse"
+]
+_MOST_STEPS = 10_000  # of a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """One what-if change to a step; the functions of this module construct the common ones."""
+    """One change of a step.
+
+    `value` is a factor to scale with; ns to set, to add (delay) or below which kernels are
+    fused; bytes per second of a bandwidth; 0 for other actions.
+    """
 
     action: Action
-    target: str  # a selection of events, see `conditions`; for "remove" one of DELAYS
-    value: float = 0.0  # "scale": a factor; "set" and "fuse": ns
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown action, or an invalid target or value."""
-        if self.action not in get_args(Action):
-            raise invalid_value(
-                "edit: action", self.action, f"one of {', '.join(get_args(Action))}"
-            )
-        if self.action == "remove":
-            _check_delays(self.target)
-            return
-        conditions(self.target)
-        where, valid, expected = _VALUES[self.action]
-        if not valid.holds(self.value) and not (self.action == "scale" and self.value == 0):
-            raise invalid_value(where, self.value, expected)
+    target: str
+    value: float = 0.0
+    text: str  # as a user writes it: "scale comm:TP=0.5"
 
     def __str__(self) -> str:
-        if self.action == "remove":
-            return f"remove {self.target}"
-        if self.action == "fuse":
-            return f"fuse kernels below {self.value / 1000:g} us"
-        amount = f"{self.value:g}" if self.action == "scale" else f"{self.value / 1000:g} us"
-        return f"{self.action} {self.target} = {amount}"
+        return self.text
+
+    @property
+    def kind(self) -> str:
+        """Row of the validation table that is about edits like this one: "scale comm"."""
+        keys = {key for key, _ in conditions(self.target)}
+        if self.action == "scale":
+            return f"scale {next((_SCALED[key] for key in _SCALED if key in keys), 'other')}"
+        if self.action in ("heal", "remove"):
+            return f"{self.action} {'+'.join(sorted(keys))}"
+        return {"bandwidth": "set link"}.get(self.action, self.action)
 
 
-_NS = f"nanoseconds, {DURATION_NS}"
-# Where an invalid value of an edit is, its range, and its description.
-_VALUES = {
-    "scale": ("scale: factor", SPEED, f'{SPEED}, or 0, as in scale("comm:TP", 0.5)'),
-    "set": ("set_time: time_ns", DURATION_NS, f'{_NS}, as in set_time("comm:TP", 10_000)'),
-    "fuse": ("fuse: value", DURATION_NS, _NS),
+# What the validation table calls the work that a key selects.
+_SCALED = {
+    "comm": "comm",
+    "op": "comm",
+    "link": "comm",
+    "compute": "compute",
+    "kernel": "compute",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditSweep:
-    """Step time for several values of one edit."""
+class EditPlan:
+    """The edits of one what-if, and its sweeps: edits of which each is tried in turn."""
 
-    edit: Edit  # its own value is not used
-    values: tuple[float, ...]
-    span_ns: tuple[int, ...]  # step time for each value
+    edits: tuple[Edit, ...] = ()
+    sweeps: tuple[tuple[Edit, ...], ...] = ()
 
-    @property
-    def name(self) -> str:
-        """Action and target of the edit."""
-        return f"{self.edit.action} {self.edit.target}"
-
-    def to_arrow(self) -> pa.Table:
-        """Return a row per value of the edit, with the step time `span_ns` that it gives."""
-        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
-        return pa.table({"edit": [self.name] * len(self.values), **columns})
+    def single(self, subject: str) -> tuple[Edit, ...]:
+        """Return the edits; raise ConfigError, with the name `subject`, for a sweep."""
+        if self.sweeps:
+            raise ConfigError(
+                f"{self.sweeps[0][0]}: {subject} tries no FROM:TO:STEP; give one value, or use "
+                "fastcomm what-if"
+            )
+        return self.edits
 
 
-def scale(selection: str, factor: float) -> Edit:
-    """Multiply the durations of the selected events by a factor: `scale("comm:TP", 0.5)`.
+def plan(options: EditOptions) -> EditPlan:
+    """Return the edits that options name: those of their file first, then their own.
 
-    Parameters
-    ----------
-    selection
-        The events, see `conditions`.
-    factor
-        0, or from 1e-6 to 1e6.
+    Edits of one file, or of one command line, apply in the order heal, set, scale, overlap,
+    remove, fuse.
 
     Raises
     ------
     ConfigError
-        If an argument is invalid.
+        If an edit is invalid, or the file is.
 
     """
-    return Edit(action="scale", target=selection, value=factor)
-
-
-def set_time(selection: str, time_ns: float) -> Edit:
-    """Set the duration of each selected event: `set_time("comm:TP", 10_000)` sets 10 us.
-
-    Parameters
-    ----------
-    selection
-        The events, see `conditions`.
-    time_ns
-        Nanoseconds.
-
-    Raises
-    ------
-    ConfigError
-        If an argument is invalid.
-
-    """
-    return Edit(action="set", target=selection, value=time_ns)
-
-
-def remove(delays: str) -> Edit:
-    """Remove delays: "launches", "gaps" between kernels, "host-gaps" between operators."""
-    return Edit(action="remove", target=delays)
-
-
-def _check_delays(delays: object) -> None:
-    if delays not in DELAYS:
-        raise invalid_value(
-            "remove: delays", delays, f'one of {", ".join(DELAYS)}, as in remove("launches")'
-        )
-
-
-KINDS = ("comm", "compute", "copy", "host")
-_COLUMNS = ("op", "tag", "stream", "thread", "name")
-_CHOICES = {**dict.fromkeys((*KINDS, "tag"), TAGS), "op": OPS}
-_INT = re.compile(r"-?\d{1,18}$")
-
-
-def conditions(selection: str) -> list[tuple[str, str]]:
-    """Split a selection of events into conditions, each a kind or a column, and its value.
-
-    Parameters
-    ----------
-    selection
-        One or several conditions joined by ``+``, all of which must hold: a kind of event
-        (comm, compute, copy, host), a kind with a tag (``comm:TP``), or a column with a value
-        (``op:AllReduce``, ``stream:7``, ``name:REGEX``).
-
-    Raises
-    ------
-    ConfigError
-        If a condition is invalid.
-
-    """
-    check_type(
-        selection, str, "events", 'a text such as "compute", "comm:TP" or "name:gemm+stream:7"'
+    parsed: list[list[Edit]] = []
+    if options.edits is not None:
+        parsed += _of_file(str(options.edits))
+    parsed += _of_options(options)
+    return EditPlan(
+        edits=tuple(one[0] for one in parsed if len(one) == 1),
+        sweeps=tuple(tuple(one) for one in parsed if len(one) > 1),
     )
-    pairs = []
-    for condition in selection.split("+"):
-        key, _, value = condition.strip().partition(":")
-        _check_condition(key, value, selection)
-        pairs.append((key, value))
-    return pairs
 
 
-def _check_condition(key: str, value: str, selection: str) -> None:
-    """Raise ConfigError, which quotes the selection, if a condition is invalid."""
-    if value and key in _CHOICES:
-        _check_choice(_CHOICES[key], value, selection)
-    elif value and key == "name":
-        matches(pa.array([""]), value)
-    elif not (
-        key in KINDS or (key == "thread" and value) or (key == "stream" and _INT.match(value))
-    ):
-        condition = f"{key}:{value}" if value else key
-        example = f"name:{value or key or 'gemm'}"
+def _of_file(path: str) -> list[list[Edit]]:
+    """Return the edits of a TOML file, whose keys are the names of the options."""
+    place = files.place(path)
+    try:
+        options = build(EditOptions, files.toml(place), str(path))
+        if options.edits is not None:
+            raise ConfigError("edits: a file of edits names no other file")
+        return _of_options(options)
+    except ConfigError as error:
+        text = str(error).removeprefix(f"{path}: ")
+        raise ConfigError(f"{path}: {text}") from error
+
+
+def _of_options(options: EditOptions) -> list[list[Edit]]:
+    """Return the edits of options; those of a sweep in one list."""
+    parsed = [[_plain("heal", text)] for text in options.heal]
+    parsed += [list(_valued("set", text)) for text in options.set]
+    parsed += [list(_valued("scale", text)) for text in options.scale]
+    parsed += [[_plain("overlap", text)] for text in options.overlap]
+    parsed += [[_plain("remove", text)] for text in options.remove]
+    if options.fuse_below is not None:
+        below = parse_duration(options.fuse_below, "fuse_below")
+        text = f"fuse kernels below {format_ns(below)}"
+        parsed.append([Edit(action="fuse", target="compute", value=below, text=text)])
+    return parsed
+
+
+def _plain(action: Literal["heal", "overlap", "remove"], target: str) -> Edit:
+    """Return an edit without a value."""
+    conditions(target)
+    return Edit(action=action, target=target, text=f"{action} {target}")
+
+
+_RANGE = re.compile(r"([0-9.eE+-]+):([0-9.eE+-]+):([0-9.eE+-]+)(\D.*)?")
+
+
+def _valued(action: Literal["scale", "set"], text: str) -> Iterator[Edit]:
+    """Yield the edit of WHAT=VALUE, or one for each value of WHAT=FROM:TO:STEP."""
+    target, equals, value = text.rpartition("=")
+    if not equals or not target:
+        example = {"scale": "comm:DP=0.5", "set": "link:DP=800Gbit/s"}[action]
         raise ConfigError(
-            f"{selection!r}: invalid condition {condition!r}: expected {', '.join(KINDS)}, or "
-            f"{', '.join(_COLUMNS)} with a value after a colon, as in {example}"
+            f"{action}: invalid edit {shortened(text)!r}: expected WHAT=VALUE, as in {example}"
+        )
+    conditions(target)
+    parts = _RANGE.fullmatch(value)
+    values = [value] if parts is None else _steps(action, parts)
+    for one in values:
+        kind, number = _scaled(one) if action == "scale" else _set(target, one)
+        yield Edit(
+            action=kind, target=target, value=number, text=f"{action} {target}={one.strip()}"
         )
 
 
-def _check_choice(choices: tuple[str, ...], value: str, context: str) -> None:
-    """Raise ConfigError, which quotes the context, if a value is none of the choices."""
-    if value not in choices:
-        hint = f"; did you mean {value.upper()!r}?" if value.upper() in choices else ""
+def _steps(action: str, parts: re.Match[str]) -> list[str]:
+    """Return the values from FROM to TO inclusive, at intervals of STEP, with their unit."""
+    try:
+        first, last, step = (float(parts[place]) for place in (1, 2, 3))
+        count = (last - first) / step + 1 + 1e-9
+    except (ValueError, ZeroDivisionError):
+        count = math.nan
+    if not 1 <= count < _MOST_STEPS + 1 or step <= 0:
         raise ConfigError(
-            f"{context!r}: invalid value {value!r}: expected one of {', '.join(choices)}{hint}"
+            f"{action}: invalid values {shortened(parts[0])!r}: expected FROM:TO:STEP with 1 "
+            f"to {_MOST_STEPS} values"
         )
+    return [f"{round(first + k * step, 12):.12g}{parts[4] or ''}" for k in range(floor(count))]
 
 
-def factor(text: str) -> float:
-    """Parse a factor of durations: 0, or in the range `SPEED`. Raise ConfigError if invalid."""
-    number = amount(text)
-    if number != 0 and not SPEED.holds(number):
-        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
-    return number
-
-
-def amount(text: str) -> float:
-    """Parse a finite number that is 0 or more; raise ConfigError if invalid."""
+def _scaled(text: str) -> tuple[Action, float]:
+    """Parse a factor of durations: 0, or in the range `SPEED`."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
-        raise ConfigError(f"invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
-    return number
+    if number != 0 and not SPEED.holds(number):
+        raise ConfigError(f"scale: invalid factor {shortened(text)!r}: expected {SPEED}, or 0")
+    return "scale", number
 
 
-def speed(kind: str, text: str) -> Edit:
-    """Return the edit that divides the durations of a kind of events by a speedup.
-
-    Parameters
-    ----------
-    kind
-        "compute" or "comm".
-    text
-        The speedup as text, in the range `SPEED`.
-
-    Raises
-    ------
-    ConfigError
-        If the text is not such a number.
-
-    """
-    speedup = factor(text)
-    SPEED.check(speedup, "speedup")
-    return Edit(action="scale", target=kind, value=1 / speedup)
+def _set(target: str, text: str) -> tuple[Action, float]:
+    """Parse what a duration is set to: a time, a time to add, a bandwidth, or "ideal"."""
+    if text.casefold() == "ideal":
+        return "ideal", 0.0
+    if any(key == "link" for key, _ in conditions(target)):
+        return "bandwidth", parse_bandwidth(text, "set")
+    if text[:1] in ("+", "-"):
+        sign = -1 if text[0] == "-" else 1
+        return "delay", sign * parse_duration(text[1:], "set: duration")
+    return "set", parse_duration(text, "set: duration")
 
 
-# As messages show it: lines that begin with four spaces are to copy.
-_EXAMPLE = '    [[edit]]\n    what = "comm:DP"\n    scale = 0.5'
+_TEXT = r'"[^"]*"|/(?:\\.|[^/\\])*/'
+_CONDITION = re.compile(rf"\s*([^:+\s]+)\s*(?::({_TEXT}|[^+]*))?(?:\+|$)")
 
 
-def read_edits(path: Path) -> list[Edit]:
-    """Read the edits of a TOML file, tables ``[[edit]]``, in order.
-
-    Raises ConfigError if the file is not TOML, or an edit is invalid.
-    """
-    document = files.toml(path)
-    tables = document.get("edit")
-    if set(document) != {"edit"} or not isinstance(tables, list):
-        keys = ", ".join(map(repr, sorted(document))) or "nothing"
-        raise ConfigError(f"{path}: found {keys}, expected only tables such as\n{_EXAMPLE}")
-    try:
-        return [edit_of(table) for table in tables]
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def edit_of(table: Mapping[str, Any]) -> Edit:
-    """Return the edit of one table ``[[edit]]``.
-
-    Parameters
-    ----------
-    table
-        One action: ``scale`` or ``set`` together with ``what``, a selection of events, or one
-        of ``remove``, ``hide``, ``fuse_below``, ``compute_speedup``
-        and ``comm_speedup``.
+def conditions(target: str) -> list[tuple[str, str | None]]:
+    """Split a target into conditions: pairs of a key, and its value or None.
 
     Raises
     ------
     ConfigError
-        If there is no action, several, or an invalid value.
+        If a condition has no key, or a colon without a value.
 
     """
-    values = {key: str(value) for key, value in table.items()}
-    selection = values.pop("what", None)
-    if len(values) != 1:
-        raise ConfigError(
-            f"invalid edit with {', '.join(sorted(table)) or 'no key'}: expected exactly one "
-            "action, and `what` for scale and set"
-        )
-    ((action, value),) = values.items()
-    if action in ("scale", "set"):
-        if selection is None:
-            raise ConfigError(f"{action} = {value}: missing `what`, the events to change")
-        amount = factor(value) if action == "scale" else parse_duration(value)
-        return Edit(
-            action="scale" if action == "scale" else "set", target=selection, value=amount
-        )
-    simple = {
-        "remove": lambda: remove(value),
-        "hide": lambda: Edit(action="scale", target=f"comm:{value}", value=0.0),
-        "fuse_below": lambda: Edit(
-            action="fuse", target="compute", value=parse_duration(value)
-        ),
-        "compute_speedup": lambda: speed("compute", value),
-        "comm_speedup": lambda: speed("comm", value),
-    }
-    if action not in simple or selection is not None:
-        raise ConfigError(
-            f"invalid edit {dict(table)}: expected scale or set with `what`, or one of "
-            f"{', '.join(simple)} without it"
-        )
-    return simple[action]()
+    pairs: list[tuple[str, str | None]] = []
+    place = 0
+    while place < len(target) or not pairs:
+        match = _CONDITION.match(target, place)
+        if match is None or match[2] == "":
+            raise ConfigError(
+                f"invalid target {shortened(target)!r}: expected conditions such as comm, "
+                "comm:TP, kernel:/gemm/ or rank:5, joined by +"
+            )
+        pairs.append((_ALIASES.get(folded(match[1]), folded(match[1])), match[2]))
+        place = match.end()
+    return pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurationChange:
-    """Change of an operation's duration to ``(duration + delay_ns) * ratio``."""
-
-    delay_ns: float = 0.0
-    ratio: float = 1.0
-    is_ideal: bool = False  # change the ideal duration instead of the measured one
-
-    def applied(self, duration: Floats) -> Floats:
-        """Return the changed durations in ns: plus the delay, at least 0, times the ratio."""
-        delayed = np.maximum(duration + self.delay_ns, 0.0) if self.delay_ns else duration
-        return np.asarray(delayed * self.ratio)
+def folded(text: str) -> str:
+    """Return a name without case, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", text).casefold()
 
 
-def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationChange]:
-    """Read changes of durations from a JSON file: ``{"KEY": {"delay": ms, "ratio": r}}``.
-
-    Parameters
-    ----------
-    path
-        JSON file, at most 64 MiB.
-    has_ideal
-        Whether changes may have the key ``"ideal"``.
-
-    Returns
-    -------
-    dict
-        Change by key, in the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file has another form or no change, or a value is out of range.
-
-    """
-    tables = files.json(path, _MAX_FILE_BYTES)
-    if not isinstance(tables, dict) or not tables:
-        ideal = ', "ideal": true' if has_ideal else ""
-        empty = "found nothing, " if tables == {} else ""
-        raise ConfigError(
-            f'{path}: {empty}expected an object {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}'
-        )
-    return {
-        str(key): _change(table, f"{path}: {key}", has_ideal=has_ideal)
-        for key, table in tables.items()
-    }
-
-
-def _change(table: Any, place: str, *, has_ideal: bool) -> DurationChange:
-    """Return the change of one JSON object; `place`, its file and key, begins every error."""
-    names = ["delay", "ratio", "ideal"] if has_ideal else ["delay", "ratio"]
-    if not isinstance(table, dict):
-        raise ConfigError(f"{place}: expected an object with {' and '.join(names)}")
-    if not table:
-        raise ConfigError(f"{place} changes nothing; expected {' or '.join(names)}")
-    if unknown := set(table) - set(names):
-        raise ConfigError(
-            f"{place}: unknown key {', '.join(map(repr, sorted(unknown)))}: expected "
-            f"{' and '.join(names)}"
-        )
-    fields = table
-    delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
-    ideal = fields.get("ideal", False)
-    DELAY_MS.check(delay, f"{place}: delay (ms)")
-    FACTOR.check(ratio, f"{place}: ratio")
-    if not isinstance(ideal, bool):
-        raise ConfigError(f"{place}: invalid ideal {ideal!r}: expected true or false")
-    return DurationChange(delay_ns=delay * _MS, ratio=float(ratio), is_ideal=ideal)
+# Other names of keys.
+_ALIASES = {
+    "communication": "comm",
+    "collective": "op",
+    "computation": "compute",
+    "datarank": "dprank",
+    "operation": "op",
+}

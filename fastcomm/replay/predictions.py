@@ -1,22 +1,17 @@
-"""Predict steps with changed durations, another number of hosts, or other groups of tensors.
-
-A change of durations has a key: a long name of a node, with or without suffix or rank; a
-tensor, link, device, rank (by name, or by number where that is unique) or category;
-DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL. If several keys match a node, the first in this
-order wins.
-"""
+"""Predict steps with changed durations, another number of hosts, or other groups of tensors."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edits import DurationChange, read_changes
+from fastcomm.graph.edits import Edit
+from fastcomm.graph.selection import durations_after
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
 from fastcomm.readers.dpro.topology import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
@@ -24,25 +19,66 @@ from fastcomm.replay import Replayed, Replayer, ReplayPath
 from fastcomm.replay.dependency import Dependencies, group_name, network_graph
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
-from fastcomm_kernels.arrays import Floats
-
-_ALL = "DELAY_ALL"
+from fastcomm_kernels.arrays import Flags, Floats
 
 
-def changed(replayer: Replayer, path: Path) -> Replayed:
-    """Replay a step with the changes of durations in a JSON file, see `read_changes`."""
-    return replayer.run(durations(replayer, read_changes(path)))
+class TrialOperations:
+    """The operations of a replayed step, as edits select them."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        """List the operations of each value of each key."""
+        self.size = len(replayer.names)
+        self._rows: dict[str, dict[str, list[int]]] = {}
+        links, numbers = _links(replayer), _rank_numbers(replayer)
+        for row, name in enumerate(replayer.names):
+            category = replayer.categories[row]
+            self._add("all", "all", row)
+            if category in COMPUTATION:
+                self._add("compute", "compute", row)
+            if category in COMMUNICATION:
+                self._add("comm", "comm", row)
+            self._add("op", name.sub_op, row)
+            self._add("rank", name.pid, row)
+            self._add("rank", numbers.get(str(name.pid)), row)
+            self._add("link", links.get(row), row)
+            self._add("category", category, row)
+            self._add("device", replayer.devices[replayer.operations.device[row]], row)
+            for tensor in name.tensors:
+                self._add("tensor", str(tensor), row)
+            exact = replayer.graph.nodes[row], long_name(name.pid, name.standard), name.standard
+            for text in dict.fromkeys(exact):
+                self._add("name", text, row)
+
+    def _add(self, key: str, value: str | None, row: int) -> None:
+        if value:
+            self._rows.setdefault(key, {}).setdefault(value, []).append(row)
+
+    @property
+    def targets(self) -> dict[str, tuple[str, ...]]:
+        """Values that there are by key."""
+        return {key: tuple(values) for key, values in self._rows.items()}
+
+    def rows(self, key: str, values: Collection[str] | None) -> Flags:
+        """Return the operations whose `key` has one of the values; None is every value."""
+        mask = np.zeros(self.size, np.bool_)
+        for value, rows in self._rows[key].items():
+            if values is None or value in values:
+                mask[rows] = True
+        return mask
 
 
-def durations(replayer: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
-    """Return the duration of each node after changes.
+def durations(replayer: Replayer, edits: Sequence[Edit]) -> Floats:
+    """Return the duration of each node after edits, which apply in their order.
+
+    ``heal rank:host0.rank1`` gives operations the median duration of the operations of the same
+    name on other ranks.
 
     Parameters
     ----------
     replayer
         Has the measured durations.
-    changes
-        Changes by key.
+    edits
+        The edits.
 
     Returns
     -------
@@ -52,67 +88,43 @@ def durations(replayer: Replayer, changes: Mapping[str, DurationChange]) -> Floa
     Raises
     ------
     ConfigError
-        If a key other than DELAY_ALL changes no node.
+        If an edit is not possible, or selects no node.
 
     """
-    durations = replayer.measured.avg.copy()
-    used: set[str] = set()
-    links, numbers = _links(replayer), _rank_numbers(replayer)
-    for i in range(len(durations)):
-        for key in _keys(replayer, i, links.get(i, ()), numbers):
-            change = changes.get(key)
-            if change is not None:
-                used.add(key)
-                durations[i] = change.applied(durations[i])
-                break
-    if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
-        i = min(links, default=0)
-        examples = filter(None, _keys(replayer, i, links.get(i, ()), numbers))
-        raise ConfigError(
-            f"{unused[0]!r} matches no operation, or more specific keys match all of its "
-            f"operations. Keys of one operation are {', '.join(map(repr, examples))}"
-        )
-    return durations
+    heal = partial(_as_peers, replayer)
+    operations = TrialOperations(replayer)
+    return durations_after(edits, operations, replayer.measured.avg, {"heal": heal})
 
 
-def _links(replayer: Replayer) -> dict[int, tuple[str, ...]]:
-    """Return the keys of the links of each transfer, from rank to rank or by group."""
-    links: dict[int, tuple[str, ...]] = {}
+def _as_peers(replayer: Replayer, durations: Floats, mask: Flags) -> Floats:
+    """Return durations in which selected computation takes as long as on other ranks."""
+    names = [(name.standard, name.suffix) for name in replayer.names]
+    of_peers: dict[tuple[str, str | None], list[float]] = {}
+    for name, ns, is_healed in zip(names, durations.tolist(), mask.tolist(), strict=True):
+        if not is_healed:
+            of_peers.setdefault(name, []).append(ns)
+    healed = durations.copy()
+    for row in np.flatnonzero(mask).tolist():
+        if replayer.categories[row] in COMPUTATION and names[row] in of_peers:
+            healed[row] = float(np.median(of_peers[names[row]]))
+    return healed
+
+
+def _links(replayer: Replayer) -> dict[int, str]:
+    """Return the link of each transfer, from rank to rank."""
+    links: dict[int, str] = {}
     pairs = zip(replayer.graph.source.tolist(), replayer.graph.target.tolist(), strict=True)
     for a, b in pairs:
         if replayer.names[a].sub_op == "SEND" and replayer.names[b].sub_op == "RECV":
-            links[a] = links[b] = (f"link:{replayer.names[a].pid}->{replayer.names[b].pid}",)
-    for i, name in enumerate(replayer.names):
-        if name.op_cat == "Comm" and i not in links and name.op_name.count("-") > 1:
-            group = name.op_name.rpartition("-")[0]
-            links[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
+            links[a] = links[b] = f"{replayer.names[a].pid}->{replayer.names[b].pid}"
     return links
 
 
 def _rank_numbers(replayer: Replayer) -> dict[str, str]:
-    """Return the key "rank:5" of each process whose rank has a number of its own."""
+    """Return the number of each process whose rank has a number of its own."""
     number = {pid: pid.rpartition(".rank")[2] for pid in replayer.pids}
     count = Counter(number.values())
-    return {pid: f"rank:{n}" for pid, n in number.items() if n.isdecimal() and count[n] == 1}
-
-
-def _keys(
-    replayer: Replayer, i: int, links: tuple[str, ...], numbers: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return all keys that match a node, the most specific first."""
-    cat = replayer.categories[i]
-    name = replayer.names[i]
-    kind = ""
-    if cat in COMPUTATION:
-        kind = "DELAY_ALL_CMP"
-    elif cat in COMMUNICATION:
-        kind = "DELAY_ALL_COMM"
-    tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
-    device = f"device:{replayer.devices[replayer.operations.device[i]]}"
-    exact = (replayer.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
-    own = (*exact, *tensors, *links, device)
-    ranks = (f"rank:{name.pid}", numbers.get(str(name.pid), ""))
-    return (*own, *ranks, f"category:{cat}", kind, _ALL)
+    return {pid: n for pid, n in number.items() if n.isdecimal() and count[n] == 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

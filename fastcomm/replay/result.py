@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edits import Edit
 from fastcomm.readers.dpro.statistics import StepTime
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Options, Replayer, ReplayPath, critical_path
@@ -110,7 +112,8 @@ class Session(Result):
     path: ReplayPath
     step: int | None = None  # its number in the trace or trial; None for another part
     read: ReadRanks | None = None  # of a run; None for a trial
-    changed: Replayed | None = None  # with changed durations
+    edits: tuple[Edit, ...] = ()
+    changed: Replayed | None = None  # with the edits
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
     alone: Replayed | None = None  # with the communication of some tensors only
     predictions: Predictions = field(default_factory=Predictions)
@@ -119,6 +122,19 @@ class Session(Result):
     def error(self) -> float:
         """Relative error of the replayed step time, as a share of the measured one."""
         return self.replayed.mean_ns / self.measured.time_ns - 1
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of the mean step time after the edits; None without edits."""
+        if self.changed is None:
+            return None
+        error = abs(self.replayed.mean_ns - self.measured.time_ns)
+        reason = None
+        if self.read is None:
+            reason = "the validated steps are those of runs, and this is a trial of dPRO"
+        elif len(self.read.ranks) == 1:
+            reason = "the validated steps are those of all ranks, and this is one rank"
+        return Interval.of(self.changed.mean_ns, error, self.edits, reason)
 
     def error_of(self, pid: str) -> float | None:
         """Return the relative error of one rank; None if its step was not measured.
@@ -186,7 +202,10 @@ class Session(Result):
         """
         document: dict[str, Any] = {}
         if (changed := self.changed) is not None:
+            interval = self.interval
             document["what_if"] = {
+                "edits": [edit.text for edit in self.edits],
+                "interval": None if interval is None else interval.to_dict(),
                 "step_end_ns": changed.by_pid(),
                 "mean_step_ns": changed.mean_ns,
                 "speedup": self.replayed.mean_ns / changed.mean_ns if changed.mean_ns else None,

@@ -9,7 +9,7 @@ reported.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
+from fastcomm_kernels.graph import Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ class StepConstraints:
     first: Ints  # by trace, the row of its first event in the graph
     traces: Sequence[Trace]
     number: int | None = None  # of the step in the traces; None for another part
+    edited: tuple[Numbers, Ints] | None = (
+        None  # by edge, after edits: source node, weight in ns
+    )
     read: ReadRanks | None = None  # None for a step that was assembled in memory
 
 
@@ -60,10 +64,14 @@ class StepNodes:
 
 
 def replayer(step: StepConstraints) -> Replayer:
-    """Return a replayer of the step of a run."""
-    nodes = operations(step)
+    """Return a replayer of the step of a run, with its edits if it has any.
+
+    Operations, their names and devices are those of the step as measured.
+    """
+    measured_nodes = operations(replace(step, edited=None))
+    nodes = measured_nodes if step.edited is None else operations(step)
     names = _names(step, nodes)
-    device, devices, kind = _devices(step, nodes)
+    device, devices, kind = _devices(step, measured_nodes)
     n = len(nodes.edge)
     free = np.ones(n, bool)
     free[nodes.target] = False
@@ -123,6 +131,9 @@ def operations(step: StepConstraints) -> StepNodes:
     number[edges] = np.arange(len(edges))
     indegree = np.bincount(graph.target, minlength=len(graph.time))
     place = _Representatives.of(graph, edges, indegree)
+    if step.edited is not None:
+        source, weight = step.edited
+        step = replace(step, graph=replace(graph, source=source))
     return _nodes(step, weight, number, edges, place)
 
 

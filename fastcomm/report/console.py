@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -49,6 +50,12 @@ def what_if_line(changed_ns: float, before_ns: float) -> str:
     """Return the line on the mean step time with changes (ns), and its change from before."""
     difference = units.signed_percent(changed_ns / before_ns - 1, 2)
     return f"[bold]What if:[/] {units.format_ns(changed_ns, STEP_DIGITS)} a step, {difference}"
+
+
+def show_edits(console: Console, edits: Sequence[object], interval: object | None) -> None:
+    """Print the edits of a what-if, and the interval of its step time."""
+    for line in (*edits, *([] if interval is None else [interval])):
+        say(console, escape(str(line)), indent=2, hanging=4)
 
 
 def plain_console(console: Console | None = None) -> Console:

@@ -8,8 +8,9 @@ from rich.markup import escape
 
 from fastcomm import result
 from fastcomm.critical_path import CriticalPath, WhatIf
+from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.critical_path.rules import DataDependencies
-from fastcomm.graph.edits import EditSweep
+from fastcomm.graph.edit_errors import EditSweep
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranks_words
@@ -252,35 +253,69 @@ _STEP_DIGITS = 4
 def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     """Print a what-if analysis; plain text if the console is no terminal."""
     console = plain_console(console)
-    faster = f", {what_if.speedup:.3f} times as fast" if what_if.speedup is not None else ""
-    before, after = (
-        format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
-    )
-    change = f"{before}, unchanged: name an edit, as in --scale comm:TP=0.5"
-    if what_if.edits and what_if.after is what_if.before:
-        change = f"{before}, unchanged: nothing in this step is what the edits change"
-    elif what_if.edits:
-        change = f"{before} before, {after} after{faster}"
-    if what_if.sweeps:
-        change = f"{before if not what_if.edits else change}; {_shortest(what_if.sweeps)}"
-    say(console, f"[bold]{subject_of(what_if.before)}:[/] {change}")
+    say(console, f"[bold]{subject_of(what_if.before)}:[/] {_change(what_if)}")
     for edit in what_if.edits:
         say(console, escape(str(edit)), indent=2)
+    if what_if.edits:
+        say(console, escape(str(what_if.interval)), indent=2, hanging=4)
     say(console, _check(what_if.replay_error_ns), indent=2)
     if what_if.edits:
         console.print(_what_if_classes(what_if))
     for sweep in what_if.sweeps:
         console.print(_sweep(sweep, what_if.before_ns))
+        say(console, escape(_widest(sweep)), indent=2, hanging=4)
+    if what_if.candidates is not None:
+        _show_candidates(what_if.candidates, what_if.before_ns, console)
     for note in what_if.before.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
+
+
+def _change(what_if: WhatIf) -> str:
+    """Return the step time before and after the edits, and the best of each sweep."""
+    faster = f", {what_if.speedup:.3f} times as fast" if what_if.speedup is not None else ""
+    before, after = (
+        format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
+    )
+    change = before
+    if what_if.edits and what_if.after is what_if.before:
+        change = f"{before}, unchanged: nothing in this step is what the edits change"
+    elif what_if.edits:
+        change = f"{before} before, {after} after{faster}"
+    return f"{change}; {_shortest(what_if.sweeps)}" if what_if.sweeps else change
+
+
+def _show_candidates(candidates: Sequence[Candidate], before_ns: int, console: Console) -> None:
+    """Print the edits that shorten the step most, each tried alone."""
+    if not candidates:
+        say(console, "None of the edits that were tried shortens the step.", indent=2)
+        return
+    shown = table("edit, each alone", "saves", "of the step", "step")
+    for candidate in candidates[:SHOWN]:
+        shown.add_row(
+            escape(candidate.edit.text),
+            format_ns(candidate.saved_ns),
+            percent(candidate.saved_ns / before_ns),
+            format_ns(candidate.after_ns, _STEP_DIGITS),
+        )
+    console.print(shown)
+
+
+def _widest(sweep: EditSweep) -> str:
+    """Return the interval of the value of a sweep whose interval is the widest."""
+    bounded = [one for one in sweep.intervals if one.bounds_ns is not None]
+    if not bounded:
+        return str(sweep.intervals[0])
+    widest = max(bounded, key=lambda one: one.width_ns or 0.0)
+    return f"Each step time give or take {format_ns(widest.width_ns or 0.0)}: {widest.because}."
 
 
 def _shortest(sweeps: Sequence[EditSweep]) -> str:
     """Return the value of each sweep with the shortest step."""
     best = []
     for sweep in sweeps:
-        span_ns, value = min(zip(sweep.span_ns, sweep.values, strict=True))
-        best.append(f"{format_ns(span_ns, _STEP_DIGITS)} with {sweep.name} = {value:g}")
+        place = min(range(len(sweep.edits)), key=lambda at: sweep.span_ns[at])
+        span = format_ns(sweep.span_ns[place], _STEP_DIGITS)
+        best.append(f"{span} with {escape(sweep.edits[place].text)}")
     return ", ".join(best)
 
 
@@ -310,11 +345,17 @@ def _what_if_classes(what_if: WhatIf) -> TerminalTable:
 
 
 def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
-    """Return the step time for each value of a sweep; `before_ns` is that without edits."""
-    shown = table(sweep.name, "step", "of the step without edits")
-    for value, span in zip(sweep.values, sweep.span_ns, strict=True):
+    """Return the step time for each value of a sweep, with bars.
+
+    `before_ns` is the step time without edits, and the length of a whole bar; where a value
+    makes the step longer, the longest step is.
+    """
+    shown = table(escape(sweep.name), "step", "of the step without edits", "")
+    longest = max(before_ns, *sweep.span_ns) or 1
+    for label_, span in zip(sweep.labels, sweep.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
-        shown.add_row(f"{value:g}", format_ns(span), percent(share))
+        bar = "█" * round(span / longest * _BAR)
+        shown.add_row(label_, format_ns(span, _STEP_DIGITS), percent(share), bar)
     return shown
 
 

@@ -12,7 +12,14 @@ from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.result import Session, graphml
 from fastcomm.report import files
-from fastcomm.report.console import STEP_DIGITS, plain_console, say, table, what_if_line
+from fastcomm.report.console import (
+    STEP_DIGITS,
+    plain_console,
+    say,
+    show_edits,
+    table,
+    what_if_line,
+)
 from fastcomm.units import counted, format_ns, signed_percent
 
 _MOST = 8
@@ -48,7 +55,7 @@ def _show_predictions(predictions: Predictions) -> None:
 _US = 1e3
 _REPLAY_MOST = 12
 _NAMES = (
-    "Names of operations: RANK->KIND.NAME~>NUMBER, as --changes takes them. NUMBER counts "
+    "Names of operations: RANK->KIND.NAME~>NUMBER. NUMBER counts "
     "operations of one name on a rank, from 0; for NCCL in dPRO trials, it is "
     "loop_channel_chunk_slice."
 )
@@ -71,6 +78,7 @@ def show(session: Session) -> None:
     subject = ", ".join(str(part) for part in parts if part)
     if changed is not None:
         say(console, what_if_line(changed.mean_ns, replayed.mean_ns))
+        show_edits(console, session.edits, session.interval)
     title = f"{subject}: replayed" if subject else "replayed"
     step_time = format_ns(replayed.mean_ns, STEP_DIGITS)
     say(

@@ -9,7 +9,14 @@ from rich.markup import escape
 
 from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
-from fastcomm.report.console import TerminalTable, plain_console, say, table, what_if_line
+from fastcomm.report.console import (
+    TerminalTable,
+    plain_console,
+    say,
+    show_edits,
+    table,
+    what_if_line,
+)
 from fastcomm.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, plural
 from fastcomm_kernels.arrays import Floats
@@ -100,6 +107,7 @@ def show(result: StragglerResult) -> None:
     stragglers = result.stragglers
     if result.changed is not None:
         say(console, what_if_line(float(result.changed.whole.mean()), stragglers.step_ns))
+        show_edits(console, result.edits, result.interval)
     for line in _lines(stragglers):
         say(console, line, hanging=2)
     if stragglers.blocking is None or stragglers.workers is None:

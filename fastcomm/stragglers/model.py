@@ -4,14 +4,16 @@ Times are float64 ns, and arrays of them are ops x data ranks x steps. Replayed 
 written as a Chrome trace.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.graph.edits import DurationChange
+from fastcomm.graph.edits import Edit
+from fastcomm.graph.selection import Replacement, durations_after, select
 from fastcomm.stragglers.operation_graph import OperationGraph, graph
 from fastcomm.stragglers.operations import POINT_TO_POINT, OperationTable
 from fastcomm.trace.run import ranges
@@ -212,20 +214,75 @@ def chosen(model: JobModel, steps: list[int]) -> JobModel:
     return model.only([model.table.steps.index(step) for step in sorted(set(steps))])
 
 
-_NUMBERS = ("rank", "dp_rank", "stage", "step")
+class TableOperations:
+    """The operations of a job's table, as edits select them."""
+
+    def __init__(self, model: JobModel) -> None:
+        """Take the model of the table."""
+        self.model, table = model, model.table
+        types = dict.fromkeys(
+            name for op in table.ops for name in (op.optype, op.reported_type)
+        )
+        is_compute = [op.optype for op in table.ops if _is_compute(op.optype)]
+        stages = sorted({op.stage for op in table.ops})
+        self.targets: dict[str, Sequence[str]] = {
+            "all": ("all",),
+            **({"compute": ("compute",)} if is_compute else {}),
+            "comm": ("comm",),
+            "op": (*types, *(name for op in table.ops if (name := op.name) not in types)),
+            "rank": tuple(map(str, np.unique(table.rank_of).tolist())),
+            "dp_rank": tuple(map(str, range(table.ranks))),
+            "stage": tuple(map(str, stages)),
+            "step": tuple(map(str, table.steps)),
+        }
+
+    def rows(self, key: str, values: Collection[str] | None) -> Flags:
+        """Return the operations whose `key` has one of the values; None is every value.
+
+        The shape broadcasts to (operations, data ranks, steps).
+        """
+        table = self.model.table
+        if values is None or key == "all":
+            values = None if key in ("all", "compute", "comm") else self.targets[key]
+        if key in ("all", "compute", "comm"):
+            kinds = [key in ("all", _kind(op.optype)) for op in table.ops]
+            return np.array(kinds, np.bool_)[:, None, None]
+        chosen = set(values or ())
+        if key == "op":
+            named = [bool({op.optype, op.reported_type, op.name} & chosen) for op in table.ops]
+            return np.array(named, np.bool_)[:, None, None]
+        numbers = np.array([int(value) for value in chosen])
+        stage = np.array([op.stage for op in table.ops])
+        if key == "rank":
+            return np.isin(table.rank_of[:, stage], numbers).T[:, :, None]
+        if key == "stage":
+            return np.isin(stage, numbers)[:, None, None]
+        if key == "dp_rank":
+            return np.isin(np.arange(table.ranks), numbers)[None, :, None]
+        return np.isin(np.array(table.steps), numbers)[None, None, :]
 
 
-def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Floats:
-    """Return the measured durations after changes.
+def _is_compute(optype: str) -> bool:
+    return optype not in _MEDIAN
+
+
+def _kind(optype: str) -> str:
+    """Return "compute" or "comm", as the study divides types of operations."""
+    return "compute" if _is_compute(optype) else "comm"
+
+
+def changed_times(model: JobModel, edits: Sequence[Edit]) -> Floats:
+    """Return the measured durations after edits, which apply in their order.
+
+    ``heal rank:6`` gives operations the median duration of their like on other data ranks, and
+    ``set stage:3=ideal`` the ideal duration of their type.
 
     Parameters
     ----------
     model
         The job.
-    changes
-        By selection of operations; later ones apply to the result of earlier ones. A selection
-        is "all", a type, ``op:NAME``, or ``rank:``, ``dp_rank:``, ``stage:`` or ``step:`` with
-        a number; several are joined by ``+``, and all must hold.
+    edits
+        The edits.
 
     Returns
     -------
@@ -235,74 +292,39 @@ def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Flo
     Raises
     ------
     ConfigError
-        If a selection is invalid or matches no operation, or sends change without receives.
+        If an edit is not possible, or selects no operation, or sends without receives.
 
     """
-    durations, ideal = model.measured.copy(), model.ideal_times()
+    operations, ideal = TableOperations(model), model.ideal_times()
+    replacements: dict[str, Replacement] = {
+        "ideal": lambda _, __: ideal,
+        "heal": partial(_as_peers, model),
+    }
+    durations = durations_after(edits, operations, model.measured, replacements)
     is_send = np.array([op.optype.endswith("-send") for op in model.table.ops])[:, None, None]
-    for key, change in changes.items():
-        mask = _selected(model, key)
-        if not mask.any():
-            raise ConfigError(f"{key!r} matches no operation of the table")
+    targets = {edit.target for edit in edits}
+    for edit in edits:
+        if (select(operations, edit.target) & ~is_send).any():
+            continue
         # Sends that change with their receives are half of a change, and harmless.
-        if not (mask & ~is_send).any() and key.replace("-send", "-recv") not in changes:
-            both = f"change {key.replace('-send', '-pp-comm')!r}, which is both"
+        if edit.target.replace("-send", "-recv") not in targets:
             raise ConfigError(
-                f"{key!r} changes nothing: operations wait for receives, not for sends; "
-                f"{'name the receives' if 'op:' in key else both}"
+                f"{edit}: changes nothing: operations wait for receives, not for sends; name "
+                "the receives, or both, as in op:forward-pp-comm"
             )
-        base = np.where(mask & change.is_ideal, ideal, durations)
-        durations = np.where(mask, change.applied(base), durations)
     return durations
 
 
-def _selected(model: JobModel, key: str) -> Flags:
-    """Return which operations `key` selects, of shape (operations, data ranks, steps).
-
-    A key has one or several conditions joined by "+".
-    """
-    mask = np.ones(model.measured.shape, bool)
-    for condition in key.split("+"):
-        mask &= _matches(model, condition.strip(), key)
-    return mask
-
-
-def _matches(model: JobModel, condition: str, key: str) -> Flags:
-    """Return which operations match one condition, in a shape that broadcasts to all times."""
-    table = model.table
-    field, colon, value = condition.partition(":")
-    if condition == "all":
-        return np.ones((1, 1, 1), bool)
-    types = {name for op in model.table.ops for name in (op.optype, op.reported_type)}
-    if not colon and condition in types:
-        named = [condition in (op.optype, op.reported_type) for op in model.table.ops]
-        return np.array(named)[:, None, None]
-    if field == "op" and value:
-        return np.array([op.name == value for op in table.ops])[:, None, None]
-    if field in _NUMBERS and value.isdecimal():
-        return _numbered(model, field, int(value))
-    raise ConfigError(
-        f"invalid key {key!r}: {condition!r} is not all, a type "
-        f"({', '.join(sorted(name for name in types if not name.endswith('-send')))}), "
-        "op:TYPE_PLACE_STAGE as in op:forward-compute_0_2, or rank:7, dp_rank:1, stage:3 or "
-        "step:12; + joins several"
-    )
-
-
-def _numbered(model: JobModel, field: str, number: int) -> Flags:
-    """Return the operations of one rank, data rank, stage or step, as `field` says."""
-    table = model.table
-    stage = np.array([op.stage for op in table.ops])
-    mask: Flags
-    if field == "rank":
-        mask = (table.rank_of[:, stage] == number).T[:, :, None]
-    elif field == "stage":
-        mask = (stage == number)[:, None, None]
-    elif field == "dp_rank":
-        mask = (np.arange(table.ranks) == number)[None, :, None]
-    else:
-        mask = (np.array(table.steps) == number)[None, None, :]
-    return mask
+def _as_peers(model: JobModel, durations: Floats, mask: Flags) -> Floats:
+    """Return the median duration of each operation on the data ranks that are not selected."""
+    whole = np.broadcast_to(mask, durations.shape)
+    if whole.all(axis=1).any():
+        raise ConfigError(
+            "heal: no peers: every data rank is selected at some stage; name single ranks, as "
+            f"in rank:{int(model.table.rank_of.max())}"
+        )
+    others = np.where(whole, np.nan, durations)
+    return np.broadcast_to(np.nanmedian(others, axis=1, keepdims=True), durations.shape)
 
 
 _US = 1e3

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from fastcomm.critical_path import CriticalPath, WhatIf
+from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.errors import shell_joined, shell_quoted
-from fastcomm.graph.edits import EditSweep
+from fastcomm.graph.edit_errors import EditSweep
 from fastcomm.report import html
 from fastcomm.report.critical_path import label
 from fastcomm.report.html import (
@@ -114,6 +115,8 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
     sections = [_before_after(result, edits)] if edits else []
     if result.sweeps:
         sections.append(_sweeps(result, result.sweeps))
+    if result.candidates:
+        sections.append(_candidates(result, result.candidates))
     sections.append(path_.section(result.after))
     return Page(
         title="What if",
@@ -163,10 +166,40 @@ def _before_after(result: WhatIf, edits: str) -> Section:
     return Section(
         name="answer",
         title="What changes?",
-        lead=(f"The step was replayed with: {edits}.",),
+        lead=(f"The step was replayed with: {edits}.", str(result.interval)),
         blocks=(table,),
         pitfall="Each event starts as soon as its dependencies in the trace allow; in reality "
         "other dependencies may delay it. The path after the edits may be another one.",
+    )
+
+
+def _candidates(result: WhatIf, candidates: Sequence[Candidate]) -> Section:
+    """Return the section of the edits that shorten the step most, each tried alone."""
+    rows = tuple(
+        (
+            text(candidate.edit.text),
+            number(candidate.saved_ns, html.ns),
+            number(candidate.after_ns, html.ns),
+            number(candidate.after_ns / result.before_ns, html.percent),
+        )
+        for candidate in candidates[:SHOWN]
+    )
+    table = PageTable(
+        name="candidates",
+        caption="Edits that shorten the step most",
+        columns=columns(
+            "edit",
+            ("saves", "path.time_ns"),
+            ("step", "whatif.span_ns"),
+            ("of today", "whatif.share"),
+        ),
+        rows=rows,
+    )
+    return Section(
+        name="candidates",
+        title="What would shorten the step?",
+        lead=("Each edit was tried alone; what several save does not add up.",),
+        blocks=(table,),
     )
 
 
@@ -175,7 +208,7 @@ def _sweeps(result: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
     return Section(
         name="sweeps",
         title="How does the step depend on it?",
-        lead=("Each point is the step replayed with one value of the factor.",),
+        lead=("Each point is the step replayed with one value.",),
         blocks=tuple(
             _sweep(place, sweep, result.before_ns) for place, sweep in enumerate(sweeps)
         ),
@@ -187,26 +220,26 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
 
     `place` numbers the charts of the page from 0; `before_ns` is the step time without edits.
     """
-    name = f"{sweep.edit.action} {sweep.edit.target}"
+    name = sweep.name
     rows = tuple(
         (
-            text(f"{value:g}"),
+            text(value),
             number(span, html.ns),
             number(span / before_ns if before_ns else None, html.percent),
         )
-        for value, span in zip(sweep.values, sweep.span_ns, strict=True)
+        for value, span in zip(sweep.labels, sweep.span_ns, strict=True)
     )
     ends = [html.ns(sweep.span_ns[at]) for at in (0, -1)]
     return Figure(
         name=f"sweep-{place}",
         title=f"The step by {name}",
-        alt=f"Line from {ends[0]} at {sweep.values[0]:g} to {ends[1]} at {sweep.values[-1]:g}.",
+        alt=f"Line from {ends[0]} at {sweep.labels[0]} to {ends[1]} at {sweep.labels[-1]}.",
         views=(FigureView(label="All", spec=_line(sweep, name, before_ns)),),
         terms=("whatif.span_ns",),
         table=PageTable(
             name=f"sweep-{place}-table",
             caption=f"The step by {name}",
-            columns=columns("factor", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
+            columns=columns("value", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
             rows=rows,
         ),
     )
@@ -235,7 +268,7 @@ def _line(sweep: EditSweep, name: str, before_ns: int) -> Spec:
     return spec(
         [line],
         320,
-        xaxis=axis(f"factor of {shown(name)}"),
+        xaxis=axis(f"value of {shown(name)}"),
         yaxis=axis("step, ms"),
         shapes=[today],
     )

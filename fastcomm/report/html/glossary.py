@@ -325,7 +325,7 @@ _REPLAY = {
     "replay.saved_ns": _of(
         "Shorter by", "how much shorter the step is if the operation takes no time"
     ),
-    "replay.what_if_ns": _of("What if", "the replayed step with the changes"),
+    "replay.what_if_ns": _of("What if", "the replayed step with the edits"),
     "stragglers.slowdown": _of(
         "Slowdown",
         "step time divided by the step time if every operation took the ideal time of its type",

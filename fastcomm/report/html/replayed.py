@@ -58,6 +58,12 @@ def page(session: Session, source: str) -> Page:
 def _ranks(session: Session, changed: Replayed | None) -> Section:
     """Return the section on the time of each rank; `changed` is the replay with changes."""
     why = "the rank was not measured"
+    lead = [
+        f"{html.many(len(session.replayed.by_pid()), 'rank')} were replayed on their devices."
+    ]
+    if session.edits:
+        edits = ", ".join(edit.text for edit in session.edits)
+        lead += [f"The what-if is with: {edits}.", str(session.interval)]
     after = {} if changed is None else changed.by_pid()
     heads = [("replayed", "replay.step_ns"), ("error", "replay.error")]
     heads += [("what if", "replay.what_if_ns")] if changed is not None else []
@@ -76,7 +82,7 @@ def _ranks(session: Session, changed: Replayed | None) -> Section:
     return Section(
         name="ranks",
         title="How long does each rank take?",
-        lead=(f"{html.many(len(rows), 'rank')} were replayed on their devices.",),
+        lead=tuple(lead),
         blocks=(_heat_map(session.replayed), table),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
         "allow; measured gaps between operations are kept.",

@@ -1,0 +1,104 @@
+"""What to try first: edits that a what-if without edits replays, and what each would save."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm.critical_path import peers
+from fastcomm.critical_path.what_if import Replay
+from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edits import Edit, plan
+from fastcomm.options import EditOptions
+
+_SUSPECT = 0.01  # of the step: waits that make a rank a suspect
+_MOST_SUSPECTS = 8  # ranks, and links
+_KERNELS = 5
+_FASTER = 0.8  # factor of a kernel that is 20 % faster
+SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An edit that was tried."""
+
+    edit: Edit
+    after_ns: int
+    saved_ns: int
+    interval: Interval
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the element of `candidates` in the JSON document of a what-if."""
+        return {
+            "edit": self.edit.text,
+            "after_ns": self.after_ns,
+            "saved_ns": self.saved_ns,
+            "interval": self.interval.to_dict(),
+        }
+
+
+def try_all(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candidate, ...]:
+    """Replay a step with each edit of a fixed set; return those that shorten it, best first.
+
+    The edits are, for each parallelism: transfers in half the time, no waits, and transfers
+    hidden under compute; each suspect rank and link as its peers; no launch delays; no gaps
+    between kernels; and each of the five kernels with the most time 20 % faster.
+    """
+    reason = unvalidated(replay)
+    tried = []
+    for edit in _edits(replay, before_ns):
+        after = replay.span([edit])
+        interval = Interval.of(after, replay_error_ns, [edit], reason)
+        saved = before_ns - after
+        tried.append(Candidate(edit=edit, after_ns=after, saved_ns=saved, interval=interval))
+    shorter = [candidate for candidate in tried if candidate.saved_ns > 0]
+    return tuple(sorted(shorter, key=lambda candidate: -candidate.saved_ns))
+
+
+def unvalidated(replay: Replay) -> str | None:
+    """Return why measured errors of what-ifs do not apply to a step; None if they do."""
+    if replay.critical.is_joined:
+        return None
+    return "the validated steps are those of all ranks, and this is one rank"
+
+
+def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
+    """Yield all edits that are tried."""
+    path = replay.critical
+    scale, heal, remove, overlap = ([] for _ in range(4))
+    for tag in sorted(replay.selectable.targets.get("comm", ())):
+        scale.append(f"comm:{tag}={0.5}")
+        overlap.append(tag)
+        if path.is_joined:
+            remove.append(f"wait:{tag}")
+    if path.is_joined:
+        heal += [f"rank:{rank}" for rank in _slow_ranks(replay, before_ns)]
+        links = peers.slow_links(replay, replay.plain.weight)[:_MOST_SUSPECTS]
+        heal += [f"link:{first}-{second}" for first, second in links]
+    remove += ["launches", "gaps"]
+    scale += [f'kernel:"{name}"={_FASTER}' for name in _longest_kernels(replay)]
+    options = EditOptions(
+        scale=tuple(scale), heal=tuple(heal), remove=tuple(remove), overlap=tuple(overlap)
+    )
+    yield from plan(options).edits
+
+
+def _slow_ranks(replay: Replay, before_ns: int) -> list[int]:
+    """Return the ranks that make a group wait longer than they wait themselves."""
+    rows = replay.critical.across.waits_caused().to_pylist()
+    ranks = [row["rank"] for row in rows if row["later_ns"] > _SUSPECT * before_ns]
+    return list(dict.fromkeys(ranks))[:_MOST_SUSPECTS]
+
+
+def _longest_kernels(replay: Replay) -> list[str]:
+    """Return the names of the compute kernels with the most time on all ranks."""
+    targets = replay.selectable.targets
+    if "compute" not in targets:
+        return []
+    is_kernel = replay.selectable.rows("compute", None)[replay.owner] & replay.own
+    names = replay.events["name"].take(pa.array(replay.owner[is_kernel]))
+    table = pa.table({"name": names, "ns": replay.plain.weight[is_kernel]})
+    sums = table.group_by("name").aggregate([("ns", "sum")]).sort_by([("ns_sum", "descending")])
+    longest = [name for name in sums["name"].to_pylist() if '"' not in name]
+    return longest[:_KERNELS]

@@ -1,0 +1,246 @@
+"""Durations of work as on its peers: what a rank or a link would take if it were healthy.
+
+Durations are weights of edges of a joined graph, in ns.
+"""
+
+from collections.abc import Collection
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.critical_path.path import FoundPath
+from fastcomm.errors import ConfigError
+from fastcomm.graph import EDGE_KIND
+from fastcomm.graph.edits import Edit
+from fastcomm.trace.columns import filled
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
+from fastcomm_kernels.graph import Numbers
+
+# Where one rank has most of the work in common, those with about as much are peers, too.
+_ALIKE = 0.99
+_KINDS = ("operator", "dependency", "launch", "kernel_kernel")
+
+
+class OwnedEdges:
+    """The graph of a step, the events that own its edges, and its transfers."""
+
+    def __init__(self, critical: FoundPath) -> None:
+        """Number the events that own an edge."""
+        self.critical = critical
+        self.rows, self.owner = np.unique(critical.graph.owner, return_inverse=True)
+
+    @cached_property
+    def events(self) -> pa.Table:
+        """Columns `rules.EVENT` of the events that own an edge; the first row may be null."""
+        return self.critical.events.describe(self.rows)
+
+    @cached_property
+    def own(self) -> Flags:
+        """Which edges are the duration of an event."""
+        graph = self.critical.graph
+        flags: Flags = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE)
+        return flags
+
+    @cached_property
+    def meeting(self) -> Numbers:
+        """By edge: for a transfer the node of the last arrival, else NONE."""
+        graph = self.critical.graph
+        is_arrival = np.zeros(len(graph.event), np.bool_)
+        is_arrival[graph.target[graph.kind == EDGE_KIND["join"]]] = True
+        at = np.where(self.own & is_arrival[graph.source], graph.source, NONE)
+        return at.astype(np.int32)
+
+    @cached_property
+    def rank(self) -> Ints:
+        """Rank of each edge's target."""
+        ranks = np.array(self.critical.ranks, np.int64)
+        return ranks[self.critical.across.rank_of[self.critical.graph.target]]
+
+    @cached_property
+    def members(self) -> dict[int, tuple[int, ...]]:
+        """Ranks that take part in each meeting, by its node."""
+        graph = self.critical.graph
+        joins = np.flatnonzero(graph.kind == EDGE_KIND["join"])
+        transfers = np.flatnonzero(self.meeting != NONE)
+        ranks = np.array(self.critical.ranks, np.int64)
+        rank = np.append(
+            ranks[self.critical.across.rank_of[graph.source[joins]]], self.rank[transfers]
+        )
+        node = np.append(graph.target[joins], self.meeting[transfers])
+        members: dict[int, list[int]] = {}
+        for at, number in np.unique(np.stack([node, rank], axis=1), axis=0).tolist():
+            members.setdefault(at, []).append(number)
+        return {at: tuple(numbers) for at, numbers in members.items()}
+
+    @cached_property
+    def transfer_keys(self) -> Ints:
+        """By edge: transfers with equal numbers have one operation, parallelism and size."""
+        rows = pa.array(self.owner)
+        names = [_codes(self.events[name].take(rows)) for name in ("op", "tag")]
+        size = filled(self.events["bus_bytes"], NONE)[self.owner]
+        count = np.array([len(self.members.get(at, ())) for at in self.meeting.tolist()])
+        return _numbered(*names, size, count)
+
+    def between(self, pair: Collection[int]) -> Ints:
+        """Return the transfers in which all of some ranks take part, as edges."""
+        nodes = [at for at, ranks in self.members.items() if set(pair) <= set(ranks)]
+        return np.flatnonzero(np.isin(self.meeting, nodes) & (self.meeting != NONE))
+
+
+def transfers(step: OwnedEdges, weight: Ints, edges: Ints, edit: Edit) -> Ints:
+    """Return the times of transfers as in other groups: the median of equal operation and size.
+
+    Parameters
+    ----------
+    step
+        The step.
+    weight
+        Of all edges, ns.
+    edges
+        The transfers to heal.
+    edit
+        For the error.
+
+    Raises
+    ------
+    ConfigError
+        If no other group has such transfers.
+
+    """
+    others = np.setdiff1d(np.flatnonzero(step.meeting != NONE), edges)
+    key = step.transfer_keys
+    healed = _medians(key[others], weight[others], key[edges])
+    if np.isnan(healed).all():
+        raise ConfigError(
+            f"{edit}: no other group has transfers of the same operation and size to compare"
+        )
+    weights: Ints = np.where(np.isnan(healed), weight[edges], healed).astype(np.int64)
+    return weights
+
+
+def of_ranks(
+    step: OwnedEdges, weight: Ints, healed: Collection[int], edit: Edit
+) -> tuple[Ints, Ints]:
+    """Return the edges of ranks that their peers have, and the median of the peers' weights.
+
+    Work corresponds if it has the same name and is the n-th of that name on its rank. Peers are
+    the other ranks that have most of the work of a rank. Transfers stay.
+
+    Parameters
+    ----------
+    step
+        The step.
+    weight
+        Of all edges, ns.
+    healed
+        Numbers of the ranks.
+    edit
+        For the error.
+
+    Raises
+    ------
+    ConfigError
+        If no other rank has the same work.
+
+    """
+    graph = step.critical.graph
+    is_used = np.isin(graph.kind, [EDGE_KIND[kind] for kind in _KINDS])
+    edges = np.flatnonzero(is_used & (step.meeting == NONE))
+    rank = step.rank[edges]
+    names = _codes(step.events["name"])
+    behind = graph.event[graph.target[edges]]
+    place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
+    behind_name = np.where(step.rows[place] == behind, names[place], NONE)
+    key = _numbered(
+        graph.kind[edges].astype(np.int64),
+        names[step.owner[edges]],
+        behind_name,
+        graph.is_end[graph.target[edges]].astype(np.int64),
+    )
+    key = _numbered(key, _occurrence(key, rank))
+    changed, weights = [], []
+    for number in healed:
+        own = np.flatnonzero(rank == number)
+        same = np.isin(key, key[own])
+        common = {
+            other: int((same & (rank == other)).sum())
+            for other in np.unique(rank).tolist()
+            if other not in healed
+        }
+        most = max(common.values(), default=0)
+        if not most:
+            raise ConfigError(f"{edit}: no other rank has the work of rank {number} to compare")
+        alike = [other for other, count in common.items() if count == most]
+        if len(alike) == 1:
+            alike = [other for other, count in common.items() if count >= _ALIKE * most]
+        of_peers = np.flatnonzero(np.isin(rank, alike))
+        medians = _medians(key[of_peers], weight[edges[of_peers]], key[own])
+        is_known = ~np.isnan(medians)
+        changed.append(edges[own[is_known]])
+        weights.append(medians[is_known].astype(np.int64))
+    return np.concatenate(changed), np.concatenate(weights)
+
+
+def _codes(column: pa.ChunkedArray) -> Ints:
+    """Number the values of a column of text; NONE for null."""
+    encoded = column.combine_chunks().dictionary_encode()
+    numbers: Ints = encoded.indices.fill_null(NONE).to_numpy().astype(np.int64)
+    return numbers
+
+
+def _numbered(*columns: Ints) -> Ints:
+    """Number rows by their values in all columns."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, code = np.unique(column, return_inverse=True)
+        _, number = np.unique(
+            number * (int(code.max(initial=0)) + 1) + code, return_inverse=True
+        )
+    return number.astype(np.int64)
+
+
+def _occurrence(key: Ints, rank: Ints) -> Ints:
+    """Return how many earlier rows have the same key and rank; rows are in order of time."""
+    order = np.lexsort((key, rank))
+    same = (np.diff(key[order]) == 0) & (np.diff(rank[order]) == 0)
+    begin = np.append(0, np.flatnonzero(~same) + 1) if len(key) else np.empty(0, np.int64)
+    length = np.diff(np.append(begin, len(key)))
+    count = np.empty(len(key), np.int64)
+    count[order] = np.arange(len(key)) - np.repeat(begin, length)
+    return count
+
+
+def _medians(key: Ints, values: Ints, selected: Ints) -> Floats:
+    """Return the median of the values of each selected key; NaN for a key without values."""
+    order = np.lexsort((values, key))
+    sorted_key, sorted_values = key[order], values[order]
+    first = np.searchsorted(sorted_key, selected, "left")
+    last = np.searchsorted(sorted_key, selected, "right")
+    medians = np.full(len(selected), np.nan)
+    has = last > first
+    low, high = (first + last - 1) // 2, (first + last) // 2
+    medians[has] = (sorted_values[low[has]] + sorted_values[high[has]]) / 2
+    return medians
+
+
+_SLOW_LINK = 1.2  # times the usual transfer, from which on a group is a suspect
+
+
+def slow_links(step: OwnedEdges, weight: Ints) -> list[tuple[int, int]]:
+    """Return two ranks of each group whose transfers take longer than in other groups.
+
+    A group is listed if the median of its transfers, relative to the median of all transfers of
+    equal operation, parallelism and size, is 1.2 or more; the slowest comes first.
+    """
+    edges = np.flatnonzero((step.meeting != NONE) & (weight > 0))
+    key = step.transfer_keys[edges]
+    usual = np.maximum(_medians(key, weight[edges], key), 1)
+    ratios: dict[tuple[int, ...], list[float]] = {}
+    for at, ratio in zip(
+        step.meeting[edges].tolist(), (weight[edges] / usual).tolist(), strict=True
+    ):
+        ratios.setdefault(step.members[at], []).append(ratio)
+    slow = {ranks: float(np.median(values)) for ranks, values in ratios.items()}
+    groups = sorted(slow, key=lambda ranks: (-slow[ranks], ranks))
+    return [(ranks[0], ranks[-1]) for ranks in groups if slow[ranks] >= _SLOW_LINK]
