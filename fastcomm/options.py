@@ -181,7 +181,8 @@ class KernelOptions(CheckedOptions):
 
     `by` is what a row of the result is; `rank` and `step` the one rank and step that count, by
     default all. `match` is a regular expression for the names of kernels, or of rows.
-    `full_names` keeps the names as the profiler recorded them.
+    `full_names` keeps the names as the profiler recorded them. `gpu` is the GPU whose peaks
+    FLOPs are compared with, by default the one that the traces name.
     """
 
     by: KernelKey = "name"
@@ -189,6 +190,7 @@ class KernelOptions(CheckedOptions):
     step: int | None = None
     match: str | None = None
     full_names: bool = False
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges, and that `match` is a regular expression."""

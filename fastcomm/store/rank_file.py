@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
@@ -43,7 +43,9 @@ _COMM = {
     name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
 _SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_TEXT_COLUMNS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
+_TEXT_COLUMNS = [
+    field.name for field in (*store.COLUMNS, *schema.ARGS) if pa.types.is_dictionary(field.type)
+]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
@@ -65,7 +67,7 @@ def read(
     options: TraceOptions,
     rank: int | None = None,
     provenance: dict[str, Any] | None = None,
-    column_set: schema.ColumnSet = "all",
+    column_set: schema.ColumnSet | Literal["flops"] = "all",
 ) -> Trace:
     """Read one rank of a store.
 
@@ -84,7 +86,8 @@ def read(
     provenance
         Source and options of the rank, as the manifest states them.
     column_set
-        The columns that are enough. For metrics, device work is enough, too.
+        The columns that are enough. For metrics, device work is enough, too. "flops" are
+        "launches" if the file has shapes of operators, else "kernels".
 
     Raises
     ------
@@ -96,6 +99,10 @@ def read(
 
     with opened(path) as file:
         metadata = _about(file, path)
+        if column_set == "flops":
+            has_shapes = metadata["whole"] and schema.OPERANDS[0] in file.schema_arrow.names
+            options = replace(options, whole=has_shapes)
+            column_set = "launches" if has_shapes else "kernels"
         _check_contents(metadata, path, rank, is_whole=options.whole)
         stored = restored(metadata["reading"])
         check_provenance(metadata, provenance, path)
@@ -212,6 +219,8 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
         raise TypeError("device_notes are no texts")
+    if not isinstance(meta.get("gpu"), str | None):
+        raise TypeError(f"gpu {str(meta['gpu'])[:40]!r}")
     for name in ("is_truncated", "is_host_run"):
         if not isinstance(meta.get(name, False), bool):
             raise TypeError(f"{name} {str(meta[name])[:40]!r}")

@@ -1,0 +1,70 @@
+"""Peaks of the GPU that a trace names, and how far a step is from them.
+
+Rates are FLOPs or bytes per second, shares are fractions of 1.
+"""
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastcomm.hardware.surfaces import gpu
+
+# The shipped GPU of a device's name, as the driver has it; the first match counts. Models for
+# PCIe and NVL have other peaks, and are none of them.
+_DEVICES = tuple(
+    (key, re.compile(pattern))
+    for key, pattern in (
+        ("gb300", r"\bGB300\b"),
+        ("gb200", r"\bGB200\b"),
+        ("b300", r"\bB300\b"),
+        ("b200", r"\bB200\b"),
+        ("h200", r"\bH200\b(?! NVL)"),
+        ("h800", r"\bH800\b(?! PCIe)"),
+        ("h100", r"\bH100\b(?! PCIe| NVL| 9\dGB)"),
+        ("a100-40", r"\bA100-SXM\d?-40GB|\bA100-PG509-200"),
+        ("a100", r"\bA100-SXM\d?-80GB"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """The peaks of a GPU."""
+
+    gpu: str  # as fastcomm names it: "H100-SXM"
+    peaks: dict[str, float]  # dense, by precision
+    memory: float  # bandwidth that large copies reach
+
+
+def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
+    """Return the peaks of a device by its name, or of the chosen GPU; None if unknown.
+
+    Raises `ConfigError` if the chosen GPU is not shipped.
+    """
+    key = chosen or next((key for key, name in _DEVICES if name.search(device or "")), None)
+    if key is None:
+        return None
+    chip = gpu(key)
+    return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of the mean step of a rank, and their share of the peak; None is unknown.
+
+    They are those of GEMMs, attention and convolutions. `shares` are shares of the time of
+    compute kernels.
+    """
+
+    executed_per_step: float | None = None
+    model_per_step: float | None = None  # without recomputation
+    hfu: float | None = None
+    mfu: float | None = None
+    gpu: str | None = None  # whose peaks count
+    covered: float | None = None  # share of the time of such kernels whose FLOPs are known
+    shares: dict[str, float | None] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)  # why a value is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return asdict(self)
