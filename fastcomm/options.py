@@ -81,7 +81,8 @@ class MetricsOptions(CheckedOptions):
     and volume count, `steps` the numbers of the steps that count.
     `clock_alignment` is how the clocks of ranks are aligned: by their collectives, or not.
     Without `with_tables`, the tables with a row per event or window, about 200 bytes an event,
-    are left out.
+    are left out. `flops` reads all events of the traces once more, for the FLOPs of a step;
+    `gpu` is the GPU whose peaks they are compared with, by default that of the traces.
     """
 
     link_bandwidth: Bandwidth = None
@@ -89,6 +90,8 @@ class MetricsOptions(CheckedOptions):
     steps: tuple[int, ...] | None = None
     clock_alignment: ClockAlignment = "collectives"
     with_tables: bool = True
+    flops: bool = False
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         """Check that the bandwidth and the numbers are in their ranges."""

@@ -5,9 +5,12 @@ Rates are FLOPs or bytes per second, shares are fractions of 1.
 
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from fastcomm.hardware.surfaces import gpu
+from fastcomm.units import percent
+
+NA = "n/a"
 
 # The shipped GPU of a device's name, as the driver has it; the first match counts. Models for
 # PCIe and NVL have other peaks, and are none of them.
@@ -48,6 +51,9 @@ def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
     return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm)
 
 
+_VALUES = ("executed_per_step", "model_per_step", "hfu", "mfu")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops:
     """FLOPs of the mean step of a rank, and their share of the peak; None is unknown.
@@ -64,6 +70,31 @@ class StepFlops:
     covered: float | None = None  # share of the time of such kernels whose FLOPs are known
     shares: dict[str, float | None] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)  # why a value is None
+
+    @classmethod
+    def without(cls, reason: str) -> Self:
+        """Return unknown FLOPs, with the reason."""
+        return cls(unknown=dict.fromkeys(_VALUES, reason))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What a step executes, its shares of the peak, and why they are unknown."""
+        if self.executed_per_step is None:
+            return tuple(f"FLOPs: {NA} ({reason})." for reason in {*self.unknown.values()})[:1]
+        parts = [f"{self.executed_per_step / 1e12:.4g} TFLOP per step and rank"]
+        for name, value in (("HFU", self.hfu), ("MFU", self.mfu)):
+            parts += [f"{name} {percent(value)}"] if value is not None else []
+        peak = f" of the peak of {self.gpu}" if self.gpu and len(parts) > 1 else ""
+        shares = [f"{label} {percent(share)}" for label, share in self.shares.items() if share]
+        time = f" Of compute time: {', '.join(shares)}." if shares else ""
+        missing: dict[str, list[str]] = {}
+        for name in ("hfu", "mfu"):
+            if name in self.unknown:
+                missing.setdefault(self.unknown[name], []).append(name.upper())
+        return (
+            f"{'; '.join(parts)}{peak}.{time}",
+            *(f"{' and '.join(names)}: {NA} ({reason})." for reason, names in missing.items()),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""

@@ -93,7 +93,7 @@ class OperatorCosts:
         return flags
 
     def peak_ns(self, roof: Roof) -> Floats:
-        """Return the time of each operator at the peak of matrix products; NaN where unknown."""
+        """Return the time of each operator at the peak; NaN where it or the peak is unknown."""
         peaks = [
             roof.peaks.get(one.precision, np.nan) if one.kind in MATRIX else np.nan
             for one in self.costs

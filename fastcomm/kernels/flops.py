@@ -154,7 +154,7 @@ def step_flops(ranks: Sequence[RankFlops | str], steps: int, step_ns: int) -> St
     known = [rank for rank in ranks if not isinstance(rank, str)]
     if texts or not known:
         reason = texts[0] if texts else "no rank has device work"
-        return StepFlops(unknown=dict.fromkeys(("executed_per_step", "hfu", "mfu"), reason))
+        return StepFlops.without(reason)
     executed, matrix = sum(rank.executed for rank in known), sum(r.matrix_ns for r in known)
     covered = sum(rank.covered_ns for rank in known) / matrix if matrix else None
     gpus = {rank.gpu for rank in known}

@@ -8,7 +8,6 @@ from rich.markup import escape
 
 from fastcomm import result
 from fastcomm.errors import inert
-from fastcomm.hardware.roofline import StepFlops
 from fastcomm.kernels.result import Kernels
 from fastcomm.report import files
 from fastcomm.report.console import NA, TerminalTable, na, percent, plain_console, say, table
@@ -36,7 +35,7 @@ def show(kernels: Kernels, top: int) -> None:
     console = plain_console()
     say(console, f"[bold]{escape(kernels.headline)}[/]")
     say(console, _scope(kernels), indent=2)
-    for sentence in (*_flops(kernels.flops), *(f"{f.text}." for f in kernels.findings)):
+    for sentence in (*kernels.flops.sentences, *(f"{f.text}." for f in kernels.findings)):
         say(console, escape(sentence), indent=2)
     if kernels.by != "category" and len(kernels.by_category) > 1:
         console.print(_categories(kernels))
@@ -58,26 +57,6 @@ def _scope(kernels: Kernels) -> str:
         else ""
     )
     return f"{kernels.read}, {steps}{' each' if len(kernels.ranks) > 1 else ''}.{host}"
-
-
-def _flops(flops: StepFlops) -> list[str]:
-    """Return the sentences on the FLOPs of a step; none if no rank has any."""
-    if not flops.executed_per_step:
-        return [f"FLOPs: n/a ({reason})." for reason in {*flops.unknown.values()}][:1]
-    rates = [
-        f"{name.upper()} {percent(value)}"
-        for name in ("hfu", "mfu")
-        if (value := getattr(flops, name)) is not None
-    ]
-    gpu = f" of {flops.gpu}'s peak" if flops.gpu and rates else ""
-    shares = ", ".join(
-        f"{label} {percent(share)}" for label, share in flops.shares.items() if share
-    )
-    executed = f"{flops.executed_per_step / 1e12:.4g} TFLOP per step and rank"
-    sentences = [f"{'; '.join([executed, *rates])}{gpu}. Of compute time: {shares}."]
-    unknown = {name: text for name, text in flops.unknown.items() if name in ("hfu", "mfu")}
-    sentences += [f"{name.upper()}: n/a ({reason})." for name, reason in unknown.items()]
-    return sentences
 
 
 def _categories(kernels: Kernels) -> TerminalTable:
