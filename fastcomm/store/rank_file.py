@@ -43,9 +43,7 @@ _COMM = {
     name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
 _SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_TEXT_COLUMNS = [
-    field.name for field in (*store.COLUMNS, *schema.ARGS) if pa.types.is_dictionary(field.type)
-]
+_TEXT_COLUMNS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
@@ -97,7 +95,7 @@ def read(
     """
     from fastcomm import arrow_files
 
-    with opened(path) as file:
+    with opened(path, with_operands=options.whole or column_set == "flops") as file:
         metadata = _about(file, path)
         if column_set == "flops":
             has_shapes = metadata["whole"] and schema.OPERANDS[0] in file.schema_arrow.names
@@ -162,8 +160,11 @@ def _has_windows(
 
 
 @contextmanager
-def opened(path: Path) -> Iterator["pq.ParquetFile"]:
-    """Open the file of a rank; any error while it is open becomes one with its path."""
+def opened(path: Path, *, with_operands: bool = False) -> Iterator["pq.ParquetFile"]:
+    """Open the file of a rank; any error while it is open becomes one with its path.
+
+    With `with_operands`, the texts of operators' inputs can be read, too, if the file has any.
+    """
     import pyarrow.parquet as pq  # slow import, and few runs are stores
 
     try:
@@ -172,7 +173,7 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
             files.named(path) as source,
             pq.ParquetFile(
                 source,
-                read_dictionary=_TEXT_COLUMNS,
+                read_dictionary=_text_columns(source) if with_operands else _TEXT_COLUMNS,
                 page_checksum_verification=True,
                 # Reading ahead pays if each read is a request over a network.
                 pre_buffer=not files.is_local(path),
@@ -192,6 +193,14 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
         raise TraceFileError(
             f"{path}: damaged, or no file of a store ({cause}); ingest its trace again"
         ) from error
+
+
+def _text_columns(source: Any) -> list[str]:
+    """Return the columns of texts that a file has; operands are only in some."""
+    import pyarrow.parquet as pq
+
+    present = pq.read_metadata(source).schema.names
+    return _TEXT_COLUMNS + [name for name in schema.OPERANDS if name in present]
 
 
 def _check_texts(file_schema: pa.Schema, columns: Iterable[str]) -> None:
