@@ -301,7 +301,7 @@ def test_a_step_has_flops_with_and_without_recomputation(run, where):
     assert found.hfu == pytest.approx(3 * GEMM / 989e12 / (kernels.step_ns * 1e-9))
     assert found.mfu == pytest.approx(found.hfu * 2 / 3)
     assert (found.gpu, found.covered, found.unknown) == ("H100-SXM", 1.0, {})
-    assert found.shares["GEMM"] == pytest.approx(60 / 66)
+    assert found.shares["gemm"] == pytest.approx(60 / 66)
 
 
 def test_slow_gemms_are_findings(run):

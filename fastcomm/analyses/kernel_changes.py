@@ -89,16 +89,16 @@ def _changes(before: Kernels, after: Kernels) -> tuple[KernelChange, ...]:
 
 def _by_name(kernels: Kernels) -> dict[str, tuple[str, float, float]]:
     """Return the category of each name, and its time and count per step, of any shapes."""
-    found: dict[str, tuple[str, float, float]] = {}
+    sums: dict[str, tuple[str, float, float]] = {}
     columns = ["name", "category", "total_ns", "count"]
     for row in kernels.table.select(columns).to_pylist():
-        category, time, count = found.get(row["name"], (row["category"], 0.0, 0.0))
-        found[row["name"]] = (
+        category, time, count = sums.get(row["name"], (row["category"], 0.0, 0.0))
+        sums[row["name"]] = (
             category,
             time + row["total_ns"] / kernels.steps,
             count + row["count"] / kernels.steps,
         )
-    return found
+    return sums
 
 
 _FLOATS = ("before_ns", "after_ns", "effect_ns", "before_count", "after_count")

@@ -81,7 +81,7 @@ class PrintOptions:
     "--gpu",
     metavar="NAME",
     group=MEASUREMENT,
-    help="GPU whose peaks FLOPs are compared with. Default: the one that the traces name.",
+    help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
 )
 @top_option(20, not_with=_AS_TABLE)
 @option(

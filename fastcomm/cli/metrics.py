@@ -51,7 +51,7 @@ Examples:
     metavar="NAME",
     group=MEASUREMENT,
     needs=("--flops",),
-    help="GPU whose peaks FLOPs are compared with. Default: the one that the traces name.",
+    help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
 )
 @measure_options
 @result_options("metrics.json, and every table as CSV and Parquet")

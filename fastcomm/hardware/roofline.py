@@ -51,6 +51,8 @@ def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
     return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm)
 
 
+SHARES = ("gemm", "attention", "convolution", "memory_bound")
+_LABELS = {"gemm": "GEMM", "memory_bound": "memory-bound"}
 _VALUES = ("executed_per_step", "model_per_step", "hfu", "mfu")
 
 
@@ -85,7 +87,11 @@ class StepFlops:
         for name, value in (("HFU", self.hfu), ("MFU", self.mfu)):
             parts += [f"{name} {percent(value)}"] if value is not None else []
         peak = f" of the peak of {self.gpu}" if self.gpu and len(parts) > 1 else ""
-        shares = [f"{label} {percent(share)}" for label, share in self.shares.items() if share]
+        shares = [
+            f"{_LABELS.get(name, name)} {percent(share)}"
+            for name, share in self.shares.items()
+            if share
+        ]
         time = f" Of compute time: {', '.join(shares)}." if shares else ""
         missing: dict[str, list[str]] = {}
         for name in ("hfu", "mfu"):
@@ -97,5 +103,9 @@ class StepFlops:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return asdict(self)
+        """Return the JSON object; every value that may be unknown has its reason, or null."""
+        return {
+            **asdict(self),
+            "shares": {name: self.shares.get(name) for name in SHARES},
+            "unknown": {name: self.unknown.get(name) for name in _VALUES},
+        }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastcomm.hardware.roofline import Roof
 from fastcomm.kernels.attribution import BACKWARD, TextColumn, Work
-from fastcomm.kernels.formulas import MATRIX, Cost
+from fastcomm.kernels.formulas import MATRIX, OperatorCost
 from fastcomm.kernels.operands import Inputs, UnknownCostError
 from fastcomm.kernels.rules import RULES, cost
 from fastcomm.trace.columns import filled, first_seen
@@ -43,11 +43,11 @@ def why_unknown(work: Work) -> str | None:
 
 
 @dataclass(frozen=True)
-class OperatorCosts:
+class CountedOperators:
     """The operators of a rank whose cost is known; arrays have an element for each."""
 
     row: Ints  # in the table of events
-    costs: tuple[Cost, ...]
+    costs: tuple[OperatorCost, ...]
     cost: Ints  # index into `costs`
     reasons: dict[str, int]  # why costs of operators with a formula are unknown: of how many
 
@@ -109,7 +109,7 @@ class OperatorCosts:
 class WorkCosts:
     """FLOPs and bytes of the work of a rank; arrays have an element per row of `Work.rows`."""
 
-    operators: OperatorCosts  # that launched work
+    operators: CountedOperators  # that launched work
     operator: Ints  # index into these, or -1
     share: Floats  # of the operator's FLOPs; 0 for work beside its main kernels
     roof: Roof | None
@@ -127,17 +127,17 @@ class WorkCosts:
             The peaks of the rank's device; None if unknown.
 
         """
-        known, events = OperatorCosts.of(work), work.events
+        candidates, events = CountedOperators.of(work), work.events
         is_compute = np.where(work.is_comm[work.rows], -1, work.launch)
-        row = events.enclosing(known.row, is_compute)
+        row = events.enclosing(candidates.row, is_compute)
         place = np.full(len(events) + 1, -1, np.int64)
-        place[known.row] = np.arange(len(known.row))
+        place[candidates.row] = np.arange(len(candidates.row))
         operator = place[row]
         used = np.unique(operator[operator >= 0])
-        used = used[~_is_outer(work, known.take(used))]
-        place = np.full(len(known.row) + 1, -1, np.int64)
+        used = used[~_is_outer(work, candidates.take(used))]
+        place = np.full(len(candidates.row) + 1, -1, np.int64)
         place[used] = np.arange(len(used))
-        operator, operators = place[operator], known.take(used)
+        operator, operators = place[operator], candidates.take(used)
         return cls(
             operators=operators,
             operator=operator,
@@ -205,7 +205,7 @@ class WorkCosts:
         return np.where(self.is_recomputed, 0, self.operators.column("model_flops"))
 
 
-def _is_outer(work: Work, operators: OperatorCosts) -> Flags:
+def _is_outer(work: Work, operators: CountedOperators) -> Flags:
     """Return whether an operator has another one inside that has the same FLOPs."""
     result = np.zeros(len(operators.row), np.bool_)
     own, events = np.flatnonzero(operators.is_matrix), work.events
@@ -219,7 +219,7 @@ def _is_outer(work: Work, operators: OperatorCosts) -> Flags:
     return result
 
 
-def _shares(work: Work, operators: OperatorCosts, operator: Ints) -> Floats:
+def _shares(work: Work, operators: CountedOperators, operator: Ints) -> Floats:
     """Return the share of each row in the FLOPs of its operator."""
     code, labels = work.categories
     inside = np.flatnonzero(operator >= 0)
@@ -237,7 +237,7 @@ def _shares(work: Work, operators: OperatorCosts, operator: Ints) -> Floats:
     return shares
 
 
-def _recomputed(work: Work, operators: OperatorCosts) -> Flags | str:
+def _recomputed(work: Work, operators: CountedOperators) -> Flags | str:
     """Return whether each operator is a forward one inside of a backward pass.
 
     Autograd numbers the operators of a forward pass, those of a recomputed one too, and not

@@ -151,26 +151,26 @@ def step_flops(ranks: Sequence[RankFlops | str], steps: int, step_ns: int) -> St
 
     """
     texts = [rank for rank in ranks if isinstance(rank, str)]
-    known = [rank for rank in ranks if not isinstance(rank, str)]
-    if texts or not known:
+    numbers = [rank for rank in ranks if not isinstance(rank, str)]
+    if texts or not numbers:
         reason = texts[0] if texts else "no rank has device work"
         return StepFlops.without(reason)
-    executed, matrix = sum(rank.executed for rank in known), sum(r.matrix_ns for r in known)
-    covered = sum(rank.covered_ns for rank in known) / matrix if matrix else None
-    gpus = {rank.gpu for rank in known}
-    unknown = _why_unknown(known, steps, executed, covered)
+    executed, matrix = sum(rank.executed for rank in numbers), sum(r.matrix_ns for r in numbers)
+    covered = sum(rank.covered_ns for rank in numbers) / matrix if matrix else None
+    gpus = {rank.gpu for rank in numbers}
+    unknown = _why_unknown(numbers, steps, executed, covered)
     values = {"executed_per_step": executed / max(steps, 1)}
-    peak_share = sum(rank.at_peak_ns for rank in known) / max(step_ns, 1)
+    peak_share = sum(rank.at_peak_ns for rank in numbers) / max(step_ns, 1)
     values["hfu"] = peak_share
     if "mfu" not in unknown:
-        model = sum(rank.model or 0.0 for rank in known)
+        model = sum(rank.model or 0.0 for rank in numbers)
         values["model_per_step"] = model / max(steps, 1)
         values["mfu"] = peak_share * model / executed if executed else 0.0
     return StepFlops(
         **{name: value for name, value in values.items() if name not in unknown},
         gpu=gpus.pop() if len(gpus) == 1 else None,
         covered=covered,
-        shares=_time_shares(known),
+        shares=_time_shares(numbers),
         unknown=unknown,
     )
 
@@ -223,11 +223,11 @@ def _time_shares(ranks: Sequence[RankFlops]) -> dict[str, float | None]:
     if not compute:
         return {}
     shares: dict[str, float | None] = {
-        label: sum(rank.kinds_ns[label] for rank in ranks) / compute for label in MATRIX
+        label.lower(): sum(rank.kinds_ns[label] for rank in ranks) / compute for label in MATRIX
     }
     memory = sum(rank.memory_bound_ns for rank in ranks) / compute
     has_roof = all(rank.gpu is not None for rank in ranks)
-    return {**shares, "memory-bound": memory if has_roof else None}
+    return {**shares, "memory_bound": memory if has_roof else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,14 +258,14 @@ class SlowGemm:
 
 def slow_gemms(table: pa.Table, step_ns: int) -> tuple[SlowGemm, ...]:
     """Return the GEMMs that take much of the steps and reach little of their bound."""
-    found = []
+    slow = []
     for row in table.to_pylist() if step_ns else ():
         if np.isnan(row["peak_ns"]) or row["total_ns"] < _LEAST_SHARE * step_ns:
             continue
         is_compute = row["peak_ns"] >= row["memory_ns"]
         reached = max(row["peak_ns"], row["memory_ns"]) / row["total_ns"]
         if reached < _MOST_REACHED:
-            found.append(
+            slow.append(
                 SlowGemm(
                     **{name: row[name] for name in ("problem", "precision", "count")},
                     total_ns=row["total_ns"],
@@ -274,7 +274,7 @@ def slow_gemms(table: pa.Table, step_ns: int) -> tuple[SlowGemm, ...]:
                     bound="compute" if is_compute else "memory",
                 )
             )
-    return tuple(sorted(found, key=lambda one: one.share * (one.reached - 1))[:_MOST_FINDINGS])
+    return tuple(sorted(slow, key=lambda one: one.share * (one.reached - 1))[:_MOST_FINDINGS])
 
 
 def row_costs(

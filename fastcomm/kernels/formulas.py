@@ -17,7 +17,7 @@ MATRIX = KINDS[:3]  # whose FLOPs are those of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class OperatorCost:
     """What an operator computes and moves."""
 
     flops: int
@@ -29,19 +29,19 @@ class Cost:
 
 
 def _product(
-    left: Tensor, right: Tensor, sizes: tuple[int, int, int, int], bias: Tensor | None
-) -> Cost:
+    factor: Tensor, other: Tensor, sizes: tuple[int, int, int, int], bias: Tensor | None
+) -> OperatorCost:
     """Return the cost of matrix products; `sizes` are their number, m, n and k."""
     count, m, n, k = sizes
     elements = count * m * n
     flops = 2 * elements * k + (elements if bias else 0)
     # Products of one-byte numbers are written in two bytes, those of integers in four.
-    wide = {"fp8": 2, "int8": 4}.get(left.precision, left.element_bytes)
-    return Cost(
+    wide = {"fp8": 2, "int8": 4}.get(factor.precision, factor.element_bytes)
+    return OperatorCost(
         flops=flops,
         model_flops=flops,
-        bytes=left.bytes + right.bytes + elements * wide + (bias.bytes if bias else 0),
-        precision=left.precision,
+        bytes=factor.bytes + other.bytes + elements * wide + (bias.bytes if bias else 0),
+        precision=factor.precision,
         kind="GEMM",
         problem=f"{f'{count}x' if count > 1 else ''}{m}x{n}x{k}",
     )
@@ -49,37 +49,37 @@ def _product(
 
 def matmul(
     inputs: Inputs, a: int = 0, b: int = 1, *, bias: int | None = None, is_linear: bool = False
-) -> Cost:
+) -> OperatorCost:
     """Count a product of tensors; a linear layer's weight has the outputs first."""
-    left, right = inputs.tensor(a), inputs.tensor(b)
-    first = left.shape if len(left.shape) > 1 else (1, *left.shape)
-    second = right.shape if len(right.shape) > 1 else (*right.shape, 1)
+    factor, other = inputs.tensor(a), inputs.tensor(b)
+    first = factor.shape if len(factor.shape) > 1 else (1, *factor.shape)
+    second = other.shape if len(other.shape) > 1 else (*other.shape, 1)
     if is_linear:
         first, second = (math.prod(first[:-1]), first[-1]), second[::-1]
-    if not left.shape or not right.shape or first[-1] != second[-2]:
+    if not factor.shape or not other.shape or first[-1] != second[-2]:
         raise UnknownCostError("the shapes do not fit each other")
     count = math.prod(broadcast([first[:-2], second[:-2]]))
     added = inputs.optional(bias)
-    return _product(left, right, (count, first[-2], second[-1], first[-1]), added)
+    return _product(factor, other, (count, first[-2], second[-1], first[-1]), added)
 
 
-def grouped(inputs: Inputs, a: int = 0, b: int = 1, groups: int = 2) -> Cost:
+def grouped(inputs: Inputs, a: int = 0, b: int = 1, groups: int = 2) -> OperatorCost:
     """Count products of groups of rows, such as those of experts; all rows are in a group."""
-    left, right = inputs.tensor(a), inputs.tensor(b)
-    dimensions = len(left.shape), len(right.shape)
+    factor, other = inputs.tensor(a), inputs.tensor(b)
+    dimensions = len(factor.shape), len(other.shape)
     if dimensions == (3, 3):
         return matmul(inputs, a, b)
     if dimensions == (2, 3):
-        m, k = left.shape
-        count, *matrix = right.shape
+        m, k = factor.shape
+        count, *matrix = other.shape
     elif dimensions == (3, 2):
-        m, k = right.shape[1], right.shape[0]
-        count, *matrix = left.shape
+        m, k = other.shape[1], other.shape[0]
+        count, *matrix = factor.shape
     elif dimensions == (2, 2):
-        (m, k), n = left.shape, right.shape[1]
+        (m, k), n = factor.shape, other.shape[1]
         count = inputs.tensor(groups).elements if inputs.has_tensor(groups) else 1
-        whole = _product(left, right, (1, m, n, k), None)
-        written = (count - 1) * m * n * left.element_bytes
+        whole = _product(factor, other, (1, m, n, k), None)
+        written = (count - 1) * m * n * factor.element_bytes
         return replace(whole, bytes=whole.bytes + written, problem=f"{m}x{n}x{k}/{count}")
     else:
         raise UnknownCostError("the shapes do not fit each other")
@@ -87,18 +87,18 @@ def grouped(inputs: Inputs, a: int = 0, b: int = 1, groups: int = 2) -> Cost:
         raise UnknownCostError("the shapes do not fit each other")
     n = matrix[0] * matrix[1] // k
     return replace(
-        _product(left, right, (1, m, n, k), None), problem=f"{m}x{n}x{k} in {count} groups"
+        _product(factor, other, (1, m, n, k), None), problem=f"{m}x{n}x{k} in {count} groups"
     )
 
 
-def transposable(inputs: Inputs) -> Cost:
+def transposable(inputs: Inputs) -> OperatorCost:
     """Count `te_gemm_ts` of Transformer Engine, whose operands have flags."""
-    left, right = inputs.tensor(0), inputs.tensor(5)
-    if len(left.shape) != len(right.shape) or len(left.shape) != 2:  # noqa: PLR2004 - matrices
+    factor, other = inputs.tensor(0), inputs.tensor(5)
+    if len(factor.shape) != len(other.shape) or len(factor.shape) != 2:  # noqa: PLR2004 - matrices
         raise UnknownCostError("the shapes do not fit each other")
-    m, k = left.shape if inputs.flag(4) else left.shape[::-1]
-    n = right.shape[1] if inputs.flag(9) else right.shape[0]
-    return _product(left, right, (1, m, n, k), None)
+    m, k = factor.shape if inputs.flag(4) else factor.shape[::-1]
+    n = other.shape[1] if inputs.flag(9) else other.shape[0]
+    return _product(factor, other, (1, m, n, k), None)
 
 
 HEADS_FIRST, TOKENS_FIRST = (
@@ -109,7 +109,7 @@ _PACKED = 3  # dimensions of tensors whose sequences follow each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionFormula:
     """Where an attention operator has its arguments."""
 
     q: int = 0  # then k and v
@@ -119,7 +119,7 @@ class Attention:
     is_backward: bool = False
     top_left: bool = False  # the mask is 1: aligned at the first key, 2: at the last
 
-    def __call__(self, inputs: Inputs) -> Cost:
+    def __call__(self, inputs: Inputs) -> OperatorCost:
         """Count QK and PV; causal masks leave half. Backward, QK is computed again."""
         q, k, v = (inputs.tensor(self.q + place) for place in range(3))
         if len({len(tensor.shape) for tensor in (q, k, v)}) > 1:
@@ -139,7 +139,7 @@ class Attention:
         again = count * heads * pairs * width
         output = q.elements // max(width, 1) * value_width * q.element_bytes
         moved = q.bytes + k.bytes + v.bytes
-        return Cost(
+        return OperatorCost(
             flops=2 * forward + again if self.is_backward else forward,
             model_flops=2 * forward if self.is_backward else forward,
             # Backward: also the output and its gradient, and a gradient for each input.
@@ -194,7 +194,7 @@ def _ordered(shape: Shape, order: tuple[int, int, int, int]) -> Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
+class ConvolutionFormula:
     """Where a convolution has its arguments, after input and weight; None: it has none."""
 
     bias: int | None = None
@@ -205,7 +205,7 @@ class Convolution:
     output_padding: int | None = None
     is_transposed: bool = False
 
-    def __call__(self, inputs: Inputs) -> Cost:
+    def __call__(self, inputs: Inputs) -> OperatorCost:
         """Count the forward pass; its output follows from stride, padding and dilation."""
         x, weight = inputs.tensor(0), inputs.tensor(1)
         spatial = len(x.shape) - 2
@@ -244,7 +244,7 @@ class Convolution:
         added = inputs.optional(self.bias)
         flops = _convolved(x.elements if is_transposed else output, weight)
         flops += output if added else 0
-        return Cost(
+        return OperatorCost(
             flops=flops,
             model_flops=flops,
             bytes=x.bytes
@@ -261,7 +261,7 @@ def _convolved(positions: int, weight: Tensor) -> int:
     return 2 * positions * math.prod(weight.shape[1:])
 
 
-def convolution_backward(inputs: Inputs) -> Cost:
+def convolution_backward(inputs: Inputs) -> OperatorCost:
     """Count the gradients that the mask requests: of the input, the weight and the bias."""
     gradient, x, weight = (inputs.tensor(place) for place in range(3))
     mask = [flag.strip() == "True" for flag in inputs.value(10).strip("[]").split(",")]
@@ -271,7 +271,7 @@ def convolution_backward(inputs: Inputs) -> Cost:
     parts = sum(mask[:2])
     flops = parts * _convolved(positions, weight) + (gradient.elements if mask[2] else 0)
     moved = parts * (gradient.bytes + x.bytes + weight.bytes)
-    return Cost(
+    return OperatorCost(
         flops=flops,
         model_flops=flops,
         bytes=moved + (gradient.bytes if mask[2] and not parts else 0),
@@ -280,7 +280,9 @@ def convolution_backward(inputs: Inputs) -> Cost:
     )
 
 
-def elementwise(inputs: Inputs, *, per_element: int = 1, result: int | None = None) -> Cost:
+def elementwise(
+    inputs: Inputs, *, per_element: int = 1, result: int | None = None
+) -> OperatorCost:
     """Count an operator that reads all tensors and writes one of their common shape.
 
     `result` are the bytes of an element of the output, by default those of the widest input.
@@ -289,42 +291,44 @@ def elementwise(inputs: Inputs, *, per_element: int = 1, result: int | None = No
     elements = math.prod(broadcast([tensor.shape for tensor in tensors]))
     own = [tensor for tensor in tensors if tensor.shape] or tensors
     width = result or max(tensor.element_bytes for tensor in own)
-    return Cost(
+    return OperatorCost(
         flops=per_element * elements,
         bytes=sum(tensor.bytes for tensor in tensors) + elements * width,
         precision=own[0].precision,
     )
 
 
-def in_place(inputs: Inputs, *, per_element: int = 1, reads: bool = True) -> Cost:
+def in_place(inputs: Inputs, *, per_element: int = 1, reads: bool = True) -> OperatorCost:
     """Count an operator that overwrites its first tensor, which it may read before."""
     first, *others = inputs.tensors()
-    return Cost(
+    return OperatorCost(
         flops=per_element * first.elements,
         bytes=first.bytes * (2 if reads else 1) + sum(tensor.bytes for tensor in others),
         precision=first.precision,
     )
 
 
-def normalization(inputs: Inputs, *, per_element: int, x: int = 0, passes: int = 2) -> Cost:
+def normalization(
+    inputs: Inputs, *, per_element: int, x: int = 0, passes: int = 2
+) -> OperatorCost:
     """Count a normalization: `passes` tensors like its input `x`, and its small parameters."""
     tensor = inputs.tensor(x)
     small = [other.bytes for other in inputs.tensors() if other.elements < tensor.elements]
-    return Cost(
+    return OperatorCost(
         flops=per_element * tensor.elements,
         bytes=passes * tensor.bytes + sum(small),
         precision=tensor.precision,
     )
 
 
-def reduction(inputs: Inputs) -> Cost:
+def reduction(inputs: Inputs) -> OperatorCost:
     """Count one FLOP for each element of the first tensor; the output is small."""
     tensor = inputs.tensor(0)
-    return Cost(flops=tensor.elements, bytes=tensor.bytes, precision=tensor.precision)
+    return OperatorCost(flops=tensor.elements, bytes=tensor.bytes, precision=tensor.precision)
 
 
-def embedding(inputs: Inputs) -> Cost:
+def embedding(inputs: Inputs) -> OperatorCost:
     """Count rows of a table that are read and written, and their indices."""
     table, indices = inputs.tensor(0), inputs.tensor(1)
     moved = 2 * indices.elements * math.prod(table.shape[1:]) * table.element_bytes
-    return Cost(flops=0, bytes=moved + indices.bytes, precision=table.precision)
+    return OperatorCost(flops=0, bytes=moved + indices.bytes, precision=table.precision)

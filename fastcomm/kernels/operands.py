@@ -102,12 +102,12 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Return all inputs that are tensors; UnknownCostError without any."""
-        found = [
+        tensors = [
             self.tensor(place) for place in range(len(self.types)) if self.has_tensor(place)
         ]
-        if not found:
+        if not tensors:
             raise UnknownCostError("no input is a tensor of known type")
-        return found
+        return tensors
 
     def value(self, place: int) -> str:
         """Return the text of a value; UnknownCostError if values were not recorded."""

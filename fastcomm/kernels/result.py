@@ -149,8 +149,8 @@ class Kernels(TableResult):
     @property
     def _has_roof(self) -> bool:
         """Whether the peaks of the GPU of every rank are known."""
-        found = [rank.flops for rank in self.ranks]
-        return all(not isinstance(flops, str) and flops.gpu is not None for flops in found)
+        parts = [rank.flops for rank in self.ranks]
+        return all(not isinstance(flops, str) and flops.gpu is not None for flops in parts)
 
     @cached_property
     def _statistics(self) -> pa.Table:

@@ -9,9 +9,9 @@ from functools import partial
 
 from fastcomm.kernels.formulas import (
     HEADS_FIRST,
-    Attention,
-    Convolution,
-    Cost,
+    AttentionFormula,
+    ConvolutionFormula,
+    OperatorCost,
     convolution_backward,
     elementwise,
     embedding,
@@ -24,10 +24,10 @@ from fastcomm.kernels.formulas import (
 )
 from fastcomm.kernels.operands import MOST, Inputs, UnknownCostError
 
-Formula = Callable[[Inputs], Cost]
+Formula = Callable[[Inputs], OperatorCost]
 
 
-def cost(name: str, inputs: Inputs) -> Cost:
+def cost(name: str, inputs: Inputs) -> OperatorCost:
     """Return the cost of an operator.
 
     Raises
@@ -38,10 +38,10 @@ def cost(name: str, inputs: Inputs) -> Cost:
     """
     if name not in RULES:
         raise UnknownCostError("no formula for this operator")
-    found = RULES[name](inputs)
-    if max(found.flops, found.bytes) > MOST:
+    result = RULES[name](inputs)
+    if max(result.flops, result.bytes) > MOST:
         raise UnknownCostError("more FLOPs or bytes than one operator can have")
-    return found
+    return result
 
 
 _ELEMENTWISE = (
@@ -92,75 +92,85 @@ RULES: Mapping[str, Formula] = {
         grouped,
     ),
     # Attention: scaled_dot_product_attention calls one of these.
-    "aten::_scaled_dot_product_flash_attention": Attention(causal=4, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": Attention(causal=4, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_efficient_attention": Attention(causal=6, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_cudnn_attention": Attention(causal=6, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_fused_attention_overrideable": Attention(
+    "aten::_scaled_dot_product_flash_attention": AttentionFormula(causal=4, order=HEADS_FIRST),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": AttentionFormula(
+        causal=4, order=HEADS_FIRST
+    ),
+    "aten::_scaled_dot_product_efficient_attention": AttentionFormula(
+        causal=6, order=HEADS_FIRST
+    ),
+    "aten::_scaled_dot_product_cudnn_attention": AttentionFormula(causal=6, order=HEADS_FIRST),
+    "aten::_scaled_dot_product_fused_attention_overrideable": AttentionFormula(
         causal=5, order=HEADS_FIRST
     ),
-    "aten::_flash_attention_forward": Attention(causal=8, starts=3),
-    "aten::_efficient_attention_forward": Attention(causal=9, starts=4, top_left=True),
-    "aten::_cudnn_attention_forward": Attention(causal=10, starts=4, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_flash_attention_backward": Attention(
+    "aten::_flash_attention_forward": AttentionFormula(causal=8, starts=3),
+    "aten::_efficient_attention_forward": AttentionFormula(causal=9, starts=4, top_left=True),
+    "aten::_cudnn_attention_forward": AttentionFormula(causal=10, starts=4, order=HEADS_FIRST),
+    "aten::_scaled_dot_product_flash_attention_backward": AttentionFormula(
         q=1, causal=11, order=HEADS_FIRST, is_backward=True
     ),
-    "aten::_flash_attention_backward": Attention(q=1, causal=11, starts=6, is_backward=True),
-    "aten::_scaled_dot_product_efficient_attention_backward": Attention(
+    "aten::_flash_attention_backward": AttentionFormula(
+        q=1, causal=11, starts=6, is_backward=True
+    ),
+    "aten::_scaled_dot_product_efficient_attention_backward": AttentionFormula(
         q=1, causal=11, order=HEADS_FIRST, is_backward=True
     ),
-    "aten::_efficient_attention_backward": Attention(
+    "aten::_efficient_attention_backward": AttentionFormula(
         q=1, causal=14, starts=6, is_backward=True, top_left=True
     ),
-    "aten::_scaled_dot_product_cudnn_attention_backward": Attention(
+    "aten::_scaled_dot_product_cudnn_attention_backward": AttentionFormula(
         q=1, causal=14, order=HEADS_FIRST, is_backward=True
     ),
-    "aten::_cudnn_attention_backward": Attention(
+    "aten::_cudnn_attention_backward": AttentionFormula(
         q=1, causal=14, order=HEADS_FIRST, is_backward=True
     ),
-    "FlashAttnFunc": Attention(causal=5),
-    "flash_attn::_flash_attn_forward": Attention(causal=5),
-    "flash_attn::_flash_attn_backward": Attention(q=1, causal=11, is_backward=True),
-    "flash_attn::_flash_attn_varlen_forward": Attention(causal=9, starts=3),
-    "flash_attn::_flash_attn_varlen_backward": Attention(
+    "FlashAttnFunc": AttentionFormula(causal=5),
+    "flash_attn::_flash_attn_forward": AttentionFormula(causal=5),
+    "flash_attn::_flash_attn_backward": AttentionFormula(q=1, causal=11, is_backward=True),
+    "flash_attn::_flash_attn_varlen_forward": AttentionFormula(causal=9, starts=3),
+    "flash_attn::_flash_attn_varlen_backward": AttentionFormula(
         q=1, causal=15, starts=9, is_backward=True
     ),
-    "flash_attn_3::fwd": Attention(causal=24),
-    "flash_attn_3::bwd": Attention(q=1, causal=16, is_backward=True),
-    "aiter::_flash_attn_forward": Attention(causal=5),
-    "aiter::_flash_attn_backward": Attention(q=1, causal=12, is_backward=True),
-    "aiter::wrapper_fmha_v3_fwd": Attention(q=1, causal=6),
-    "aiter::wrapper_fmha_v3_bwd": Attention(q=1, causal=9, is_backward=True),
-    "aiter::mha_fwd": Attention(causal=5),
-    "aiter::fmha_v3_fwd": Attention(causal=5),
-    "aiter::mha_bwd": Attention(q=1, causal=8, is_backward=True),
+    "flash_attn_3::fwd": AttentionFormula(causal=24),
+    "flash_attn_3::bwd": AttentionFormula(q=1, causal=16, is_backward=True),
+    "aiter::_flash_attn_forward": AttentionFormula(causal=5),
+    "aiter::_flash_attn_backward": AttentionFormula(q=1, causal=12, is_backward=True),
+    "aiter::wrapper_fmha_v3_fwd": AttentionFormula(q=1, causal=6),
+    "aiter::wrapper_fmha_v3_bwd": AttentionFormula(q=1, causal=9, is_backward=True),
+    "aiter::mha_fwd": AttentionFormula(causal=5),
+    "aiter::fmha_v3_fwd": AttentionFormula(causal=5),
+    "aiter::mha_bwd": AttentionFormula(q=1, causal=8, is_backward=True),
     **dict.fromkeys(
         ("aten::convolution", "aten::_convolution"),
-        Convolution(bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7),
+        ConvolutionFormula(
+            bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7
+        ),
     ),
-    "aten::cudnn_convolution": Convolution(padding=2, stride=3, dilation=4),
+    "aten::cudnn_convolution": ConvolutionFormula(padding=2, stride=3, dilation=4),
     **dict.fromkeys(
         (
             *("aten::miopen_convolution", "aten::miopen_depthwise_convolution"),
             "aten::mkldnn_convolution",
         ),
-        Convolution(bias=2, padding=3, stride=4, dilation=5),
+        ConvolutionFormula(bias=2, padding=3, stride=4, dilation=5),
     ),
-    "aten::cudnn_convolution_relu": Convolution(bias=2, stride=3, padding=4, dilation=5),
-    "aten::cudnn_convolution_add_relu": Convolution(bias=4, stride=5, padding=6, dilation=7),
-    "aten::cudnn_convolution_transpose": Convolution(
+    "aten::cudnn_convolution_relu": ConvolutionFormula(bias=2, stride=3, padding=4, dilation=5),
+    "aten::cudnn_convolution_add_relu": ConvolutionFormula(
+        bias=4, stride=5, padding=6, dilation=7
+    ),
+    "aten::cudnn_convolution_transpose": ConvolutionFormula(
         padding=2, output_padding=3, stride=4, dilation=5, is_transposed=True
     ),
-    "aten::miopen_convolution_transpose": Convolution(
+    "aten::miopen_convolution_transpose": ConvolutionFormula(
         bias=2, padding=3, output_padding=4, stride=5, dilation=6, is_transposed=True
     ),
     **dict.fromkeys(
         ("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
-        Convolution(bias=3, stride=4, padding=5, dilation=6),
+        ConvolutionFormula(bias=3, stride=4, padding=5, dilation=6),
     ),
     **dict.fromkeys(
         ("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward"),
-        Convolution(bias=3, stride=4, padding=5),
+        ConvolutionFormula(bias=3, stride=4, padding=5),
     ),
     "aten::convolution_backward": convolution_backward,
     # Operators that memory bounds.
