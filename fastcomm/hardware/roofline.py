@@ -82,7 +82,7 @@ class StepFlops:
     def sentences(self) -> tuple[str, ...]:
         """What a step executes, its shares of the peak, and why they are unknown."""
         if self.executed_per_step is None:
-            return tuple(f"FLOPs: {NA} ({reason})." for reason in {*self.unknown.values()})[:1]
+            return (f"FLOPs: {NA} ({self.unknown.get('executed_per_step', 'not counted')}).",)
         parts = [f"{self.executed_per_step / 1e12:.4g} TFLOP per step and rank"]
         for name, value in (("HFU", self.hfu), ("MFU", self.mfu)):
             parts += [f"{name} {percent(value)}"] if value is not None else []
