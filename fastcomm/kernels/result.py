@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from fastcomm.hardware.roofline import StepFlops
 from fastcomm.kernels import KeySums, statistics
-from fastcomm.kernels.attribution import INPUTS, split_labels
+from fastcomm.kernels.attribution import split_labels
 from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops
 from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
 from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
@@ -135,16 +135,11 @@ class Kernels(TableResult):
         """Columns that are null in every row, and why."""
         texts = [rank.flops for rank in self.ranks if isinstance(rank.flops, str)]
         reason = texts[0] if texts else "no operator around a launch has a known cost"
-        names = [name for name in _OF_FLOPS if self.table[name].null_count == len(self.table)]
+        names = [*_OF_FLOPS, *(OPERANDS.names if self.by == "operator" else ())]
+        names = [name for name in names if self.table[name].null_count == len(self.table)]
         gpu = self.flops.unknown.get("hfu", reason)
         reasons = {**dict.fromkeys(_OF_FLOPS, reason), **dict.fromkeys(_OF_PEAK, gpu)}
-        if self.by == "operator":
-            names += [name for name in OPERANDS.names if not self._has_inputs]
         return {name: reasons.get(name, reason) for name in names}
-
-    @property
-    def _has_inputs(self) -> bool:
-        return any(INPUTS in name for name in self._statistics["name"].to_pylist())
 
     @property
     def _has_roof(self) -> bool:
