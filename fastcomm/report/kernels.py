@@ -76,8 +76,9 @@ def _rows(kernels: Kernels, top: int) -> TerminalTable:
 
 
 def _has_flops(kernels: Kernels) -> bool:
-    """Return whether FLOPs or bytes of any row are known."""
-    return bool(kernels.table["flops"].null_count < kernels.table.num_rows)
+    """Return whether FLOPs of the step, or rates beside the peak, are known."""
+    has_rates = kernels.table["peak_share"].null_count < kernels.table.num_rows
+    return has_rates or kernels.flops.executed_per_step is not None
 
 
 def _headings(kernels: Kernels) -> tuple[str, ...]:
