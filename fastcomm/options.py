@@ -80,7 +80,8 @@ class MetricsOptions(CheckedOptions):
     and volume count, `steps` the numbers of the steps that count.
     `clock_alignment` is how the clocks of ranks are aligned: by their collectives, or not.
     Without `with_tables`, the tables with a row per event or window, about 200 bytes an event,
-    are left out.
+    are left out. `flops` reads all events of the traces once more, for the FLOPs of a step;
+    `gpu` is the GPU whose peaks they are compared with, by default that of the traces.
     """
 
     link_bandwidth: Bandwidth = None
@@ -88,6 +89,8 @@ class MetricsOptions(CheckedOptions):
     steps: tuple[int, ...] | None = None
     clock_alignment: ClockAlignment = "collectives"
     with_tables: bool = True
+    flops: bool = False
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         """Check that the bandwidth and the numbers are in their ranges."""
@@ -180,7 +183,8 @@ class KernelOptions(CheckedOptions):
 
     `by` is what a row of the result is; `rank` and `step` the one rank and step that count, by
     default all. `match` is a regular expression for the names of kernels, or of rows.
-    `full_names` keeps the names as the profiler recorded them.
+    `full_names` keeps the names as the profiler recorded them. `gpu` is the GPU whose peaks
+    FLOPs are compared with, by default the one that the traces name.
     """
 
     by: KernelKey = "name"
@@ -188,6 +192,7 @@ class KernelOptions(CheckedOptions):
     step: int | None = None
     match: str | None = None
     full_names: bool = False
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges, and that `match` is a regular expression."""

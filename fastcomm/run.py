@@ -150,7 +150,9 @@ class Run:
             direction, with its unit ("400Gbit/s"); `bytes` that bandwidth and volume count
             ("payload", "bus" or "msg"); `steps`, the numbers of the steps to measure (default:
             all); `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`,
-            whether the result has the tables with a row per event and per window.
+            whether the result has the tables with a row per event and per window; `flops`,
+            whether to count the FLOPs of a step, which reads all events once more, and `gpu`,
+            whose peaks they are compared with (default: the one that the traces name).
 
         Returns
         -------
@@ -200,7 +202,8 @@ class Run:
             Fields of `KernelOptions`, passed by name: `by`, what a row is ("name", "category",
             "operator", "module", "annotation", "stream" or "layer"); `rank` and `step`, the one
             that counts (default: all); `match`, a regular expression for the names of kernels
-            or rows; `full_names`, whether names stay as recorded.
+            or rows; `full_names`, whether names stay as recorded; `gpu`, whose peaks FLOPs are
+            compared with (default: the one that the traces name).
 
         Returns
         -------

@@ -103,8 +103,13 @@ def traces(draw):
         ),
         args=None
         if args is None
-        else pa.table({name: pa.array(column(SOME), pa.int64()) for name in args}),
+        else table({name: column(_values(name)) for name in args}, schema.ARGS),
     )
+
+
+def _values(name):
+    """What a column of arguments may hold."""
+    return st.none() | WORDS if name in schema.OPERANDS else SOME
 
 
 def table(columns, wanted):

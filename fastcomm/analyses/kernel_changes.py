@@ -71,13 +71,7 @@ def kernel_changes(pairs: Iterable[tuple[Kernels, Kernels]]) -> dict[KernelKey, 
 
 
 def _changes(before: Kernels, after: Kernels) -> tuple[KernelChange, ...]:
-    old, new = (
-        {
-            row["name"]: (row["category"], row["total_ns"] / k.steps, row["count"] / k.steps)
-            for row in k.table.select(["name", "category", "total_ns", "count"]).to_pylist()
-        }
-        for k in (before, after)
-    )
+    old, new = (_by_name(kernels) for kernels in (before, after))
     none = (None, None, None)
     changes = [
         KernelChange(
@@ -91,6 +85,20 @@ def _changes(before: Kernels, after: Kernels) -> tuple[KernelChange, ...]:
         for name in {**old, **new}
     ]
     return tuple(sorted(changes, key=lambda change: (-abs(change.effect_ns), change.name)))
+
+
+def _by_name(kernels: Kernels) -> dict[str, tuple[str, float, float]]:
+    """Return the category of each name, and its time and count per step, of any shapes."""
+    sums: dict[str, tuple[str, float, float]] = {}
+    columns = ["name", "category", "total_ns", "count"]
+    for row in kernels.table.select(columns).to_pylist():
+        category, time, count = sums.get(row["name"], (row["category"], 0.0, 0.0))
+        sums[row["name"]] = (
+            category,
+            time + row["total_ns"] / kernels.steps,
+            count + row["count"] / kernels.steps,
+        )
+    return sums
 
 
 _FLOATS = ("before_ns", "after_ns", "effect_ns", "before_count", "after_count")

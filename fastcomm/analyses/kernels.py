@@ -29,7 +29,7 @@ def compile_kernels() -> None:
     """Compile the kernels of this analysis and of reading, unless they are cached."""
 
     def summed(trace: Trace) -> None:
-        WorkTotals.of(trace, WorkQuestion(by=get_args(KernelKey)))
+        WorkTotals.of(trace, WorkQuestion(by=get_args(KernelKey), flops=True))
 
     preparation.compile_kernels()
     preparation.compile_for("kernels", summed)
@@ -72,6 +72,8 @@ def sum_kernels(
         steps=None if options.step is None else (options.step,),
         match=options.match,
         full_names=options.full_names,
+        flops=True,
+        gpu=options.gpu,
     )
     (result,) = answered(
         run if options.rank is None else run.only((options.rank,)),

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from fastcomm.analyses.kernels import answered
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.result import Metrics
@@ -60,6 +62,23 @@ def compute_metrics(
         with_tables=options.with_tables,
     )
     executor = executor_of(workers)
+    measured = _measured(run, question, executor, keep_going=keep_going, progress=progress)
+    if not options.flops:
+        return measured
+    work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
+    (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
+    return replace(measured, flops=kernels.flops)
+
+
+def _measured(
+    run: RunTraces,
+    question: "_Question",
+    executor: Executor,
+    *,
+    keep_going: bool,
+    progress: Progress | None,
+) -> Metrics:
+    """Measure a run, again by the host's marks if its ranks cannot all be on one clock."""
     result = executor.gather(run, _task(question), keep_going=keep_going, progress=progress)
     if isinstance(result, Metrics):
         return result

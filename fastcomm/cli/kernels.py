@@ -77,6 +77,12 @@ class PrintOptions:
     is_common=True,
     help="Number of the step. Default: all steps.",
 )
+@option(
+    "--gpu",
+    metavar="NAME",
+    group=MEASUREMENT,
+    help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
+)
 @top_option(20, not_with=_AS_TABLE)
 @option(
     "--format",

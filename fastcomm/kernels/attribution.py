@@ -4,11 +4,13 @@ Work belongs to the innermost range around its launch, on the thread of the laun
 autograd launches belongs to the module whose forward operator has the same sequence number.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +19,21 @@ from numpy.typing import NDArray
 
 from fastcomm.kernels.names import categories, short_label, short_name
 from fastcomm.options import KernelKey
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, OPERANDS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.grouping import Codes
 
 _MODULE = re.compile(r"nn\.Module: (.+?)_(\d+)$")
-_BACKWARD = "autograd::engine::evaluate_function"
+BACKWARD = "autograd::engine::evaluate_function"
 # Keys that need only the device work, and not what the host did.
 DEVICE_KEYS: tuple[KernelKey, ...] = ("name", "category", "stream")
+
+# Between the name of an operator, and the shapes and types of its inputs.
+INPUTS = "\x1f"
+_LONGEST = 1 << 12  # letters of the shapes of an operator
 
 Labels = tuple[Codes, Sequence[str]]  # index of each row's label, and the labels
 
@@ -65,17 +71,24 @@ class Work:
         return names.indices.to_numpy()[self.rows], names.dictionary
 
     @cached_property
-    def _events(self) -> EventRows:
+    def events(self) -> EventRows:
+        """The events of the rank."""
         return EventRows.of(self.trace)
 
     @cached_property
-    def _launch(self) -> Ints:
+    def launch(self) -> Ints:
         """The row at which each work was launched: its call, on the host itself; or -1."""
-        is_host = self._events.kind[self.rows] == KIND["host_work"]
-        return np.where(is_host, self.rows, self._events.launch_of(self.rows))
+        is_host = self.events.kind[self.rows] == KIND["host_work"]
+        return np.where(is_host, self.rows, self.events.launch_of(self.rows))
 
-    def labels(self, by: KernelKey, *, full_names: bool) -> Labels:
-        """Return the label of each row; `full_names` keeps recorded names as they are."""
+    def labels(self, by: KernelKey, *, full_names: bool, with_inputs: bool = False) -> Labels:
+        """Return the label of each row; `full_names` keeps recorded names as they are.
+
+        With `with_inputs`, operators with other shapes or types of inputs have other labels:
+        the name, shapes and types, with `INPUTS` between them.
+        """
+        if by == "operator" and with_inputs:
+            return self._operators_by_inputs()
         if by == "category":
             return self.categories
         if by in ("name", "annotation", "module"):
@@ -111,21 +124,39 @@ class Work:
         return self.trace.events["lane"].to_numpy()[self.rows], texts
 
     def _operators(self) -> Labels:
-        events = self._events
-        row = events.enclosing(events.rows("cpu_op"), self._launch)
+        return self._named(self._operator_rows, "operator", str)
+
+    @cached_property
+    def _operator_rows(self) -> Ints:
+        """The row of the operator of each work, or -1."""
+        events = self.events
+        row = events.enclosing(events.rows("cpu_op"), self.launch)
         is_host = events.kind[self.rows] == KIND["host_work"]
-        return self._named(np.where(is_host, self.rows, row), "operator", str)
+        return np.where(is_host, self.rows, row)
+
+    def _operators_by_inputs(self) -> Labels:
+        columns = [TextColumn.of(self.trace, name) for name in OPERANDS[:2]]
+        row = self._operator_rows
+        names = np.where(row >= 0, self.events.name[row], -1)
+        codes = [np.where(row >= 0, column.codes[row], -1) for column in columns]
+        first, place = first_seen(names, *codes)
+        texts = []
+        for name, own in zip(names[first].tolist(), row[first].tolist(), strict=True):
+            inputs = [(column.text(own) or "")[:_LONGEST] for column in columns]
+            label = self.events.texts[name].replace(INPUTS, " ")
+            texts.append(INPUTS.join([label, *inputs]) if name >= 0 else absent("operator"))
+        return place.astype(np.int32), texts
 
     def _annotations(self, full_names: bool) -> Labels:
         """Label work by annotations: of its launch's thread, or else of the process."""
-        events, ranges = self._events, self._events.rows("annotation")
-        row = events.enclosing(ranges, self._launch)
-        missing = np.flatnonzero((row < 0) & (self._launch >= 0))
+        events, ranges = self.events, self.events.rows("annotation")
+        row = events.enclosing(ranges, self.launch)
+        missing = np.flatnonzero((row < 0) & (self.launch >= 0))
         process = self.trace.lanes["process"].combine_chunks().dictionary_encode()
         of_lane = process.indices.to_numpy()[events.lane]
         spans = [
             (of_lane[rows], events.start[rows], events.stop[rows])
-            for rows in (ranges, self._launch[missing])
+            for rows in (ranges, self.launch[missing])
         ]
         place = enclosing(spans[0], spans[1])
         row[missing] = np.where(place >= 0, ranges[place] if len(ranges) else -1, -1)
@@ -134,18 +165,18 @@ class Work:
     @cached_property
     def _module_rows(self) -> Ints:
         """The rows of the forward passes of modules."""
-        flags = pc.match_substring_regex(self._events.names, r"^nn\.Module: .+_[0-9]+$")
-        return np.flatnonzero(self._events.by_name(flags) & self._events.of_kind("python"))
+        flags = pc.match_substring_regex(self.events.names, r"^nn\.Module: .+_[0-9]+$")
+        return np.flatnonzero(self.events.by_name(flags) & self.events.of_kind("python"))
 
     @cached_property
     def _forward(self) -> Ints:
         """The row of the launch of each work, or in a backward pass of its forward operator."""
-        events, launch = self._events, self._launch.copy()
+        events, launch = self.events, self.launch.copy()
         args = self.trace.args
         if args is None or "sequence" not in args.column_names:
             return launch
         sequence = filled(args["sequence"])
-        is_backward = events.by_name(pc.starts_with(events.names, _BACKWARD))
+        is_backward = events.by_name(pc.starts_with(events.names, BACKWARD))
         ops = np.flatnonzero(events.of_kind("cpu_op") & (sequence != NULL) & (sequence >= 0))
         backward, forward = ops[is_backward[ops]], ops[~is_backward[ops]]
         if "forward_thread" in args.column_names:
@@ -157,12 +188,12 @@ class Work:
         return launch
 
     def _modules(self, full_names: bool) -> Labels:
-        row = self._events.enclosing(self._module_rows, self._forward)
+        row = self.events.enclosing(self._module_rows, self._forward)
         return self._named(row, "module", _instance if full_names else _class)
 
     def _layers(self) -> Labels:
         """Label work by the outermost module around it whose class has several instances."""
-        events, rows = self._events, self._module_rows
+        events, rows = self.events, self._module_rows
         names = {code: events.texts[code] for code in np.unique(events.name[rows]).tolist()}
         count = Counter(map(_class, names.values()))
         repeated = [code for code, name in names.items() if count[_class(name)] > 1]
@@ -171,10 +202,31 @@ class Work:
 
     def _named(self, row: Ints, noun: str, label: Callable[[str], str]) -> Labels:
         """Return labels from the names of some rows; those of -1 are "(no `noun`)"."""
-        none = len(self._events.texts)
-        used, place = _renumbered(np.where(row >= 0, self._events.name[row], none), none + 1)
-        texts = [absent(noun) if k == none else label(self._events.texts[k]) for k in used]
+        none = len(self.events.texts)
+        used, place = _renumbered(np.where(row >= 0, self.events.name[row], none), none + 1)
+        texts = [absent(noun) if k == none else label(self.events.texts[k]) for k in used]
         return place, texts
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """A column of texts of the events of a trace."""
+
+    codes: Ints  # -1: null
+    texts: pa.Array
+
+    @classmethod
+    def of(cls, trace: Trace, name: str) -> Self:
+        """Return a column of the arguments; null if the trace lacks it."""
+        if trace.args is None or name not in trace.args.column_names:
+            return cls(np.full(trace.events.num_rows, -1, np.int64), pa.array([], pa.string()))
+        column = trace.args[name].combine_chunks()
+        return cls(filled(column.indices, -1), column.dictionary)
+
+    def text(self, row: int) -> str | None:
+        """Return the text of a row."""
+        code = int(self.codes[row])
+        return None if code < 0 else str(self.texts[code].as_py())
 
 
 def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Codes]:
@@ -225,3 +277,25 @@ def _class(name: str) -> str:
     """Return the class of a module."""
     match = _MODULE.match(name)
     return match[1] if match else name
+
+
+def split_labels(labels: Sequence[str]) -> dict[str, pa.Array]:
+    """Return `name`, `shapes` and `dtypes` of labels; without inputs, the last two are null."""
+    parts = [label.split(INPUTS, 2) for label in labels]
+    texts = pa.list_(pa.string())
+    return {
+        "name": pa.array([part[0] for part in parts], pa.string()),
+        "shapes": pa.array([_inputs(part[1:2]) for part in parts], texts),
+        "dtypes": pa.array([_inputs(part[2:3]) for part in parts], texts),
+    }
+
+
+def _inputs(texts: Sequence[str]) -> list[str] | None:
+    """Return the entries of a JSON list as texts; None if there is no such list."""
+    try:
+        values = json.loads(texts[0]) if texts else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list):
+        return None
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]

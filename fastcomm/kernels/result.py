@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.hardware.roofline import StepFlops
 from fastcomm.kernels import KeySums, statistics
+from fastcomm.kernels.attribution import split_labels
+from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops
 from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
 from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
 from fastcomm.options import KernelKey
@@ -18,9 +21,6 @@ from fastcomm.trace.columns import Groups, filled
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
 
-NOT_COUNTED = "operations and bytes of kernels are not computed yet"
-UNKNOWN = {"flops": NOT_COUNTED, "bytes": NOT_COUNTED, "tflops_per_s": NOT_COUNTED}
-NO_SHAPES = dict.fromkeys(("shapes", "dtypes"), "shapes and types of operands are not read yet")
 _LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
 _LEAST_COST = 1e-3  # of the step
 # Categories as subjects of a sentence; others are "<category> kernels take".
@@ -46,16 +46,23 @@ COLUMNS = pa.schema(
         ("max_ns", _INT),
         ("per_step_ns", _FLOAT),  # in the mean step of a rank; null without steps
         ("share", _FLOAT),  # of the step; null without steps
-        ("flops", _INT),
-        ("bytes", _INT),
-        ("tflops_per_s", _FLOAT),
+        ("flops", _FLOAT),  # this and the next: of the events of which they are known
+        ("bytes", _FLOAT),
+        ("flops_covered", _FLOAT),  # share of the time of these events; null without any
+        ("tflops_per_s", _FLOAT),  # of these events
+        ("peak_share", _FLOAT),  # of the peak
+        ("bytes_per_s", _FLOAT),
+        ("memory_share", _FLOAT),  # of the bandwidth of the memory
+        ("bound", _TEXT),  # that it is near: "compute", "memory" or "neither"
         ("ranks", _INT),  # number of ranks that have it
         ("slowest_rank", _INT),  # null for communication, and without a peer
         ("slowdown", _FLOAT),  # its mean duration, divided by the median of its peers
         ("cost_ns", _FLOAT),  # by how much its steps are longer than those of its peers
     ]
 )
-OPERANDS = [pa.field(name, pa.list_(_TEXT)) for name in ("shapes", "dtypes")]
+OPERANDS = pa.schema([pa.field(name, pa.list_(_TEXT)) for name in ("shapes", "dtypes")])
+_OF_PEAK = ("peak_share", "memory_share", "bound")
+_OF_FLOPS = ("flops", "bytes", "tflops_per_s", "bytes_per_s", *_OF_PEAK)
 BY_RANK = pa.schema(
     [("name", _TEXT), ("rank", _INT), ("count", _INT), ("total_ns", _INT), ("mean_ns", _FLOAT)]
 )
@@ -112,25 +119,54 @@ class Kernels(TableResult):
             notes.append(f"the traces have no {self.by} around any launch; {_RECORD[self.by]}")
         return tuple(notes)
 
+    @cached_property
+    def flops(self) -> StepFlops:
+        """FLOPs of the mean step of a rank."""
+        step_ns = sum(rank.step_ns for rank in self.ranks)
+        return step_flops([rank.flops for rank in self.ranks], self.steps, step_ns)
+
+    @property
+    def findings(self) -> tuple[SlowGemm, ...]:
+        """GEMMs that take much of the step and are far from their bound."""
+        return slow_gemms(self.totals.problems, sum(rank.step_ns for rank in self.ranks))
+
     @property
     def unknown(self) -> dict[str, str]:
         """Columns that are null in every row, and why."""
-        return {**UNKNOWN, **(NO_SHAPES if self.by == "operator" else {})}
+        texts = [rank.flops for rank in self.ranks if isinstance(rank.flops, str)]
+        reason = texts[0] if texts else "no operator around a launch has a known cost"
+        names = [*_OF_FLOPS, *(OPERANDS.names if self.by == "operator" else ())]
+        names = [name for name in names if self.table[name].null_count == len(self.table)]
+        gpu = self.flops.unknown.get("hfu", reason)
+        reasons = {**dict.fromkeys(_OF_FLOPS, reason), **dict.fromkeys(_OF_PEAK, gpu)}
+        return {name: reasons.get(name, reason) for name in names}
+
+    @property
+    def _has_roof(self) -> bool:
+        """Whether the peaks of the GPU of every rank are known."""
+        parts = [rank.flops for rank in self.ranks]
+        return all(not isinstance(flops, str) and flops.gpu is not None for flops in parts)
 
     @cached_property
-    def table(self) -> pa.Table:
-        """A row per value of the key, the longest total first: COLUMNS."""
+    def _statistics(self) -> pa.Table:
+        """Numbers and durations by label, the longest total first."""
         sums = self._rows.group_by("name").aggregate(
             [("count", "sum"), ("total_ns", "sum"), ("min_ns", "min"), ("max_ns", "max")]
         )
         names, *values = (column.combine_chunks() for column in sums.columns)
         exact = KeySums(*map(filled, values))
-        durations = distribution(self.totals.durations[self.by], names)
-        table = statistics(exact, durations, names)
+        return statistics(exact, distribution(self.totals.durations[self.by], names), names)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """A row per value of the key, the longest total first: COLUMNS."""
+        table = self._statistics
         slow = [self._slow_ranks.get(name) for name in table["name"].to_pylist()]
         totals = table["total_ns"].to_pylist()
         columns = {
             **{name: table[name] for name in table.column_names},
+            **cost_columns(self._rows, table, has_roof=self._has_roof),
+            **split_labels(table["name"].to_pylist()),
             "category": [self._categories[name] for name in table["name"].to_pylist()],
             "per_step_ns": [total / self.steps for total in totals] if self.steps else None,
             "share": [self.share(total) for total in totals],
@@ -139,13 +175,14 @@ class Kernels(TableResult):
             "slowdown": [one and one.slowdown for one in slow],
             "cost_ns": [one and self._cost_ns(one) for one in slow] if self.steps else None,
         }
-        schema = COLUMNS
-        for field in OPERANDS if self.by == "operator" else ():
-            schema = schema.append(field)
+        schema = self._with_operands(COLUMNS)
         return pa.table(
             [_column(columns.get(field.name), field.type, table.num_rows) for field in schema],
             schema=schema,
         )
+
+    def _with_operands(self, schema: pa.Schema) -> pa.Schema:
+        return pa.schema([*schema, *(OPERANDS if self.by == "operator" else ())])
 
     def to_arrow(self) -> pa.Table:
         """Return a row per value of the key, the longest total first; times in ns."""
@@ -164,18 +201,22 @@ class Kernels(TableResult):
         Returns
         -------
         pyarrow.Table
-            `name`, `rank`, `count`, `total_ns` and `mean_ns`.
+            `name`, `rank`, `count`, `total_ns` and `mean_ns`; of operators also `shapes` and
+            `dtypes`.
 
         """
         rows = self._of_ranks("name")
-        order = {name: place for place, name in enumerate(self.table["name"].to_pylist())}
+        labels = self._statistics["name"].to_pylist()
+        order = {name: place for place, name in enumerate(labels)}
         place = np.array([order[name] for name in rows["name"].to_pylist()], np.int64)
         mean = pc.divide(rows["total_ns"].cast(_FLOAT), rows["count"].cast(_FLOAT))
         rows = rows.append_column("mean_ns", mean)
-        rank = rows["rank"].to_numpy()
-        return (
-            rows.take(pa.array(np.lexsort((rank, place)))).select(BY_RANK.names).cast(BY_RANK)
-        )
+        rows = rows.take(pa.array(np.lexsort((rows["rank"].to_numpy(), place))))
+        columns = {name: rows[name] for name in rows.column_names}
+        columns |= split_labels(rows["name"].to_pylist())
+        schema = self._with_operands(BY_RANK)
+        arrays = [_column(columns[field.name], field.type, len(rows)) for field in schema]
+        return pa.table(arrays, schema=schema)
 
     @property
     def _rows(self) -> pa.Table:
@@ -270,6 +311,8 @@ class Kernels(TableResult):
                 for name, total in self.by_category.items()
             ],
             "rows": self.table.to_pylist(),
+            "flops": self.flops.to_dict(),
+            "findings": [finding.to_dict() for finding in self.findings],
             "unknown": self.unknown,
             "notes": list(self.notes),
             "warnings": list(self.warnings),

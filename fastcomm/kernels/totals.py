@@ -3,8 +3,8 @@
 Memory grows with the ranks times the keys, and not with the events.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -12,15 +12,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import SchemaError
+from fastcomm.hardware.roofline import roof_of
 from fastcomm.kernels import Distribution, KeySums, check_durations, same_texts
-from fastcomm.kernels.attribution import DEVICE_KEYS, Labels, Work
+from fastcomm.kernels.attribution import DEVICE_KEYS, INPUTS, Labels, Work
+from fastcomm.kernels.costs import WorkCosts, why_unknown
+from fastcomm.kernels.flops import (
+    COSTS,
+    PROBLEMS,
+    RankFlops,
+    merged_problems,
+    problems,
+    row_costs,
+)
 from fastcomm.options import KernelKey
 from fastcomm.trace.events import matches
 from fastcomm.trace.run import Content, ranges
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import Floats, Ints
 
+NOT_COUNTED = "FLOPs were not counted"
 ROWS = pa.schema(
     [
         pa.field("rank", pa.int32()),
@@ -30,6 +41,7 @@ ROWS = pa.schema(
         pa.field("total_ns", pa.int64()),
         pa.field("min_ns", pa.int64()),
         pa.field("max_ns", pa.int64()),
+        *(pa.field(name, pa.float64()) for name in COSTS),  # 0 where FLOPs are unknown
     ]
 )
 _ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
@@ -50,11 +62,15 @@ class WorkQuestion:
     steps: tuple[int, ...] | None = None  # their numbers; None: all
     match: str | None = None
     full_names: bool = False
+    flops: bool = False  # whether FLOPs are counted, and operators divided by their inputs
+    gpu: str | None = None  # whose peaks count; None: the one that the trace names
 
     @property
     def content(self) -> Content:
         """The part of a trace that the keys need."""
-        return "kernels" if set(self.by) <= set(DEVICE_KEYS) else "launches"
+        if not set(self.by) <= set(DEVICE_KEYS):
+            return "launches"
+        return "flops" if self.flops else "kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +87,7 @@ class RankWork:
     is_host_run: bool
     warnings: tuple[str, ...]
     unused: tuple[str, ...]
+    flops: RankFlops | str = NOT_COUNTED  # a text says why they are unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +97,7 @@ class WorkTotals:
     ranks: tuple[RankWork, ...]
     rows: dict[KernelKey, pa.Table]  # ROWS, sorted
     durations: dict[KernelKey, pa.Table]  # DURATIONS, sorted
+    problems: pa.Table  # GEMMs by their size: PROBLEMS
 
     @classmethod
     def of(cls, trace: Trace, question: WorkQuestion) -> Self:
@@ -94,16 +112,37 @@ class WorkTotals:
             check_durations(duration)
         except SchemaError as error:
             raise SchemaError(f"{trace.meta.path}: {error}") from error
-        rows, durations = {}, {}
+        costs = _costs(work, question)
+        rows, durations, sizes = {}, {}, PROBLEMS.empty_table()
+        if isinstance(costs, WorkCosts):
+            about = replace(about, flops=RankFlops.of(work, costs, chosen, duration))
+            sizes = problems(costs, chosen, duration)
+        else:
+            about = replace(about, flops=costs)
         for key in question.by:
-            labels = work.labels(key, full_names=question.full_names)
+            labels = work.labels(
+                key, full_names=question.full_names, with_inputs=question.flops
+            )
             own = _matching(work, labels, chosen, question.match)
             is_own = slice(None) if own is None else own
             at = chosen[is_own]
+            spent = duration[is_own]
+            numbers = {}
+            if isinstance(costs, WorkCosts):
+                of_operators = key not in DEVICE_KEYS
+                numbers = row_costs(costs, at, spent, of_operators=of_operators)
             rows[key], durations[key] = _tables(
-                trace.meta.rank, work, labels, at, duration[is_own]
+                trace.meta.rank, work, labels, at, spent, numbers
             )
-        return cls(ranks=(about,), rows=rows, durations=durations)
+        return cls(ranks=(about,), rows=rows, durations=durations, problems=sizes)
+
+
+def _costs(work: Work, question: WorkQuestion) -> WorkCosts | str:
+    """Return the FLOPs of the work of a rank; a text says why they are unknown."""
+    if not question.flops:
+        return NOT_COUNTED
+    roof = roof_of(work.trace.meta.gpu, question.gpu)
+    return why_unknown(work) or WorkCosts.of(work, roof)
 
 
 def _chosen(work: Work, question: WorkQuestion) -> tuple[Ints, RankWork]:
@@ -144,14 +183,20 @@ def _matching(work: Work, labels: Labels, chosen: Ints, match: str | None) -> In
     code, names = work.names
     label, texts = labels
     is_match = np.zeros(len(chosen), np.bool_)
-    for codes, of in ((code, names), (label, pa.array(texts, pa.string()))):
+    labels_ = pa.array([text.partition(INPUTS)[0] for text in texts], pa.string())
+    for codes, of in ((code, names), (label, labels_)):
         flags = matches(of, match).to_numpy(zero_copy_only=False).astype(np.bool_)
         is_match |= flags[codes[chosen]]
     return np.flatnonzero(is_match)
 
 
 def _tables(
-    rank: int, work: Work, labels: Labels, at: Ints, duration: Ints
+    rank: int,
+    work: Work,
+    labels: Labels,
+    at: Ints,
+    duration: Ints,
+    numbers: Mapping[str, Floats],
 ) -> tuple[pa.Table, pa.Table]:
     """Return the tables ROWS and DURATIONS of the work at some indices."""
     key, names = same_texts(labels[0][at], pa.array(labels[1], pa.string()))
@@ -169,6 +214,14 @@ def _tables(
             "total_ns": parts.total[used],
             "min_ns": parts.least[used],
             "max_ns": parts.most[used],
+            **{
+                name: np.bincount(pair, weights=numbers.get(name), minlength=len(parts.count))[
+                    used
+                ]
+                if name in numbers
+                else np.zeros(len(used))
+                for name in COSTS
+            },
         }
     )
     whole = Distribution.of(key, duration, KeySums.of(key, duration, len(names)))
@@ -202,6 +255,7 @@ def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
         ),
         rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
         durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
+        problems=merged_problems([part.problems for part in parts]),
     )
 
 

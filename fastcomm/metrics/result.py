@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.hardware.roofline import StepFlops
 from fastcomm.metrics import gaps
 from fastcomm.metrics.across import Across, plain
 from fastcomm.metrics.breakdown import (
@@ -27,6 +28,9 @@ from fastcomm.options import ByteKind
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.units import format_ns
+
+NO_FLOPS = "not counted, as that reads all events: pass --flops"
+_NOT_COUNTED = StepFlops.without(NO_FLOPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -56,6 +60,7 @@ class Metrics(Result):
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown
+    flops: StepFlops = _NOT_COUNTED
     skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
@@ -176,6 +181,7 @@ class Metrics(Result):
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
+            "flops": self.flops.to_dict(),
             "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
             "failed": [asdict(rank) for rank in self.skipped],

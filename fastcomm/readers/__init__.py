@@ -292,12 +292,12 @@ class RankReader:
     path: Path
     options: TraceOptions
     rank: tuple[Any, ...] = ()  # further arguments: what the format knows of the rank
+    may_have_shapes: bool = False  # whether the format records the shapes of operators
 
     def __call__(self, content: Content) -> Trace:
         """Read a part of the trace."""
-        return self.read(
-            self.path, replace(self.options, whole=content in WITH_HOST), *self.rank
-        )
+        whole = content in WITH_HOST or (content == "flops" and self.may_have_shapes)
+        return self.read(self.path, replace(self.options, whole=whole), *self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from fastcomm.trace.iterations import (
     why_not_on_device_clock,
     without_cut_end,
 )
-from fastcomm.trace.schema import ARGS, TAG
+from fastcomm.trace.schema import ARGS, OPERANDS, TAG
 from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.arrays import NULL
@@ -297,7 +297,22 @@ def _args_table(events: Events) -> pa.Table:
     """Return the columns of `schema.ARGS` that the reader has, and `bytes` in any case."""
     unknown = np.full(len(events.lane), NULL, np.int64)
     present = [name for name in ARGS.names if name in events.more or name == "bytes"]
-    return pa.table({name: nullable(events.more.get(name, unknown)) for name in present})
+    columns = {name: events.more.get(name, unknown) for name in present}
+    return pa.table(
+        {
+            name: _texts(column, events.texts) if name in OPERANDS else nullable(column)
+            for name, column in columns.items()
+            if name not in OPERANDS or (column != NULL).any()
+        }
+    )
+
+
+def _texts(codes: NDArray[np.int64], texts: Sequence[str]) -> pa.DictionaryArray:
+    """Return the texts of codes, null for NULL; its dictionary has only those that occur."""
+    used = np.unique(codes[codes != NULL])
+    place = np.searchsorted(used, codes).astype(np.int32)
+    names = pa.array([texts[code] for code in used.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(place, mask=codes == NULL), names)
 
 
 def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]) -> pa.Table:

@@ -17,8 +17,10 @@ _HEADINGS = (
     *("category", "total", "of step", "per step", "count", "mean", "median", "p95", "max"),
     "slowest rank",
 )
+_OF_FLOPS = ("TFLOP/s", "of peak", "memory", "near")
 _EVEN = 0.01  # relative difference up to which ranks are equally fast
-_DROP = ("median", "max", "per step", "category")
+_DROP = ("median", "max", "per step", "category", "p95", "mean")
+_LONGEST = 60  # letters of the shapes of an operator
 
 
 def write(kernels: Kernels, folder: Path, *, xlsx: bool = False) -> list[Path]:
@@ -49,6 +51,8 @@ def show(kernels: Kernels, top: int) -> None:
     console = plain_console()
     say(console, f"[bold]{escape(kernels.headline)}[/]")
     say(console, _scope(kernels), indent=2)
+    for sentence in (*kernels.flops.sentences, *(f"{f.text}." for f in kernels.findings)):
+        say(console, escape(sentence), indent=2)
     if kernels.by != "category" and len(kernels.by_category) > 1:
         console.print(_categories(kernels))
     console.print(_rows(kernels, top))
@@ -81,20 +85,36 @@ def _categories(kernels: Kernels) -> TerminalTable:
 
 def _rows(kernels: Kernels, top: int) -> TerminalTable:
     """Return the table of the rows with the longest totals."""
-    rows = table(_NOUNS.get(kernels.by, kernels.by), *_HEADINGS, drop=_DROP)
+    rows = table(_NOUNS.get(kernels.by, kernels.by), *_headings(kernels), drop=_DROP)
     for row in kernels.table.slice(0, top).to_pylist():
-        rows.add_row(*map(escape, _cells(row)))
+        rows.add_row(*map(escape, _cells(row, has_flops=_has_flops(kernels))))
     return rows
+
+
+def _has_flops(kernels: Kernels) -> bool:
+    """Return whether FLOPs of the step, or rates beside the peak, are known."""
+    has_rates = kernels.table["peak_share"].null_count < kernels.table.num_rows
+    return has_rates or kernels.flops.executed_per_step is not None
+
+
+def _headings(kernels: Kernels) -> tuple[str, ...]:
+    return (*_HEADINGS, *(_OF_FLOPS if _has_flops(kernels) else ()))
 
 
 _NOUNS = {"name": "kernel"}
 
 
-def _cells(row: dict[str, Any]) -> Sequence[str]:
+def _cells(row: dict[str, Any], *, has_flops: bool) -> Sequence[str]:
     """Return the cells of a row, formatted with their units."""
     times = (format_ns(row[name]) for name in ("mean_ns", "median_ns", "p95_ns", "max_ns"))
+    costs = (
+        na(row["tflops_per_s"], "{:.3g}".format),
+        na(row["peak_share"], percent),
+        na(row["memory_share"], percent),
+        row["bound"] or NA,
+    )
     return (
-        row["name"],
+        f"{row['name']}{_shapes(row.get('shapes') or ())}",
         row["category"],
         format_ns(row["total_ns"]),
         percent(row["share"]),
@@ -102,7 +122,15 @@ def _cells(row: dict[str, Any]) -> Sequence[str]:
         str(row["count"]),
         *times,
         _slowest(row),
+        *(costs if has_flops else ()),
     )
+
+
+def _shapes(shapes: Sequence[str]) -> str:
+    """Return the shapes of tensors as text: " 4096x512 512x1024"."""
+    texts = ["x".join(text.strip("[]").split(", ")) for text in shapes if text != "[]"]
+    text = " ".join(["", *texts])
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _slowest(row: dict[str, Any]) -> str:
@@ -116,7 +144,7 @@ def _slowest(row: dict[str, Any]) -> str:
 
 def markdown(kernels: Kernels, top: int) -> str:
     """Return the first sentence and the top rows as a table of Markdown."""
-    headings = (_NOUNS.get(kernels.by, kernels.by), *_HEADINGS)
+    headings = (_NOUNS.get(kernels.by, kernels.by), *_headings(kernels))
     lines = [
         _plain(kernels.headline),
         "",
@@ -124,7 +152,7 @@ def markdown(kernels: Kernels, top: int) -> str:
         f"|{' --- |' * 2}{' ---: |' * (len(headings) - 2)}",
     ]
     for row in kernels.table.slice(0, top).to_pylist():
-        name, *cells = map(_plain, _cells(row))
+        name, *cells = map(_plain, _cells(row, has_flops=_has_flops(kernels)))
         lines.append(f"| {' | '.join([f'`{name}`', *cells])} |")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from fastcomm.metrics import gaps, idle
-from fastcomm.metrics.result import Metrics
+from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.report import details
 from fastcomm.report.console import (
     COMMAND,
@@ -99,7 +99,13 @@ def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
         lines.append(f"[{color}]{escape(finding.text)}[/] Confidence: {finding.confidence}.")
     if more := len(metrics.findings) - len(printed):
         lines.append(f"{counted(more, 'more finding')} with --full.")
-    return lines + ([f"[green]{escape(metrics.health)}[/]"] if metrics.health else [])
+    lines += [f"[green]{escape(metrics.health)}[/]"] if metrics.health else []
+    return lines + [escape(line) for line in metrics.flops.sentences if _has_flops(metrics)]
+
+
+def _has_flops(metrics: Metrics) -> bool:
+    """Return whether FLOPs were counted."""
+    return NO_FLOPS not in metrics.flops.unknown.values()
 
 
 def _title(metrics: Metrics) -> str:

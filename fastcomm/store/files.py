@@ -308,14 +308,15 @@ def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trac
     before = assemble(events, trace.lanes, collectives, replace(stored, whole=whole), bare)
     warnings = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
     meta = replace(trace.meta, warnings=warnings)
-    return assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
+    again = assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
+    return replace(again, args=trace.args)  # with texts, which events do not have
 
 
 def _events(trace: Trace) -> Events:
     """Return the stored events as a reader returns them."""
     name = trace.events["name"].combine_chunks()
-    args = trace.args
-    more = {} if args is None else {arg: filled(args[arg]) for arg in args.column_names}
+    args = trace.events.select([]) if trace.args is None else trace.args
+    more = {n: filled(args[n]) for n in args.column_names if n not in schema.OPERANDS}
     stream = np.full(trace.events.num_rows, NULL, np.int64)
     stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])
     start, stop, correlation, offset = (

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
@@ -65,7 +65,7 @@ def read(
     options: TraceOptions,
     rank: int | None = None,
     provenance: dict[str, Any] | None = None,
-    column_set: schema.ColumnSet = "all",
+    column_set: schema.ColumnSet | Literal["flops"] = "all",
 ) -> Trace:
     """Read one rank of a store.
 
@@ -84,7 +84,8 @@ def read(
     provenance
         Source and options of the rank, as the manifest states them.
     column_set
-        The columns that are enough. For metrics, device work is enough, too.
+        The columns that are enough. For metrics, device work is enough, too. "flops" are
+        "launches" if the file has shapes of operators, else "kernels".
 
     Raises
     ------
@@ -94,8 +95,12 @@ def read(
     """
     from fastcomm import arrow_files
 
-    with opened(path) as file:
+    with opened(path, with_operands=options.whole or column_set == "flops") as file:
         metadata = _about(file, path)
+        if column_set == "flops":
+            has_shapes = metadata["whole"] and schema.OPERANDS[0] in file.schema_arrow.names
+            options = replace(options, whole=has_shapes)
+            column_set = "launches" if has_shapes else "kernels"
         _check_contents(metadata, path, rank, is_whole=options.whole)
         stored = restored(metadata["reading"])
         check_provenance(metadata, provenance, path)
@@ -156,8 +161,11 @@ def _has_windows(
 
 
 @contextmanager
-def opened(path: Path) -> Iterator["pq.ParquetFile"]:
-    """Open the file of a rank; any error while it is open becomes one with its path."""
+def opened(path: Path, *, with_operands: bool = False) -> Iterator["pq.ParquetFile"]:
+    """Open the file of a rank; any error while it is open becomes one with its path.
+
+    With `with_operands`, the texts of operators' inputs can be read, too, if the file has any.
+    """
     import pyarrow.parquet as pq  # slow import, and few runs are stores
 
     try:
@@ -166,7 +174,7 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
             files.named(path) as source,
             pq.ParquetFile(
                 source,
-                read_dictionary=_TEXT_COLUMNS,
+                read_dictionary=_text_columns(source) if with_operands else _TEXT_COLUMNS,
                 page_checksum_verification=True,
                 # Reading ahead pays if each read is a request over a network.
                 pre_buffer=not files.is_local(path),
@@ -186,6 +194,14 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
         raise TraceFileError(
             f"{path}: damaged, or no file of a store ({cause}); ingest its trace again"
         ) from error
+
+
+def _text_columns(source: Any) -> list[str]:
+    """Return the columns of texts that a file has; operands are only in some."""
+    import pyarrow.parquet as pq
+
+    present = pq.read_metadata(source).schema.names
+    return _TEXT_COLUMNS + [name for name in schema.OPERANDS if name in present]
 
 
 def _check_texts(file_schema: pa.Schema, columns: Iterable[str]) -> None:
@@ -213,6 +229,8 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
         raise TypeError("device_notes are no texts")
+    if not isinstance(meta.get("gpu"), str | None):
+        raise TypeError(f"gpu {str(meta['gpu'])[:40]!r}")
     for name in ("is_truncated", "is_host_run"):
         if not isinstance(meta.get(name, False), bool):
             raise TypeError(f"{name} {str(meta[name])[:40]!r}")

@@ -336,17 +336,17 @@ def host_args(job: Job, kernel: Kernel) -> str:
 
 
 def _dims(job: Job) -> dict[str, tuple[list[list[int]], list[str]]]:
-    """Return shapes and types of operator inputs, by kind of kernel."""
+    """Return shapes and types of operator inputs, by kind of kernel.
+
+    Operators of matrix products have no shapes: their kernels take times that no size explains.
+    """
     half = "c10::BFloat16"
     rows, width = job.tokens, job.hidden
     return {
-        "gemm": ([[rows, width], [width, width]], [half, half]),
+        "gemm": ([[], []], [half, half]),
         "rows": ([[rows, width]], [half]),
-        "heads": ([[rows, width // 128 + 1, 128]] * 3, [half] * 3),
-        "experts": (
-            [[rows, width], [job.ep, width, width], [job.ep]],
-            [half, half, "long int"],
-        ),
+        "heads": ([[]] * 3, [half] * 3),
+        "experts": ([[]] * 3, [half, half, "long int"]),
         "tokens": ([[rows, width], [rows]], [half, "long int"]),
         "bucket": ([[job.bucket], [job.bucket], [job.bucket], []], ["float"] * 3 + ["Scalar"]),
     }

@@ -19,9 +19,10 @@ MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 
 
 # Which part of a trace is read: all events; device work and communication; or of these the
-# columns that metrics or sums of kernels need; or of all events those that link launches. Where
+# columns that metrics or sums of kernels need; or of all events those that link launches.
+# "flops" are those too if the format records the shapes of operators, and else "kernels". Where
 # a format cannot leave out columns (`schema.COLUMN_SETS`), it reads all.
-Content = Literal["all", "work", "metrics", "kernels", "launches"]
+Content = Literal["all", "work", "metrics", "kernels", "launches", "flops"]
 WITH_HOST = ("all", "launches")  # with events of the host
 
 

@@ -88,8 +88,12 @@ ARGS = pa.schema(
         pa.field("record_function", pa.int64()),  # joins the host's execution trace
         pa.field("wait_stream", pa.int64()),  # stream that a synchronization waits for
         pa.field("wait_correlation", pa.int64()),  # of the event record that it waits for
+        pa.field("input_shapes", _NAMES),  # of the inputs of an operator: a JSON list
+        pa.field("input_types", _NAMES),  # their types: a JSON list
+        pa.field("input_values", _NAMES),  # values of those that are no tensors: a JSON list
     ]
 )
+OPERANDS = ("input_shapes", "input_types", "input_values")
 
 LANES = pa.schema(
     [
@@ -179,6 +183,7 @@ NARROW = {
 }
 _NAMED = (*_MEASURED, "name", "lane")
 _WHICH = pa.schema([COMM.field(name) for name in ("op", "start", "stop", "tag", "event")])
+_LINKS = ("sequence", "forward_thread", *OPERANDS)
 # Sets of columns that can be read without the others.
 ColumnSet = Literal["all", "metrics", "kernels", "launches"]
 COLUMN_SETS: dict[ColumnSet, dict[str, pa.Schema]] = {
@@ -192,6 +197,6 @@ COLUMN_SETS: dict[ColumnSet, dict[str, pa.Schema]] = {
     "launches": {
         "events": pa.schema([EVENTS.field(name) for name in (*_NAMED, "correlation")]),
         "comm": _WHICH,
-        "args": pa.schema([ARGS.field(name) for name in ("sequence", "forward_thread")]),
+        "args": pa.schema([ARGS.field(name) for name in _LINKS]),
     },
 }

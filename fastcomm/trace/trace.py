@@ -70,6 +70,7 @@ class Meta:
     is_truncated: bool = False  # whether the file ends early
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
+    gpu: str | None = None  # name of the device, as the trace has it
 
 
 def validate(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:

@@ -36,6 +36,7 @@ from fastcomm.readers.kineto.selection import (
     EVERYTHING_ON_HOST,
     METRICS,
     ON_HOST,
+    OPERAND_NAMES,
 )
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
@@ -52,6 +53,7 @@ HOST_RUN = (
 
 SUFFIXES = head.SUFFIXES
 _MOST_DEVICES = 1 << 16
+_LONGEST_GPU = 200  # letters of the name of a GPU
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 # Times relative to a base time span at most three months; times since 1970 are larger.
 _ABSOLUTE = 1_600_000_000_000_000_000
@@ -109,6 +111,7 @@ def read(
         lacks=missing,
         is_truncated=scanned.is_truncated,
         is_host_run=is_host_run,
+        gpu=_gpu(scanned.envelope.get("deviceProperties")),
     )
     return assemble(events, lanes, collectives, options, meta)
 
@@ -144,6 +147,14 @@ def _selected(
     else:
         selection = ON_HOST if on_host else METRICS
     return scan(path, selection, allow_truncated=options.allow_truncated)
+
+
+def _gpu(devices: object) -> str | None:
+    """Return the name that all devices of a file have; None without one."""
+    devices = devices if isinstance(devices, list) else []
+    names = {device.get("name") for device in devices if isinstance(device, dict)}
+    name = names.pop() if len(names) == 1 else None
+    return name[:_LONGEST_GPU] if isinstance(name, str) else None
 
 
 def _stated(
@@ -248,7 +259,11 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             path=path,
             size=_size(path),
             reader=RankReader(
-                read, path, reading, (None if is_unknown else rank, assigned.get(rank))
+                read,
+                path,
+                reading,
+                (None if is_unknown else rank, assigned.get(rank)),
+                may_have_shapes=True,
             ),
         )
         for rank, path in sorted(ranks.items())
@@ -299,6 +314,8 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
     columns["start"] += base
     columns["stop"] += base
     columns |= {name: columns[key] for key, name in ARG_NAMES.items() if key in columns}
+    if "position" in columns:  # all events were read
+        columns |= _operands(columns, scanned.details)
     events = Events(
         **{name: columns.pop(name) for name in _EVENT},
         lane=lane,
@@ -307,6 +324,13 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
         details=scanned.details,
     )
     return events, lanes, (base, clock), notes
+
+
+def _operands(columns: dict[str, Any], details: Mapping[str, Ints]) -> dict[str, Ints]:
+    """Return the codes of the texts of operators' inputs by column; NULL without any."""
+    is_operator = np.isin(columns["kind"], (KIND["cpu_op"], KIND["host_work"]))
+    place = np.where(is_operator, columns["detail"], np.int32(-1))
+    return {name: details[key][place] for key, name in OPERAND_NAMES.items() if key in details}
 
 
 _EVENT = ("start", "stop", "kind", "name", "correlation")

@@ -151,6 +151,13 @@ ARG_NAMES = {
     "Record function id": "record_function",
 }
 
+# The texts of operators among them.
+OPERAND_NAMES = {
+    "Input Dims": "input_shapes",
+    "Input type": "input_types",
+    "Concrete Inputs": "input_values",
+}
+
 # For metrics: device work, its launches, marks of iterations, calls of collectives, and long
 # operators and functions, which tell why a device is idle.
 METRICS = Selection(
@@ -187,6 +194,7 @@ EVERYTHING = replace(
     keep=_keep(dict.fromkeys(KIND, KEEP_ALL)),
     positions=True,
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
+    detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
 )
 
 # For runs without an accelerator: all operators, and what links them to annotations.

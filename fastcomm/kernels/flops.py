@@ -1,0 +1,356 @@
+"""FLOPs of the steps of a run: executed, of the model, and near which bound; slow GEMMs.
+
+FLOPs are float64: those of a long run exceed 64-bit integers, and are exact up to 2**53.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.hardware.roofline import StepFlops
+from fastcomm.kernels.attribution import Work
+from fastcomm.kernels.costs import WorkCosts
+from fastcomm.kernels.formulas import MATRIX
+from fastcomm.kernels.names import COMMUNICATION, COPY
+from fastcomm.units import counted, percent
+from fastcomm_kernels.arrays import Floats, Ints
+
+# Sums of the work of a row: FLOPs and bytes, time of the work of which they are known, and
+# time at the peak and at the memory's bandwidth.
+COSTS = (
+    *("flops", "flops_ns", "peak_ns", "peak_of_ns", "bytes", "bytes_ns", "memory_ns"),
+    "matrix_ns",  # time of GEMMs, attention and convolutions
+)
+PROBLEMS = pa.schema(
+    [
+        pa.field("problem", pa.string()),  # "4096x1024x512"
+        pa.field("precision", pa.string()),
+        pa.field("count", pa.int64()),
+        *(pa.field(name, pa.float64()) for name in ("total_ns", "peak_ns", "memory_ns")),
+    ]
+)
+# Above this share of the time of GEMMs, attention and convolutions, unknown FLOPs count.
+_MOST_UNKNOWN = 0.05
+_MOST_WITHOUT_PEAK = 0.01  # of the FLOPs
+_MOST_PROBLEMS = 1 << 12  # of a rank: the longest
+NEAR = 0.2  # share of a bound from which on work is near it
+# A GEMM is a finding if it takes this share of the step, and reaches less of its bound.
+_LEAST_SHARE, _MOST_REACHED = 0.03, 0.5
+_MOST_FINDINGS = 3
+NO_PEAK = "the peak of the GPU {gpu} is not known: pass --gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFlops:
+    """FLOPs of the steps of one rank; times in ns."""
+
+    gpu: str | None  # whose peaks count, as fastcomm names it
+    device: str | None  # name in the trace
+    executed: float  # of GEMMs, attention and convolutions
+    model: float | None  # without recomputation
+    model_reason: str | None
+    at_peak_ns: float  # time of the executed FLOPs at the peak
+    without_peak: float  # executed FLOPs in a precision of unknown peak
+    matrix_ns: int  # time of kernels of GEMMs, attention and convolutions
+    covered_ns: int  # of these, of which FLOPs are known
+    compute_ns: int
+    kinds_ns: dict[str, int]
+    memory_bound_ns: int
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, work: Work, costs: WorkCosts, chosen: Ints, duration: Ints) -> Self:
+        """Sum up the costs of the chosen rows of work, which take `duration` ns each."""
+        code, labels = work.categories
+        category = code[chosen]
+        time = {
+            label: int(duration[category == place].sum()) for place, label in enumerate(labels)
+        }
+        is_matrix = np.isin(category, [labels.index(label) for label in MATRIX])
+        share = costs.share[chosen]
+        operator = costs.operator[chosen]
+        inside = operator >= 0
+        # Operators whose work is not in the steps do not count, or count in part.
+        part = np.bincount(
+            operator[inside], weights=share[inside], minlength=len(costs.operators.row)
+        )
+        part = np.where(costs.operators.is_matrix, part, 0.0)
+        flops = costs.operators.column("flops") * part
+        at_peak = costs.peak_ns_by_operator * part
+        model = costs.model_flops
+        return cls(
+            gpu=None if costs.roof is None else costs.roof.gpu,
+            device=work.trace.meta.gpu,
+            executed=float(flops.sum()),
+            model=None if isinstance(model, str) else float((model * part).sum()),
+            model_reason=model if isinstance(model, str) else None,
+            at_peak_ns=float(np.nansum(at_peak)),
+            without_peak=float(flops[np.isnan(at_peak)].sum()),
+            matrix_ns=sum(time[label] for label in MATRIX),
+            covered_ns=int(duration[is_matrix & inside].sum()),
+            compute_ns=sum(time.values()) - time[COMMUNICATION] - time[COPY],
+            kinds_ns={label: time[label] for label in MATRIX},
+            memory_bound_ns=int(
+                duration[costs.is_memory_bound[chosen] & (category != labels.index(COPY))].sum()
+            ),
+            reasons=costs.operators.reasons,
+        )
+
+
+def problems(costs: WorkCosts, chosen: Ints, duration: Ints) -> pa.Table:
+    """Return the time of the chosen work of GEMMs by their size: PROBLEMS, the longest."""
+    operators, operator = costs.operators, costs.operator[chosen]
+    inside = operator >= 0
+    spent = np.bincount(
+        operator[inside], weights=duration[inside], minlength=len(operators.row)
+    )
+    rows: dict[tuple[str, str], list[float]] = {}
+    columns = operators.cost, spent, costs.peak_ns_by_operator, costs.memory_ns_by_operator
+    for place, total, peak, memory in zip(*(c.tolist() for c in columns), strict=True):
+        one = operators.costs[place]
+        if one.problem and total:
+            row = rows.setdefault((one.problem, one.precision), [0.0, 0.0, 0.0, 0.0])
+            row[:] = [old + new for old, new in zip(row, (1, total, peak, memory), strict=True)]
+    longest = sorted(rows.items(), key=lambda item: (-item[1][1], item[0]))[:_MOST_PROBLEMS]
+    table = [[*key, int(values[0]), *values[1:]] for key, values in longest]
+    records = [dict(zip(PROBLEMS.names, values, strict=True)) for values in table]
+    return pa.Table.from_pylist(records, schema=PROBLEMS)
+
+
+def merged_problems(tables: Sequence[pa.Table]) -> pa.Table:
+    """Add up the GEMMs of several ranks by their size."""
+    whole = pa.concat_tables(tables)
+    names = [name for name in PROBLEMS.names if name not in ("problem", "precision")]
+    sums = whole.group_by(["problem", "precision"], use_threads=False).aggregate(
+        [(name, "sum") for name in names]
+    )
+    return (
+        sums.rename_columns(PROBLEMS.names)
+        .cast(PROBLEMS)
+        .sort_by([("total_ns", "descending"), ("problem", "ascending")])
+    )
+
+
+def step_flops(ranks: Sequence[RankFlops | str], steps: int, step_ns: int) -> StepFlops:
+    """Return the FLOPs of the mean step of a rank.
+
+    Parameters
+    ----------
+    ranks
+        The FLOPs of each rank; a text says why those of a rank are unknown.
+    steps
+        Number of steps of all ranks together.
+    step_ns
+        Duration of all these steps.
+
+    """
+    texts = [rank for rank in ranks if isinstance(rank, str)]
+    numbers = [rank for rank in ranks if not isinstance(rank, str)]
+    if texts or not numbers:
+        reason = texts[0] if texts else "no rank has device work"
+        return StepFlops.without(reason)
+    executed, matrix = sum(rank.executed for rank in numbers), sum(r.matrix_ns for r in numbers)
+    covered = sum(rank.covered_ns for rank in numbers) / matrix if matrix else None
+    gpus = {rank.gpu for rank in numbers}
+    unknown = _why_unknown(numbers, steps, executed, covered)
+    values = {"executed_per_step": executed / max(steps, 1)}
+    peak_share = sum(rank.at_peak_ns for rank in numbers) / max(step_ns, 1)
+    values["hfu"] = peak_share
+    if "mfu" not in unknown:
+        model = sum(rank.model or 0.0 for rank in numbers)
+        values["model_per_step"] = model / max(steps, 1)
+        values["mfu"] = peak_share * model / executed if executed else 0.0
+    return StepFlops(
+        **{name: value for name, value in values.items() if name not in unknown},
+        gpu=gpus.pop() if len(gpus) == 1 else None,
+        covered=covered,
+        shares=_time_shares(numbers),
+        unknown=unknown,
+    )
+
+
+def _why_unknown(
+    ranks: Sequence[RankFlops], steps: int, executed: float, covered: float | None
+) -> dict[str, str]:
+    """Return why values of the step are unknown, by their names."""
+    names = ("executed_per_step", "hfu", "mfu")
+    unknown: dict[str, str] = {}
+    without_peak = sum(rank.without_peak for rank in ranks)
+    if any(rank.gpu is None for rank in ranks):
+        device = next(rank.device for rank in ranks if rank.gpu is None)
+        unknown = dict.fromkeys(("hfu", "mfu"), NO_PEAK.format(gpu=device or "n/a"))
+    elif executed and without_peak > _MOST_WITHOUT_PEAK * executed:
+        reason = (
+            f"{percent(without_peak / executed)} of the FLOPs have a precision whose peak is "
+            "not known: whether fp32 runs on tensor cores is not recorded"
+        )
+        unknown = dict.fromkeys(("hfu", "mfu"), reason)
+    for rank in ranks:
+        if rank.model_reason:
+            unknown["mfu"] = rank.model_reason
+    if covered is not None and covered < 1 - _MOST_UNKNOWN:
+        unknown = dict.fromkeys(names, _uncovered(ranks, covered))
+    if not steps:
+        unknown = dict.fromkeys(names, "no steps")
+    if "mfu" in unknown:
+        unknown["model_per_step"] = unknown["mfu"]
+    return unknown
+
+
+def _uncovered(ranks: Sequence[RankFlops], covered: float) -> str:
+    """Return the reason for unknown FLOPs, with the most frequent one of operators."""
+    reasons: Counter[str] = Counter()
+    for rank in ranks:
+        reasons.update(rank.reasons)
+    detail = "; ".join(
+        f"{counted(count, 'operator')}: {reason}" for reason, count in reasons.most_common(1)
+    )
+    return (
+        f"the FLOPs of {percent(1 - covered)} of the time of GEMM, attention and convolution "
+        f"kernels are unknown{f' ({detail})' if detail else ''}"
+    )
+
+
+def _time_shares(ranks: Sequence[RankFlops]) -> dict[str, float | None]:
+    """Return shares of the time of compute kernels."""
+    compute = sum(rank.compute_ns for rank in ranks)
+    if not compute:
+        return {}
+    shares: dict[str, float | None] = {
+        label.lower(): sum(rank.kinds_ns[label] for rank in ranks) / compute for label in MATRIX
+    }
+    memory = sum(rank.memory_bound_ns for rank in ranks) / compute
+    has_roof = all(rank.gpu is not None for rank in ranks)
+    return {**shares, "memory_bound": memory if has_roof else None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGemm:
+    """GEMMs of one size that are far from the peak, or from the bandwidth that bounds them."""
+
+    problem: str
+    precision: str
+    count: int
+    total_ns: float
+    share: float  # of the step
+    reached: float  # of the bound
+    bound: str  # "compute" or "memory"
+
+    @property
+    def text(self) -> str:
+        """Return the finding as a sentence without its period."""
+        limit = "peak" if self.bound == "compute" else "the memory bandwidth"
+        return (
+            f"GEMMs of {self.problem} ({self.precision}) reach {percent(self.reached)} of "
+            f"{limit}: {percent(self.share)} of the step"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"kind": "slow_gemm", "text": self.text, **asdict(self)}
+
+
+def slow_gemms(table: pa.Table, step_ns: int) -> tuple[SlowGemm, ...]:
+    """Return the GEMMs that take much of the steps and reach little of their bound."""
+    slow = []
+    for row in table.to_pylist() if step_ns else ():
+        if np.isnan(row["peak_ns"]) or row["total_ns"] < _LEAST_SHARE * step_ns:
+            continue
+        is_compute = row["peak_ns"] >= row["memory_ns"]
+        reached = max(row["peak_ns"], row["memory_ns"]) / row["total_ns"]
+        if reached < _MOST_REACHED:
+            slow.append(
+                SlowGemm(
+                    **{name: row[name] for name in ("problem", "precision", "count")},
+                    total_ns=row["total_ns"],
+                    share=row["total_ns"] / step_ns,
+                    reached=reached,
+                    bound="compute" if is_compute else "memory",
+                )
+            )
+    return tuple(sorted(slow, key=lambda one: one.share * (one.reached - 1))[:_MOST_FINDINGS])
+
+
+def row_costs(
+    costs: WorkCosts, rows: Ints, duration: Ints, *, of_operators: bool
+) -> dict[str, Floats]:
+    """Return what is summed up for rows of work, by the names of COSTS; 0 where unknown.
+
+    With `of_operators`, time of which FLOPs are known is that of all work of an operator, and
+    else that of its main kernels.
+    """
+    operator, share = costs.operator[rows], costs.share[rows]
+    is_known = (operator >= 0) & (of_operators | (share > 0))
+    has_peak = is_known & ~np.isnan(np.append(costs.peak_ns_by_operator, np.nan)[operator])
+    is_matrix = is_known & np.append(costs.operators.is_matrix, False)[operator]
+    times = {
+        **dict.fromkeys(("flops_ns", "bytes_ns"), is_known),
+        "peak_of_ns": has_peak,
+        "matrix_ns": is_matrix,
+    }
+    values = {
+        name: np.nan_to_num(getattr(costs, name)[rows])
+        for name in ("flops", "bytes", "peak_ns", "memory_ns")
+    }
+    return {**values, **{name: np.where(flags, duration, 0.0) for name, flags in times.items()}}
+
+
+def cost_columns(rows: pa.Table, table: pa.Table, *, has_roof: bool) -> dict[str, pa.Array]:
+    """Return the columns of FLOPs and bytes; null where no event has a known cost.
+
+    Parameters
+    ----------
+    rows
+        Sums of each rank, with the columns `name` and COSTS.
+    table
+        The rows of the result, with `name` and `total_ns`.
+    has_roof
+        Whether the peaks of all GPUs are known.
+
+    """
+    sums = rows.group_by("name").aggregate([(name, "sum") for name in COSTS])
+    place = pc.index_in(table["name"].combine_chunks(), sums["name"].combine_chunks())
+    own = {name: sums[f"{name}_sum"].take(place).to_numpy() for name in COSTS}
+    is_known = own["flops_ns"] > 0
+
+    def ratio(above: str, below: str, scale: float = 1.0) -> Floats:
+        unknown = np.full(len(is_known), np.nan)
+        np.divide(own[above] * scale, own[below], out=unknown, where=own[below] > 0)
+        return unknown
+
+    peak, memory = ratio("peak_ns", "peak_of_ns"), ratio("memory_ns", "bytes_ns")
+    memory = memory if has_roof else np.full(len(memory), np.nan)
+    columns = {
+        "flops": np.where(is_known, np.rint(own["flops"]), np.nan),
+        "bytes": np.where(is_known, np.rint(own["bytes"]), np.nan),
+        "flops_covered": np.where(
+            is_known, own["flops_ns"] / np.maximum(table["total_ns"].to_numpy(), 1), np.nan
+        ),
+        "tflops_per_s": ratio("flops", "flops_ns", 1e-3),
+        "peak_share": peak,
+        "bytes_per_s": ratio("bytes", "bytes_ns", 1e9),
+        "memory_share": memory,
+    }
+    columns_ = peak, memory, own["matrix_ns"] > 0
+    bounds = [_bound(*row) for row in zip(*(c.tolist() for c in columns_), strict=True)]
+    return {
+        **{name: pa.array(values, from_pandas=True) for name, values in columns.items()},
+        "bound": pa.array(bounds, pa.string()),
+    }
+
+
+def _bound(peak: float, memory: float, is_matrix: bool) -> str | None:
+    """Return the bound that work is near, by its shares of both; None if they are unknown."""
+    if math.isnan(memory):
+        return None
+    if not math.isnan(peak) and peak > memory:
+        return "compute" if peak >= NEAR else "neither"
+    if memory >= NEAR:
+        return "memory"
+    return None if is_matrix and math.isnan(peak) else "neither"

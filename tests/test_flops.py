@@ -1,0 +1,451 @@
+"""Test FLOPs and bytes of operators against definitions, other tools, and hostile inputs."""
+
+import csv
+import gzip
+import json
+from collections import Counter
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+import kineto_text as k
+import oracle_flops as oracle
+import pytest
+from commands import invoke
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastcomm
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.roofline import roof_of
+from fastcomm.kernels.operands import Inputs, UnknownCostError
+from fastcomm.kernels.rules import RULES, cost
+
+KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
+NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
+BF16, FP32 = "c10::BFloat16", "float"
+H100 = [{"name": "NVIDIA H100 80GB HBM3"}]
+
+
+def counted(name, shapes, values=None, dtype=BF16, types=None):
+    """The cost of an operator; inputs without a shape are no tensors."""
+    types = types or [dtype if shape else "Scalar" for shape in shapes]
+    texts = None if values is None else json.dumps(values)
+    return cost(name, Inputs.of(json.dumps(shapes), json.dumps(types), texts))
+
+
+# ------------------------------------------------------------------ against the definitions
+
+LENGTH = st.integers(1, 5)
+
+
+@given(LENGTH, LENGTH, LENGTH, LENGTH)
+def test_flops_of_products_are_counted_one_by_one(b, m, n, k_):
+    assert counted("aten::mm", [[m, k_], [k_, n]]).flops == oracle.matrix_product(
+        [m, k_], [k_, n]
+    )
+    whole = oracle.matrix_product([b, m, k_], [b, k_, n])
+    assert counted("aten::bmm", [[b, m, k_], [b, k_, n]]).flops == whole
+    assert counted("aten::matmul", [[b, m, k_], [k_, n]]).flops == whole
+    added = counted("aten::addmm", [[n], [m, k_], [k_, n], [], []])
+    assert added.flops == oracle.matrix_product([m, k_], [k_, n]) + m * n
+    layer = counted("aten::linear", [[b, m, k_], [n, k_], []])
+    assert layer.flops == whole
+    assert counted("aten::linear", [[b, m, k_], [n, k_], [n]]).flops == whole + b * m * n
+    assert counted("aten::baddbmm", [[b, m, n], [b, m, k_], [b, k_, n]]).flops == (
+        whole + b * m * n
+    )
+
+
+@given(LENGTH, LENGTH, LENGTH, LENGTH)
+def test_a_grouped_product_has_the_flops_of_all_rows(groups, m, n, k_):
+    rows = groups * m
+    whole = oracle.matrix_product([rows, k_], [k_, n])
+    shapes = [[rows, k_], [groups, k_, n], [groups]]
+    assert counted("aten::_grouped_mm", shapes, types=[BF16, BF16, "int"]).flops == whole
+    shapes = [[n, rows], [rows, k_], [groups]]
+    gradient = counted("aten::_grouped_mm", shapes, types=[BF16, BF16, "int"])
+    assert gradient.flops == oracle.matrix_product([n, rows], [rows, k_])
+    # Reads both, and writes a matrix for each group.
+    assert gradient.bytes == 2 * (n * rows + rows * k_ + groups * n * k_)
+
+
+@given(LENGTH, LENGTH, LENGTH, LENGTH, LENGTH, LENGTH, st.booleans())
+def test_flops_of_attention_are_counted_pair_by_pair(b, group, heads, s, keys, d, causal):
+    keys = s + keys if causal else keys
+    sizes = (b, heads * group, s, keys, d, d, causal)
+    q, kv = [b, heads * group, s, d], [b, heads, keys, d]  # heads of keys are shared
+    values = ["", "", "", "0.", str(causal), "False", ""]
+    found = counted(
+        "aten::_scaled_dot_product_flash_attention", [q, kv, kv, [], [], [], []], values
+    )
+    assert found.flops == pytest.approx(oracle.attention(*sizes))
+    assert found.bytes == 2 * (2 * prod(q) + 2 * prod(kv))
+    swapped = [[shape[0], shape[2], shape[1], shape[3]] for shape in (q, q, kv, kv)]
+    backward = counted(
+        "flash_attn::_flash_attn_backward",
+        [*swapped, *[[]] * 8],
+        [*[""] * 11, str(causal)],
+    )
+    assert backward.flops == pytest.approx(oracle.attention_backward(*sizes))
+    assert backward.model_flops == pytest.approx(2 * oracle.attention(*sizes))
+
+
+def test_a_causal_mask_leaves_half():
+    shapes = [[16, 16, 559, 64]] * 3
+    whole, half = (
+        counted(
+            "aten::_scaled_dot_product_flash_attention",
+            [*shapes, [], [], [], []],
+            ["", "", "", "0.", str(causal), "False", ""],
+        ).flops
+        for causal in (False, True)
+    )
+    assert 2 * half == whole == 4 * 16 * 16 * 559 * 559 * 64
+
+
+def test_packed_sequences_are_the_longest_and_others_of_equal_length():
+    shapes = [[12, 2, 8], [12, 2, 8], [12, 2, 8], [3], [3], [], [], [], [], []]
+    types = [BF16] * 3 + ["int"] * 2 + ["Scalar"] * 5
+    values = ["", "", "", "", "", "8", "8", "0.", "0.1", "True"]
+    found = counted("flash_attn::_flash_attn_varlen_forward", shapes, values, types=types)
+    expected = oracle.attention(1, 2, 8, 8, 8, 8, True) + oracle.attention(
+        1, 2, 4, 4, 8, 8, True
+    )
+    assert found.flops == expected
+
+
+@given(
+    LENGTH,
+    LENGTH,
+    LENGTH,
+    st.lists(st.tuples(st.integers(3, 9), st.integers(1, 3)), min_size=1, max_size=2),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 2),
+)
+def test_flops_of_convolutions_are_counted_output_by_output(
+    batch, inputs, outputs, spatial, stride, padding, dilation
+):
+    x = [batch, inputs, *(length for length, _ in spatial)]
+    weight = [outputs, inputs, *(size for _, size in spatial)]
+    count = len(spatial)
+    arguments = [[value] * count for value in (stride, padding, dilation)]
+    if any(size + (dilation - 1) * (size - 1) > length for length, size in spatial):
+        return
+    flops, out = oracle.convolution(x, weight, *arguments)
+    values = ["", "", "", *map(str, arguments), "False", str([0] * count), "1"]
+    found = counted("aten::convolution", [x, weight, *[[]] * 7], values)
+    assert found.flops == flops
+    assert found.bytes == 2 * (prod(x) + prod(weight) + prod(out))
+    for mask, share in (("[True, True, False]", 2), ("[False, True, False]", 1)):
+        texts = ["", "", "", "[0]", *map(str, arguments), "False", "[0, 0]", "1", mask]
+        backward = counted("aten::convolution_backward", [out, x, weight, *[[]] * 8], texts)
+        assert backward.flops == share * flops
+
+
+def test_a_transposed_convolution_spreads_each_input():
+    values = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "True", "[0, 0]", "1"]
+    found = counted("aten::convolution", [[1, 3, 4, 4], [3, 5, 2, 2], *[[]] * 7], values)
+    assert found.flops == 2 * (3 * 4 * 4) * (5 * 2 * 2)
+
+
+def test_bytes_of_elementwise_operators_are_inputs_and_output():
+    found = counted("aten::add", [[4, 1], [3], []], dtype=FP32)
+    assert (found.flops, found.bytes) == (12, 4 * (4 + 3 + 12))
+    copy = counted("aten::copy_", [[4], [4], []], types=[BF16, FP32, "Scalar"])
+    assert (copy.flops, copy.bytes) == (0, 4 * 2 + 4 * 4)
+    norm = counted("aten::native_layer_norm", [[8, 4], [], [4], [4], []], dtype=FP32)
+    assert norm.bytes == 4 * (2 * 32 + 8)
+
+
+# ------------------------------------------------------------------ hostile inputs
+
+HUGE = 1 << 40
+ANY = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+SHAPES = st.lists(st.lists(st.integers(-2, 1 << 45), max_size=5), max_size=16)
+TYPES = st.lists(st.sampled_from([BF16, FP32, "Scalar", "TensorList", ""]), max_size=16)
+VALUES = st.lists(st.sampled_from(["", "True", "[1, 1]", "[0]", "-1", "9" * 400]), max_size=16)
+
+
+@given(st.sampled_from(sorted(RULES)), st.data())
+def test_any_inputs_have_a_cost_or_a_reason(name, data):
+    parts = [
+        data.draw(st.one_of(likely, ANY, st.text(max_size=9)))
+        for likely in (SHAPES, TYPES, VALUES)
+    ]
+    texts = [part if isinstance(part, str) else json.dumps(part) for part in parts]
+    with suppress(UnknownCostError):
+        found = cost(name, Inputs.of(*texts))
+        assert 0 <= found.flops <= 1 << 62
+        assert 0 <= found.bytes <= 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "values", "reason"),
+    [
+        ("aten::mm", "[[1, 2], [3, 4]]", '["float", "float"]', "[]", "do not fit"),
+        ("aten::mm", "[[1, -2], [2, 4]]", '["float", "float"]', "[]", "no tensor"),
+        ("aten::mm", "[[1, 2]]", '["float", "float"]', "[]", "damaged"),
+        ("aten::mm", "[" * 9999, '["float"]', "[]", "damaged"),
+        ("aten::mm", "[[1, 1e3], [2, 4]]", '["float", "float"]', "[]", "no tensor"),
+        ("aten::mm", f"[[{'9' * 9000}, 2], [2, 4]]", '["float", "float"]', "[]", "damaged"),
+        ("aten::mm", "[[true, 2], [2, 4]]", '["float", "float"]', "[]", "no tensor"),
+        ("aten::mm", "[[1, 2], [2, 4]]", '["float", "odd"]', "[]", "no tensor"),
+        ("aten::mm", f"[[{HUGE}, {HUGE}], [{HUGE}, 1]]", '["float", "float"]', "[]", "more"),
+        ("aten::nothing", "[]", "[]", "[]", "no formula"),
+        ("aten::convolution", "[[1, 1, 4], [1, 1, 2]]", '["float", "float"]', None, "PyTorch"),
+    ],
+)  # fmt: skip
+def test_damaged_inputs_have_a_reason(name, shapes, types, values, reason):
+    with pytest.raises(UnknownCostError, match=reason):
+        cost(name, Inputs.of(shapes, types, values))
+
+
+# ------------------------------------------------------------------ hand-made traces
+
+
+def op(name, ts, dur, shapes=None, types=None, values=None, tid=1, **args):
+    event = k.event(name, "cpu_op", ts, dur, pid=100, tid=tid, **args)
+    if shapes is not None:
+        event["args"]["Input Dims"] = shapes
+        event["args"]["Input type"] = types or [BF16 if shape else "Scalar" for shape in shapes]
+        event["args"]["Concrete Inputs"] = values or [""] * len(shapes)
+    return event
+
+
+M, N, K = 4096, 1024, 1024
+GEMM = 2 * M * N * K
+
+
+def rank_events():
+    """A linear layer in a step of 100 us, recomputed and with its gradient on thread 2."""
+    backward = "autograd::engine::evaluate_function: MmBackward0"
+    return [
+        k.mark("ProfilerStep#3", 0, 100),
+        op("aten::linear", 4, 8, [[M, K], [N, K], []], Sequence_number=7, Fwd_thread_id=0),
+        op("aten::mm", 5, 5, [[M, K], [K, N]]),
+        k.launch(6, 1),
+        k.launch(8, 2),
+        op(backward, 40, 30, tid=2, Sequence_number=8, Fwd_thread_id=1),
+        op("aten::linear", 42, 8, [[M, K], [N, K], []], tid=2, Sequence_number=9),
+        op("aten::mm", 43, 5, [[M, K], [K, N]], tid=2),
+        k.launch(44, 3, tid=2),
+        op("MmBackward0", 55, 10, tid=2, Sequence_number=8, Fwd_thread_id=1),
+        op("aten::mm", 56, 5, [[K, M], [M, N]], tid=2),
+        k.launch(57, 4, tid=2),
+        op("aten::relu", 80, 5, [[M, N]]),
+        k.launch(81, 5),
+        k.kernel("nvjet_gemm", 10, 24, correlation=1),
+        k.kernel("memset_like", 34, 2, correlation=2),
+        k.kernel("nvjet_gemm", 50, 20, correlation=3),
+        k.kernel("nvjet_gemm", 70, 16, correlation=4),
+        k.kernel("elementwise_kernel", 90, 4, correlation=5),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flops")
+    (folder / "traces").mkdir()
+    for rank in range(2):
+        path = folder / "traces" / f"rank{rank}.json"
+        k.write(path, rank_events(), rank=rank, world=2, deviceProperties=H100)
+    ingest(plan([folder / "traces"], folder / "store"))
+    return folder
+
+
+@pytest.mark.parametrize("where", ["traces", "store"])
+def test_kernels_have_the_flops_of_their_operators(run, where):
+    found = fastcomm.open(run / where).kernels()
+    rows = {row["name"]: row for row in found.to_arrow().to_pylist()}
+    gemm = rows["nvjet_gemm"]
+    assert gemm["flops"] == 2 * 3 * GEMM
+    assert gemm["tflops_per_s"] == pytest.approx(3 * GEMM / 60e-6 / 1e12)
+    assert gemm["peak_share"] == pytest.approx(gemm["tflops_per_s"] / 989)
+    assert gemm["bound"] == "compute"
+    # What an operator launches beside its GEMM has none of its FLOPs.
+    assert rows["memset_like"]["flops"] is None
+    relu = rows["elementwise_kernel"]
+    assert (relu["flops"], relu["bytes"]) == (2 * M * N, 2 * 2 * 2 * M * N)
+    assert relu["bound"] == "memory"
+    assert found.unknown == {}
+
+
+@pytest.mark.parametrize("where", ["traces", "store"])
+def test_operators_have_a_row_for_each_shape(run, where):
+    found = fastcomm.open(run / where).kernels(by="operator")
+    rows = [row for row in found.to_arrow().to_pylist() if row["name"] == "aten::mm"]
+    assert [(row["shapes"], row["count"], row["flops"]) for row in rows] == [
+        ([f"[{M}, {K}]", f"[{K}, {N}]"], 6, 4 * GEMM),
+        ([f"[{K}, {M}]", f"[{M}, {N}]"], 2, 2 * GEMM),
+    ]
+    assert rows[0]["dtypes"] == [BF16, BF16]
+    # All work of an operator counts as its time.
+    assert rows[0]["tflops_per_s"] == pytest.approx(2 * GEMM / 46e-6 / 1e12)
+    assert found.by_rank().num_rows == 2 * found.to_arrow().num_rows
+
+
+@pytest.mark.parametrize("where", ["traces", "store"])
+def test_a_step_has_flops_with_and_without_recomputation(run, where):
+    found = fastcomm.open(run / where).metrics(flops=True).flops
+    kernels = fastcomm.open(run / where).kernels()
+    assert found == kernels.flops
+    assert found.executed_per_step == pytest.approx(3 * GEMM)
+    assert found.model_per_step == pytest.approx(2 * GEMM)
+    assert found.hfu == pytest.approx(3 * GEMM / 989e12 / (kernels.step_ns * 1e-9))
+    assert found.mfu == pytest.approx(found.hfu * 2 / 3)
+    assert (found.gpu, found.covered, found.unknown) == ("H100-SXM", 1.0, {})
+    assert found.shares["gemm"] == pytest.approx(60 / 66)
+
+
+def test_slow_gemms_are_findings(run):
+    found = fastcomm.open(run / "traces").kernels().findings
+    assert found[0].text == (
+        "GEMMs of 4096x1024x1024 (bf16) reach 37.8 % of peak: 51.1 % of the step"
+    )
+    assert found[0].text in invoke("kernels", run / "traces", "-q").stdout.replace("\n  ", " ")
+
+
+def test_metrics_count_flops_only_on_request(run):
+    whole = json.loads(invoke("metrics", run / "traces", "-q", "--json").stdout)["flops"]
+    assert whole["hfu"] is None
+    assert "--flops" in whole["unknown"]["hfu"]
+    words = ("metrics", run / "traces", "-q", "--flops")
+    assert json.loads(invoke(*words, "--json").stdout)["flops"]["mfu"] > 0
+    assert "TFLOP per step and rank; HFU" in invoke(*words).stdout
+
+
+def test_the_user_may_name_the_gpu(run):
+    kernels = fastcomm.open(run / "traces").kernels(gpu="a100")
+    assert kernels.flops.gpu == "A100-SXM4-80GB"
+    assert kernels.flops.hfu == pytest.approx(3 * GEMM / 312e12 / (kernels.step_ns * 1e-9))
+    with pytest.raises(ConfigError, match="unknown GPU 'abacus'"):
+        fastcomm.open(run / "traces").kernels(gpu="abacus")
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("AMD Instinct MI300X", None),
+        (None, None),
+    ],
+)
+def test_the_name_of_a_device_tells_its_peaks(device, name):
+    roof = roof_of(device)
+    assert (roof and roof.gpu) == name
+
+
+def flops_of(tmp_path, events, devices=H100):
+    k.write(tmp_path / "rank0.json", events, deviceProperties=devices)
+    return fastcomm.open(tmp_path).kernels()
+
+
+def test_shares_of_an_unknown_gpu_are_unknown(tmp_path):
+    found = flops_of(tmp_path, rank_events(), [{"name": "Abacus 7"}])
+    assert found.flops.executed_per_step == pytest.approx(3 * GEMM)
+    assert (found.flops.hfu, found.flops.mfu) == (None, None)
+    assert found.flops.unknown["hfu"] == "the peak of the GPU Abacus 7 is not known: pass --gpu"
+    assert found.unknown.keys() == {"peak_share", "memory_share", "bound"}
+
+
+def test_a_compiled_backward_pass_hides_recomputation(tmp_path):
+    name = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+    events = [e for e in rank_events() if e["name"] != "aten::linear"]
+    for event in events:
+        event["name"] = name if event["name"].startswith("autograd::") else event["name"]
+    found = flops_of(tmp_path, events).flops
+    assert found.mfu is None
+    assert "compiled" in found.unknown["mfu"]
+    assert found.hfu > 0
+
+
+def test_flops_of_unknown_gemms_leave_the_step_unknown(tmp_path):
+    extra = [k.launch(90, 9), k.kernel("own_gemm", 91, 8, correlation=9)]
+    found = flops_of(tmp_path, [*rank_events(), *extra]).flops
+    assert (found.executed_per_step, found.hfu) == (None, None)
+    assert found.covered == pytest.approx(60 / 68)
+    assert "11.8 % of the time of GEMM" in found.unknown["hfu"]
+
+
+def test_an_outer_operator_does_not_count_twice(tmp_path):
+    shapes = [[M, K], [K, N]]
+    events = [
+        k.mark("ProfilerStep#3", 0, 100),
+        op("aten::matmul", 2, 20, shapes),
+        k.launch(3, 1),
+        op("aten::mm", 5, 5, shapes),
+        k.launch(6, 2),
+        k.kernel("gemm", 10, 8, correlation=1),
+        k.kernel("gemm", 20, 8, correlation=2),
+    ]
+    found = flops_of(tmp_path, events)
+    (row,) = found.to_arrow().to_pylist()
+    assert row["flops"] == GEMM
+    assert row["flops_covered"] == 0.5
+
+
+@pytest.mark.parametrize("damage", ["[[", [[1, 2], [3]], "x" * 70000, [[-1, 2], [2, 3]], 7])
+def test_damaged_shapes_leave_flops_unknown(tmp_path, damage):
+    events = rank_events()
+    for event in events:
+        if "Input Dims" in event["args"]:
+            event["args"]["Input Dims"] = damage
+    k.write(tmp_path / "rank0.json", events, deviceProperties=H100)
+    for by in ("name", "operator"):
+        found = fastcomm.open(tmp_path).kernels(by=by)
+        assert found.flops.executed_per_step is None
+        assert {row["flops"] for row in found.to_arrow().to_pylist()} == {None}
+    assert invoke("kernels", tmp_path, "-q", "--by", "operator").exit_code == 0
+
+
+# ------------------------------------------------------------------ real traces
+
+
+@NEEDS_DATA
+def test_flops_of_a_real_trace_are_those_of_the_definition():
+    path = KINETO / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    expected = oracle.of_trace(document)
+    found = Counter()
+    for row in fastcomm.open(path).kernels(by="operator").to_arrow().to_pylist():
+        if row["name"] in oracle.PRODUCTS and row["flops"]:
+            found[row["name"], f"[{', '.join(row['shapes'])}]"] += row["flops"]
+    assert found == pytest.approx(expected)
+
+
+@NEEDS_DATA
+def test_flops_and_rates_agree_with_tracelens():
+    path = KINETO / "h100_qwen"
+    ours = {}
+    for row in fastcomm.open(path).kernels(by="operator").to_arrow().to_pylist():
+        if row["flops"]:
+            ours[row["name"], f"[{', '.join(row['shapes'])}]"] = row
+    close = total = 0.0
+    with (path / "tracelens_operators.csv").open() as file:
+        for row in csv.DictReader(file):
+            flops = float(row["gflops"]) * 1e9 * int(row["count"])
+            total += flops
+            name = row["operator"]
+            own = ours.get((name, row["shape"])) or next(
+                one for key, one in ours.items() if key[0] == "aten::_flash_attention_forward"
+            )
+            if own["flops"] == pytest.approx(flops, rel=0.01):
+                close += flops
+                rate = flops / float(row["kernel_us_sum"]) / 1e6
+                assert own["tflops_per_s"] == pytest.approx(rate, rel=0.01)
+    assert close / total == 1.0
