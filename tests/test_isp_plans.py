@@ -408,6 +408,13 @@ def test_gradients_have_the_width_that_is_asked_for():
         price = price_plan(with_strategy(PLAN, text), Constants())
         sizes += [term.value for term in price.memory if term.name == "gradients"]
     assert sizes[1] == sizes[2] == 2 * sizes[0] == 2 * sizes[3]
+    for sharding in ("ddp", "zero1", "zero3", "hsdp8"):
+        plan = replace(PLAN, sharding=sharding, overlap=False)
+        narrow, wide = (
+            price_plan(replace(plan, gradients=width), Constants()).step_s
+            for width in ("bf16", "fp32")
+        )
+        assert narrow < wide
 
 
 @settings(max_examples=40)

@@ -126,10 +126,10 @@ def evaluate(
     """Compare measured training runs with predictions.
 
     RUNS is a CSV, one run a row, with the columns model, gpu, gpus, global_batch (sequences)
-    and seq_len. More columns describe the strategy (docs/isp.md); what is empty or "unknown" is
-    tried, and the fastest strategy that fits counts. With tokens_per_s_per_gpu, the errors are
-    printed by source, GPU, precision and kind of model. Rows that are invalid, or that no
-    trainer could run, are listed, and the exit code is 3.
+    and seq_len. More columns describe the strategy (docs/isp-plans.md); what is empty or
+    "unknown" is tried, and the fastest strategy that fits counts. With tokens_per_s_per_gpu,
+    the errors are printed by source, GPU, precision and kind of model. Rows that are invalid,
+    or that no trainer could run, are listed, and the exit code is 3.
     """
     from fastcomm.cli import INCOMPLETE
     from fastcomm.isp import evaluation
@@ -176,5 +176,8 @@ def _constants(
     from fastcomm.isp.runs import load_runs
 
     models = shapes or _shapes(_beside(path))
-    calibration = calibrate(load_runs(path, models).runs, Constants())
+    table = load_runs(path, models)
+    for row in table.failed:
+        click.echo(f"{path}, line {row.line}: not fitted: {row.error}", err=True)
+    calibration = calibrate(table.runs, Constants())
     return calibration.constants, calibration

@@ -116,6 +116,11 @@ class Plan:
         return GRADIENTS[self.gradients or ("fp32" if old else "bf16")]
 
     @property
+    def reduced_bytes(self) -> int:
+        """Bytes of a gradient between ranks: bf16, unless a width is asked for."""
+        return GRADIENTS[self.gradients or "bf16"]
+
+    @property
     def is_fsdp(self) -> bool:
         """Whether weights are gathered layer by layer."""
         return self.shards[0] > 1
@@ -137,8 +142,8 @@ class Plan:
 
     def _check_texts(self) -> None:
         """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""
-        known = {"precision": RECIPES, "recompute": RECOMPUTE, "gradients": ("", *GRADIENTS)}
-        for name, values in known.items():
+        names = {"precision": RECIPES, "recompute": RECOMPUTE, "gradients": ("", *GRADIENTS)}
+        for name, values in names.items():
             if getattr(self, name) not in values:
                 expected = f"one of {', '.join(filter(None, values))}"
                 raise invalid_value(name, getattr(self, name), expected)
@@ -280,10 +285,10 @@ def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
 
 def parse_overlap(text: str, where: str) -> bool:
     """Return whether gradients and parameters overlap with compute."""
-    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    if text not in known:
+    answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text not in answers:
         raise invalid_value(f"{where}: overlap", text, "yes or no")
-    return known[text]
+    return answers[text]
 
 
 def parse_date(text: str, where: str) -> float:

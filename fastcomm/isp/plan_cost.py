@@ -331,12 +331,13 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
     dense, experts = (ELEMENT * count for count in layer_weights(plan))
     ranks, stride = plan.shards[0], plan.tp
     gather = collective(plan, constants, "all_gather", dense, ranks, stride)
-    scatter = collective(plan, constants, "reduce_scatter", dense, ranks, stride)
+    wide = plan.reduced_bytes / ELEMENT
+    scatter = collective(plan, constants, "reduce_scatter", wide * dense, ranks, stride)
     if experts:
         others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
         apart = plan.ep * plan.etp
         gather += collective(plan, constants, "all_gather", experts, others, apart)
-        scatter += collective(plan, constants, "reduce_scatter", experts, others, apart)
+        scatter += collective(plan, constants, "reduce_scatter", wide * experts, others, apart)
     comm = gather, gather + scatter
     if not plan.overlap:
         return comm

@@ -197,14 +197,16 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     )
     for count, ranks, stride in groups:
         size = ELEMENT * count
+        gradients = plan.reduced_bytes * count
         if plan.sharding.startswith("hsdp"):
             shards = plan.shards[0]
-            parts = size / shards, ranks // shards, stride * shards
+            parts = gradients / shards, ranks // shards, stride * shards
             reduce_s += collective(plan, constants, "all_reduce", *parts)
         elif plan.sharding == "ddp":
-            reduce_s += collective(plan, constants, "all_reduce", size, ranks, stride)
+            reduce_s += collective(plan, constants, "all_reduce", gradients, ranks, stride)
         elif not plan.is_fsdp:
-            reduce_s += collective(plan, constants, "reduce_scatter", size, ranks, stride)
+            parts = gradients, ranks, stride
+            reduce_s += collective(plan, constants, "reduce_scatter", *parts)
             gather_s += collective(plan, constants, "all_gather", size, ranks, stride)
     if plan.overlap:
         forward, backward = (stack.device_bound(way) / plan.pp for way in (0, 1))
