@@ -18,7 +18,7 @@ from docs import isp_runs
 from fastcomm.errors import ConfigError
 from fastcomm.isp.evaluation import COVERED, EXPECTED, covered, expected_error, suspect
 from fastcomm.isp.plan import Plan, with_strategy
-from fastcomm.isp.plan_cost import Constants, collective
+from fastcomm.isp.plan_cost import Constants, collective, layer_times
 from fastcomm.isp.plan_step import causal_flops, price_plan
 from fastcomm.isp.presets import load
 from fastcomm.isp.run_calibration import calibrate
@@ -117,6 +117,23 @@ def test_a_collective_between_nodes_is_no_faster_than_its_links():
     sharing = collective(PLAN, Constants(), "all_gather", size, 8, stride=8)
     assert alone < time < sharing
     assert collective(PLAN, Constants(), "all_gather", size, 1) == 0
+
+
+def test_the_node_limit_of_experts_bounds_nodes_and_not_ranks():
+    # TensorRT-LLM's exchange in an NVL72 rack, measured by NVIDIA AIConfigurator (Apache-2.0):
+    # 4096 tokens a rank over 64 ranks, bf16: prepare, dispatch and combine 1953 us.
+    model = load("deepseek-v3")
+    rack = replace(PLAN, model=model, gpu="gb200", domain=72, node_bytes_per_s=3.6e12)
+    rack = replace(rack, seq_len=4096, ep=64, dispatch="deepep")
+    one_way = sum(layer_times(rack, Constants()).exchange) / 2
+    assert one_way == pytest.approx(1.953e-3, rel=0.2)
+    nodes = replace(PLAN, model=model, seq_len=4096, ep=64, dispatch="deepep")
+    free = replace(model, experts=replace(model.experts, node_limit=0))
+    limited, all_nodes = (
+        layer_times(replace(nodes, model=each), Constants()).exchange[0]
+        for each in (model, free)
+    )
+    assert limited < 0.85 * all_nodes
 
 
 def test_causal_flops_are_those_of_the_definition():

@@ -4,7 +4,7 @@ Times are in seconds, sizes in bytes. A pass is the forward (0) or backward (1) 
 micro-batch through one layer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fastcomm.hardware import bus_factor
@@ -232,6 +232,8 @@ def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
     if "deepep" in plan.dispatch or "hybridep" in plan.dispatch:
         # A token crosses once to each rank of a domain, or to each domain, that needs it.
         places = nodes if nodes > 1 else plan.ep
+        if places != nodes:
+            experts = replace(experts, node_limit=0)  # which bounds nodes, not ranks
         if experts.number % places == 0:
             copies = min(copies, visited_nodes(experts, places))
     size = tokens * copies * plan.model.hidden * ELEMENT
