@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,15 @@ from scipy import sparse
 from scipy.optimize import nnls
 from scipy.sparse.linalg import spsolve
 
-from fastcomm.hardware.surfaces import ATTENTION_KERNELS, Gpu, Surface, corners, gpu, gpus
+from fastcomm.hardware.surfaces import (
+    ATTENTION_KERNELS,
+    GROWTH,
+    Gpu,
+    Surface,
+    corners,
+    gpu,
+    gpus,
+)
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).with_name("hardware-accuracy.md")
@@ -47,11 +56,11 @@ _POWERS = {
     ),
     "experts": (
         (1, 8, 64, 512, 4096, 16384, 65536, 262144),
-        (1, 8, 32, 128, 512),
-        (2**16, 2**19, 2**21, 2**23, 2**25, 2**27),
+        (1, 4, 8, 16, 32, 128, 512),
+        (2**16, 2**19, *(2**power for power in range(21, 28))),
         (1, 256, 4096, 65536),
     ),
-    "collectives": (tuple(float(2**power) for power in range(9, 31, 2)),),
+    "collectives": (tuple(float(2**power) for power in range(9, 31)),),
 }
 
 
@@ -66,6 +75,7 @@ class Table:
     floor: Floats  # seconds of a roofline, where a surface lacks measurements
     seconds: Floats
     shapes: list[str]
+    usual: NDArray[np.bool_] | None = None  # whether a shape is as trainers run it
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
@@ -155,6 +165,11 @@ def _attention(folder: Path, name: str, chip: Gpu) -> Iterator[Table]:
 _SKEW = {"balanced": 0.0, "power1.01": 0.56, "power1.2": 0.67}
 
 
+# A layer of experts as trainers run it: balanced, with as many tokens for an expert or more.
+# Such a shape counts as much as so many others.
+_TRAINED, _COUNT = 64, 10.0
+
+
 def _expert_layers(folder: Path, name: str, chip: Gpu) -> Iterator[Table]:
     columns = _columns(folder, "experts", name)
     for recipe in sorted(set(columns["precision"])):
@@ -179,6 +194,7 @@ def _experts(rows: dict[str, NDArray], recipe: str, chip: Gpu, *, gated: bool) -
     size = 2 if recipe == "bf16" else 1
     moved = size * matrices * weights * np.minimum(own, copies) + 8 * copies * hidden
     names = ("hidden", "inter", "topk", "experts", "tp", "ep", "distribution", "tokens")
+    is_balanced = rows["distribution"] == "balanced"
     return Table(
         kind="experts",
         variant=recipe if gated else f"{recipe}_ungated",
@@ -187,6 +203,7 @@ def _experts(rows: dict[str, NDArray], recipe: str, chip: Gpu, *, gated: bool) -
         floor=2e-5 + _roofline(chip, recipe, work / 0.8, moved),
         seconds=us * 1e-6,
         shapes=_names(rows, *names),
+        usual=is_balanced & (copies >= _TRAINED * own),
     )
 
 
@@ -218,9 +235,10 @@ _KINDS: dict[str, Callable[[Path, str, Gpu], Iterator[Table]]] = {
 
 def fit(table: Table) -> Surface:
     """The surface of least absolute relative errors, smooth where there are no measurements."""
-    axes = tuple(tuple(map(float, axis)) for axis in _POWERS[table.kind])
     shown = ~table.held_out
-    places, weights = corners(axes, tuple(s[shown] for s in table.sizes), beyond=False)
+    sizes = tuple(size[shown] for size in table.sizes)
+    axes = tuple(starmap(_knots, zip(_POWERS[table.kind], sizes, strict=True)))
+    places, weights = corners(axes, sizes)
     points = np.broadcast_to(np.arange(places.shape[1]), places.shape)
     size = int(np.prod([len(axis) for axis in axes]))
     matrix = sparse.csr_matrix(
@@ -233,12 +251,20 @@ def fit(table: Table) -> Surface:
     bend = _bends([len(axis) for axis in axes]) * stiffness
     bend = bend + 1e-3 * sparse.identity(size)
     logs, trust = prior, np.ones(len(target))
+    counts = 1.0 if table.usual is None else np.where(table.usual[shown], _COUNT, 1.0)
     for _ in range(15):
-        weighted = matrix.T.multiply(trust)
+        weighted = matrix.T.multiply(trust * counts)
         right = weighted @ target + bend @ prior
         logs = spsolve((weighted @ matrix + bend).tocsc(), right)
         trust = 0.02 / np.maximum(np.abs(matrix @ logs - target), 0.02)
-    return Surface(axes=axes, logs=_rising(logs, [len(axis) for axis in axes]))
+    rising = _rising(logs, [len(axis) for axis in axes])
+    return Surface(axes=axes, logs=rising, growth=GROWTH[table.kind])
+
+
+def _knots(powers: tuple[float, ...], sizes: Floats) -> tuple[float, ...]:
+    """The knots of an axis: none beyond the largest measured size, which is the last one."""
+    last = min(float(sizes.max()), float(powers[-1]))
+    return (*(float(knot) for knot in powers if knot < last), last)
 
 
 def _prior(table: Table, axes: tuple, matrix: sparse.csr_matrix, floor: Floats) -> Floats:
@@ -313,11 +339,16 @@ _CLUSTERS = {  # GPUs of an NVLink domain, and its bandwidth to others by data s
     "dgx-h100": ("h100", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
     "dgx-b200": ("b200", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
     "gb200-nvl72": ("gb200", 72, "3600GB/s", "72 x 400 Gb/s InfiniBand"),
+    "dgx-a100-40": ("a100-40", 8, "200GB/s", "8 x 200 Gb/s InfiniBand"),
+    "dgx-h200": ("h200", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
+    "dgx-h800": ("h800", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
+    "dgx-b300": ("b300", 8, "800GB/s", "8 x 800 Gb/s InfiniBand"),
+    "gb300-nvl72": ("gb300", 72, "7200GB/s", "72 x 800 Gb/s InfiniBand"),
 }
 _CLUSTER = """\
 # {title}, {links} (data sheet).
 # Written by docs/hardware_accuracy.py from fastcomm/hardware/gpus/{gpu}.toml, whose head names
-# the origin and the license of the measurements.
+# the origin and the license of the measurements{basis}.
 name = "{title}"
 gpu = "{gpu}"
 gpus_per_node = {gpus}
@@ -339,7 +370,7 @@ alpha_us = {{ intra = {start:.0f}, inter = 90.0, rank = 1.8, from = 16 }}
 gemm = {gemm}
 # GEMMs of unfused attention: about half of the peak, an assumption.
 unfused_tflops = {unfused:.0f}
-note = "links between nodes and backward attention are not measured: data sheet, A800"
+note = "{derived}links between nodes and backward attention are not measured: data sheet, A800"
 
 # Causal FlashAttention, heads of 128, at 1K to 16K tokens; backward by factors of `isp price`.
 [attention]
@@ -359,7 +390,7 @@ def write_cluster(name: str) -> None:
         times = [float(chip.matmul("bf16", m, h, h)) for m, h in shapes if m >= 16]  # noqa: PLR2004
         knots.append([float(f"{work:.3g}"), round(float(work / np.median(times)) / 1e12, 1)])
     seq = np.array([1024.0, 2048.0, 4096.0, 8192.0, 16384.0])
-    kernel, factor = ATTENTION_KERNELS[chip_name]
+    kernel, factor = ATTENTION_KERNELS[chip.chip]
     times = np.array([float(chip.flash(kernel, 128, s, 32, 32)) for s in seq])
     first = 10e-6
     design = np.column_stack([seq * 4096, 2 * seq**2 * 4096]) / times[:, None]
@@ -369,6 +400,10 @@ def write_cluster(name: str) -> None:
     (GPUS.parent / "data" / f"{name}.toml").write_text(
         _CLUSTER.format(
             title=chip.name,
+            basis=f", or that of\n# the GPU that it is like. Not measured: {chip.derived}"
+            if chip.derived
+            else "",
+            derived=f"{chip.name} is not measured: {chip.derived}; " if chip.derived else "",
             links=links,
             gpu=chip_name,
             gpus=count,
@@ -492,10 +527,12 @@ of the shapes that NVIDIA AIConfigurator measured (Apache-2.0; not part of fastc
 this page: median absolute errors in % on the other fifth, by size. "90 % below" is the 90th
 percentile.
 
-A surface is a grid of times at knots: 11 to 1000 numbers for 20 to 30 000 measurements. Between
+A surface is a grid of times at knots: 20 to 2000 numbers for 20 to 30 000 measurements. Between
 the knots the logarithm of the time is linear in the logarithms of the sizes. Times never fall
-with a size. How popular experts load the fullest rank was chosen on H100, with the shapes held
-out.
+with a size. The last knot is the largest measured size; beyond, times grow with the work, and
+no time is below that of the peak or of the links. Layers of experts as trainers run them
+(balanced, 64 tokens for an expert or more) count ten times as much as others. How popular
+experts load the fullest rank was chosen on H100, with the shapes held out.
 
 H200, H800, B300, GB300 and A100 with 40 GB have no measurements of their own: their kernels are
 those of H100, B200, GB200 and A100, and links are scaled by data sheets. Output says so.

@@ -1,20 +1,34 @@
 """Predicted beside measured training runs: writes `docs/isp-runs.md`.
 
-The runs lie outside of the repository: `python docs/isp_runs.py FOLDER` reads `runs.csv` and
-`models.csv` there.
+It also writes the error to expect and the range of these runs into
+`fastcomm/isp/evaluation.py`. The runs lie outside of the repository:
+`python docs/isp_runs.py FOLDER` reads `runs.csv` and `models.csv` there.
 """
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fastcomm.hardware.surfaces import gpu
+from fastcomm.isp.evaluation import covered
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.run_calibration import held_out_errors
-from fastcomm.isp.runs import TrainingRun, errors, is_fp8, load_models, load_runs, price_run
+from fastcomm.isp.runs import (
+    GroupError,
+    RunTable,
+    TrainingRun,
+    errors,
+    is_fp8,
+    load_runs,
+    price_run,
+)
+from fastcomm.isp.tables import load_models
 
 PAGE = Path(__file__).with_name("isp-runs.md")
+EVALUATION = Path(__file__).parents[1] / "fastcomm" / "isp" / "evaluation.py"
 # Values before any fit, from what such systems usually reach: where cross-validation begins.
 NEUTRAL = Constants(
     network_share=0.8,
@@ -33,7 +47,10 @@ _HEAD = """\
 How far are predictions of `fastcomm isp price` and `fastcomm isp evaluate` from measured runs?
 This page is for readers who plan a cluster by them. `docs/isp_runs.py` compares 305 published
 runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs that their
-sources call traced, tests or regressions do not count.
+sources call traced, tests or regressions do not count. One row (r326) is not priced: it divides
+experts over 64 ranks where a pipeline stage has 32, which Megatron refuses.
+
+GPUs marked "not measured" are priced by kernels of a similar one.
 
 Rules without a constant, such as which attention kernel a year has, were chosen with all of
 these runs in view. So the errors on runs held out are those of the constants, not of the rules.
@@ -74,16 +91,16 @@ def _table(head: Sequence[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def load(folder: Path) -> list[TrainingRun]:
-    """The runs of a folder."""
+def load(folder: Path) -> RunTable:
+    """The runs of a folder, and those that cannot be priced."""
     return load_runs(folder / "runs.csv", load_models(folder / "models.csv"))
 
 
-def groups(runs: list[TrainingRun]) -> str:
+def groups(runs: Iterable[TrainingRun]) -> str:
     """The table of errors by source, GPU, precision and kind of model."""
     rows = [
         [
-            f"{group.by} {group.name}" if group.by not in {"all", "layers"} else group.name,
+            _name(group),
             str(group.runs),
             f"{group.median * 100:.1f} %",
             f"{group.most * 100:.0f} %",
@@ -96,7 +113,15 @@ def groups(runs: list[TrainingRun]) -> str:
     return _table(["", "runs", "median", "90 % below", "bias", "memory", "no fit"], rows)
 
 
-def held_out(runs: list[TrainingRun]) -> str:
+def _name(group: GroupError) -> str:
+    """The name of a group; a GPU without measurements is marked."""
+    if group.by in {"all", "layers"}:
+        return group.name
+    mark = " (not measured)" if group.by == "gpu" and gpu(group.name).derived else ""
+    return f"{group.by} {group.name}{mark}"
+
+
+def held_out(runs: Iterable[TrainingRun]) -> str:
     """The table of errors on groups that the fit has not seen."""
     usable = [run for run in runs if run.is_usable]
     off = held_out_errors(usable, NEUTRAL)
@@ -132,10 +157,36 @@ def constants() -> str:
     return _table(["constant", "before", "fitted", "meaning"], rows)
 
 
+def write_expected(runs: Iterable[TrainingRun], table: str) -> None:
+    """Write the error to expect, from the table of runs held out, and the range of the runs."""
+    rows = re.findall(
+        r"^\| (dense|experts), (.*?) \| \d+ \| ([\d.]+) % \| (\d+) %", table, re.M
+    )
+    expected = "".join(
+        f"    ({kind == 'experts'}, {name == 'FP8'}): "
+        f"({float(median) / 100:.3f}, {int(most) / 100:.2f}),\n"
+        for kind, name, median, most in rows
+    )
+    usual = [covered(price_run(run, Constants()).price) for run in runs if run.is_usable]
+    ranges = ""
+    for name in usual[0]:
+        scale = 100 if name == "mfu" else 1
+        values = [each[name] * scale for each in usual]
+        low, high = np.floor(min(values)) / scale, np.ceil(max(values)) / scale
+        ranges += f'    "{name}": ({low:g}, {high:.10g}),\n'
+    text = EVALUATION.read_text("utf-8")
+    for name, lines in (("EXPECTED", expected), ("COVERED", ranges)):
+        block = re.compile(rf"^{name} = {{\n.*?^}}\n", re.M | re.S)
+        text = block.sub(lambda _, n=name, body=lines: f"{n} = {{\n{body}}}\n", text)
+    EVALUATION.write_text(text, "utf-8")
+
+
 def page(folder: Path) -> str:
-    """The whole page."""
-    runs = load(folder)
-    parts = [_HEAD, _GROUPS, groups(runs), _HELD_OUT, held_out(runs), _CONSTANTS, constants()]
+    """The whole page; writes the error to expect, too."""
+    runs = load(folder).runs
+    unseen = held_out(runs)
+    write_expected(runs, unseen)
+    parts = [_HEAD, _GROUPS, groups(runs), _HELD_OUT, unseen, _CONSTANTS, constants()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

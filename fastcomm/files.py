@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -266,20 +267,23 @@ def check(path: Path) -> None:
 
 
 def text(path: Path, most: int = _LARGEST) -> str:
-    """Read a small UTF-8 file, such as a configuration.
+    """Read a small UTF-8 file, such as a configuration, or UTF-16 with a byte order mark.
 
-    Raises `ConfigError` if it cannot be read, is larger than `most` bytes, or is not UTF-8.
+    Raises `ConfigError` if it cannot be read, is larger than `most` bytes, or is not such text.
     """
     try:
         with opened(path) as file:
             content = file.read(most + 1)
         if len(content) > most:
             raise ConfigError(f"{path}: larger than {most} bytes: expected a small text file")
-        return content.decode("utf-8-sig")
+        is_wide = content[:2] in {BOM_UTF16_LE, BOM_UTF16_BE}
+        return content.decode("utf-16" if is_wide else "utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8: expected text") from error
+        name = "UTF-16" if error.encoding.startswith("utf-16") else "UTF-8"
+        message = f"{path}: byte {error.start} is not {name}: expected text"
+        raise ConfigError(message) from error
 
 
 def toml(path: Path) -> dict[str, Any]:

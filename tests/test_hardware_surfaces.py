@@ -10,7 +10,7 @@ from oracle_surfaces import seconds
 from docs import hardware_accuracy
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
-from fastcomm.hardware.surfaces import Surface, gpu, gpus
+from fastcomm.hardware.surfaces import ATTENTION_KERNELS, Surface, gpu, gpus
 
 SIZE = st.floats(1, 1e6)
 AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))
@@ -28,9 +28,10 @@ def measurements():
 @given(st.integers(0, 2**32 - 1), st.tuples(SIZE, SIZE, SIZE))
 def test_a_surface_is_linear_between_its_knots_in_logarithms(seed, sizes):
     logs = np.random.default_rng(seed).normal(size=[len(axis) for axis in AXES])
-    surface = Surface(axes=AXES, logs=logs.ravel())
+    growth = (1.0, 2.0, 0.0)
+    surface = Surface(axes=AXES, logs=logs.ravel(), growth=growth)
     assert float(surface.seconds(*sizes)) == pytest.approx(
-        seconds(AXES, logs.tolist(), sizes), rel=1e-9
+        seconds(AXES, logs.tolist(), sizes, growth), rel=1e-9
     )
 
 
@@ -64,6 +65,49 @@ def test_no_gemm_exceeds_the_peak(name):
             assert 2 * size**3 / float(chip.matmul(recipe, size, size, size)) < peak
 
 
+SEQ = st.integers(10, 22).map(lambda power: 2.0**power)
+
+
+@given(st.sampled_from(gpus()), SEQ, st.floats(1, 1e4), st.floats(0.05, 1), st.floats(1, 8))
+def test_attention_beyond_its_measurements_keeps_its_rate(name, seq, heads, share, factor):
+    chip = gpu(name)
+    kernel, _ = ATTENTION_KERNELS[chip.chip]
+    kv = max(1.0, heads * share)
+    short, long = (float(chip.flash(kernel, 128, s, heads, kv)) for s in (seq, seq * factor))
+    assert 2 * seq**2 * heads * 128 / short <= chip.peaks["bf16"] * (1 + 1e-9)
+    if seq >= 2**15:
+        assert long == pytest.approx(short * factor**2, rel=1e-9)
+
+
+LARGE = st.floats(2**9, 2**40)
+
+
+@given(st.sampled_from(gpus()), st.integers(2, 72), LARGE, st.floats(1, 8))
+def test_no_collective_exceeds_its_links(name, ranks, size, factor):
+    chip = gpu(name)
+    for op in chip.collectives:
+        time = float(chip.inside(op, size, ranks))
+        sent = 1 if op == "all_reduce" else (ranks - 1) / ranks
+        assert sent * size / time <= chip.nvlink * (1 + 1e-9)
+        if size >= 2**30:
+            more = float(chip.inside(op, size * factor, ranks))
+            assert more == pytest.approx(time * factor, rel=1e-9)
+
+
+@given(
+    st.sampled_from(gpus()),
+    st.floats(1, 1e8),
+    st.integers(1, 1024),
+    st.floats(2**16, 2**30),
+)
+def test_no_layer_of_experts_exceeds_the_peak(name, copies, experts, weights):
+    chip = gpu(name)
+    for recipe in chip.experts:
+        peak = chip.peaks["bf16" if recipe.startswith("bf16") else "fp8"]
+        time = float(chip.grouped(recipe, copies, experts, weights, copies))
+        assert 6 * copies * weights / time <= peak * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", gpus())
 def test_larger_groups_and_messages_take_longer(name):
     chip = gpu(name)
@@ -88,7 +132,7 @@ def test_an_unknown_gpu_is_refused():
         gpu("v100")
 
 
-@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"])
+@pytest.mark.parametrize("name", sorted(hardware_accuracy._CLUSTERS))
 def test_a_measured_cluster_serves_the_search(name):
     cluster = load(name)
     assert gpu(cluster.gpu).name == cluster.name

@@ -38,6 +38,7 @@ Examples:
   fastcomm isp evaluate runs.csv --models models.csv --json
   fastcomm isp evaluate runs.csv --calibrate-from runs.csv
 """
+_ROWS = 10
 _strategy = partial(option, group=OptionGroup("Strategy"), is_common=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _models = option(
@@ -80,9 +81,11 @@ def price(
     """Price one strategy: step time and memory, term by term.
 
     Rejects no strategy for lack of memory. Times of kernels and collectives are measured ones
-    where the cluster names a measured GPU (dgx-a100, dgx-h100, dgx-b200, gb200-nvl72). Keys of
+    where the cluster names a measured GPU (dgx-a100, dgx-h100, dgx-b200, gb200-nvl72), and are
+    marked elsewhere (dgx-a100-40, dgx-h200, dgx-h800, dgx-b300, gb300-nvl72). Keys of
     --strategy: tp, pp, vp, cp, ep, etp, dp, micro-batch, sharding (ddp, zero1, zero2, zero3,
-    hsdpN), recompute (none, selective, partial, full), precision, overlap, dispatch.
+    hsdpN), recompute (none, selective, partial, full), precision, overlap, dispatch,
+    gradients (bf16, fp32), year.
     """
     from fastcomm.isp import evaluation
     from fastcomm.isp.plan_step import price_plan
@@ -94,7 +97,6 @@ def price(
     result = evaluation.PriceResult(
         price=price_plan(plan, constants),
         note=note,
-        expected=evaluation.expected_error(plan),
         calibration=calibration,
     )
     report.write(result, files.output, "price")
@@ -108,37 +110,46 @@ def price(
 @click.argument("runs", type=_FILE)
 @_models
 @_calibrate_from
-@top_option(10)
+@top_option(_ROWS, all_in_json=True)
 @result_options("evaluation.json, and the runs as CSV and Parquet", xlsx=False, html=False)
 @builds(files=ResultFiles)
+@click.pass_context
 def evaluate(
+    ctx: click.Context,
     *,
     runs: Path,
     models: Path | None,
     calibrate_from: Path | None,
-    top: int,
+    top: int | None,
     files: ResultFiles,
 ) -> None:
     """Compare measured training runs with predictions.
 
     RUNS is a CSV, one run a row, with the columns model, gpu, gpus, global_batch (sequences)
-    and seq_len. More columns describe the strategy (docs/isp.md); what is empty or "unknown" is
-    tried, and the fastest strategy that fits counts. With tokens_per_s_per_gpu, the errors are
-    printed by source, GPU, precision and kind of model.
+    and seq_len. More columns describe the strategy (docs/isp-plans.md); what is empty or
+    "unknown" is tried, and the fastest strategy that fits counts. With tokens_per_s_per_gpu,
+    the errors are printed by source, GPU, precision and kind of model. Rows that are invalid,
+    or that no trainer could run, are listed, and the exit code is 3.
     """
+    from fastcomm.cli import INCOMPLETE
     from fastcomm.isp import evaluation
     from fastcomm.isp.runs import load_runs, price_run
     from fastcomm.report import isp_plans as report
 
     shapes = _shapes(models if models is not None else _beside(runs))
     constants, calibration = _constants(calibrate_from, shapes)
-    rows = [price_run(run, constants) for run in load_runs(runs, shapes)]
-    result = evaluation.Evaluation(rows=tuple(rows), calibration=calibration)
+    table = load_runs(runs, shapes)
+    rows = tuple(price_run(run, constants) for run in table.runs)
+    result = evaluation.Evaluation(
+        rows=rows, failed=table.failed, calibration=calibration, top=top
+    )
     report.write(result, files.output, "evaluation")
     if files.as_json:
         print_json(result)
     else:
-        report.show_evaluation(result, top)
+        report.show_evaluation(result, _ROWS if top is None else top)
+    if result.failed:
+        ctx.exit(INCOMPLETE)
 
 
 def _beside(runs: Path) -> Path | None:
@@ -148,7 +159,7 @@ def _beside(runs: Path) -> Path | None:
 
 
 def _shapes(models: Path | None) -> "dict[str, Model]":
-    from fastcomm.isp.runs import load_models
+    from fastcomm.isp.tables import load_models
 
     return load_models(models) if models is not None else {}
 
@@ -165,5 +176,8 @@ def _constants(
     from fastcomm.isp.runs import load_runs
 
     models = shapes or _shapes(_beside(path))
-    calibration = calibrate(load_runs(path, models), Constants())
+    table = load_runs(path, models)
+    for row in table.failed:
+        click.echo(f"{path}, line {row.line}: not fitted: {row.error}", err=True)
+    calibration = calibrate(table.runs, Constants())
     return calibration.constants, calibration

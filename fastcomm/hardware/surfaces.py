@@ -5,7 +5,7 @@ tables of measurements; its head names their origin and license. Times are in se
 bytes or elements, rates in FLOPs per second.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import product
@@ -32,9 +32,17 @@ ATTENTION_KERNELS = {
     "gb200": ("trtllm_gen", 3.3),
 }
 
+# Exponents by which times grow above the last measured size of each axis, by kind: the work.
+GROWTH = {
+    "gemm": (1.0, 1.0, 1.0),  # m, n, k
+    "attention": (2.0, 1.0, 0.0),  # tokens, heads, key and value heads
+    "experts": (1.0, 0.0, 1.0, 0.0),  # copies, experts, weights, tokens
+    "collectives": (1.0,),  # bytes
+}
+
 
 def corners(
-    axes: tuple[tuple[float, ...], ...], sizes: tuple[ArrayLike, ...], *, beyond: bool
+    axes: tuple[tuple[float, ...], ...], sizes: tuple[ArrayLike, ...]
 ) -> tuple[NDArray[np.int64], Floats]:
     """Return the knots around points, and the weight of each.
 
@@ -43,10 +51,8 @@ def corners(
     axes
         Ascending knots of each axis, positive.
     sizes
-        Coordinates of the points, one array per axis; they broadcast.
-    beyond
-        Whether weights extrapolate above the last knot of an axis, or stay at it. Below the
-        first knot they always stay.
+        Coordinates of the points, one array per axis; they broadcast. Outside of an axis its
+        first or last knot counts.
 
     Returns
     -------
@@ -59,12 +65,11 @@ def corners(
     points = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
     steps = []
     for knots, values in zip(axes, points, strict=True):
-        logs, at = np.log(knots), np.log(np.maximum(values, knots[0]))
+        logs, at = np.log(knots), np.log(np.clip(values, knots[0], knots[-1]))
         low = np.clip(np.searchsorted(logs, at, side="right") - 1, 0, max(len(knots) - 2, 0))
         high = np.minimum(low + 1, len(knots) - 1)
         width = np.where(high > low, logs[high] - logs[low], 1.0)
-        share = (at - logs[low]) / width
-        steps.append((low, high, share if beyond else np.minimum(share, 1.0)))
+        steps.append((low, high, (at - logs[low]) / width))
     places, weights = [], []
     for corner in product((0, 1), repeat=len(axes)):
         place, weight = np.int64(0), np.float64(1)
@@ -78,22 +83,30 @@ def corners(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """Time over a grid of sizes: linear between the knots in logarithms, as is its growth.
+    """Time over a grid of sizes: linear between the knots in logarithms.
 
     Times never fall with a size. Below the first knot of an axis the time is that of the knot.
+    Above the last one, where nothing is measured, it grows with the work: `growth` has the
+    exponent of each axis, so that rates stay what they were.
     """
 
     axes: tuple[tuple[float, ...], ...]
     logs: Floats  # logarithms of seconds, flattened
+    growth: tuple[float, ...]
 
     def seconds(self, *sizes: ArrayLike) -> Floats:
         """Return the time in s at some sizes, one broadcastable array per axis.
 
-        It is interpolated on logarithms, extrapolated above the last knot of an axis, and
-        constant below the first.
+        It is interpolated on logarithms, grows by `growth` above the last knot of an axis, and
+        is constant below the first.
         """
-        places, weights = corners(self.axes, sizes, beyond=True)
-        return np.asarray(np.exp((self.logs[places] * weights).sum(axis=0)))
+        places, weights = corners(self.axes, sizes)
+        logs = (self.logs[places] * weights).sum(axis=0)
+        for knots, size, power in zip(self.axes, sizes, self.growth, strict=True):
+            logs = logs + power * np.log(
+                np.maximum(np.asarray(size, np.float64) / knots[-1], 1)
+            )
+        return np.asarray(np.exp(logs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +135,36 @@ class Gpu:
     errors: dict[str, float] = field(default_factory=dict)
 
     def matmul(self, recipe: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
-        """Return the time in s of a product of m x k and k x n matrices.
+        """Return the time in s of a product of m x k and k x n matrices; arrays broadcast."""
+        flops = 2 * np.asarray(m, np.float64) * np.asarray(n) * np.asarray(k)
+        return self._bound(recipe, flops, self.gemm[recipe].seconds(m, n, k))
+
+    def grouped(
+        self, recipe: str, copies: float, experts: float, weights: float, tokens: float
+    ) -> Floats:
+        """Return the forward time in s of a fused layer of gated experts.
 
         Parameters
         ----------
         recipe
-            Key of `gemm`, such as a number format.
-        m, n, k
-            Sizes of the matrices; arrays broadcast.
+            A name in `experts`.
+        copies
+            Tokens of all experts of the rank: one counts for each of its experts here.
+        experts
+            Experts of the rank.
+        weights
+            Hidden size x width of an expert on the rank.
+        tokens
+            Tokens that are routed.
 
         """
-        return self.gemm[recipe].seconds(m, n, k)
+        time = self.experts[recipe].seconds(copies, experts, weights, tokens)
+        return self._bound(recipe, 6 * np.asarray(copies, np.float64) * weights, time)
+
+    def _bound(self, recipe: str, flops: ArrayLike, seconds: Floats) -> Floats:
+        """Return the times, but none below that of the peak of a recipe."""
+        peak = self.peaks["bf16" if recipe.startswith("bf16") else "fp8"]
+        return np.maximum(seconds, np.asarray(flops, np.float64) / peak)
 
     def flash(self, kernel: str, width: int, seq: float, heads: float, kv: float) -> Floats:
         """Return the forward time of causal attention.
@@ -152,27 +184,24 @@ class Gpu:
         own = [name for name in self.attention if name.startswith(kernel)]
         widths = {int(name.rpartition("_")[2]): name for name in own}
         near = min(widths, key=lambda own_width: abs(np.log(own_width / width)))
-        return self.attention[widths[near]].seconds(seq, heads, kv) * width / near
+        time = self.attention[widths[near]].seconds(seq, heads, kv) * width / near
+        return self._bound("bf16", 2 * seq**2 * heads * width, time)
 
     def inside(self, op: str, size: ArrayLike, ranks: int) -> Floats:
         """Return the time in s of a collective inside the measured NVLink domain.
 
-        Larger groups than measured send more and wait as long.
-
-        Parameters
-        ----------
-        op
-            Key of `collectives`, such as "all_gather".
-        size
-            Payload in bytes, as in nccl-tests.
-        ranks
-            Number of ranks of the group; the time of one rank is 0.
-
+        Larger groups than measured send more and wait as long. A rank sends at least what a
+        switch that adds up leaves of an all-reduce: its volume.
         """
-        if ranks <= 1:
-            return np.zeros_like(np.asarray(size, np.float64))
-        lines = self.collectives[op]
         volume = np.asarray(size, np.float64)
+        if ranks <= 1:
+            return np.zeros_like(volume)
+        sent = 1.0 if op == "all_reduce" else float(bus_factor(op, ranks))
+        return np.maximum(self._line(op, volume, ranks), sent * volume / self.nvlink)
+
+    def _line(self, op: str, volume: Floats, ranks: int) -> Floats:
+        """Return the time of a collective from the measured numbers of ranks."""
+        lines = self.collectives[op]
         if ranks in lines:
             return lines[ranks].seconds(volume)
         lower = max((n for n in lines if n < ranks), default=min(lines))
@@ -212,10 +241,10 @@ def _gpu(key: str, values: dict[str, Any]) -> Gpu:
     hbm = parse_bandwidth(values["hbm"], "hbm")
     kinds: dict[str, Any] = {}
     for kind in ("gemm", "attention", "experts"):
-        own = {name: _surface(table) for name, table in values.get(kind, {}).items()}
+        own = {name: _surface(kind, table) for name, table in values.get(kind, {}).items()}
         kinds[kind] = own or (getattr(base, kind) if base else {})
     lines = {
-        op: {int(ranks): _surface(table) for ranks, table in tables.items()}
+        op: {int(ranks): _surface("collectives", table) for ranks, table in tables.items()}
         for op, tables in values.get("collectives", {}).items()
     }
     nvlink = parse_bandwidth(values["nvlink"], "nvlink")
@@ -235,10 +264,10 @@ def _gpu(key: str, values: dict[str, Any]) -> Gpu:
     )
 
 
-def _surface(table: dict[str, Any]) -> Surface:
+def _surface(kind: str, table: dict[str, Any]) -> Surface:
     *axes, times = table.values()
-    seconds = np.asarray(times, np.float64) * 1e-6
-    return Surface(axes=tuple(tuple(axis) for axis in axes), logs=np.log(seconds))
+    logs = np.log(np.asarray(times, np.float64) * 1e-6)
+    return Surface(axes=tuple(map(tuple, axes)), logs=logs, growth=GROWTH[kind])
 
 
 def _slower(base: Gpu, links: float) -> dict[str, dict[int, Surface]]:
@@ -252,5 +281,5 @@ def _slower(base: Gpu, links: float) -> dict[str, dict[int, Surface]]:
             seconds = np.exp(line.logs)
             start = seconds[0]
             logs = np.log(start + (seconds - start) / links)
-            scaled.setdefault(op, {})[ranks] = Surface(axes=line.axes, logs=logs)
+            scaled.setdefault(op, {})[ranks] = replace(line, logs=logs)
     return scaled

@@ -1,6 +1,6 @@
 """Results of `fastcomm isp price` and `fastcomm isp evaluate`, and the error to expect."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -9,42 +9,91 @@ import pyarrow as pa
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load as load_cluster
+from fastcomm.hardware import shipped
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import Plan, with_strategy
 from fastcomm.isp.plan_step import PlanPrice
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.run_calibration import RunCalibration
-from fastcomm.isp.runs import GroupError, RunPrice, errors, is_fp8
+from fastcomm.isp.runs import FailedRow, GroupError, RunPrice, errors, is_fp8
 from fastcomm.options import PlanOptions
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
 
 # Median and 90th percentile of absolute errors of the throughput on runs held out, by whether
-# the model has experts and trains in FP8: the table of docs/isp-runs.md.
+# the model has experts and trains in FP8: the table of docs/isp-runs.md. Smallest and largest
+# of what these runs have: beyond, no error is known. Both are written by docs/isp_runs.py.
 EXPECTED = {
-    (False, False): (0.051, 0.14),
-    (False, True): (0.074, 0.14),
-    (True, False): (0.251, 0.35),
-    (True, True): (0.265, 0.55),
+    (False, False): (0.049, 0.12),
+    (False, True): (0.066, 0.13),
+    (True, False): (0.140, 0.18),
+    (True, True): (0.186, 0.54),
 }
+COVERED = {
+    "seq_len": (512, 262144),
+    "gpus": (8, 6144),
+    "tokens_per_gpu": (1024, 262144),
+    "mfu": (0.05, 0.82),
+}
+_COVERED_NAMES = {
+    "seq_len": "tokens a sequence",
+    "gpus": "GPUs",
+    "tokens_per_gpu": "tokens a step and GPU",
+    "mfu": "MFU",
+}
+
+
+def covered(price: PlanPrice) -> dict[str, float]:
+    """Return the quantities of `COVERED` for a price."""
+    plan = price.plan
+    return {
+        "seq_len": plan.seq_len,
+        "gpus": plan.gpus,
+        "tokens_per_gpu": plan.global_batch * plan.seq_len / plan.gpus,
+        "mfu": price.mfu,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedError:
-    """Error to expect of a throughput: median and 90th percentile on published runs."""
+    """Error of a throughput to expect: median and 90th percentile on published runs.
 
-    median: float
-    most: float
-
-
-def expected_error(plan: Plan) -> ExpectedError:
-    """Return the error to expect of a plan's throughput, by experts and precision.
-
-    It is that of published runs, as a share: median and 90th percentile.
+    Both are None outside of what these runs cover; `reason` then says why.
     """
+
+    median: float | None = None
+    most: float | None = None
+    reason: str = ""
+
+
+def expected_error(price: PlanPrice) -> ExpectedError:
+    """Return the error to expect of a throughput, by experts and precision, as a share."""
+    for name, value in covered(price).items():
+        low, high = COVERED[name]
+        if not low <= value <= high:
+            style = ".2f" if name == "mfu" else ".0f"
+            shown = f"{value:{style}} {_COVERED_NAMES[name]}"
+            return ExpectedError(
+                reason=f"{shown}; published runs have {low:{style}} to {high:{style}}"
+            )
+    plan = price.plan
     median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
     return ExpectedError(median=median, most=most)
+
+
+def unmeasured(plan: Plan) -> list[str]:
+    """Return what of the hardware is not measured, a sentence each."""
+    chip = gpu(plan.gpu)
+    texts = [f"{chip.name} is not measured: {chip.derived}"] if chip.derived else []
+    most = max(ranks for lines in chip.collectives.values() for ranks in lines)
+    groups = (plan.tp, plan.cp, plan.ep * plan.etp, plan.dp * plan.cp)
+    if min(max(groups), plan.domain) > most:
+        texts.append(
+            f"collectives of more than {most} GPUs of an NVLink domain are not measured: "
+            f"bandwidth of {most}"
+        )
+    return texts
 
 
 def _one(text: object, option: str) -> int:
@@ -69,9 +118,10 @@ def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, st
     model = models.get(str(options.model)) or load_model(str(options.model))
     cluster = load_cluster(options.cluster or "dgx-h100")
     if not cluster.gpu:
+        names = ", ".join(name for name in shipped() if load_cluster(name).gpu)
         raise ConfigError(
-            f"--cluster {options.cluster}: no measured GPU; take dgx-a100, dgx-h100, dgx-b200 "
-            "or gb200-nvl72, or add the key gpu to your file"
+            f"--cluster {options.cluster}: no measured GPU; take {names}, or add the key gpu "
+            "to your file"
         )
     gpu(cluster.gpu)
     seq_len = _one(options.seq_len, "seq-len")
@@ -91,7 +141,8 @@ def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, st
         memory=cluster.memory,
     )
     plan = with_strategy(plan, options.strategy or "")
-    return plan, "; ".join(filter(None, (cluster.note, gpu(cluster.gpu).derived)))
+    texts = [text for text in unmeasured(plan) if text not in cluster.note]
+    return plan, "; ".join(filter(None, (*texts, cluster.note)))
 
 
 def strategy_text(plan: Plan) -> str:
@@ -129,7 +180,12 @@ def _calibration(fit: RunCalibration | None) -> dict[str, Any] | None:
         "median_error": fit.fitted,
         "median_error_held_out": fit.held_out,
         "constants": [
-            {"name": name, "before": before, "after": after}
+            {
+                "name": name,
+                "before": before,
+                "after": after,
+                "is_at_bound": name in fit.bounds_reached(),
+            }
             for name, (before, after) in fit.changes().items()
         ],
     }
@@ -141,8 +197,12 @@ class PriceResult(TableResult):
 
     price: PlanPrice
     note: str
-    expected: ExpectedError
     calibration: RunCalibration | None = None
+
+    @property
+    def expected(self) -> ExpectedError:
+        """Error to expect of the throughput."""
+        return expected_error(self.price)
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -150,6 +210,7 @@ class PriceResult(TableResult):
         return {
             "model": price.plan.model.name,
             "gpu": gpu(price.plan.gpu).name,
+            "is_measured": not gpu(price.plan.gpu).derived,
             "gpus": price.plan.gpus,
             "strategy": strategy_text(price.plan),
             "step_ns": price.step_s * 1e9,
@@ -185,6 +246,7 @@ def _row(row: RunPrice) -> dict[str, Any]:
         "source": run.source,
         "model": price.plan.model.name,
         "gpu": run.gpu,
+        "is_measured": not gpu(run.gpu).derived,
         "gpus": price.plan.gpus,
         "precision": run.precision,
         "strategy": strategy_text(price.plan),
@@ -192,10 +254,11 @@ def _row(row: RunPrice) -> dict[str, Any]:
         "measured_tokens_per_s_per_gpu": run.measured,
         "predicted_tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
         "error": row.error,
-        "expected_error": expected_error(price.plan).median,
+        "expected_error": asdict(expected_error(price)),
         "measured_memory_gib": run.memory_gib,
         "predicted_memory_gib": price.memory_bytes / 2**30,
         "fits": price.fits,
+        "note": "; ".join(unmeasured(price.plan)),
         "terms": _terms(price),
     }
 
@@ -205,7 +268,9 @@ class Evaluation(TableResult):
     """Runs of a table beside what is predicted for them."""
 
     rows: tuple[RunPrice, ...]
+    failed: tuple[FailedRow, ...] = ()
     calibration: RunCalibration | None = None
+    top: int | None = None  # most rows of the JSON document; None is all
 
     @cached_property
     def groups(self) -> list[GroupError]:
@@ -215,14 +280,19 @@ class Evaluation(TableResult):
     def contents(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            "rows": [_row(row) for row in self.rows],
+            "rows": [_row(row) for row in self.shown(self.top)],
+            "failed": [asdict(row) for row in self.failed],
             "summary": [asdict(group) for group in self.groups],
             "calibration": _calibration(self.calibration),
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return the runs as a table, one a row, without the terms of their prices."""
-        rows = [{k: v for k, v in _row(row).items() if k != "terms"} for row in self.rows]
+        """Return the runs, one a row, without their terms."""
+        rows = []
+        for row in self.rows:
+            values = {name: value for name, value in _row(row).items() if name != "terms"}
+            values["expected_error"] = values["expected_error"]["median"]
+            rows.append(values)
         return pa.Table.from_pylist(rows)
 
     def figures(self) -> dict[str, str]:
@@ -232,17 +302,22 @@ class Evaluation(TableResult):
             figures["median error"] = f"{self.groups[-1].median:.1%}"
         return figures
 
-    def worst(self, top: int) -> list[RunPrice]:
-        """Return the `top` usable runs with the largest error."""
+    def shown(self, top: int | None) -> Sequence[RunPrice]:
+        """Return all runs, or `top`: with measurements, those with the largest errors."""
+        if top is None or not self.groups:
+            return self.rows[:top]
         usual = [row for row in self.rows if row.run.is_usable]
         return sorted(usual, key=lambda row: -abs(row.error or 0.0))[:top]
 
 
 def suspect(row: RunPrice) -> str:
-    """Return the longest term beside GEMM, and the change that would explain the error."""
+    """Return the longest term beside GEMM whose change would explain the error."""
     total, *terms = row.price.time
     off = total.value * (1 + (row.error or 0.0)) - total.value  # measured minus predicted
-    usual = [term for term in terms if term.name != "GEMM"] or terms
+    able = [term for term in terms if term.value > 0 and term.value + off >= 0]
+    usual = [term for term in able if term.name != "GEMM"] or able
+    if not usual:
+        return "no single term explains the error"
     longest = max(usual, key=lambda term: term.value)
-    change = off / longest.value if longest.value else 0.0
-    return f"{longest.name} {format_s(longest.value)}, {signed_percent(change, 0)} to be exact"
+    change = signed_percent(off / longest.value, 0)
+    return f"{longest.name} {format_s(longest.value)}, {change} to be exact"

@@ -3,11 +3,13 @@
 A batch counts sequences, sizes of parallelism count ranks.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from fastcomm.checks import RANKS
+from fastcomm.checks import RANKS, invalid_value
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
 from fastcomm.units import parse_quantity
 
@@ -25,6 +27,12 @@ RECIPES = {
     "mxfp8": "fp8_block",
 }
 UNKNOWN = "unknown"
+DISPATCHES = ("alltoall", "deepep", "hybridep")
+GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
+_BF16_GRADIENTS = 2023.9  # year of the stack
+_MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
+_YEARS = (2000, 2100)
+YEAR = 2025.0  # of a stack, if none is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,8 @@ class Plan:
     precision: str = "bf16"
     overlap: bool = True
     dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped"
-    year: float = 2025.0
+    gradients: str = ""  # of `GRADIENTS`; empty is that of the year
+    year: float = YEAR
     graphs: float = 0.0  # share of launches that CUDA graphs replace
     offloaded: int = 0  # layers whose activations are moved to the host
     memory: float | None = None  # of a GPU; None is that of the GPU's file
@@ -67,8 +76,8 @@ class Plan:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a step."""
-        return max(1, self.global_batch // (self.dp * self.micro_batch))
+        """Number of micro-batches of a step; `check` refuses one that is not full."""
+        return -(-self.global_batch // (self.dp * self.micro_batch))
 
     @property
     def tokens(self) -> float:
@@ -86,63 +95,146 @@ class Plan:
         return parameters, gradients, states
 
     @property
+    def replica_ranks(self) -> int:
+        """Number of ranks of a pipeline stage, among which `ep` divides experts."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def recomputed(self) -> float:
+        """Share of the layers whose whole forward pass runs again in the backward pass.
+
+        Selective recompute of FSDP trainers is that of every second layer, or of every second
+        GEMM.
+        """
+        half = self.recompute == "selective" and self.is_fsdp
+        return {"full": 1.0, "partial": 0.5}.get(self.recompute, 0.5 if half else 0.0)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an accumulated gradient: FSDP and stacks before 2024 take fp32."""
+        old = self.is_fsdp or self.year < _BF16_GRADIENTS
+        return GRADIENTS[self.gradients or ("fp32" if old else "bf16")]
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of a gradient between ranks: bf16, unless a width is asked for."""
+        return GRADIENTS[self.gradients or "bf16"]
+
+    @property
     def is_fsdp(self) -> bool:
         """Whether weights are gathered layer by layer."""
         return self.shards[0] > 1
 
     def check(self) -> None:
-        """Raise `ConfigError` if the sizes contradict each other or the model."""
+        """Raise `ConfigError` if no trainer could run the plan; memory is not checked."""
         for name in ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch", "domain"):
             RANKS.check(getattr(self, name), name)
+        self._check_texts()
         ranks = self.tp * self.pp * self.cp
         if self.gpus % ranks:
             raise ConfigError(
                 f"tp x pp x cp is {ranks}, which does not divide {self.gpus} GPUs"
             )
-        if self.global_batch < self.dp * self.micro_batch:
-            raise ConfigError(
-                f"global batch {self.global_batch}: fewer sequences than dp x micro-batch, "
-                f"{self.dp} x {self.micro_batch}"
-            )
-        if self.pp * self.vp > self.model.layers + 2:
-            raise ConfigError(
-                f"pp x vp is {self.pp * self.vp}: more stages than the {self.model.layers} "
-                f"layers of {self.model.name}"
-            )
+        self._check_batch()
+        self._check_shape()
         self._check_experts()
-        if self.precision not in RECIPES:
-            raise ConfigError(
-                f"invalid precision {self.precision!r}: expected one of {', '.join(RECIPES)}"
-            )
-        if self.recompute not in RECOMPUTE:
-            raise ConfigError(
-                f"invalid recompute {self.recompute!r}: expected one of {', '.join(RECOMPUTE)}"
-            )
         self._check_sharding()
 
+    def _check_texts(self) -> None:
+        """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""
+        names = {"precision": RECIPES, "recompute": RECOMPUTE, "gradients": ("", *GRADIENTS)}
+        for name, values in names.items():
+            if getattr(self, name) not in values:
+                expected = f"one of {', '.join(filter(None, values))}"
+                raise invalid_value(name, getattr(self, name), expected)
+        chip, recipe = gpu(self.gpu), RECIPES[self.precision]
+        if recipe != "bf16" and "fp8" not in chip.peaks:
+            raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
+        if self.precision == "mxfp8" and chip.chip not in _MX_CHIPS:
+            raise ConfigError(
+                f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
+            )
+
+    def _check_batch(self) -> None:
+        """Raise `ConfigError` unless dp x micro-batch divides the batch."""
+        at_once = f"dp x micro-batch, {self.dp} x {self.micro_batch}"
+        if self.global_batch < self.dp * self.micro_batch:
+            raise ConfigError(
+                f"global batch {self.global_batch}: fewer sequences than {at_once}"
+            )
+        if self.global_batch % (self.dp * self.micro_batch):
+            raise ConfigError(
+                f"global batch: {self.global_batch} sequences are no multiple of {at_once}"
+            )
+        if self.seq_len % self.cp:
+            raise ConfigError(f"cp {self.cp} does not divide {self.seq_len} tokens")
+
+    def _check_shape(self) -> None:
+        """Raise `ConfigError` unless the parallelism divides the model."""
+        model, tp = self.model, self.tp
+        has_mlp = model.experts is None or model.experts.dense_layers
+        for count, name in ((model.heads, "heads"), (model.ffn, "width of the MLP")):
+            if count % tp and (name == "heads" or has_mlp):
+                raise ConfigError(
+                    f"tp {tp} does not divide the {name} of {model.name}, {count}"
+                )
+        if model.kv_heads % tp and tp % model.kv_heads:
+            raise ConfigError(
+                f"tp {tp} neither divides the {model.kv_heads} key and value heads of "
+                f"{model.name}, nor is it a multiple of them"
+            )
+        if self.vp > 1 and self.pp == 1:
+            raise ConfigError(f"vp {self.vp} takes a pipeline: pp is 1")
+        if self.pp * self.vp > model.layers + 2:
+            raise ConfigError(
+                f"pp x vp is {self.pp * self.vp}: more stages than the {model.layers} "
+                f"layers of {model.name}"
+            )
+
     def _check_experts(self) -> None:
-        """Raise `ConfigError` unless `ep` divides the experts."""
-        experts = self.model.experts
-        if self.ep > 1 and not experts:
-            raise ConfigError(f"ep {self.ep}: {self.model.name} has no experts")
-        if experts and experts.number % self.ep:
+        """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
+        experts, kind, *more = self.model.experts, *(self.dispatch.split() or [""])
+        if kind not in DISPATCHES or any(m != "overlapped" and m[0] != "(" for m in more):
+            raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
+        if not experts:
+            for name, default in (("ep", 1), ("etp", 1), ("dispatch", DISPATCHES[0])):
+                if (value := getattr(self, name)) != default:
+                    raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
+            return
+        if experts.number % self.ep:
             raise ConfigError(f"ep {self.ep} does not divide the {experts.number} experts")
+        if experts.ffn % self.etp:
+            raise ConfigError(
+                f"etp {self.etp} does not divide the width of an expert, {experts.ffn}"
+            )
+        if self.replica_ranks % (self.ep * self.etp):
+            raise ConfigError(
+                f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "
+                f"{self.replica_ranks}: the ranks of a pipeline stage"
+            )
 
     def _check_sharding(self) -> None:
-        """Raise `ConfigError` for an unknown sharding."""
-        is_plain = self.sharding in {"ddp", "zero1", "zero2", "zero3"}
+        """Raise `ConfigError` for an unknown sharding, or groups of unequal size."""
+        if self.sharding in {"ddp", "zero1", "zero2", "zero3"}:
+            return
         group = self.sharding.removeprefix("hsdp")
-        if not is_plain and not (
+        if not (
             self.sharding.startswith("hsdp") and group.isdecimal() and 0 < int(group) < 1 << 31
         ):
             raise ConfigError(
                 f"invalid sharding {self.sharding!r}: expected ddp, zero1, zero2, zero3, or "
                 "hsdp and a number of ranks, as in hsdp8"
             )
+        if (self.dp * self.cp) % int(group):
+            raise ConfigError(
+                f"sharding {self.sharding}: {group} does not divide dp x cp, "
+                f"{self.dp * self.cp}"
+            )
 
 
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
-_TEXTS = ("sharding", "recompute", "precision", "dispatch")
+_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients")
+_KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
 
 
 def with_strategy(plan: Plan, text: str) -> Plan:
@@ -153,16 +245,18 @@ def with_strategy(plan: Plan, text: str) -> Plan:
     Raises
     ------
     ConfigError
-        If a key is unknown or a value is invalid.
+        If a key is unknown or repeated, a value is invalid, or no trainer could run the plan.
 
     """
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = part.partition("=")
         name = key.strip().replace("-", "_")
-        if not separator or name not in (*_SIZES, *_TEXTS, "dp", "overlap"):
-            keys = ", ".join((*_SIZES, *_TEXTS, "overlap", "dp")).replace("_", "-")
+        if not separator or name not in _KEYS:
+            keys = ", ".join(_KEYS).replace("_", "-")
             raise ConfigError(f"--strategy: invalid {part!r}: expected KEY=VALUE with {keys}")
+        if name in values:
+            raise ConfigError(f"--strategy: {key.strip()} is given twice")
         values[name] = value.strip().lower()
     replicas = values.pop("dp", None)
     result = with_values(plan, values, "--strategy")
@@ -175,30 +269,35 @@ def with_strategy(plan: Plan, text: str) -> Plan:
 
 
 def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
-    """Return the plan with some fields replaced.
+    """Return the plan with some fields replaced; other names in `values` are ignored.
 
-    Parameters
-    ----------
-    plan
-        The plan.
-    values
-        Texts of the new values by field, such as ``{"tp": "8"}``; other names are ignored.
-    where
-        Beginning of the message of an error.
-
-    Raises
-    ------
-    ConfigError
-        A text is not a valid number.
-
+    `values` has texts by field, such as ``{"tp": "8"}``, and `where` begins the message of the
+    `ConfigError` that an invalid one raises.
     """
     changes: dict[str, object] = {}
-    names = {option.name for option in fields(Plan)}
     for name, value in values.items():
         if name in _SIZES:
             changes[name] = parse_quantity(value, f"{where}: {name}", RANKS.most)
         elif name == "overlap":
-            changes[name] = value not in {"no", "false", "0"}
-        elif name in names:
+            changes[name] = parse_overlap(value, where)
+        elif name == "year":
+            changes[name] = parse_date(value, f"{where}: year")
+        else:
             changes[name] = value
     return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def parse_overlap(text: str, where: str) -> bool:
+    """Return whether gradients and parameters overlap with compute."""
+    answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text not in answers:
+        raise invalid_value(f"{where}: overlap", text, "yes or no")
+    return answers[text]
+
+
+def parse_date(text: str, where: str) -> float:
+    """Return the year of a date, "2024" or "2024-07"; the middle of the year or month."""
+    match = re.fullmatch(r"(\d{4})(?:-(0[1-9]|1[0-2])(?:-\d\d)?)?", text.strip())
+    if not match or not _YEARS[0] < int(match[1]) < _YEARS[1]:
+        raise invalid_value(where, text, "a year or a month, as in 2024 or 2024-07")
+    return int(match[1]) + ((int(match[2]) - 0.5) / 12 if match[2] else 0.5)

@@ -4,7 +4,7 @@ Times are in seconds, sizes in bytes. A pass is the forward (0) or backward (1) 
 micro-batch through one layer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fastcomm.hardware import bus_factor
@@ -58,6 +58,8 @@ _FA1_SLOWDOWN = 2.0
 # Bytes moved for an element of unfused scores: softmax, mask and dropout, both ways.
 _SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2.1  # two grouped GEMMs of the forward's FLOPs, and both permutations
+# Dispatch in FP8 and combine in bf16, over both in bf16, as DeepSeek trains (arXiv 2412.19437).
+_FP8_DISPATCH = 0.75
 _PASSES = (0, 1)
 
 
@@ -90,7 +92,7 @@ def _inside(name: str, op: str, size: float, ranks: int) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _grouped(name: str, recipe: str, *sizes: float) -> float:
-    return float(gpu(name).experts[recipe].seconds(*sizes))
+    return float(gpu(name).grouped(recipe, *sizes))
 
 
 def collective(
@@ -244,9 +246,13 @@ def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
     if "deepep" in plan.dispatch or "hybridep" in plan.dispatch:
         # A token crosses once to each rank of a domain, or to each domain, that needs it.
         places = nodes if nodes > 1 else plan.ep
+        if places != nodes:
+            experts = replace(experts, node_limit=0)  # which bounds nodes, not ranks
         if experts.number % places == 0:
             copies = min(copies, visited_nodes(experts, places))
     size = tokens * copies * plan.model.hidden * ELEMENT
+    if plan.precision == "fp8_block" and "deepep" in plan.dispatch:
+        size *= _FP8_DISPATCH
     # Ranks that divide an expert gather the tokens of each other.
     shared = collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
     return 2 * (shared + collective(plan, constants, "all_to_all", size, plan.ep, plan.etp))
@@ -318,7 +324,7 @@ def layer_times(plan: Plan, constants: Constants, *, dense: bool = False) -> Lay
     work = tuple(sum(pair[way] for pair in parts.values()) for way in _PASSES)
     parts = _with_recompute(plan, parts)
     tensor = _tensor(plan, constants)
-    again = {"full": 1.0, "partial": 0.5}.get(plan.recompute, 0.0)
+    again = plan.recomputed
     parts["tensor parallelism"] = (tensor[0], tensor[1] + again * tensor[0])
     parts["context parallelism"] = _context(plan, constants, attention)
     if exchange:
@@ -333,9 +339,8 @@ def _with_recompute(
     plan: Plan, parts: dict[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """Add what the backward pass computes again."""
-    again = {"full": 1.0, "partial": 0.5}.get(plan.recompute, 0.0)
-    shares = dict.fromkeys(parts, again)
-    if plan.recompute == "selective":
+    shares = dict.fromkeys(parts, plan.recomputed)
+    if plan.recompute == "selective" and not plan.recomputed:
         shares["attention"] = 1.0 if plan.year < OLD_ATTENTION else 0.0
         shares["element-wise"] = 0.5
     return {
@@ -363,12 +368,13 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
     dense, experts = (ELEMENT * count for count in layer_weights(plan))
     ranks, stride = plan.shards[0], plan.tp
     gather = collective(plan, constants, "all_gather", dense, ranks, stride)
-    scatter = collective(plan, constants, "reduce_scatter", dense, ranks, stride)
+    wide = plan.reduced_bytes / ELEMENT
+    scatter = collective(plan, constants, "reduce_scatter", wide * dense, ranks, stride)
     if experts:
         others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
         apart = plan.ep * plan.etp
         gather += collective(plan, constants, "all_gather", experts, others, apart)
-        scatter += collective(plan, constants, "reduce_scatter", experts, others, apart)
+        scatter += collective(plan, constants, "reduce_scatter", wide * experts, others, apart)
     comm = gather, gather + scatter
     if not plan.overlap:
         return comm

@@ -106,7 +106,7 @@ def _stack(plan: Plan, constants: Constants) -> _Stack:
     usual = layer_times(plan, constants)
     skipped = model.experts.dense_layers if model.experts else 0
     dense = layer_times(plan, constants, dense=True) if skipped else None
-    again = {"full": 1.0, "partial": 0.5}.get(plan.recompute, 0.0)
+    again = plan.recomputed
     host = (1 - plan.graphs) * constants.host_layer_s * (1 + again / 3)
     return _Stack(
         usual=usual,
@@ -124,8 +124,8 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     num, pp, model = plan.micro_batches, plan.pp, plan.model
     logits = head_time(plan, constants) * (1 + model.mtp_layers)
     whole = sum(parts.values()) + logits
-    stage = _slowest(plan, sum(parts.values()), logits)
     count = sum(stack.counts)
+    stage = _slowest(plan.pp, count, sum(parts.values()) / count, logits)
     runs = f"{num} micro-batches x {count / pp:g} layers of "
     terms = [
         Term(name=name, value=num * seconds / pp, text=f"{runs}{format_s(seconds / count)}")
@@ -148,15 +148,16 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     return Term(name="step", value=total, text=text, level=0), *terms
 
 
-def _slowest(plan: Plan, layers: float, logits: float) -> float:
-    """Return the time of the slowest stage; `layers` is that of all layers."""
-    count, pp = plan.model.layers, plan.pp
-    chunks = pp * plan.vp
-    mean = (layers + logits) / pp
-    if pp == 1 or (count + 2) % chunks == 0 or (count + 1) % chunks == 0:
-        return mean  # embedding and head count as layers
-    per_stage = -(-count // chunks) * plan.vp * layers / count
-    return max(mean, per_stage + (logits if count % chunks == 0 else 0.0))
+def _slowest(pp: int, count: int, layer: float, logits: float) -> float:
+    """Return the time of the slowest stage, all virtual stages of a rank together.
+
+    The stages have equal layers as far as `pp` divides them. Otherwise trainers give the last
+    stage, which has the logits, what the others leave. Virtual stages change nothing.
+    """
+    fullest = -(-count // pp)
+    last = max(0, count - (pp - 1) * fullest)
+    mean = (count * layer + logits) / pp
+    return max(mean, fullest * layer, last * layer + logits)
 
 
 def _messages(plan: Plan, constants: Constants) -> float:
@@ -178,9 +179,10 @@ def _rank_parameters(plan: Plan) -> tuple[float, float]:
     """Return the parameters on the fullest rank before sharding: dense, and of experts."""
     model = plan.model
     dense, experts = layer_weights(plan)
-    layers = -(-(model.layers + model.mtp_layers) // plan.pp)
+    layers = _stage_layers(plan)
     embeddings = 1 if plan.pp > 1 or model.tied else 2
-    skipped = min(model.experts.dense_layers, layers) if model.experts else 0
+    # Layers without experts are the first ones: another stage is fuller.
+    skipped = model.experts.dense_layers if model.experts and plan.pp == 1 else 0
     return layers * dense + embeddings * model.embedding / plan.tp, (layers - skipped) * experts
 
 
@@ -195,14 +197,16 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     )
     for count, ranks, stride in groups:
         size = ELEMENT * count
+        gradients = plan.reduced_bytes * count
         if plan.sharding.startswith("hsdp"):
             shards = plan.shards[0]
-            parts = size / shards, ranks // shards, stride * shards
+            parts = gradients / shards, ranks // shards, stride * shards
             reduce_s += collective(plan, constants, "all_reduce", *parts)
         elif plan.sharding == "ddp":
-            reduce_s += collective(plan, constants, "all_reduce", size, ranks, stride)
+            reduce_s += collective(plan, constants, "all_reduce", gradients, ranks, stride)
         elif not plan.is_fsdp:
-            reduce_s += collective(plan, constants, "reduce_scatter", size, ranks, stride)
+            parts = gradients, ranks, stride
+            reduce_s += collective(plan, constants, "reduce_scatter", *parts)
             gather_s += collective(plan, constants, "all_gather", size, ranks, stride)
     if plan.overlap:
         forward, backward = (stack.device_bound(way) / plan.pp for way in (0, 1))
@@ -218,7 +222,7 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     ]
 
 
-_BF16_GRADIENTS = 2023.9  # year of the stack
+_PLAIN_LOSS = 2024.0  # year of the stack
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
 
 
@@ -231,15 +235,17 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
         return size * (dense / shards + experts / min(shards, others))
 
     para, grads, states = plan.shards
-    # Stacks before 2024 accumulate gradients in fp32, as do the shards of FSDP.
-    width = 4 if plan.is_fsdp or plan.year < _BF16_GRADIENTS else 2
+    width = plan.gradient_bytes
+    # PyTorch's loss holds three fp32 copies of the logits; fused losses, which Megatron and
+    # older FSDP trainers take, two.
+    logit = 12 if plan.is_fsdp and plan.year >= _PLAIN_LOSS else 8
     terms = {
         "parameters": (sharded(ELEMENT, para), f"sharded by {para}"),
         "gradients": (sharded(width, grads), f"{width} bytes each, sharded by {grads}"),
         "optimizer states": (sharded(12, states), f"sharded by {states}"),
         "gathered weights": (2 * ELEMENT * sum(layer_weights(plan)) * plan.is_fsdp, "2 layers"),
         "activations": _activations(plan),
-        "logits": (8 * plan.tokens * plan.model.vocab / plan.tp, "and their gradient"),
+        "logits": (logit * plan.tokens * plan.model.vocab / plan.tp, "and their gradient"),
         "context": (_CONTEXT, "driver, NCCL, fragmentation"),
     }
     shown = [
@@ -251,23 +257,9 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
 
 def _activations(plan: Plan) -> tuple[float, str]:
     """Return the bytes of saved activations, and how they come about."""
-    model, tokens = plan.model, plan.tokens / plan.tp
-    layers = -(-(model.layers + model.mtp_layers) // plan.pp)
-    stored = 1 if RECIPES[plan.precision] != "bf16" else 2  # bytes of the input of a GEMM
-    wide = 2 * (model.heads + 2 * model.kv_heads) * model.rotary
-    if latent := model.latent:
-        wide = 2 * model.heads * (2 * (latent.nope + latent.rope) + latent.value)
-    factor = (4 if model.mlp == "swiglu" else 2) + stored
-    layer = (4 + 2 * stored) * model.hidden + wide + 2 * model.hidden * model.breadth
-    if experts := model.experts:
-        copies = experts.top_k * (stored * model.hidden + factor * experts.ffn)
-        layer += copies + factor * experts.shared
-    else:
-        layer += factor * model.ffn
-    if plan.year < OLD_ATTENTION and plan.recompute == "none":
-        layer += 5 * model.heads * plan.seq_len
-    full = 2 * model.hidden
-    share = {"full": 0.0, "partial": 0.5, "selective": 0.6}.get(plan.recompute, 1.0)
+    tokens, layers = plan.tokens / plan.tp, _stage_layers(plan)
+    layer, full = _saved(plan), 2 * plan.model.hidden
+    share = 1 - plan.recomputed
     flight = float(min(plan.micro_batches, plan.pp))
     if plan.vp > 1:
         flight = min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
@@ -275,3 +267,33 @@ def _activations(plan: Plan) -> tuple[float, str]:
     again = layer if share < 1 else 0.0
     text = f"{layers} layers of {flight:.3g} micro-batches, recompute {plan.recompute}"
     return tokens * (flight * saved + again), text
+
+
+def _stage_layers(plan: Plan) -> int:
+    """Return the layers of the fullest rank."""
+    return -(-(plan.model.layers + plan.model.mtp_layers) // plan.pp)
+
+
+def _saved(plan: Plan) -> float:
+    """Return the bytes that a layer without recompute of all of it saves for a token.
+
+    Selective recompute saves the scores of unfused attention, and else only the up-projections
+    of latent attention: FlashAttention saves no scores (arXiv 2205.05198 for the formula).
+    """
+    model, is_selective = plan.model, plan.recompute == "selective"
+    stored = 1 if RECIPES[plan.precision] != "bf16" else 2  # bytes of the input of a GEMM
+    wide = 2.0 * (model.heads + 2 * model.kv_heads) * model.rotary
+    if latent := model.latent:
+        heads = 2.0 * model.heads * (2 * (latent.nope + latent.rope) + latent.value)
+        wide = 0.0 if is_selective else heads
+    factor = (4 if model.mlp == "swiglu" else 2) + stored
+    layer = (4 + 2 * stored) * model.hidden + wide + 2 * model.hidden * model.breadth
+    if experts := model.experts:
+        copies = experts.top_k * (stored * model.hidden + factor * experts.ffn)
+        layer += copies + factor * experts.shared
+    else:
+        layer += factor * model.ffn
+    if plan.year < OLD_ATTENTION:
+        layer += 2 * model.hidden  # masks of dropout
+        layer += 0 if is_selective else 5 * model.heads * plan.seq_len
+    return layer

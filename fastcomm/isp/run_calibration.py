@@ -24,8 +24,12 @@ _WITHIN = {  # a constant outside would lose its meaning
     "experts_slowdown": (0.8, 2.5),
     "step_s": (1e-4, 1.0),
 }
-# Weight of the distance to the shipped constants: a constant that no run tells stays.
-_PULL = 0.1
+# Weight of the squared distance to the shipped constants, in logarithms: a constant that no run
+# tells stays. For few runs it is that for one, over the root of their number: a single run has
+# too many explanations to move a constant far.
+_PULL, _PULL_OF_ONE = 0.1, 0.6
+_SCALE = 0.03  # error from which on a run counts linearly
+_AT_BOUND = 0.005  # relative distance of a constant to the end of its range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,16 @@ class RunCalibration:
     before: float
     fitted: float
     held_out: float | None
+
+    def bounds_reached(self) -> dict[str, float]:
+        """Return the constants that stopped at an end of their range, and that end."""
+        return {
+            name: end
+            for name in CALIBRATED
+            for end in _WITHIN[name]
+            if abs(getattr(self.constants, name) / end - 1) < _AT_BOUND
+            and getattr(self.constants, name) != getattr(self.start, name)
+        }
 
     def changes(self) -> dict[str, tuple[float, float]]:
         """Return the fitted constants by name, before and after."""
@@ -104,7 +118,10 @@ def _error(run: TrainingRun, constants: Constants) -> float:
 
 
 def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
-    """Return the constants of least squared logarithms of errors; outliers count linearly."""
+    """Return the constants of least squared logarithms of errors.
+
+    Outliers among runs count linearly, the distance to the start always squared.
+    """
     from scipy.optimize import least_squares
 
     counts: dict[tuple[str, str], int] = {}
@@ -115,17 +132,27 @@ def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
     low, high = np.log([_WITHIN[name] for name in CALIBRATED]).T
     first = np.clip(np.log([getattr(start, name) for name in CALIBRATED]), low, high)
 
+    pull = max(_PULL, _PULL_OF_ONE / len(runs) ** 0.5)
+
     def residuals(logs: Floats) -> Floats:
         constants = _constants(start, logs)
         off = np.log1p([_error(run, constants) for run in runs])
-        return np.concatenate([weights * off, _PULL * (logs - first)])
+        return np.concatenate([weights * off, pull * (logs - first)])
+
+    def loss(squares: Floats) -> Floats:
+        """Soft L1 for runs, squares for constants: values and two derivatives."""
+        root = np.sqrt(1 + squares)
+        rho = np.array([2 * (root - 1), 1 / root, -0.5 / root**3])
+        tail = squares[len(runs) :]
+        rho[:, len(runs) :] = [tail, np.ones_like(tail), np.zeros_like(tail)]
+        return rho
 
     inside = np.clip(first, low + 1e-6, high - 1e-6)
     solution = least_squares(
         *(residuals, inside),
         bounds=(low, high),
-        loss="soft_l1",
-        f_scale=0.03,
+        loss=loss,
+        f_scale=_SCALE,
         diff_step=0.01,
         max_nfev=8,
     )

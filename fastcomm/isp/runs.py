@@ -5,8 +5,6 @@ A table is a CSV file with one run a row. Only `model`, `gpu`, `gpus`, `global_b
 the fastest that fits counts.
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,24 +13,23 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm import files
-from fastcomm.checks import RANKS, invalid, shortened
+from fastcomm.checks import RANKS, Range, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
-from fastcomm.isp.model import VOCAB, Experts, Latent, Model
-from fastcomm.isp.plan import RECIPES, UNKNOWN, Plan
+from fastcomm.isp.model import Model
+from fastcomm.isp.plan import RECIPES, UNKNOWN, YEAR, Plan, parse_date, parse_overlap
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
-from fastcomm.isp.presets import PRESETS, checked
+from fastcomm.isp.presets import PRESETS
+from fastcomm.isp.tables import read_table
 from fastcomm.units import GIB, parse_quantity
 
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")
-_LARGEST = 64 << 20  # bytes of a table
-_MOST_ROWS = 100_000
 _ROW = Mapping[str, str]
+_MOST = 1 << 50  # sequences, tokens
 # Default bandwidth of an 8-GPU node, Gbit/s: data sheets of DGX systems, and of the clouds.
-_NODE_GBPS = {"a100": 1600, "a100-40": 1600, "gb200": 3200}
-_DOMAIN = {"gb200": 72, "gb300": 72}
+_NODE_GBPS = {"a100": 1600, "a100-40": 1600, "b300": 6400, "gb300": 6400}
+_RACK = {"gb200": 72, "gb300": 72}  # GPUs of an NVLink domain of many nodes
 _TRIED = {
     "micro_batch": ("1", "2", "4", "8"),
     "recompute": ("none", "selective", "full"),
@@ -66,6 +63,24 @@ class TrainingRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRow:
+    """A row of a table that cannot be priced: the line where it ends, its id, and why."""
+
+    line: int
+    id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTable:
+    """The runs of a table, and its rows that cannot be priced."""
+
+    path: Path
+    runs: tuple[TrainingRun, ...]
+    failed: tuple[FailedRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrice:
     """A run and the price of its fastest plan that fits, or of the smallest if none fits."""
 
@@ -85,119 +100,53 @@ class RunPrice:
         return self.price.memory_bytes / 2**30 / measured - 1 if measured else None
 
 
-def _table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file with a header; ConfigError for one that is none."""
-    text = files.text(path, _LARGEST).lstrip("\ufeff")
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        rows: list[dict[str, str]] = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise ConfigError(
-                    f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} "
-                    "fields, as the header has"
-                )
-            if len(rows) >= _MOST_ROWS:
-                raise ConfigError(f"{path}: more than {_MOST_ROWS} rows")
-            rows.append({key.strip(): value.strip() for key, value in row.items()})
-    except csv.Error as error:
-        raise ConfigError(f"{path}, line {reader.line_num}: {error}") from error
-    if not rows:
-        raise ConfigError(f"{path}: no rows; expected a header and one run a line")
-    return rows
+def load_runs(path: Path, models: Mapping[str, Model]) -> RunTable:
+    """Return the runs of a table, and the rows that cannot be priced.
 
-
-def load_models(path: Path) -> dict[str, Model]:
-    """Return the models of a table by name.
+    Parameters
+    ----------
+    path
+        A CSV file with a header.
+    models
+        Shapes by name; other models are presets.
 
     Raises
     ------
     ConfigError
-        If a column is missing or a number is invalid.
+        If it is no such table, or a needed column is missing.
 
     """
-    rows = _table(path)
-    missing = {"name", "layers", "hidden", "heads", "ffn", "vocab"} - rows[0].keys()
-    if missing:
-        raise ConfigError(f"{path}: missing column {', '.join(sorted(missing))}")
-    return {row["name"]: checked(_model(row, f"{path}: {row['name']}"), path) for row in rows}
+    runs: list[TrainingRun] = []
+    failed: list[FailedRow] = []
+    lines: dict[str, int] = {}
+    for place, row in enumerate(read_table(path, REQUIRED), 1):
+        name = row.values.get("id", "")
+        try:
+            if row.problem:
+                raise ConfigError(row.problem)
+            if name in lines:
+                raise ConfigError(f"id {shortened(name)} is that of line {lines[name]}")
+            runs.append(_run(row.values, models, name or str(place)))
+        except ConfigError as error:
+            failed.append(FailedRow(line=row.line, id=name, error=str(error)))
+        if name:
+            lines.setdefault(name, row.line)
+    return RunTable(path=path, runs=tuple(runs), failed=tuple(failed))
 
 
-def _model(row: _ROW, where: str) -> Model:
-    def number(name: str, default: int = 0) -> int:
-        text = row.get(name, "")
-        return parse_quantity(text, f"{where}: {name}") if text not in {"", "0"} else default
-
-    hidden, heads = number("hidden", 1), number("heads", 1)
-    width = number("head_dim")
-    latent = None
-    if number("kv_lora"):
-        names = ("q_lora", "kv_lora", "qk_nope", "qk_rope", "v_dim")
-        parts = ("q_rank", "kv_rank", "nope", "rope", "value")
-        latent = Latent(**{p: number(n, 1) for p, n in zip(parts, names, strict=True)})
-    experts = None
-    if number("experts"):
-        experts = Experts(
-            number=number("experts"),
-            top_k=number("topk", 1),
-            ffn=number("expert_ffn", number("ffn", 1)),
-            shared=number("shared_ffn"),
-            dense_layers=number("dense_layers"),
-        )
-    window = row.get("sliding_window", "").partition(" ")[0]
-    return Model(
-        name=row["name"],
-        hidden=hidden,
-        heads=heads,
-        kv_heads=number("kv_heads", heads),
-        layers=number("layers", 1),
-        ffn=number("ffn", 4 * hidden),
-        vocab=number("vocab", VOCAB),
-        mlp="swiglu" if row.get("mlp", "swiglu") in {"swiglu", "geglu", ""} else "gelu",
-        head_dim=0 if latent or width * heads == hidden else width,
-        latent=latent,
-        experts=experts,
-        tied=row.get("tied", "") in {"1", "true", "yes"},
-        mtp_layers=number("mtp_layers"),
-        window=int(window) if window.isdecimal() else 0,
-    )
-
-
-def load_runs(path: Path, models: Mapping[str, Model]) -> list[TrainingRun]:
-    """Return the runs of a table; a model is one of `models` or a preset.
-
-    Raises
-    ------
-    ConfigError
-        If a column is missing, or a row is invalid; the message names its line.
-
-    """
-    rows = _table(path)
-    if missing := [name for name in REQUIRED if name not in rows[0]]:
-        raise ConfigError(
-            f"{path}: missing column {', '.join(missing)}; needed are {', '.join(REQUIRED)}"
-        )
-    return [_run(row, models, f"{path}, row {k}", k) for k, row in enumerate(rows, 1)]
-
-
-def _run(row: _ROW, models: Mapping[str, Model], where: str, place: int) -> TrainingRun:
-    try:
-        model = _named_model(row["model"], models)
-        plans = _plans(row, model)
-        measured = _positive(row, "tokens_per_s_per_gpu")
-        memory_gib = _positive(row, "memory_gib")
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+def _run(row: _ROW, models: Mapping[str, Model], name: str) -> TrainingRun:
+    model = _named_model(row["model"], models)
+    plans = _plans(row, model)
     source = row.get("source", "") or "own"
     return TrainingRun(
-        id=row.get("id", "") or str(place),
+        id=name,
         source=source,
         group=(source, model.name),
         gpu=plans[0].gpu,
         precision=plans[0].precision,
         plans=plans,
-        measured=measured,
-        memory_gib=memory_gib,
+        measured=_positive(row, "tokens_per_s_per_gpu"),
+        memory_gib=_positive(row, "memory_gib"),
         quality=row.get("quality", "") or "ok",
     )
 
@@ -224,55 +173,94 @@ def _positive(row: _ROW, name: str) -> float | None:
     except ValueError:
         value = float("nan")
     if not 0 < value < float("inf"):
-        raise invalid(name, text, "a number above 0")
+        raise invalid(name, shortened(text), "a number above 0, as in 1234.5")
     return value
 
 
-def gpu_of(name: str, variant: str = "") -> str:
-    """Return the name of the shipped GPU of a table's name and variant, such as "40 GB"."""
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+
+
+def _whole(row: _ROW, name: str, default: str = "", most: float = RANKS.most) -> int:
+    """Return the whole number of a column; "8,192" has a separator of thousands."""
+    text = row.get(name, "") or default
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    return parse_quantity(text, name, most)
+
+
+def gpu_of(name: str, memory: float | None = None) -> str:
+    """Return the shipped GPU of a name, and of the memory of its variant in bytes."""
     name = name.lower()
-    return "a100-40" if name == "a100" and variant.startswith("40 GB") else name
+    return "a100-40" if name == "a100" and memory == 40 * GIB else name
+
+
+# W, usual limit by measured GPU: data sheets, and for Blackwell those of the measurements.
+_POWER = {"a100": 400.0, "h100": 700.0, "b200": 1000.0, "gb200": 1200.0}
+_WATTS, _GIGABYTES = Range(50, 5000), Range(8, 2048)
+_VARIANT = {"memory": (r"(\d+)\s*Gi?B\b", _GIGABYTES), "power": (r"(\d+)\s*W\b", _WATTS)}
+
+
+def _variant(text: str) -> tuple[float | None, float | None]:
+    """Return memory (bytes) and power limit (W) of a variant such as "96 GB, 500 W"."""
+    numbers: list[float | None] = []
+    for name, (pattern, valid) in _VARIANT.items():
+        number = _amount(text, pattern)
+        if number is not None:
+            valid.check(number, f"gpu_variant: {name}")
+        numbers.append(number)
+    memory, power = numbers
+    if text and memory is None and power is None:
+        raise invalid_value("gpu_variant", text, 'memory or power, as in "96 GB, 500 W"')
+    return memory and memory * GIB, power
 
 
 def base_plan(row: _ROW, model: Model) -> Plan:
     """Return the plan of a row with its job, and the defaults of a strategy."""
-    variant, detail = row.get("gpu_variant", ""), row.get("recompute_detail", "")
-    name = gpu_of(row["gpu"], variant)
-    gpu(name)
-    count = parse_quantity(row["gpus"], "gpus", RANKS.most)
-    domain = _DOMAIN.get(name, 8)
-    per_node = parse_quantity(row.get("gpus_per_node") or str(min(domain, 8)), "gpus_per_node")
-    usual = _NODE_GBPS.get(name, 3200) * per_node / 8
-    gbps = _positive(row, "node_gbps") or usual
-    domain = domain if domain > per_node else per_node
-    year = row.get("date", "")[:7]
+    detail = row.get("recompute_detail", "")
+    memory, power = _variant(row.get("gpu_variant", ""))
+    name = gpu_of(row["gpu"], memory)
+    usual = _POWER[gpu(name).chip]
+    domain, node_bytes_per_s = _network(row, name)
+    overlap, date = row.get("overlap", "").lower(), row.get("date", "").partition(",")[0]
     return Plan(
         model=model,
         gpu=name,
-        gpus=count,
-        global_batch=parse_quantity(row["global_batch"], "global_batch"),
-        seq_len=parse_quantity(row["seq_len"], "seq_len"),
-        node_bytes_per_s=gbps * 1e9 / 8 * domain / per_node,
+        gpus=_whole(row, "gpus"),
+        global_batch=_whole(row, "global_batch", most=_MOST),
+        seq_len=_whole(row, "seq_len", most=_MOST),
+        node_bytes_per_s=node_bytes_per_s,
         domain=domain,
         precision=(row.get("precision") or "bf16").lower(),
-        overlap=row.get("overlap", "") != "no",
-        dispatch=row.get("moe_dispatch") or "alltoall",
-        year=_year(year),
+        overlap=overlap in {"", UNKNOWN} or parse_overlap(overlap, "overlap"),
+        dispatch=(row.get("moe_dispatch") or "alltoall").lower(),
+        gradients=row.get("gradients", "").lower(),
+        year=parse_date(date, "date") if date else YEAR,
         graphs=_graphs(detail),
-        offloaded=int(_amount(detail, r"activations of (\d+) layers offloaded", 1) or 0),
-        memory=_amount(variant, r"(\d+) GB", GIB),
-        power_share=min(1.0, (_amount(variant, r"(\d+) W", 1) or _POWER) / _POWER),
+        offloaded=int(_amount(detail, r"activations of (\d+) layers offloaded") or 0),
+        memory=memory,
+        power_share=min(1.0, (power or usual) / usual),
     )
 
 
-_POWER = 700.0  # W, usual limit of the GPUs that have variants
+def _network(row: _ROW, name: str) -> tuple[int, float]:
+    """Return the GPUs of an NVLink domain, and its bandwidth to others in bytes per second.
+
+    A domain is a node, but in racks such as NVL72 it has many nodes.
+    """
+    per_node = _whole(row, "gpus_per_node", "8")
+    domain = max(per_node, _RACK.get(name, 1))
+    usual = _NODE_GBPS.get(name, 3200) * per_node / 8
+    gbps = _positive(row, "node_gbps") or usual
+    return domain, gbps * 1e9 / 8 * domain / per_node
+
+
 _PARTIAL_GRAPHS = 0.2  # share of launches in graphs of attention and routing
 
 
-def _amount(text: str, pattern: str, unit: float) -> float | None:
-    """Return the number of a pattern in a text, in the unit; None if there is none."""
+def _amount(text: str, pattern: str) -> float | None:
+    """Return the number of a pattern in a text; None if there is none."""
     match = re.search(pattern, text)
-    return float(match[1]) * unit if match else None
+    return float(match[1]) if match else None
 
 
 def _graphs(text: str) -> float:
@@ -282,31 +270,18 @@ def _graphs(text: str) -> float:
     return 1.0 if "full" in text or text.endswith("CUDA graphs") else _PARTIAL_GRAPHS
 
 
-def _year(text: str) -> float:
-    """Return the year of a date such as "2024-07"; 2025 if there is none."""
-    year, _, month = text.partition("-")
-    if not year.isdecimal() or not 2000 < int(year) < 2100:  # noqa: PLR2004 no year
-        return 2025.0
-    return int(year) + (int(month) - 0.5) / 12 if month.isdecimal() else int(year) + 0.5
-
-
 def _plans(row: _ROW, model: Model) -> tuple[Plan, ...]:
-    """Return all plans that a row may mean; at least one is valid."""
-    base = base_plan(row, model)
-    sizes = {}
-    for name in ("tp", "pp", "cp", "ep", "etp"):
-        text = row.get(name, "")
-        sizes[name] = parse_quantity(text, name, RANKS.most) if text not in {"", UNKNOWN} else 1
-    base = replace(base, **sizes)  # type: ignore[arg-type]
-    values = [
-        _values(row, name, base) for name in ("micro_batch", "vp", "recompute", "sharding")
-    ]
-    plans, problem = [], None
-    for micro, virtual, recompute, sharding in product(*values):
+    """Return all plans that a row may mean; raise the first problem if none is valid."""
+    sizes = {name: _whole(row, name, "1") for name in ("tp", "pp", "cp", "ep", "etp")}
+    base = replace(base_plan(row, model), **sizes)  # type: ignore[arg-type]
+    names = ("micro_batch", "vp", "recompute", "sharding")
+    plans: list[Plan] = []
+    problems: list[ConfigError] = []
+    for micro, virtual, recompute, sharding in product(*(_values(row, n, base) for n in names)):
         plan = replace(
             base,
-            micro_batch=parse_quantity(micro, "micro_batch", RANKS.most),
-            vp=parse_quantity(virtual, "vp", RANKS.most),
+            micro_batch=_whole({"micro_batch": micro}, "micro_batch"),
+            vp=_whole({"vp": virtual}, "vp"),
             recompute=recompute,
             sharding=sharding,
         )
@@ -314,9 +289,9 @@ def _plans(row: _ROW, model: Model) -> tuple[Plan, ...]:
             plan.check()
             plans.append(plan)
         except ConfigError as error:
-            problem = error
-    if problem and not plans:
-        raise problem
+            problems.append(error)
+    if not plans:
+        raise problems[0]
     return tuple(plans)
 
 
@@ -326,9 +301,18 @@ def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     if text not in {"", UNKNOWN}:
         return (text,)
     if name == "vp":
-        stage = base.model.layers // base.pp
-        return ("1",) if base.pp == 1 else [str(n) for n in range(1, 13) if stage % n == 0]
+        return _stages(base)
     return _TRIED[name]
+
+
+def _stages(base: Plan) -> list[str]:
+    """Return the virtual stages to try: embedding and head may count as layers."""
+    if base.pp == 1:
+        return ["1"]
+    counts = [base.model.layers + base.model.mtp_layers + more for more in range(3)]
+    return [
+        str(n) for n in range(1, 13) if n == 1 or any(c % (base.pp * n) == 0 for c in counts)
+    ]
 
 
 def price_run(run: TrainingRun, constants: Constants) -> RunPrice:

@@ -93,7 +93,7 @@ def _head(result: SearchResult) -> list[str]:
 
 def _fastest(record: Record, question: Question) -> str:
     """Return the sentence on the fastest strategy: its layout, speed and memory."""
-    mfu = f", MFU {percent(record['mfu'])}" if "mfu" in record else ""
+    mfu = f", MFU {percent(record['mfu'])} (full attention)" if "mfu" in record else ""
     return (
         f"Fastest: {_name(record, question)} on {record['world_size']} GPUs, "
         f"pp {record['pp']}, sp {record['sp']}: {format_s(record['total_latency'])} a step, "

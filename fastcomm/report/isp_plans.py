@@ -1,18 +1,25 @@
 """Print prices of fixed strategies, and errors on measured runs; write their files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
 from fastcomm import result as results
 from fastcomm.hardware.surfaces import gpu
-from fastcomm.isp.evaluation import Evaluation, PriceResult, strategy_text, suspect
+from fastcomm.isp.evaluation import (
+    Evaluation,
+    ExpectedError,
+    PriceResult,
+    strategy_text,
+    suspect,
+)
 from fastcomm.isp.run_calibration import RunCalibration
 from fastcomm.isp.runs import GroupError, RunPrice
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, na, plain_console, say, table
 from fastcomm.report.isp import notes, terms_table
-from fastcomm.units import format_binary_bytes, format_s, percent, signed_percent
+from fastcomm.units import counted, format_binary_bytes, format_s, percent, signed_percent
 
 _RUNS_LEGEND = (
     "median, 90 % below: absolute error of tokens/s/GPU. bias: median error; above 0 is too "
@@ -29,13 +36,11 @@ def show_price(result: PriceResult) -> None:
     say(
         console,
         f"{format_s(price.step_s)} a step, {price.tokens_per_s_per_gpu:.0f} tokens/s/GPU, MFU "
-        f"{percent(price.mfu)}, {price.memory_bytes / 2**30:.1f} GiB ({fits})",
+        f"{percent(price.mfu)} (causal attention, bf16 peak), "
+        f"{price.memory_bytes / 2**30:.1f} GiB ({fits})",
+        hanging=2,
     )
-    say(
-        console,
-        f"error to expect: {percent(expected.median, 0)} (median on published runs), in one of "
-        f"ten more than {percent(expected.most, 0)}",
-    )
+    say(console, _expected(expected), hanging=2)
     say(console, escape(f"{price.plan.model.name}: {strategy_text(price.plan)}"), hanging=2)
     console.print(terms_table("time", list(price.time), format_s))
     console.print(terms_table("memory", list(price.memory), format_binary_bytes))
@@ -45,15 +50,31 @@ def show_price(result: PriceResult) -> None:
         notes([result.note])
 
 
+def _expected(expected: ExpectedError) -> str:
+    """Return the line on the error to expect."""
+    if expected.median is None or expected.most is None:
+        return f"error to expect: n/a, {expected.reason}"
+    return (
+        f"error to expect: {percent(expected.median, 0)} (median on published runs), in one of "
+        f"ten more than {percent(expected.most, 0)}"
+    )
+
+
 def show_evaluation(result: Evaluation, top: int) -> None:
     """Print the errors of runs by group, and the `top` runs with the largest errors."""
     console = plain_console()
+    for row in result.failed[:top]:
+        name = f" ({row.id})" if row.id else ""
+        text = f"[red]not priced:[/] {escape(f'line {row.line}{name}: {row.error}')}"
+        say(console, text, hanging=2)
+    if (more := len(result.failed) - top) > 0:
+        say(console, f"[red]not priced:[/] {counted(more, 'more row')}")
     if result.groups:
         console.print(_groups(result.groups))
         say(console, _RUNS_LEGEND, hanging=2, style="dim")
-        console.print(_worst(result.worst(top)))
-    else:
-        console.print(_predictions(result.rows[:top]))
+        console.print(_worst(result.shown(top)))
+    elif result.rows:
+        console.print(_predictions(result.shown(top)))
     if result.calibration:
         show_calibration(result.calibration)
 
@@ -76,11 +97,21 @@ def _groups(groups: list[GroupError]) -> TerminalTable:
 def _group_name(group: GroupError) -> str:
     """Return the name of a group; a GPU whose kernels are not measured says so."""
     if group.by == "gpu":
-        return f"GPU {group.name}" + (" (not measured)" if gpu(group.name).derived else "")
+        return f"GPU {group.name}{_mark(group.name)}"
     return f"precision {group.name}" if group.by == "precision" else group.name
 
 
-def _worst(worst: list[RunPrice]) -> TerminalTable:
+def _mark(name: str) -> str:
+    """Return the mark of a GPU whose kernels are not measured; empty for others."""
+    return " (not measured)" if gpu(name).derived else ""
+
+
+def _gpus(row: RunPrice) -> str:
+    """Return the number of GPUs of a run, their name and mark."""
+    return f"{row.price.plan.gpus} {row.run.gpu.upper()}{_mark(row.run.gpu)}"
+
+
+def _worst(worst: Sequence[RunPrice]) -> TerminalTable:
     doubt = "term to doubt first"
     names = "largest errors", "model", "GPUs", "measured", "predicted", "error", doubt
     rows = table(*names, texts=(doubt,))
@@ -89,7 +120,7 @@ def _worst(worst: list[RunPrice]) -> TerminalTable:
         rows.add_row(
             escape(row.run.id),
             escape(plan.model.name),
-            f"{plan.gpus} {row.run.gpu.upper()}",
+            _gpus(row),
             na(row.run.measured, lambda rate: f"{rate:.0f}"),
             f"{row.price.tokens_per_s_per_gpu:.0f}",
             na(row.error, signed_percent),
@@ -98,14 +129,14 @@ def _worst(worst: list[RunPrice]) -> TerminalTable:
     return rows
 
 
-def _predictions(runs: tuple[RunPrice, ...]) -> TerminalTable:
+def _predictions(runs: Sequence[RunPrice]) -> TerminalTable:
     rows = table("run", "model", "GPUs", "tokens/s/GPU", "GiB", "strategy", texts=("strategy",))
     for row in runs:
         plan, price = row.price.plan, row.price
         rows.add_row(
             escape(row.run.id),
             escape(plan.model.name),
-            f"{plan.gpus} {row.run.gpu.upper()}",
+            _gpus(row),
             f"{price.tokens_per_s_per_gpu:.0f}",
             f"{price.memory_bytes / 2**30:.1f}" + ("" if price.fits else " (no fit)"),
             strategy_text(plan).replace(",", ", "),
@@ -120,6 +151,10 @@ def show_calibration(fit: RunCalibration) -> None:
     for name, (before, after) in fit.changes().items():
         rows.add_row(name, f"{before:.4g}", f"{after:.4g}")
     console.print(rows)
+    for name, end in fit.bounds_reached().items():
+        notes(
+            [f"{name} stands at the end of its range, {end:g}: the runs may have another cause"]
+        )
     held_out = "n/a: one group" if fit.held_out is None else percent(fit.held_out)
     say(
         console,
