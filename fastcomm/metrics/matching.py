@@ -60,7 +60,7 @@ class MatchCounts(NamedTuple):
     by_ends: int  # without a group: matched by order and ends on all ranks
 
 
-class _Clocks(NamedTuple):
+class Clocks(NamedTuple):
     """Clock offsets by rank in ns, and whether times are corrected by them."""
 
     offsets: Mapping[int, int]
@@ -87,7 +87,7 @@ class RankComparison:
     pieces: Sequence[Piece]
     spread: Spread
     offsets: tuple[ClockOffset, ...]
-    clocks: _Clocks
+    clocks: Clocks
     matched: MatchCounts
     ungrouped: Ungrouped
     skews: Sequence[Skews]
@@ -137,7 +137,7 @@ def compare_all(
     clock_offsets = offsets(
         EndOffsets.concatenate([*end_offsets, *([ungrouped_.ends] if ungrouped_.ends else [])])
     )
-    clocks = _Clocks({offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned)
+    clocks = Clocks({offset.rank: offset.offset_ns for offset in clock_offsets}, is_aligned)
     parts = spread(partial(_compare, pieces, clocks), shares)
     if spans := ungrouped_.spans():
         size = len(job.ranks) if job else 0
@@ -175,20 +175,20 @@ def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> En
 _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
-def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
+def _compare(pieces: Sequence[Piece], clocks: Clocks, cells: Cells) -> _Part:
     """Compare the ranks by the communication of some cells."""
     events = CommunicationEvents.of(_events(pieces, cells))
-    matched, counts = _match(events, clocks)
+    matched, counts = match_events(events, clocks)
     return _part(events, matched, counts)
 
 
 def _compare_ungrouped(
-    pieces: Sequence[Piece], clocks: _Clocks, ungrouped_: Ungrouped, size: int, span: range
+    pieces: Sequence[Piece], clocks: Clocks, ungrouped_: Ungrouped, size: int, span: range
 ) -> _Part:
     """Compare collectives of unknown groups as collectives of a group of all ranks."""
     events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
     events = replace(events, group_size=np.full(len(events.rank), size))
-    matched, counts = _match(events, clocks)
+    matched, counts = match_events(events, clocks)
     counts = counts._replace(by_number=0, by_ends=counts.by_number)
     return _part(events, matched, counts)
 
@@ -199,7 +199,7 @@ def _part(events: CommunicationEvents, matched: MatchedEvents, counts: MatchCoun
 
 
 def _exposed_excess(
-    pieces: Sequence[Piece], clocks: _Clocks, expected: ExpectedTransfer
+    pieces: Sequence[Piece], clocks: Clocks, expected: ExpectedTransfer
 ) -> dict[int, float]:
     """Return by how many ns exposed transfers took longer than expected, by rank."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
@@ -207,7 +207,7 @@ def _exposed_excess(
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
-    matched, _ = _match(events, clocks)
+    matched, _ = match_events(events, clocks)
     collectives = MatchedCollectives.of(events, matched)
     is_expected = (collectives.tag == expected.tag) & (collectives.op == expected.op)
     is_expected &= (collectives.low == expected.pair[0]) & (
@@ -230,7 +230,9 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _COLUMNS)
 
 
-def _match(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
+def match_events(
+    events: CommunicationEvents, clocks: Clocks
+) -> tuple[MatchedEvents, MatchCounts]:
     """Match the collectives and messages of several ranks."""
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
