@@ -18,6 +18,7 @@ from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import RunTraces, named_ranks
+from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Ints
 
 MOST_DETAILED = 96  # ranks
@@ -31,8 +32,8 @@ class Moment:
 
     step: int
     rank: int
-    start: int
-    duration: int
+    at: int
+    around: int  # time to show, with `at` in its middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,9 @@ class Timeline:
     def moment(self, finding: Finding) -> Moment | None:
         """Return where a finding shows best: the costliest event of its ranks, or a step.
 
-        That is the collective for which others wait the longest for one of the ranks; without
-        one, the longest event of a symptom's kind, or the whole first step.
+        That is the collective in which others wait the longest for one of the ranks, a message
+        only without collectives; of a slow link the longest transfer, of a symptom the longest
+        event of its kind. Without any it is the whole first step.
         """
         ranks = [rank for rank in finding.ranks if rank in set(self.ranks)]
         if not ranks or not self.steps:
@@ -65,38 +67,51 @@ class Timeline:
         if present:
             return max(present, key=lambda item: item[0])[1]
         first = self.steps[0]
-        return Moment(step=first.number, rank=ranks[0], start=0, duration=first.length)
+        middle = first.length // 2
+        return Moment(step=first.number, rank=ranks[0], at=middle, around=first.length)
 
 
 def _costliest(
     step: TimelineStep, ranks: Sequence[int], finding: Finding
 ) -> tuple[int, Moment] | None:
     """Return the cost and the place of the costliest event of a finding in a step, if any."""
-    events = step.events
+    events, caused = step.events, _wait_caused(step)
+    duration, is_comm = events["duration"], events["kind"] >= FIRST_TAG
     if finding.kind == "copies":
-        cost = np.where(events["kind"] == KINDS.index("copy"), events["duration"], 0)
+        cost = np.where(events["kind"] == KINDS.index("copy"), duration, 0)
+    elif finding.kind == "slow_link":
+        tags = [KINDS.index(tag) for tag in (finding.evidence.tag or "").split("+") if tag]
+        is_own = np.isin(events["kind"], tags) if tags else is_comm
+        cost = np.where(is_own, duration - np.maximum(events["wait"], 0), 0)
     elif finding.kind == "exposed_communication":
-        cost = np.where(events["kind"] >= FIRST_TAG, events["duration"], 0)
+        cost = np.where(is_comm, duration, 0)
     elif finding.is_symptom:
         return None
     else:
-        cost = _wait_caused(step)
+        collectives = np.where(events["op"] == OP["SendRecv"], 0, caused)
+        cost = collectives if collectives.any() else caused
     cost = np.where(np.isin(events["rank"], ranks), cost, 0)
     if not cost.any():
         return None
     row = int(cost.argmax())
-    place = {name: int(events[name][row]) for name in ("rank", "start", "duration")}
-    return int(cost[row]), Moment(step=step.number, **place)
+    length = int(duration[row])
+    return int(cost[row]), Moment(
+        step=step.number,
+        rank=int(events["rank"][row]),
+        at=int(events["start"][row]) + length // 2,
+        around=3 * (length + int(caused[row])),
+    )
 
 
 def _wait_caused(step: TimelineStep) -> Ints:
-    """Return how long all others wait for each event, if its rank arrives last, in ns."""
+    """Return how long the others wait for each event on average, if its rank is last, in ns."""
     instance = step.events["instance"]
     place = np.where(instance == NULL, -1, instance)
-    last, waits = (
-        np.append(step.instances[name], NULL)[place] for name in ("last_rank", "waits")
+    last, members, waits = (
+        np.append(step.instances[name], 1)[place] for name in ("last_rank", "members", "waits")
     )
-    return np.where(last == step.events["rank"], waits, 0)
+    is_last = (last == step.events["rank"]) & (instance != NULL)
+    return np.where(is_last, waits // np.maximum(members - 1, 1), 0)
 
 
 def find_timeline(

@@ -48,10 +48,8 @@ def link(moment: Moment | None) -> str:
     """Return the fragment of a link to a moment; "" for None."""
     if moment is None:
         return ""
-    around = max(moment.duration, 1)
-    begin = max(0, moment.start - around)
-    length = 3 * around
-    return f"#t={begin / 1e6:.6f}&d={length / 1e6:.6f}&rank={moment.rank}&step={moment.step}"
+    at, around = moment.at / 1e6, moment.around / 1e6
+    return f"#t={at:.6f}&d={around:.6f}&rank={moment.rank}&step={moment.step}"
 
 
 def packed(columns: Mapping[str, Ints], deltas: tuple[str, ...] = ()) -> Spec:

@@ -324,7 +324,7 @@
     const [from, to] = view.map((each) => (each / 1e6).toFixed(6));
     Object.assign(canvas.dataset, { from, to, step: step.number });
     const rank = cursor === NONE ? page.detailed[0] ?? page.ranks[0] : step.events.rank[cursor];
-    find(".link").href = `#t=${from}&d=${(to - from).toFixed(6)}&rank=${rank}&step=${step.number}`;
+    find(".link").href = `#t=${((view[0] + view[1]) / 2e6).toFixed(6)}&d=${(to - from).toFixed(6)}&rank=${rank}&step=${step.number}`;
     performance.measure("timeline-draw", { start });
   }
 
@@ -673,23 +673,23 @@
     })
   );
 
-  // A moment: #t=MS&d=MS&rank=NUMBER&step=NUMBER; all but t may be left out.
+  // A moment: #t=MS&d=MS&rank=NUMBER&step=NUMBER. d is shown around t; all but t may be left out.
   async function follow() {
     const words = new URLSearchParams(location.hash.slice(1));
     const number = (key) => (words.get(key)?.trim() ? Number(words.get(key)) : NaN);
     if (!(number("t") >= 0)) return;
     const index = page.steps.findIndex((each) => each.number === number("step"));
     if (index >= 0 && page.steps[index].number !== step.number) await show(index);
-    const from = number("t") * 1e6;
+    const at = number("t") * 1e6;
     const wide = number("d") > 0 ? number("d") * 1e6 : step.length / 20;
-    look(from, from + wide);
+    look(at - wide / 2, at + wide / 2);
     const rank = rowOf.get(number("rank"));
     if (rank) box.scrollTop = rank.y - height / 2;
     const [compute, comm] = step.lanes.get(number("rank")) ?? [[], []];
-    const middle = from + wide / 2;
-    const hit = [...comm, ...compute].find((row) => step.events.start[row] <= middle && end(row) >= middle);
-    pick(hit ?? NONE);
-    if (hit === undefined && rank) say([`rank ${rank.rank}`, `${time(wide)} from ${time(from)}`]);
+    const hit = [...comm, ...compute].find((row) => step.events.start[row] <= at && end(row) >= at);
+    [cursor, chosen] = [NONE, NONE];
+    if (hit !== undefined) choose(hit);
+    else if (rank) say([`rank ${rank.rank}`, `at ${time(at)}`]);
     figure.scrollIntoView({ block: "start" });
     canvas.focus({ preventScroll: true });
   }
