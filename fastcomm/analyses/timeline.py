@@ -157,9 +157,9 @@ def find_timeline(
     """
     iterations = metrics.tables["iterations"]
     if not iterations.num_rows or iterations["start_ns"].null_count:
-        return f"n/a: {gaps.reason(metrics.missing)}"
+        return gaps.reason(metrics.missing)
     if "events" not in metrics.tables:
-        return "n/a: the metrics were computed without tables of events"
+        return "the metrics were computed without tables of events"
     detailed = _detailed(metrics, ranks)
     of_path = critical if isinstance(critical, CriticalPath) else None
     plan = StepPlan.of(metrics, detailed, of_path)

@@ -251,7 +251,7 @@ class StepMatches:
         place = np.append(np.full(len(matched.size), NULL), NULL)
         place[used] = np.arange(len(used))
         last = np.where(is_doubtful, NULL, rank[matched.last])[used]
-        waits = np.add.reduceat(np.append(matched.wait, 0), matched.edges[:-1])
+        waits = np.where(is_doubtful, NULL, matched.total(matched.wait))
         return cls(
             events=take(
                 {

@@ -262,7 +262,7 @@
     const { path } = step;
     if (!path.rows || !find(".path input").checked) return;
     pen.strokeStyle = colors.ink;
-    pen.lineWidth = 2.5;
+    pen.lineWidth = 2;
     pen.beginPath();
     for (let edge = 0; edge < path.rows; edge++) {
       const [a, b] = [path.start[edge], path.start[edge] + path.duration[edge]];
@@ -419,8 +419,11 @@
       time(events.start[row]), time(events.duration[row]), events.wait[row] < 0 ? "" : time(events.wait[row]),
     ]);
     fill(".longest", longest);
-    const text = `${range ? "Selection" : "View"}: ${time(to - from)} from ${time(from)}`;
-    find(".sum").textContent = `${text}, ${plural(inside.length, "event")} of ${plural(page.detailed.length, "rank")}`;
+    const count = sums.reduce((all, each) => all + each.count, 0);
+    const text = `${range ? "Selection" : "View"}: ${time(to - from)} from ${time(from)}, `;
+    const kinds = sums.map((each, kind) => (each.count ? `, ${page.kinds[kind]} ${time(each.ns)}` : "")).join("");
+    find(".sum").setAttribute("aria-live", range ? "polite" : "off");
+    find(".sum").textContent = `${text}${plural(count, "event")} of ${plural(page.detailed.length, "rank")}${kinds}, nothing runs ${time(whole - busy)}`;
   }
 
   function fill(query, lines) {
