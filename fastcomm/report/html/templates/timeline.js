@@ -77,7 +77,9 @@
   const gutter = 66;
   const rows = [];
   let total = AXIS;
-  for (const rank of page.ranks) {
+  // Among many, the ranks with events come first.
+  const order = binned.size > 60 ? [...page.detailed, ...binned.keys()] : page.ranks;
+  for (const rank of order) {
     const high = detailed.has(rank) ? 2 * lane + gap : thin;
     rows.push({ rank, y: total, high, isDetailed: detailed.has(rank) });
     total += high;
@@ -185,13 +187,20 @@
 
   function paintBins(pen, rank, place, y, high) {
     const count = page.bins;
-    for (let bin = 0, at = binned.get(rank) * count; bin < count; bin++, at++) {
-      const kind = Math.floor(step.bins.cell[at] / page.levels);
-      const [left, right] = [place((bin / count) * step.length), place(((bin + 1) / count) * step.length)];
+    const { cell } = step.bins;
+    const first = binned.get(rank) * count;
+    pen.fillStyle = colors.quiet;
+    pen.fillRect(gutter, y, width - gutter, high);
+    // Equal neighbors are one rectangle.
+    for (let bin = 0, next = 1; bin < count; bin = next++) {
+      while (next < count && cell[first + next] === cell[first + bin]) next++;
+      const kind = Math.floor(cell[first + bin] / page.levels);
+      const [left, right] = [place((bin / count) * step.length), place((next / count) * step.length)];
       if (kind === page.looks.length - 1 || right < 0 || left > width) continue;
       pen.fillStyle = colors.kinds[kind];
-      pen.globalAlpha = 0.4 + (0.6 * (step.bins.cell[at] % page.levels)) / (page.levels - 1);
-      pen.fillRect(left, y, right - left + 0.4, high);
+      pen.globalAlpha = 0.4 + (0.6 * (cell[first + bin] % page.levels)) / (page.levels - 1);
+      pen.fillRect(left, y, right - left, high);
+      pen.globalAlpha = 1;
     }
     pen.globalAlpha = 1;
   }
@@ -282,7 +291,7 @@
     const start = performance.now();
     width = document.documentElement.dataset.paper ? PAPER_WIDTH : box.clientWidth;
     height = Math.min(total, Math.max(240, innerHeight * 0.7));
-    box.style.maxHeight = `${height}px`;
+    box.style.maxHeight = `${height + 2}px`; // with its border
     spacer.style.height = `${total}px`;
     const pen = sized(canvas, width, height);
     pen.font = "12px system-ui";
@@ -339,8 +348,10 @@
       [view, chosen, pattern] = [[0, step.length], NONE, null];
       pen.fillStyle = colors.quiet;
       pen.fillRect(gutter, 0, width - gutter, high);
-      const each = high / rows.length;
-      rows.forEach((row, index) => {
+      // Of more ranks than there are lines, some are left out.
+      const lines = rows.filter((_, index) => index % Math.ceil(rows.length / (2 * high)) === 0);
+      const each = high / lines.length;
+      lines.forEach((row, index) => {
         if (!row.isDetailed) return paintBins(pen, row.rank, place, index * each, each);
         const [compute, comm] = step.lanes.get(row.rank);
         paintLane(pen, compute, false, place, index * each, each / 2, true);
@@ -539,7 +550,7 @@
 
   // A wheel that already scrolls the page goes on doing so; at the whole step it scrolls on.
   let scrolled = 0;
-  addEventListener("scroll", () => (scrolled = performance.now()), { passive: true });
+  addEventListener("scroll", () => (scrolled = performance.now()), { capture: true, passive: true });
   canvas.addEventListener("wheel", (event) => {
     const isWhole = view[1] - view[0] >= step.length;
     if (!event.ctrlKey && (performance.now() - scrolled < 250 || (isWhole && event.deltaY > 0))) return;
@@ -707,6 +718,11 @@
   await follow();
   figure.dataset.drawn = "1";
   addEventListener("hashchange", follow);
+  // A link that was followed before changes nothing in the address.
+  document.addEventListener("click", ({ target }) => {
+    const link = target.closest('a[href^="#t="]');
+    if (link && link.hash === location.hash) follow();
+  });
   addEventListener("resize", redraw);
   addEventListener("beforeprint", anew);
   addEventListener("afterprint", anew);
