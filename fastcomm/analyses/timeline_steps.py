@@ -33,7 +33,7 @@ from fastcomm_kernels.arrays import NULL, Ints
 PATH = ("rank", "kind", "start", "duration")  # kind NULL: of the host, or a gap
 
 _MOST_EVENTS = 150_000  # of all ranks and steps
-_MOST_CELLS = 2_400_000  # bins of all ranks and steps
+_MOST_CELLS = 1_200_000  # bins of all ranks and steps
 _MOST_BINS = 400
 _LONGEST_NAME = 200
 
