@@ -190,12 +190,12 @@ def find_timeline(
 def _fewer_names(names: Sequence[str], steps: Sequence[TimelineStep]) -> tuple[str, ...]:
     """Return the names of which most events have one, and renumber the events' names."""
     uses = sum(np.bincount(step.events["name"], minlength=len(names)) for step in steps)
-    kept = np.argsort(-np.asarray(uses), kind="stable")[: _MOST_NAMES - 1]
-    place = np.full(len(names), len(kept))
-    place[kept] = np.arange(len(kept))
+    frequent = np.argsort(-np.asarray(uses), kind="stable")[: _MOST_NAMES - 1]
+    place = np.full(len(names), len(frequent))
+    place[frequent] = np.arange(len(frequent))
     for step in steps:
         step.events["name"] = place[step.events["name"]]
-    return (*(names[k] for k in kept.tolist()), _OTHER_NAMES)
+    return (*(names[k] for k in frequent.tolist()), _OTHER_NAMES)
 
 
 def _detailed(metrics: Metrics, chosen: Sequence[int] | None) -> frozenset[int]:
@@ -217,7 +217,7 @@ def _detailed(metrics: Metrics, chosen: Sequence[int] | None) -> frozenset[int]:
     in_order = [*suspects, median]
     for members in sorted(related, key=lambda members: (len(members), min(members))):
         in_order += sorted(members)
-    known = set(measured)
+    present = set(measured)
     return frozenset(
-        [rank for rank in dict.fromkeys(in_order) if rank in known][:MOST_DETAILED]
+        [rank for rank in dict.fromkeys(in_order) if rank in present][:MOST_DETAILED]
     )

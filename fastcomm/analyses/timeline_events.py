@@ -46,9 +46,7 @@ INSTANCES = ("members", "last_rank", "last_start", "waits")
 
 Columns = dict[str, Ints]
 
-_OWN = ("start", "duration", "kind", "op", "name", "busy", "count")
-_MATCHED = ("instance", "wait", "bytes", "bus_bytes")
-_ONLY_ALONE = ("instance", "wait", "bytes", "bus_bytes")  # unknown of merged events
+_MATCHED = ("instance", "wait", "bytes", "bus_bytes")  # unknown of merged events
 
 
 def work(trace: Trace) -> Columns:

@@ -195,7 +195,7 @@ class StepPlan:
             pieces.append({**piece, "name": codes[piece["name"]] if len(codes) else codes})
             resolution = max(resolution, width)
         events = {name: np.concatenate([piece[name] for piece in pieces]) for name in EVENTS}
-        known = self.begin[k, rows] != NULL
+        is_present = self.begin[k, rows] != NULL
         bins = [parts[rank].bins[k] for rank in present if rank not in self.detailed]
         last = lookup(np.array(self.ranks), matches.instances["last_rank"])
         last_start = matches.instances["last_start"] - self.zero[k, last]
@@ -204,7 +204,7 @@ class StepPlan:
             label=self.labels[k],
             length=int(self.length[k]),
             spans={
-                name: np.where(known, (times - self.zero)[k, rows], NULL)
+                name: np.where(is_present, (times - self.zero)[k, rows], NULL)
                 for name, times in (("begin", self.begin), ("stop", self.stop))
             },
             events=events,
@@ -282,7 +282,7 @@ def _chosen_steps(columns: Mapping[str, Ints], critical: CriticalPath | None) ->
         labels.setdefault(number, []).append("critical path")
     if len(labels) < 3:  # noqa: PLR2004 - three steps
         labels.setdefault(rising[0], []).append("fastest")
-    return {number: ", ".join(words) for number, words in labels.items()}
+    return {number: ", ".join(reasons) for number, reasons in labels.items()}
 
 
 def _path_step(columns: Mapping[str, Ints], critical: CriticalPath | None) -> int | None:
