@@ -1,6 +1,6 @@
 """Take the screenshots of docs/report.md: the reports of the demo run and of 4096 ranks.
 
-This needs Chromium (the distribution's package `chromium`). Run this file to update both.
+This needs Chromium (the distribution's package `chromium`). Run this file to update all.
 """
 
 import shutil
@@ -18,6 +18,7 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 import html_page
 
 from fastcomm.analyses.critical_path import critical_path
+from fastcomm.analyses.timeline import find_timeline
 from fastcomm.metrics import (
     Partial,
     merge,
@@ -32,7 +33,7 @@ _WIDTH = 1240
 
 
 def update_files() -> None:
-    """Write both screenshots."""
+    """Write all screenshots."""
     (DOCS / "pictures").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
@@ -42,6 +43,7 @@ def update_files() -> None:
         )
         _head(browser, demo, 1160)
         _section(browser, big, "#ranks", "report-4096")
+        _timeline(browser, demo)
         browser.close()
 
 
@@ -52,7 +54,8 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)
-    demo = run_page.run_page(metrics, ["demo"], critical=path)
+    timeline = find_timeline(run, metrics, critical=path)
+    demo = run_page.run_page(metrics, ["demo"], critical=path, timeline=timeline)
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
@@ -68,6 +71,16 @@ def _head(browser: Browser, path: Path, height: int) -> None:
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.screenshot(path=DOCS / "pictures" / "report-demo.png")
+
+
+def _timeline(browser: Browser, path: Path) -> None:
+    """Write a screenshot of the moment that the first finding links to."""
+    page = browser.new_page(viewport={"width": _WIDTH, "height": 1000})
+    page.goto(path.as_uri())
+    page.wait_for_selector("figure.timeline[data-drawn]", state="attached")
+    page.locator("a.show").first.click()
+    page.wait_for_timeout(1000)
+    page.locator("figure.timeline").screenshot(path=DOCS / "pictures" / "report-timeline.png")
 
 
 def _section(browser: Browser, path: Path, selector: str, name: str) -> None:

@@ -107,10 +107,22 @@ class MetricsOptions(CheckedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions(MetricsOptions):
-    """What the page of a run shows: its metrics, and by default data and critical path."""
+    """What the page of a run shows: its metrics, and by default data, path and timeline.
+
+    `timeline_ranks` are the ranks whose events the timeline has.
+    """
 
     no_data: bool = False
     no_path: bool = False
+    no_timeline: bool = False
+    timeline_ranks: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the numbers are in their ranges."""
+        MetricsOptions.__post_init__(self)
+        check_numbers("timeline_ranks", self.timeline_ranks)
+        if self.no_timeline and self.timeline_ranks is not None:
+            raise ConfigError("timeline_ranks has no effect with no_timeline; leave one out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

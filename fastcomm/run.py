@@ -319,8 +319,9 @@ class Run:
             Path of the file to write.
         **options
             Fields of `ReportOptions`: all options of `metrics`; `no_data` to write no tables,
-            which by default are in `report-data/` beside the page; `no_path` to leave out the
-            critical path.
+            which by default are in `report-data/` beside the page; `no_path` and `no_timeline`
+            to leave out the critical path and the timeline; `timeline_ranks`, the ranks whose
+            events the timeline has (default: all, of more than 96 the suspects).
 
         Raises
         ------
@@ -332,18 +333,29 @@ class Run:
 
         """
         from fastcomm.analyses.critical_path import path_for_page
+        from fastcomm.analyses.timeline import find_timeline
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
 
         check_path(html, "report: path", 'report("report.html")')
         chosen = build(ReportOptions, options, "report")
         metrics = self._measured(chosen)
+        path = None if chosen.no_path else path_for_page(self._traces, metrics.busiest_rank)
+        timeline = None
+        if not chosen.no_timeline:
+            timeline = find_timeline(
+                self._traces,
+                metrics,
+                ranks=chosen.timeline_ranks,
+                critical=path,
+                workers=self._executor,
+                keep_going=self.options.keep_going,
+            )
         write_report(
             metrics,
             html,
-            critical=None
-            if chosen.no_path
-            else path_for_page(self._traces, metrics.busiest_rank),
+            critical=path,
+            timeline=timeline,
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,

@@ -8,6 +8,7 @@ from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import html_option, measure, measure_options, output_option
+from fastcomm.cli.values import NumberList
 from fastcomm.options import MetricsOptions, ReadOptions
 
 _EXAMPLES = """\b
@@ -35,6 +36,21 @@ Examples:
     is_common=True,
     help="Do not search for the critical path.",
 )
+@option(
+    "--timeline-ranks",
+    type=NumberList(),
+    metavar="LIST",
+    group=OUTPUT,
+    not_with=("--no-timeline",),
+    help="Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
+)
+@option(
+    "--no-timeline",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Do not draw the timeline, for which all traces are read again.",
+)
 @measure_options
 @click.pass_context
 def run(
@@ -46,6 +62,8 @@ def run(
     output: Path | None,
     no_data: bool,
     no_path: bool,
+    timeline_ranks: tuple[int, ...] | None,
+    no_timeline: bool,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -53,24 +71,40 @@ def run(
     """Write an HTML page of a run: what communication costs, and what to do next.
 
     The page is one file that needs no network: the most important findings with the next
-    command to run, then charts and tables of all metrics and of the critical path. PATH is as
-    for fastcomm metrics. The critical path goes through all ranks of a small run, otherwise
-    through the rank that computes the longest.
+    command to run, a timeline of all ranks in three steps, then charts and tables of all
+    metrics and of the critical path. PATH is as for fastcomm metrics. The critical path goes
+    through all ranks of a small run, otherwise through the rank that computes the longest.
     """
     if no_data and output is not None:
         raise click.UsageError("--output has no effect with --no-data")
     from fastcomm.analyses.critical_path import path_for_page
+    from fastcomm.analyses.timeline import find_timeline
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
+    from fastcomm.report.console import progress
     from fastcomm.report.html.run_page import write_report
 
     with executor_for(execution) as executor:
         run = open_traces(paths, reading, executor)
         measured = measure(run, reading, metrics, executor)
+        path = None if no_path else path_for_page(run, measured.busiest_rank)
+        timeline = None
+        if not no_timeline:
+            with progress(run) as advance:
+                timeline = find_timeline(
+                    run,
+                    measured,
+                    ranks=timeline_ranks,
+                    critical=path,
+                    workers=executor,
+                    keep_going=reading.keep_going,
+                    progress=advance,
+                )
     write_report(
         measured,
         html,
-        critical=None if no_path else path_for_page(run, measured.busiest_rank),
+        critical=path,
+        timeline=timeline,
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,

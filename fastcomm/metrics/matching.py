@@ -154,7 +154,7 @@ _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 def _compare(pieces: Sequence[Piece], clocks: Clocks, cells: Cells) -> _Part:
     """Compare the ranks by the communication of some cells."""
     events = CommunicationEvents.of(_events(pieces, cells))
-    matched, counts = _match(events, clocks)
+    matched, counts = match_events(events, clocks)
     return _part(events, matched, counts)
 
 
@@ -164,7 +164,7 @@ def _compare_ungrouped(
     """Compare collectives of unknown groups as collectives of a group of all ranks."""
     events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
     events = replace(events, group_size=np.full(len(events.rank), size))
-    matched, counts = _match(events, clocks)
+    matched, counts = match_events(events, clocks)
     counts = counts._replace(by_number=0, by_ends=counts.by_number)
     return _part(events, matched, counts)
 
@@ -183,7 +183,7 @@ def _exposed_excess(
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
-    matched, _ = _match(events, clocks)
+    matched, _ = match_events(events, clocks)
     collectives = MatchedCollectives.of(events, matched)
     is_expected = (collectives.tag == expected.tag) & (collectives.op == expected.op)
     is_expected &= (collectives.low == expected.pair[0]) & (
@@ -206,7 +206,9 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _COLUMNS)
 
 
-def _match(events: CommunicationEvents, clocks: Clocks) -> tuple[MatchedEvents, MatchCounts]:
+def match_events(
+    events: CommunicationEvents, clocks: Clocks
+) -> tuple[MatchedEvents, MatchCounts]:
     """Match the collectives and messages of several ranks."""
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages

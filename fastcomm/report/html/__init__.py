@@ -201,7 +201,19 @@ class Quantiles:
     steps: tuple[tuple[str, tuple[str, ...]], ...]  # who, and its numbers; 101 of them
 
 
-Block = Figure | PageTable | Missing | Quantiles
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTimeline:
+    """Events of all ranks in some steps, which `timeline.js` draws."""
+
+    name: str
+    title: str
+    steps: tuple[str, ...]  # their labels
+    data: Spec
+    legend: tuple[tuple[str, str], ...]  # name and label
+    notes: tuple[str, ...] = ()
+
+
+Block = Figure | PageTable | Missing | Quantiles | PageTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +236,7 @@ class PageFinding:
     command: str  # empty where none applies
     then: str  # what the command finds out
     cost_ns: float  # of a step
+    moment: str = ""  # fragment of a link to a moment of the timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +332,10 @@ def _of_block(block: Block) -> set[str]:
 def html(page: Page) -> str:
     """Return the whole document; equal pages have equal bytes."""
     # page.js comes first: tables and definitions work while plotly.js is loaded.
-    scripts = [_text("page.js"), _plotly()]
+    blocks = [block for section in page.sections for block in section.blocks]
+    has_timeline = any(isinstance(block, PageTimeline) for block in blocks)
+    own = ["page.js", "timeline.js"] if has_timeline else ["page.js"]
+    scripts = [*map(_text, own), _plotly()]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
@@ -367,6 +383,7 @@ def _environment() -> jinja2.Environment:
         "table": lambda block: isinstance(block, PageTable),
         "missing": lambda block: isinstance(block, Missing),
         "quantiles": lambda block: isinstance(block, Quantiles),
+        "timeline": lambda block: isinstance(block, PageTimeline),
     }
     return environment
 

@@ -32,6 +32,10 @@ _TAGS = {
 }
 
 _RUN = {
+    "timeline.length": _of(
+        "Time of the step on all ranks",
+        "from the first begin of the step on any rank to its last end, on aligned clocks",
+    ),
     "ranks": _of("Ranks", "the ranks that were read"),
     "iterations": _of(
         "Iterations",

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm import arrow_files
+from fastcomm.analyses.timeline import Timeline
 from fastcomm.critical_path import CriticalPath
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
@@ -34,6 +35,7 @@ from fastcomm.report.html import (
     text,
     volume,
 )
+from fastcomm.report.html import timeline as timelines
 from fastcomm.trace.run import ranks_words, skipped_lines
 
 MOST = 8
@@ -58,14 +60,22 @@ _EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
-    """Return the findings of a run in the order in which the terminal prints them."""
+def findings(
+    suggestions: Suggestions, timeline: Timeline | None = None
+) -> tuple[PageFinding, ...]:
+    """Return the findings of a run in the order in which the terminal prints them.
+
+    With a timeline, each has a link to the moment that shows it.
+    """
     return tuple(
-        _finding(finding, suggestions) for finding in suggestions.metrics.findings[:MOST]
+        _finding(finding, suggestions, timeline)
+        for finding in suggestions.metrics.findings[:MOST]
     )
 
 
-def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
+def _finding(
+    finding: Finding, suggestions: Suggestions, timeline: Timeline | None
+) -> PageFinding:
     """Return a finding with its cost, its evidence, and the command to run next.
 
     The cost is in ns per step, and a share of the step. The command is empty if none is known.
@@ -82,6 +92,7 @@ def _finding(finding: Finding, suggestions: Suggestions) -> PageFinding:
         command=command.line if command else "",
         then=command.purpose if command else "",
         cost_ns=finding.cost_ns,
+        moment=timelines.link(timeline.moment(finding)) if timeline else "",
     )
 
 
@@ -100,6 +111,7 @@ def run_page(
     *,
     options: Sequence[str] = (),
     critical: CriticalPath | str | None = None,
+    timeline: Timeline | str | None = None,
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of a run.
@@ -112,6 +124,8 @@ def run_page(
         Command line arguments that name and read the run; suggested commands repeat them.
     critical
         The critical path, or the reason why there is none; None: the page has neither.
+    timeline
+        The timeline, or the reason why there is none; None: the page has neither.
     data
         Data files next to the page, each with a description.
 
@@ -119,6 +133,7 @@ def run_page(
     by_rank = RankMeans.of(metrics.tables["iterations"])
     why = gaps.reason(metrics.missing)
     sections = [
+        *([timelines.section(timeline)] if timeline is not None else []),
         breakdown.section(metrics, by_rank, why),
         breakdown.idle_section(metrics, why),
         volume.overlap_section(metrics, why),
@@ -137,7 +152,10 @@ def run_page(
         headline=(metrics.headline,),
         health=metrics.health or "",
         facts=(*_about(metrics, why), *breakdown.facts(metrics, why)),
-        findings=findings(Suggestions(metrics=metrics, arguments=(*paths, *options))),
+        findings=findings(
+            Suggestions(metrics=metrics, arguments=(*paths, *options)),
+            timeline if isinstance(timeline, Timeline) else None,
+        ),
         sections=tuple(sections),
         warnings=(
             *_left_out(metrics),
@@ -230,11 +248,12 @@ def write(tables: Mapping[str, pa.Table], folder: Path, shown: str) -> list[tupl
     return [(f"{shown}/{name}", many(table.num_rows, "row")) for name, table in names.items()]
 
 
-def write_report(
+def write_report(  # noqa: PLR0913 - one keyword per choice
     metrics: Metrics,
     output: str | Path = "report.html",
     *,
     critical: CriticalPath | str | None = None,
+    timeline: Timeline | str | None = None,
     paths: Sequence[str],
     options: Sequence[str] = (),
     with_data: bool = True,
@@ -250,6 +269,8 @@ def write_report(
         The HTML file.
     critical
         The critical path, or the reason why there is none.
+    timeline
+        The timeline, or the reason why there is none.
     paths, options
         Command line arguments that name and read the run; suggested commands repeat them.
     with_data
@@ -268,5 +289,7 @@ def write_report(
     beside = output.with_name(f"{output.stem}-data")
     place = (folder, str(folder)) if folder is not None else (beside, beside.name)
     data = write(metrics.to_arrow(), *place) if with_data else []
-    page = run_page(metrics, paths, options=options, critical=critical, data=data)
+    page = run_page(
+        metrics, paths, options=options, critical=critical, timeline=timeline, data=data
+    )
     html.write(page, output)
