@@ -94,11 +94,11 @@ def _of_rank(
     sums = np.zeros((2, len(keys)), np.int64)
     for place, column in enumerate(("ns", "intervals")):
         np.add.at(sums[place], at, rows[column].to_numpy())
-    found = [
+    evidence = [
         (trace.meta.rank, CAUSES[key // len(texts)], texts[key % len(texts)], ns, number)
         for key, ns, number in zip(keys.tolist(), *sums.tolist(), strict=True)
     ]
-    return sorted(found, key=lambda row: (-row[3], row[1], row[2]))
+    return sorted(evidence, key=lambda row: (-row[3], row[1], row[2]))
 
 
 def _measured(iterations: pa.Table) -> Flags:
