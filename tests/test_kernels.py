@@ -454,6 +454,24 @@ def test_all_formats_agree_and_json_states_what_is_unknown(run):
     assert "shapes" in by_operator["unknown"]
 
 
+def test_json_and_csv_have_all_rows_or_those_of_top(run):
+    words = ("kernels", run / "traces", "-q")
+    whole, two = (
+        json.loads(invoke(*words, "--json", *more).stdout) for more in ((), ("--top", "2"))
+    )
+    assert two == {**whole, "rows": whole["rows"][:2]}
+    assert len(whole["rows"]) > 2
+    text = invoke(*words, "--format", "csv", "--top", "2").stdout
+    assert [row["name"] for row in csv.DictReader(io.StringIO(text))] == [
+        row["name"] for row in two["rows"]
+    ]
+
+
+def test_a_pattern_that_nothing_matches_is_named(run):
+    done = invoke("kernels", run / "traces", "-q", "--match", "zzzz")
+    assert done.stdout.startswith("No work whose name, or that of its row, matches zzzz.")
+
+
 def test_names_of_a_trace_cannot_break_a_table(tmp_path):
     name = "a|b`[red]\x1b[31m=1+1"
     k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9), k.kernel(name, 1, 2)])

@@ -152,6 +152,12 @@ class _Answer:
         )
         warnings = (*warnings, *warnings_of_ranks(totals.ranks))
         return [
-            Kernels(by=key, totals=totals, read=read, warnings=warnings)
+            Kernels(
+                by=key,
+                totals=totals,
+                read=read,
+                warnings=warnings,
+                match=self.question.match,
+            )
             for key in self.question.by
         ]

@@ -53,8 +53,7 @@ _FAULTS = (
     group=WORKLOAD,
     is_common=True,
     show_default=False,
-    help="Fault of the job: slow-gpu (default), slow-link, jittery-host, imbalanced-stage, "
-    "hot-expert, launch-bound, synchronization, data-loading, kernel-gaps, none.",
+    help="What is wrong with the job; the names are above. Default: slow-gpu.",
 )
 @click.pass_context
 def run(
@@ -72,7 +71,7 @@ def run(
     ranks (1F1B, with overlapped and exposed communication). DIRECTORY gets one trace per rank,
     as the profiler would write it. The faults slow-gpu and jittery-host need 2 ranks, slow-link
     and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading and
-    kernel-gaps, the devices of all ranks are idle for this cause.
+    kernel-gaps, the devices of all ranks are idle for this cause; with none, all is well.
     """
     from pathlib import Path
 

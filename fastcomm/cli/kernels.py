@@ -27,14 +27,14 @@ Examples:
   fastcomm kernels traces/ --by operator --match 'mm$' --step 12
   fastcomm kernels traces/ --by layer --rank 0 --format csv > layers.csv
 """
-_AS_TABLE = ("--json", "--format json", "--format csv")
+_ROWS = 20  # of a printed table, unless --top says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintOptions:
     """How the rows are printed."""
 
-    top: int = 20
+    top: int | None = None
     format_: str = "table"
 
 
@@ -83,7 +83,7 @@ class PrintOptions:
     group=MEASUREMENT,
     help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
 )
-@top_option(20, not_with=_AS_TABLE)
+@top_option(_ROWS, all_in_json=True)
 @option(
     "--format",
     "format_",
@@ -92,7 +92,7 @@ class PrintOptions:
     group=OUTPUT,
     is_common=True,
     not_with=("--json",),
-    help="Format to write. CSV and JSON have all rows.",
+    help="Format to write. CSV and JSON have all rows, or those of --top.",
 )
 @builds(shown=PrintOptions, files=ResultFiles, kernels=KernelOptions)
 @run_options
@@ -128,14 +128,16 @@ def run(
     say(*(f"skipped: {rank}" for rank in summed.read.skipped))
     if files.output is not None:
         report.write(summed, files.output, xlsx=files.xlsx)
+    rows = _ROWS if shown.top is None else shown.top
     if files.as_json or shown.format_ == "json":
-        click.echo(result.text(summed.to_dict()))
+        document = summed.to_dict()
+        click.echo(result.text({**document, "rows": document["rows"][: shown.top]}))
     elif shown.format_ == "csv":
-        click.echo(csv_text(summed.to_arrow()), nl=False)
+        click.echo(csv_text(summed.to_arrow()[: shown.top]), nl=False)
     elif shown.format_ == "markdown":
-        click.echo(report.markdown(summed, shown.top))
+        click.echo(report.markdown(summed, rows))
     else:
-        report.show(summed, shown.top)
+        report.show(summed, rows)
     if summed.read.skipped:
         ctx.exit(INCOMPLETE)
 

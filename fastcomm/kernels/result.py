@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.checks import shortened
 from fastcomm.hardware.roofline import StepFlops
 from fastcomm.kernels import KeySums, statistics
 from fastcomm.kernels.attribution import split_labels
@@ -85,6 +86,7 @@ class Kernels(TableResult):
     totals: WorkTotals
     read: ReadRanks
     warnings: tuple[str, ...] = ()
+    match: str | None = None  # regular expression that selected the work
 
     @property
     def ranks(self) -> tuple[RankWork, ...]:
@@ -266,6 +268,10 @@ class Kernels(TableResult):
     def headline(self) -> str:
         """What takes most of the step, and which rank is slow at it, in one sentence."""
         if not self.by_category:
+            if self.match is not None:
+                return (
+                    f"No work whose name, or that of its row, matches {shortened(self.match)}."
+                )
             return "No device work: the traces have no kernels that could be listed."
         label, total = next(iter(self.by_category.items()))
         subject = _SUBJECTS.get(label, f"{label} kernels take")
