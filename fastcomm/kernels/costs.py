@@ -28,7 +28,7 @@ NO_SHAPES = (
     "the traces have no shapes of operators: record them with "
     "torch.profiler.profile(record_shapes=True)"
 )
-ON_HOST = "a run without a device: FLOPs are those of device work"
+ON_HOST = "a run without a device: FLOPs are not counted"
 _COMPILED = "CompiledFunctionBackward"
 _NO_SEQUENCE = "the trace has no sequence numbers, which tell recomputation apart"
 _IS_COMPILED = "recomputation in compiled backward passes cannot be told apart"
