@@ -47,8 +47,8 @@ _HEAD = """\
 How far are predictions of `fastcomm isp price` and `fastcomm isp evaluate` from measured runs?
 This page is for readers who plan a cluster by them. `docs/isp_runs.py` compares 305 published
 runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs that their
-sources call traced, tests or regressions do not count. One row (r326) is not priced: it divides
-experts over 64 ranks where a pipeline stage has 32, which Megatron refuses.
+sources call traced, tests or regressions do not count. One row (r326) divides experts over
+64 ranks where a pipeline stage has 32, which Megatron refuses: it is priced all the same.
 
 GPUs marked "not measured" are priced by kernels of a similar one.
 

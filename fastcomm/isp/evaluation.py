@@ -27,8 +27,8 @@ from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
 EXPECTED = {
     (False, False): (0.049, 0.12),
     (False, True): (0.066, 0.13),
-    (True, False): (0.140, 0.18),
-    (True, True): (0.186, 0.54),
+    (True, False): (0.142, 0.18),
+    (True, True): (0.194, 0.54),
 }
 COVERED = {
     "seq_len": (512, 262144),
@@ -258,7 +258,7 @@ def _row(row: RunPrice) -> dict[str, Any]:
         "measured_memory_gib": run.memory_gib,
         "predicted_memory_gib": price.memory_bytes / 2**30,
         "fits": price.fits,
-        "note": "; ".join(unmeasured(price.plan)),
+        "note": "; ".join(filter(None, (run.note, *unmeasured(price.plan)))),
         "terms": _terms(price),
     }
 

@@ -127,6 +127,14 @@ class Plan:
 
     def check(self) -> None:
         """Raise `ConfigError` if no trainer could run the plan; memory is not checked."""
+        self.check_values()
+        self._check_batch()
+        self._check_shape()
+        self._check_experts()
+        self._check_sharding()
+
+    def check_values(self) -> None:
+        """Raise `ConfigError` if the plan has no price: for invalid values, or no whole dp."""
         for name in ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch", "domain"):
             RANKS.check(getattr(self, name), name)
         self._check_texts()
@@ -135,10 +143,6 @@ class Plan:
             raise ConfigError(
                 f"tp x pp x cp is {ranks}, which does not divide {self.gpus} GPUs"
             )
-        self._check_batch()
-        self._check_shape()
-        self._check_experts()
-        self._check_sharding()
 
     def _check_texts(self) -> None:
         """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""

@@ -50,6 +50,7 @@ class TrainingRun:
     measured: float | None  # tokens/s/GPU
     memory_gib: float | None
     quality: str = "ok"
+    note: str = ""  # rule that the strategy breaks, though it ran
 
     @property
     def is_usable(self) -> bool:
@@ -136,7 +137,8 @@ def load_runs(path: Path, models: Mapping[str, Model]) -> RunTable:
 
 def _run(row: _ROW, models: Mapping[str, Model], name: str) -> TrainingRun:
     model = _named_model(row["model"], models)
-    plans = _plans(row, model)
+    measured = _positive(row, "tokens_per_s_per_gpu")
+    plans, note = _plans(row, model, ran=measured is not None)
     source = row.get("source", "") or "own"
     return TrainingRun(
         id=name,
@@ -145,9 +147,10 @@ def _run(row: _ROW, models: Mapping[str, Model], name: str) -> TrainingRun:
         gpu=plans[0].gpu,
         precision=plans[0].precision,
         plans=plans,
-        measured=_positive(row, "tokens_per_s_per_gpu"),
+        measured=measured,
         memory_gib=_positive(row, "memory_gib"),
         quality=row.get("quality", "") or "ok",
+        note=note,
     )
 
 
@@ -270,12 +273,16 @@ def _graphs(text: str) -> float:
     return 1.0 if "full" in text or text.endswith("CUDA graphs") else _PARTIAL_GRAPHS
 
 
-def _plans(row: _ROW, model: Model) -> tuple[Plan, ...]:
-    """Return all plans that a row may mean; raise the first problem if none is valid."""
+def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str]:
+    """Return all valid plans that a row may mean; raise the first problem if there is none.
+
+    A run that was measured `ran` all the same: its plans are returned with the problem.
+    """
     sizes = {name: _whole(row, name, "1") for name in ("tp", "pp", "cp", "ep", "etp")}
     base = replace(base_plan(row, model), **sizes)  # type: ignore[arg-type]
     names = ("micro_batch", "vp", "recompute", "sharding")
     plans: list[Plan] = []
+    odd: list[Plan] = []
     problems: list[ConfigError] = []
     for micro, virtual, recompute, sharding in product(*(_values(row, n, base) for n in names)):
         plan = replace(
@@ -286,13 +293,17 @@ def _plans(row: _ROW, model: Model) -> tuple[Plan, ...]:
             sharding=sharding,
         )
         try:
+            plan.check_values()
+            odd.append(plan)
             plan.check()
             plans.append(plan)
         except ConfigError as error:
             problems.append(error)
-    if not plans:
-        raise problems[0]
-    return tuple(plans)
+    if plans:
+        return tuple(plans), ""
+    if ran and odd:
+        return tuple(odd), f"measured, although {problems[0]}"
+    raise problems[0]
 
 
 def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
