@@ -126,10 +126,11 @@ def evaluate(
     """Compare measured training runs with predictions.
 
     RUNS is a CSV, one run a row, with the columns model, gpu, gpus, global_batch (sequences)
-    and seq_len. More columns describe the strategy (docs/isp-plans.md); what is empty or
-    "unknown" is tried, and the fastest strategy that fits counts. With tokens_per_s_per_gpu,
-    the errors are printed by source, GPU, precision and kind of model. Rows that are invalid,
-    or that no trainer could run, are listed, and the exit code is 3.
+    and seq_len. More columns describe the strategy (docs/isp-plans.md). Micro-batch, virtual
+    stages, recompute and sharding that are empty or "unknown" are tried, and the fastest
+    strategy that fits counts. With tokens_per_s_per_gpu, the errors are printed by source, GPU,
+    precision and kind of model. Rows that are invalid, or that no trainer could run, are
+    listed, and the exit code is 3.
     """
     from fastcomm.cli import INCOMPLETE
     from fastcomm.isp import evaluation
