@@ -36,6 +36,7 @@ def events():
             "bus_bytes": size,
             "partner": pa.nulls(len(call), pa.int64()),
             "sends": np.zeros(len(call), np.bool_),
+            "stream": within.astype(np.int64),
         }
     )
 

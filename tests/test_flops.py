@@ -416,6 +416,7 @@ def test_damaged_shapes_leave_flops_unknown(tmp_path, damage):
 # ------------------------------------------------------------------ real traces
 
 
+@pytest.mark.compiled
 @NEEDS_DATA
 def test_flops_of_a_real_trace_are_those_of_the_definition():
     path = KINETO / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
@@ -428,6 +429,7 @@ def test_flops_of_a_real_trace_are_those_of_the_definition():
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.compiled
 @NEEDS_DATA
 def test_flops_and_rates_agree_with_tracelens():
     path = KINETO / "h100_qwen"
