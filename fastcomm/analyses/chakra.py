@@ -48,7 +48,7 @@ def convert(
     keep_going
         Whether to skip ranks that cannot be read.
     progress
-        Called with each rank that was written.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------

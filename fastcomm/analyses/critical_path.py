@@ -105,7 +105,8 @@ def critical_path(
     keep_going
         Whether to leave out ranks that cannot be read, and list them in `skipped` of the path.
     progress
-        Called with each rank that was read.
+        Called with the source of each finished rank, also of one that was skipped; not if the
+        path is of one rank.
     alone
         Whether to find the path of one rank.
 

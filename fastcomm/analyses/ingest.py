@@ -189,7 +189,7 @@ def ingest(
     keep_going
         Whether to skip ranks that cannot be read, and list them in the manifest.
     progress
-        Called with each rank that was written.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------

@@ -56,7 +56,7 @@ def sum_kernels(
     keep_going
         Whether to skip ranks that cannot be read.
     progress
-        Called with each rank that was read.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------

@@ -41,7 +41,7 @@ def compute_metrics(
     keep_going
         Whether to leave out ranks that cannot be read, and list them in `failed`.
     progress
-        Called with each rank that was read.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------

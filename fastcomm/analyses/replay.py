@@ -65,7 +65,7 @@ def step_of(
     keep_going
         Whether to leave out ranks that cannot be read.
     progress
-        Called with each rank that was read.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
@@ -171,7 +171,10 @@ def with_bottlenecks(session: Session, *, workers: int = 1, by_name: bool = Fals
 
 
 def with_edits(session: Session, options: EditOptions) -> Session:
-    """Return a replayed session of a trial with a replay of its edits, if there are any."""
+    """Return a replayed session of a trial with a replay of its edits; itself without edits.
+
+    Raises `ConfigError` if an edit is invalid, selects nothing, or is a sweep (FROM:TO:STEP).
+    """
     edits = plan(options).single("a replay")
     if not edits:
         return session

@@ -145,7 +145,7 @@ def find_timeline(
     keep_going
         Whether to leave out ranks that cannot be read.
     progress
-        Called with each rank that was read.
+        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------

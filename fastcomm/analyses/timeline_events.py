@@ -187,8 +187,9 @@ def occupancy(columns: Columns, edges: Ints) -> NDArray[np.uint8]:
     Returns
     -------
     numpy.ndarray
-        Per bin the index into BIN_KINDS times LEVELS, plus the share of the bin in steps of
-        1 / LEVELS, rounded down.
+        Per bin, LEVELS times the index of the kind in BIN_KINDS, plus the share of the kind in
+        steps of 1 / LEVELS, rounded down, LEVELS - 1 for a full bin. Communication of several
+        tags at once is "mixed"; time without work is "idle".
 
     """
     classes = []

@@ -273,11 +273,12 @@ def find_path(
     trace
         The rank, with all events.
     window
-        The window; a step is the annotation ``ProfilerStep#N``.
+        The window; a step is the annotation ``ProfilerStep#N``. By default the first annotation
+        with "ProfilerStep" in its name, in the order of HTA's table.
     zero_weight_launches
         Add an edge of weight 0 for each launch.
     keep_last
-        Keep the last profiled step.
+        Keep the last profiled step, which HTA leaves out if there are several.
 
     Returns
     -------
@@ -286,6 +287,8 @@ def find_path(
 
     Raises
     ------
+    FastcommError
+        If only the columns for metrics were read.
     WindowError
         If the trace has no such window.
 

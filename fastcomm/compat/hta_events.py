@@ -87,9 +87,10 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
 
 
 def _rounded(rows: EventRows, trace: Trace) -> EventRows:
-    """Return the rows on the clock of the file, in integer us if it has fractions.
+    """Return the rows with their ends on the clock of the file, where their starts are already.
 
-    Times are rounded as float64, as HTA does after it has parsed the JSON text.
+    Times are ns. If the file has fractions of us, starts are rounded up and ends down to whole
+    us, computed as float64 as HTA does after it has parsed the JSON text.
     """
     stop = rows.stop - trace.meta.base
     if not _is_fractional(rows.start, stop, trace):

@@ -265,6 +265,11 @@ class Replay(peers.OwnedEdges):
         now.weight[edges] = _whole_ns(now.weight[edges] * exposed[self.rank[edges]], edit)
 
     def _remove(self, now: Constraints, edit: Edit) -> None:
+        """Take what an edit names out of `now`: work, waits for other ranks, a kind of delay.
+
+        Work loses its time, its launches and the gaps before it. Raises `ConfigError` if no
+        work or no waits are selected, and for waits in a step of one rank.
+        """
         graph = self.critical.graph
         [*pairs] = conditions(edit.target)
         if len(pairs) == 1 and pairs[0][1] is None and pairs[0][0] in _DELAYS:

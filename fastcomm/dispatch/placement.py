@@ -96,6 +96,8 @@ def packed(load: Loads, packs: int) -> tuple[Table, Table]:
 def replicated(load: Loads, total: int) -> Table:
     """Return the logical expert of each replica: one of each, then more of the heaviest.
 
+    The heaviest has the most tokens per replica.
+
     Parameters
     ----------
     load

@@ -116,10 +116,10 @@ class Executor(Protocol):
     ) -> R:
         """Run a task on all ranks of a run, and return the result of `task.finish`.
 
-        `progress` is called with each rank that was read. Raises `FastcommError` for the first
-        unreadable rank. With `keep_going`, such ranks are passed to `task.finish`, as are those
-        that the run itself skipped; then the error is raised only if no rank is readable. Other
-        errors of the task are raised unchanged.
+        `progress` is called with the source of each finished rank, also of one that is skipped.
+        Raises `FastcommError` for the first unreadable rank. With `keep_going`, such ranks are
+        passed to `task.finish`, as are those that the run itself skipped; then the error is
+        raised only if no rank is readable. Other errors of the task are raised unchanged.
         """
         ...
 

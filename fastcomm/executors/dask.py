@@ -69,8 +69,8 @@ def connected(
     wait_s
         Seconds to wait for the scheduler, and for a first worker.
     scratch
-        A directory that all workers share, for spill files. Without it, partial results are
-        merged in the memory of one worker.
+        A directory that all workers share, for spill files. Without it, ``local:N`` uses a
+        temporary one; on other clusters partial results are merged in one worker's memory.
 
     Raises
     ------
@@ -123,7 +123,10 @@ class _Scratch(Generic[P]):
         return one_by_one if self.folder is None else _spread
 
     def merge(self, parts: Sequence[P]) -> P:
-        """Merge partial results on a worker, and spill the large tables to a file."""
+        """Merge partial results on a worker; with a folder, spill the large tables to a file.
+
+        Raises `FastcommError` if the folder cannot be written.
+        """
         whole = self.task.merge(parts)
         if self.folder is None or self.task.spill is None:
             return whole

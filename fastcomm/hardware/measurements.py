@@ -190,9 +190,10 @@ def read_gemm(path: Path) -> GemmTable:
 def read_attention(path: Path) -> AttentionTable:
     """Read measured times of attention from a CSV file.
 
-    Returns, by batch size, sequence length in tokens and local hidden size, the seconds of the
-    forward and the backward pass. Shapes without both are left out. Raises `ConfigError` if the
-    file is invalid.
+    Its columns are b (batch size), s (sequence length in tokens), h_local (local hidden size),
+    is_fwd ("True" is the forward pass, anything else the backward pass) and lat_s (seconds).
+    Returns, by (b, s, h_local), the seconds of the forward and the backward pass; shapes
+    without both are left out. Raises `ConfigError` if the file is invalid.
     """
     ways: dict[bool, dict[tuple[int, int, int], float]] = {True: {}, False: {}}
     for row in _rows(path, _ATTENTION):

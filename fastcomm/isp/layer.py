@@ -82,7 +82,10 @@ class Correction:
         return forward, backward
 
     def _line(self, place: int, way: int, width: Array) -> Array:
-        """Interpolate the ratio of a pass, forward (0) or backward (1), at a length index."""
+        """Interpolate the ratio of a pass, forward (0) or backward (1), at a length index.
+
+        `width` is the logarithm of batch size x local hidden size.
+        """
         return np.asarray(np.interp(width, self.widths[place], self.ratios[place][way]))
 
 

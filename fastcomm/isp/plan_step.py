@@ -149,10 +149,12 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
 
 
 def _slowest(pp: int, count: int, layer: float, logits: float) -> float:
-    """Return the time of the slowest stage, all virtual stages of a rank together.
+    """Return the time of the slowest stage in s, all virtual stages of a rank together.
 
-    The stages have equal layers as far as `pp` divides them. Otherwise trainers give the last
-    stage, which has the logits, what the others leave. Virtual stages change nothing.
+    `count` is the number of layers; `layer` and `logits` are the mean time of one and the time
+    of the output head, in s. The stages have equal layers as far as `pp` divides them.
+    Otherwise trainers give the last stage, which has the logits, what the others leave. Virtual
+    stages change nothing.
     """
     fullest = -(-count // pp)
     last = max(0, count - (pp - 1) * fullest)

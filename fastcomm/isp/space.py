@@ -35,7 +35,7 @@ class Counts:
     cells: int = 0  # candidates to price
 
     def reject(self, reason: str, count: int) -> None:
-        """Count `count` candidates as rejected for a reason."""
+        """Add `count` rejected candidates to `candidates`, and to a reason of `REASONS`."""
         self.candidates += count
         self.rejected[reason] += count
 
@@ -168,7 +168,11 @@ def _shards(question: Question, replicas: int) -> Ints:
 
 
 def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
-    """Combine micro-batches, recompute modes and numbers of virtual stages."""
+    """Return the micro-batches, recompute modes and virtual stages that the schedule allows.
+
+    `total` also counts those that it rejects. If no micro-batch suits the global batch there
+    are no rows, and `total` counts as if one did.
+    """
     pairs = micro_batches(question, dp)
     modes = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
     table = np.array(

@@ -257,7 +257,20 @@ class SlowGemm:
 
 
 def slow_gemms(table: pa.Table, step_ns: int) -> tuple[SlowGemm, ...]:
-    """Return the GEMMs that take much of the steps and reach little of their bound."""
+    """Return the GEMMs that take much of the steps and reach little of their bound.
+
+    These take at least `_LEAST_SHARE` of the steps and reach less than `_MOST_REACHED` of the
+    bound; at most `_MOST_FINDINGS`, the most lost time first. GEMMs without a known peak are
+    left out.
+
+    Parameters
+    ----------
+    table
+        GEMMs of all ranks by problem and precision, as `merged_problems` returns them.
+    step_ns
+        Time of the steps, summed over all ranks; with 0 the result is empty.
+
+    """
     slow = []
     for row in table.to_pylist() if step_ns else ():
         if np.isnan(row["peak_ns"]) or row["total_ns"] < _LEAST_SHARE * step_ns:

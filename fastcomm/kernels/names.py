@@ -98,7 +98,7 @@ def short_label(name: str) -> str:
 
 
 def category(name: str) -> str:
-    """Return the category of a compute kernel by its name."""
+    """Return the one of `CATEGORIES` of a compute kernel by its name; `OTHER` if unknown."""
     short = short_name(name)
     # The arguments of a template tell what a wrapper computes.
     text = name[:_LONGEST] if _CUTLASS.match(name) else short

@@ -65,7 +65,11 @@ class Across:
 
     @property
     def times(self) -> ClockTimes:
-        """How far the clocks are aligned on which times of ranks are compared."""
+        """How far the clocks on which times of ranks are compared are aligned.
+
+        "raw" if alignment is off, "unknown" if no offset is known, "partly aligned" if that of
+        some pair of ranks with messages is unknown, otherwise "aligned".
+        """
         if self.clock_alignment == "none":
             return "raw"
         if all(offset.reference is None for offset in self.offsets):

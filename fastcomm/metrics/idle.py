@@ -148,7 +148,11 @@ def names(table: pa.Table, iterations: pa.Table) -> tuple[IdleName, ...]:
 
 
 def by_rank(iterations: pa.Table) -> dict[int, dict[str, float]]:
-    """Return the mean idle time per step of each rank by cause, in ns; without unknown ones."""
+    """Return the mean idle time per step of each rank by cause, in ns.
+
+    Steps whose idle time is not divided by cause do not count; ranks with only such steps are
+    left out. "unknown" is a cause like the others.
+    """
     columns = [f"idle_{cause}_ns" for cause in CAUSES]
     divided = iterations.filter(iterations[columns[0]].is_valid()).select(["rank", *columns])
     means = divided.group_by("rank", use_threads=False).aggregate(

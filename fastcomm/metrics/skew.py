@@ -59,7 +59,7 @@ class MatchedCollectives:
 
 
 def _power(count: Ints) -> NDArray[np.int8]:
-    """Return the exponent of the power of two at or below each count; -1 for NULL."""
+    """Return the exponent of the power of two at or below each count; 0 for 0, -1 for NULL."""
     power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
     return np.where(count == NULL, -1, power).astype(np.int8)
 

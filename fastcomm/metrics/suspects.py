@@ -226,7 +226,7 @@ def _above(
 
 
 def _excess(grid: HeatArrays, measure: str, rows: Rows, others: Rows) -> Floats:
-    """Return how far the median of some ranks is above that of others, per step, in ns."""
+    """Return the ns per step of some ranks' median above others'; 0 if below or unknown."""
     difference = grid.middle(measure, rows) - grid.middle(measure, others)
     return np.maximum(np.nan_to_num(difference), 0)
 

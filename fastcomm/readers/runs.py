@@ -279,9 +279,11 @@ def find_card(directory: Path) -> Path | None:
 
 
 def read_card(path: Path) -> Card:
-    """Read a workload card.
+    """Read a workload card; what it does not state is None.
 
-    Raises `ConfigError` if the file is not a card, or a size in it is not a number.
+    Entries that cannot be right are warnings of the card. Raises `ConfigError` if the file or a
+    section is not a YAML mapping, or a size in it, other than a dp_shard of -1, is not a
+    positive integer.
     """
     data = _load(path)
     plan = _section(data, path, "Model-executor", "model_plan_parallelization")

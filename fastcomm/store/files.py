@@ -80,10 +80,8 @@ def size_of(path: Path) -> int | None:
 
 
 def footer_sha256(path: Path) -> str:
-    """Return the SHA-256 of the footer of a Parquet file, which locates every page.
-
-    Raises `OSError` if the file cannot be read.
-    """
+    """Return the SHA-256 of a Parquet file's footer; OSError if it cannot be read."""
+    # The footer locates every page.
     with path.open("rb") as file:
         file.seek(-_TAIL, os.SEEK_END)
         tail = file.read(_TAIL)
@@ -120,10 +118,7 @@ def _provenance(entry: Entry, manifest: Manifest) -> dict[str, Any]:
 def check_provenance(
     about: dict[str, Any], expected: dict[str, Any] | None, path: Path
 ) -> None:
-    """Raise TraceFileError if a file has another source or options than the manifest states.
-
-    `about` is the metadata of the file, and `expected` the provenance in the manifest.
-    """
+    """Raise TraceFileError if the metadata `about` differs from the manifest's, `expected`."""
     if expected and any(about.get(name) != value for name, value in expected.items()):
         raise TraceFileError(
             f"{path}: has another source or other options than the manifest states: "
@@ -160,7 +155,11 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> FileIO | None:
-    """Return the locked file, which is open; None on file systems without locks."""
+    """Create and lock a file; return it open, or None, after a warning, without locks there.
+
+    It does not wait. Raises `FastcommError` if another process holds the lock or the path is no
+    regular file, and `OSError` if it cannot be opened.
+    """
     while True:
         lock = FileIO(path, "r+", opener=lambda name, _: os.open(name, _LOCK_FLAGS, 0o644))
         if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):

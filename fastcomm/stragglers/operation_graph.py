@@ -272,7 +272,8 @@ def _collectives(builder: _Builder) -> None:
 def _finished(builder: _Builder) -> OperationGraph:
     """Return the finished graph: edges (operation, later operation), groups, and their order.
 
-    Operations are positions in `builder.ops`. Those of a group start together.
+    Operations are positions in `builder.ops`. Those of a group transfer nothing until all have
+    started. Raises `FastcommError` if the edges have a cycle.
     """
     size = len(builder.ops)
     group_of = np.full(size, ALONE, np.int64)

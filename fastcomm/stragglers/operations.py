@@ -301,8 +301,8 @@ def _times(columns: Mapping[str, Any]) -> Floats:
 def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
     """Return the operation of one row of the table.
 
-    `columns` are the columns by name, `times` the starts and ends in ns, shape (2, rows), and
-    `optype` is the type of the operation.
+    `columns` are the columns by name, `times` the starts, ends and durations in ns, shape
+    (3, rows), and `optype` is the type of the operation.
     """
     mc, gmc = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
     return Op(

@@ -204,7 +204,11 @@ Rows = tuple[int, ...]
 
 
 def splits(job: Job, group: SyntheticGroup, place: int, seq: int) -> tuple[Rows, Rows]:
-    """Return the rows that a member sends to each member, and receives from each."""
+    """Return how many rows (tokens) a member sends to each member, and receives from each.
+
+    Each has `job.ep` values, with the member itself. `place` is the member's index in the
+    group, and `seq` the number of the AllToAll, which varies the sizes.
+    """
     rows, limit = -(-job.tokens // job.ep), max(1, job.tokens // job.ep // 8)
     hot_member = _hot_member(job, group)
 

@@ -85,7 +85,7 @@ class Transfer:
         return None if stop is None else np.maximum(ready, stop + GAP)
 
     def end(self) -> Ints | None:
-        """Return the end; None while a side is not there."""
+        """Return when it has arrived, in ns by place; None while a side's start is unknown."""
         if self.stop is None:
             sent, received = self.start("Send"), self.start("Recv")
             if sent is not None and received is not None:

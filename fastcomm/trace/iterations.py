@@ -95,7 +95,11 @@ def _no_match(marks: Marks, regex: str) -> str:
 
 
 def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
-    """Return annotations whose name matches; annotations of one number are one iteration."""
+    """Return annotations in whose names `regex` is found, sorted by start; None if none are.
+
+    The first group is the number, without one the position among them; annotations of one
+    number are one iteration. Raises `ConfigError` if `regex` is invalid.
+    """
     try:
         pattern = re.compile(regex)
     except re.error as error:

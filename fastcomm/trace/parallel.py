@@ -291,7 +291,10 @@ def _axes(grid: Grid) -> dict[str, _Axis]:
 
 
 def _axes_of(grid: Grid, dimensions: str) -> tuple[_Axis, ...]:
-    """Return the axes of dimensions joined by "+", inner first."""
+    """Return size and stride of dimensions joined by "+", inner first, without those of size 1.
+
+    Raises `ConfigError` for unknown names, and for dense and expert dimensions together.
+    """
     axes = _axes(grid)
     aliases: dict[str, tuple[str, ...]] = {"dp": _DATA, "edp": ("edp_shard", "edp_replicate")}
     if not grid.has_experts:

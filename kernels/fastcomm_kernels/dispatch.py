@@ -51,11 +51,13 @@ def routed(
     first, key
         Number of the first token, and key of the random numbers.
     threshold, alias
-        Alias table of the experts' popularity.
+        Alias table of the experts' popularity: of each column, how many of 2**32 draws take the
+        column's own expert, and the expert of the other draws.
     uniform
         Whether repeated experts are redrawn uniformly, rather than from the table.
     out
-        Experts; written.
+        Experts; written. Never returns if top-k exceeds the number of experts or, without
+        `uniform`, of those that the table can draw.
 
     """
     experts = np.uint64(len(threshold))

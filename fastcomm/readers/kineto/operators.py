@@ -40,7 +40,7 @@ class ShapedCall(NamedTuple):
     dims: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
-    seconds: float
+    seconds: float  # of the kernels that it launched
 
 
 def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
@@ -102,7 +102,10 @@ def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints
 
 
 def _shaped_call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
-    """Return the call of an event with its input shapes; None if they are not recorded."""
+    """Return the call of an event with its input shapes; None if they are not recorded.
+
+    `seconds` is the time of the kernels that it launched.
+    """
     args = [_list(scanned, name, row) for name in _ARGS]
     if args[0] is None or args[1] is None:
         return None

@@ -167,8 +167,8 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[b
 def _next_member(file: BinaryIO, data: bytes, path: Path, size: int) -> bytes:
     """Return the beginning of the next member of a gzip file; empty if there is none.
 
-    Raises `UnreadBytesError` if other bytes follow, and `TraceFileError` if they are another
-    document.
+    `data` is what was read behind the last member, `size` is the bytes of a read. Raises
+    `UnreadBytesError` if other bytes follow, and `TraceFileError` if they are another document.
     """
     data = data.lstrip(b"\0")
     while len(data) < len(GZIP) and (more := file.read(size)):

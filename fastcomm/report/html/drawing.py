@@ -37,7 +37,7 @@ _SERIES = (*TAGS, "mixed", "compute", "memcpy")
 
 
 def color(name: str) -> str:
-    """Return the color of a category or a tag."""
+    """Return the color of a category or a tag as CSS, a variable of the page's style sheet."""
     return f"var(--c-{name})"
 
 
