@@ -289,10 +289,10 @@ class CommunicationEvents:
         That is the previous one of the rank, group and stream; without one, the time has no
         bound.
         """
-        keys = np.stack([self.rank, self.group, self.stream])
-        order = np.lexsort((self.start, *keys))
-        is_next = ~np.any(keys[:, order[1:]] != keys[:, order[:-1]], axis=0)
-        is_next &= self.stream[order[1:]] != NULL
+        # One number for rank, group and stream: a sort by each takes twice as long.
+        lane = (self.group * _SERIES + self.rank) * _SERIES + self.stream
+        order = np.lexsort((self.start, lane))
+        is_next = (lane[order[1:]] == lane[order[:-1]]) & (self.stream[order[1:]] != NULL)
         since = np.full(len(order), np.iinfo(np.int64).max)
         before, own = order[:-1][is_next], order[1:][is_next]
         since[own] = np.maximum(self.start[own] - self.stop[before], 0)
