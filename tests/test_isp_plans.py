@@ -348,6 +348,39 @@ def test_a_measured_run_is_priced_with_a_note_on_the_rule_that_it_breaks(tmp_pat
     assert [failed["line"] for failed in document["failed"]] == [3]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 9])
+@pytest.mark.parametrize("vp", [1, 2, 4])
+def test_the_pipeline_takes_as_long_as_its_chunks_in_turn(count, vp):
+    pp, chunk = 4, 1.0 / vp
+    # Rank by rank, the time at which each chunk of each micro-batch ends; a chunk waits for the
+    # one before it, and for the rank, which takes min(count, pp) micro-batches a chunk in turn.
+    group = min(count, pp)
+    order = [
+        (first + k, v)
+        for first in range(0, count, group)
+        for v in range(vp)
+        for k in range(min(group, count - first))
+    ]
+    ends, free = {}, [0.0] * pp
+    for _ in range(pp * vp):
+        for rank in range(pp):
+            for batch, v in order:
+                before = ends.get((batch, v, rank - 1) if rank else (batch, v - 1, pp - 1), 0.0)
+                is_first = rank == 0 and v == 0
+                if (batch, v, rank) in ends or (not is_first and not before):
+                    continue
+                ends[batch, v, rank] = free[rank] = max(free[rank], before) + chunk
+    plan = replace(
+        PLAN, gpus=pp, pp=pp, vp=vp, global_batch=count, micro_batch=1, sharding="zero1"
+    )
+    terms = {term.name: term.value for term in price_plan(plan, Constants()).time}
+    bubble = max(ends.values()) - count
+    stage = terms["pipeline bubble"] / bubble if bubble else 0.0
+    one = price_plan(replace(plan, vp=1, global_batch=pp), Constants())
+    whole = {term.name: term.value for term in one.time}["pipeline bubble"] / (pp - 1)
+    assert stage == pytest.approx(whole, rel=0.02)
+
+
 def test_a_repeated_id_is_listed(tmp_path):
     path = table(tmp_path, f"{GOOD},a", "", ",,,,,", f"{GOOD},a", head=f"{HEAD},id")
     runs = load_runs(path, {})

@@ -36,6 +36,8 @@ COVERED = {
     "tokens_per_gpu": (1024, 262144),
     "mfu": (0.05, 0.82),
 }
+# GPUs of these runs.
+_RUN_GPUS = ("a100", "a100-40", "h100", "h200", "h800", "b200", "gb200")
 _COVERED_NAMES = {
     "seq_len": "tokens a sequence",
     "gpus": "GPUs",
@@ -69,6 +71,8 @@ class ExpectedError:
 
 def expected_error(price: PlanPrice) -> ExpectedError:
     """Return the error to expect of a throughput, by experts and precision, as a share."""
+    if price.plan.gpu not in _RUN_GPUS:
+        return ExpectedError(reason=f"no published run is on {gpu(price.plan.gpu).name}")
     for name, value in covered(price).items():
         low, high = COVERED[name]
         if not low <= value <= high:

@@ -134,7 +134,8 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     ]
     terms.append(Term(name="output head", value=num * logits / pp, text="mean of all stages"))
     extra = num * (stage - whole / pp)
-    bubble = (pp - 1) / plan.vp * whole / pp
+    # The chunks of a rank wait for the first micro-batch to pass all others.
+    bubble = (max(num, pp) - num + (min(num, pp) - 1) / plan.vp) * whole / pp
     terms += [
         Term(name="uneven stages", value=extra, text="the fullest stage over the mean"),
         Term(name="pipeline bubble", value=bubble, text=f"{pp} stages, {plan.vp} a rank"),
