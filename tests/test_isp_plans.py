@@ -381,6 +381,13 @@ def test_the_pipeline_takes_as_long_as_its_chunks_in_turn(count, vp):
     assert stage == pytest.approx(whole, rel=0.02)
 
 
+def test_runs_of_a_quality_that_does_not_count_are_named(tmp_path):
+    head = f"{HEAD},source,quality,tokens_per_s_per_gpu"
+    rows = (f"{GOOD},lab,{quality},9000" for quality in ("ok", "traced", "traced"))
+    shown = invoke("isp", "evaluate", table(tmp_path, *rows, head=head)).stdout
+    assert "not counted, by quality: lab 2 (traced)" in shown
+
+
 def test_a_repeated_id_is_listed(tmp_path):
     path = table(tmp_path, f"{GOOD},a", "", ",,,,,", f"{GOOD},a", head=f"{HEAD},id")
     runs = load_runs(path, {})

@@ -1,5 +1,6 @@
 """Print prices of fixed strategies, and errors on measured runs; write their files."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def show_evaluation(result: Evaluation, top: int) -> None:
     if result.groups:
         console.print(_groups(result.groups))
         say(console, _RUNS_LEGEND, hanging=2, style="dim")
+        if text := _not_counted(result.rows):
+            say(console, text, hanging=2, style="dim")
         console.print(_worst(result.shown(top)))
     elif result.rows:
         console.print(_predictions(result.shown(top)))
@@ -92,6 +95,14 @@ def _groups(groups: list[GroupError]) -> TerminalTable:
             str(group.do_not_fit),
         )
     return rows
+
+
+def _not_counted(rows: Sequence[RunPrice]) -> str:
+    """Return how many measured runs of which source do not count, and their quality."""
+    runs = [row.run for row in rows if row.run.measured is not None and not row.run.is_usable]
+    counts = Counter((run.source, run.quality) for run in runs)
+    texts = [f"{source} {count} ({quality})" for (source, quality), count in counts.items()]
+    return f"not counted, by quality: {escape(', '.join(texts))}" if texts else ""
 
 
 def _group_name(group: GroupError) -> str:
