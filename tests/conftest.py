@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 import signal
 import tarfile
 from pathlib import Path
@@ -102,3 +103,20 @@ def path_of(tmp_path):
     from path_events import finder  # imports the kernels
 
     return finder(tmp_path)
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium; the test is skipped, with the reason, where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if chromium is None:
+        pytest.skip("no chromium on the PATH: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # A container's root has no namespace for Chromium's own sandbox.
+        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()

@@ -1,6 +1,5 @@
 """Test HTML pages in a headless Chromium."""
 
-import shutil
 import time
 from dataclasses import replace
 
@@ -16,20 +15,6 @@ from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028'\"`"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        # A container's root has no namespace for Chromium's own sandbox.
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

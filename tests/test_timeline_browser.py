@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 
 import pytest
 
@@ -12,20 +11,6 @@ from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u202e'\"`${7}"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        # A container's root has no namespace for Chromium's own sandbox.
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
