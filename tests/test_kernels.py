@@ -490,6 +490,48 @@ def test_tables_are_written(run, tmp_path):
     }
 
 
+BACKWARD = "autograd::engine::evaluate_function: ReluBackward0"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_forward_pass_belongs_to_its_own_module(tmp_path, reentrant):
+    """Numbers of the recomputed pass, on thread 2, repeat those of other modules on thread 1."""
+    backward = {"Sequence_number": 9, "Fwd_thread_id": 1}
+    inner = {"Sequence_number": 7, "Fwd_thread_id": 2 if reentrant else 1}
+    events = [
+        k.mark("ProfilerStep#3", 0, 100),
+        python("Conv_0", 1, 8),
+        op("aten::conv2d", 2, 4, Sequence_number=7),
+        k.launch(3, 1),
+        python("ReLU_0", 10, 8),
+        op("aten::relu", 11, 4, Sequence_number=8),
+        op("aten::relu", 16, 1, Sequence_number=9),
+        k.launch(12, 2),
+        op(BACKWARD, 50, 30, tid=2, **backward),
+        python("Linear_0", 52, 8, tid=2),
+        op("aten::linear", 53, 4, tid=2, Sequence_number=7),
+        op("aten::relu", 57, 1, tid=2, Sequence_number=8),
+        k.launch(54, 3, tid=2),
+        op(BACKWARD, 65, 6, tid=2, **inner),
+        k.launch(66, 4, tid=2),
+        k.launch(78, 5, tid=2),
+        *(k.kernel("work", 10 * n, n, correlation=n) for n in range(1, 6)),
+    ]
+    if reentrant:  # numbers that only the recomputed pass has tell its thread
+        events.append(op("aten::add", 59, 1, tid=2, Sequence_number=20))
+        events.append(op(BACKWARD, 72, 5, tid=2, Sequence_number=20, Fwd_thread_id=2))
+        events.append(k.launch(73, 6, tid=2))
+        events.append(k.kernel("work", 90, 6, correlation=6))
+    k.write(tmp_path / "rank0.json", events)
+    found = totals(fastcomm.open(tmp_path).kernels(by="module"))
+    recomputed, own = (3 + 4 + 6, 1) if reentrant else (3, 1 + 4)
+    assert found == {
+        "Conv": own * 1000,
+        "ReLU": (2 + 5) * 1000,
+        "Linear": recomputed * 1000,
+    }
+
+
 def test_work_without_a_range_is_noted(tmp_path):
     k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9), k.kernel("a", 1, 2)])
     found = fastcomm.open(tmp_path).kernels(by="module")
