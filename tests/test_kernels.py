@@ -495,7 +495,7 @@ BACKWARD = "autograd::engine::evaluate_function: ReluBackward0"
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_recomputed_forward_pass_belongs_to_its_own_module(tmp_path, reentrant):
-    """Numbers of the recomputed pass, on thread 2, repeat those of other modules on thread 1."""
+    """Numbers of the recomputed pass, on thread 2, repeat those of thread 1."""
     backward = {"Sequence_number": 9, "Fwd_thread_id": 1}
     inner = {"Sequence_number": 7, "Fwd_thread_id": 2 if reentrant else 1}
     events = [
