@@ -712,6 +712,18 @@ def test_compare_lists_changed_new_and_vanished_kernels(run, tmp_path):
     assert without["kernels"] is None
 
 
+def test_work_outside_of_annotations_is_neither_new_nor_vanished(tmp_path):
+    k.write(tmp_path / "rank0.json", rank_events())
+    before = fastcomm.open(tmp_path).kernels(by="annotation")
+    k.write(tmp_path / "rank0.json", [*rank_events(), k.kernel("fill", 50, 3)])
+    after = fastcomm.open(tmp_path).kernels(by="annotation")
+    for pair, effect in (((before, after), 3000), ((after, before), -3000)):
+        (change,) = (
+            one for one in kernel_changes([pair])["annotation"] if one.name == "(no annotation)"
+        )
+        assert (change.state, change.effect_ns) == ("changed", effect)
+
+
 def test_compare_of_saved_metrics_says_that_kernels_are_not_compared(run, tmp_path):
     invoke("metrics", run / "traces", "-q", "--output", tmp_path / "saved")
     (tmp_path / "after").mkdir()
