@@ -213,11 +213,18 @@ def test_a_help_text_names_the_one_partner():
         ("dispatch generate -o x --popularity {file}", ["needs --law popularity."]),
         ("dispatch generate -o x --compat seed --hot-ranks 0:2", ["with --compat seed;"]),
         (
-            "dispatch simulate . --strategy deepep --decomposition assignment --incast 1",
-            ["--decomposition needs --strategy fast.", "--incast needs --strategy direct."],
+            "dispatch simulate . --schedules deepep --decomposition assignment --incast 1",
+            ["--decomposition needs --schedules fast.", "--incast needs --schedules direct."],
         ),
         ("demo x --format table --link-bandwidth 3GB/s", ["no effect with --format table;"]),
         ("doctor --dask-wait 3", ["--dask-wait needs --dask."]),
+        (
+            "kernels . --rank 0 --rank=1 --step 1 --step 1 --json --json",
+            ["--rank is given 2 times; give it once.", "--step is given 2 times;"],
+        ),
+        ("isp --flash --no-flash", ["--flash is given 2 times; give it once."]),
+        ("kernels . --full-names --by category", ["--full-names has no effect with --by cat"]),
+        ("kernels . --wide --format csv", ["--wide has no effect with --format csv;"]),
     ],
 )
 def test_options_without_effect_are_wrong_usage_and_all_named(line, messages):

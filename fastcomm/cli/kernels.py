@@ -62,6 +62,7 @@ class PrintOptions:
     is_flag=True,
     group=MEASUREMENT,
     is_common=True,
+    not_with=tuple(f"--by {key}" for key in ("category", "operator", "stream", "layer")),
     help="Keep names as recorded: template arguments, parameters, numbers.",
 )
 @option(
