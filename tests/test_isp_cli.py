@@ -235,7 +235,9 @@ _ONE = ("--pp-sizes", "1", "--sp-sizes", "1")
 )
 def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
     code = 1 if options in (("--memory", "3GiB"), ("--global-batch", "4096", *_ONE)) else 2
-    assert message in " ".join(call(*ASKED, *options, code=code).split())
+    asked = dict(zip(ASKED[::2], ASKED[1::2], strict=True))
+    kept = [word for pair in asked.items() if pair[0] not in options for word in pair]
+    assert message in " ".join(call(*kept, *options, code=code).split())
 
 
 def test_a_missing_option_is_named():

@@ -202,7 +202,7 @@ def strategy_option(default: str) -> Callable[[F], F]:
         metavar="LIST",
         group=_NETWORK,
         is_common=True,
-        help="Schedules of the all-to-all to simulate, as in deepep,fast.",
+        help="Schedules of the all-to-all to simulate.",
     )
 
 
