@@ -112,7 +112,7 @@ class Session(Result):
     path: ReplayPath
     step: int | None = None  # its number in the trace or trial; None for another part
     read: ReadRanks | None = None  # of a run; None for a trial
-    notes: tuple[str, ...] = ()  # what the replay leaves out, a sentence each
+    notes: tuple[str, ...] = ()  # what the replay leaves out or guesses, a sentence each
     edits: tuple[Edit, ...] = ()
     changed: Replayed | None = None  # with the edits
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
