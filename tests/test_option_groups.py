@@ -106,6 +106,12 @@ def test_the_help_of_an_option_has_at_most_two_lines():
         assert len(wrap(record[1], TEXT_WIDTH)) <= 2, (name, record)
 
 
+def test_the_help_of_every_command_has_an_example():
+    for name in COMMANDS:
+        text = "\n".join(shown(*name.split(), "--help"))
+        assert f"  fastcomm {name.split()[0]}" in text.partition("Example")[2], name
+
+
 def test_values_have_plain_names_and_no_ranges():
     for name, each in options():
         context = click.Context(COMMANDS[name], info_name=name)
