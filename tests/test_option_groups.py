@@ -50,15 +50,9 @@ def test_the_page_of_options_is_current():
     assert pages.OPTIONS_PAGE.read_text("utf-8") == pages.options_page(), "run `make pages`"
 
 
-# Options that mean something else in another command, and why.
-OWN_MEANING = {"--strategy": "isp prices a parallel layout, dispatch simulates all-to-alls"}
-
-
 def test_an_option_has_one_meaning_and_one_group_in_all_commands():
     said = defaultdict(set)
     for name, each in options():
-        if max(each.opts, key=len) in OWN_MEANING:
-            continue
         assert isinstance(each, Option), f"{name} {each.opts}: made by click.option"
         said[max(each.opts, key=len)].add((meaning(each), group_title(each)))
     assert {name: texts for name, texts in said.items() if len(texts) > 1} == {}
