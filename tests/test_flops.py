@@ -21,6 +21,8 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware.roofline import roof_of
 from fastcomm.kernels.operands import Inputs, UnknownCostError
 from fastcomm.kernels.rules import RULES, cost
+from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.shapes import weights, widths
 
 KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
@@ -190,6 +192,8 @@ def test_any_inputs_have_a_cost_or_a_reason(name, data):
     ("name", "shapes", "types", "values", "reason"),
     [
         ("aten::mm", "[[1, 2], [3, 4]]", '["float", "float"]', "[]", "do not fit"),
+        ("aten::mm", "[[], []]", '["float", "float"]', "[]", "not recorded"),
+        ("FlashAttnFunc", "[[], [], []]", '["float", "float", "float"]', "[]", "not recorded"),
         ("aten::mm", "[[1, -2], [2, 4]]", '["float", "float"]', "[]", "no tensor"),
         ("aten::mm", "[[1, 2]]", '["float", "float"]', "[]", "damaged"),
         ("aten::mm", "[" * 9999, '["float"]', "[]", "damaged"),
@@ -411,6 +415,48 @@ def test_damaged_shapes_leave_flops_unknown(tmp_path, damage):
         assert found.flops.executed_per_step is None
         assert {row["flops"] for row in found.to_arrow().to_pylist()} == {None}
     assert invoke("kernels", tmp_path, "-q", "--by", "operator").exit_code == 0
+
+
+# ------------------------------------------------------------------ the made-up job
+
+
+def made_up_flops(job):
+    """Mean FLOPs of a step and rank: forward passes, and twice as much for gradients."""
+    product = {name: 2 * job.tokens * k * n for name, (k, n) in weights(job).items()}
+    attention = 2 * job.tokens**2 * 128 * widths(job)["heads"]  # causal: half
+    of_layer = 3 * (product["qkv"] + product["proj"]) + 3.5 * attention  # with QK once more
+    dense = 3 * (product["fc1"] + product["fc2"])
+    experts = 3 * (product["experts1"] + product["experts2"] + product["shared"])
+    experts += 2 * product["router"]
+    layers = job.layers * of_layer + job.layers // 2 * (dense + experts)
+    return job.micro_batches * (layers + product["vocabulary"] / job.pp)
+
+
+@pytest.mark.compiled
+def test_the_made_up_job_has_the_flops_of_its_layers(tmp_path):
+    job = Job.of(4, pp=2, steps=1, micro_batches=2, layers=2, tokens=64, hidden=256)
+    write(job, tmp_path)
+    found = fastcomm.open(tmp_path).metrics(flops=True).flops
+    assert found.executed_per_step == made_up_flops(job)
+    assert found.unknown == {}
+    rows = fastcomm.open(tmp_path).kernels(by="operator").to_arrow().to_pylist()
+    assert {row["name"] for row in rows if row["category"] in ("GEMM", "attention")} == {
+        row["name"] for row in rows if row["peak_share"] is not None
+    }
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("fault", ["slow_gpu", "launch_bound", "hot_expert"])
+def test_gemms_of_the_made_up_job_reach_a_plausible_share_of_the_peak(fault, tmp_path):
+    job = Job.of(8, fault=fault, steps=1)
+    write(job, tmp_path, ranks=(5,))
+    kernels = fastcomm.open(tmp_path).kernels(by="operator")
+    large = [
+        row for row in kernels.to_arrow().to_pylist() if row["flops"] and row["share"] > 0.005
+    ]
+    assert all(0.15 < row["peak_share"] < 0.8 for row in large)
+    assert sum(row["name"] != "aten::linear" for row in large) > 10
+    assert kernels.findings == ()
 
 
 # ------------------------------------------------------------------ real traces
