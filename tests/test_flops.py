@@ -19,6 +19,7 @@ import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.roofline import roof_of
+from fastcomm.hardware.surfaces import gpu
 from fastcomm.kernels.operands import Inputs, UnknownCostError
 from fastcomm.kernels.rules import RULES, cost
 from fastcomm.synthetic import Job, write
@@ -308,12 +309,72 @@ def test_a_step_has_flops_with_and_without_recomputation(run, where):
     assert found.shares["gemm"] == pytest.approx(60 / 66)
 
 
-def test_slow_gemms_are_findings(run):
-    found = fastcomm.open(run / "traces").kernels().findings
-    assert found[0].text == (
-        "GEMMs of 4096x1024x1024 (bf16) reach 37.8 % of peak: 51.1 % of the step"
+def gemm_events(us, dtype=BF16):
+    """A step of 200 us with one GEMM, which takes some of it."""
+    return [
+        k.mark("ProfilerStep#3", 0, 200),
+        op("aten::mm", 5, 5, [[M, K], [K, N]], [dtype, dtype]),
+        k.launch(6, 1),
+        k.kernel("nvjet_gemm", 10, us, correlation=1),
+        k.kernel("elementwise_kernel", 180, 20),
+    ]
+
+
+def slow_gemms(folder, us, dtype=BF16, device=H100):
+    """The slow GEMMs of two ranks, as `kernels` and as `metrics` find them."""
+    for rank in range(2):
+        events = gemm_events(us, dtype)
+        k.write(
+            folder / f"rank{rank}.json", events, rank=rank, world=2, deviceProperties=device
+        )
+    run = fastcomm.open(folder)
+    metrics = run.metrics(flops=True)
+    found = [one for one in metrics.findings if one.kind == "slow_gemm"]
+    assert [row["kind"] for row in metrics.tables["findings"].to_pylist()] == [
+        one.kind for one in metrics.findings
+    ]
+    assert len(found) == len(run.kernels().findings)
+    return found, run.kernels().findings
+
+
+def test_gemms_that_others_run_much_faster_are_findings(tmp_path):
+    (cause,), (gemm,) = slow_gemms(tmp_path, 60)
+    measured = 1e9 * float(gpu("h100").matmul("bf16", M, N, K))
+    step = fastcomm.open(tmp_path).kernels().step_ns
+    assert cause.cost_ns == pytest.approx(60_000 - measured)
+    assert cause.share == pytest.approx(cause.cost_ns / step)
+    assert cause.ranks == (0, 1)
+    assert cause.confidence == "medium"
+    assert gemm.plausible == pytest.approx(GEMM / 989e12 / measured * 1e9)
+    assert cause.text == (
+        "GEMMs of 4096x1024x1024 (bf16) reach 14.5 % of peak: 31.6 % of the step; others on "
+        "such GPUs reach 53.1 %, which saves up to 23.0 %."
     )
-    assert found[0].text in invoke("kernels", run / "traces", "-q").stdout.replace("\n  ", " ")
+    printed = invoke("kernels", tmp_path, "-q").stdout.replace("\n  ", " ")
+    assert cause.text in printed
+    assert cause.text in invoke("metrics", tmp_path, "-q", "--flops").stdout.replace(
+        "\n    ", " "
+    )
+    document = json.loads(invoke("metrics", tmp_path, "-q", "--flops", "--json").stdout)
+    assert document["health"] is None
+    assert document["findings"][0]["evidence"]["problem"] == "4096x1024x1024"
+
+
+def test_gemms_without_measurements_are_compared_with_large_ones(tmp_path):
+    (cause,), (gemm,) = slow_gemms(tmp_path, 60, "c10::Float8_e4m3fn")
+    at_peak = GEMM / 1979e12 * 1e9
+    assert cause.cost_ns == pytest.approx(60_000 - at_peak / 0.6)
+    assert (cause.confidence, gemm.plausible, gemm.is_measured) == ("low", 0.6, False)
+    assert "large GEMMs often reach 60.0 %" in cause.text
+
+
+@pytest.mark.parametrize(
+    ("us", "dtype", "device"),
+    [(24, BF16, H100), (5, BF16, H100), (60, BF16, [{"name": "Abacus 7"}]), (60, FP32, H100)],
+    ids=["as fast as others", "short", "unknown GPU", "unknown peak"],
+)
+def test_other_gemms_are_no_findings(us, dtype, device, tmp_path):
+    assert slow_gemms(tmp_path, us, dtype, device) == ([], ())
 
 
 def test_metrics_count_flops_only_on_request(run):
