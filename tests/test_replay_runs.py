@@ -176,7 +176,7 @@ def test_a_run_replays_with_edits_as_a_what_if_does(tmp_path):
         k.write(tmp_path / f"rank{rank}.json", rank_events(compute), rank=rank, world=2)
     run = fastcomm.open(tmp_path)
     session = run.replay(annotation="", scale=["compute=0.5"])
-    step = step_of(open_run([tmp_path]), WHOLE)
+    step = step_of(open_run(tmp_path), WHOLE)
     assert session.changed.by_pid() == edited(step, scale=["compute=0.5"]).by_pid()
     assert [str(edit) for edit in session.edits] == ["scale compute=0.5"]
     assert run.replay(annotation="").changed is None
