@@ -356,7 +356,7 @@ def test_gemms_that_others_run_much_faster_are_findings(tmp_path):
         "\n    ", " "
     )
     document = json.loads(invoke("metrics", tmp_path, "-q", "--flops", "--json").stdout)
-    assert document["health"] is None
+    assert fastcomm.open(tmp_path).metrics(flops=True).health is None
     assert document["findings"][0]["evidence"]["problem"] == "4096x1024x1024"
 
 
@@ -445,6 +445,21 @@ def test_flops_of_unknown_gemms_leave_the_step_unknown(tmp_path):
     assert (found.executed_per_step, found.hfu) == (None, None)
     assert found.covered == pytest.approx(60 / 68)
     assert "11.8 % of the time of GEMM" in found.unknown["hfu"]
+    assert found.unknown["hfu"].endswith("mostly those without an operator around their launch")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "reason"),
+    [
+        ("vllm::moe_forward", [[M, K], [M, 8]], ": no formula for this operator"),
+        ("aten::mm", [[], []], "; 1 operator: the shape of an input is not recorded"),
+    ],
+)
+def test_unknown_flops_name_the_operator_with_most_of_the_time(name, shapes, reason, tmp_path):
+    events = [op(name, 89, 4, shapes, [BF16, BF16]), k.launch(90, 9)]
+    extra = [*events, k.kernel("own_gemm", 91, 8, correlation=9)]
+    found = flops_of(tmp_path, [*rank_events(), *extra]).flops
+    assert found.unknown["hfu"].endswith(f"unknown, mostly those of {name}{reason}")
 
 
 def test_an_outer_operator_does_not_count_twice(tmp_path):

@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.checks import shortened
 from fastcomm.hardware.roofline import Roof, StepFlops
-from fastcomm.kernels.attribution import Work
+from fastcomm.kernels.attribution import Work, absent
 from fastcomm.kernels.costs import WorkCosts
 from fastcomm.kernels.formulas import MATRIX
 from fastcomm.kernels.names import COMMUNICATION, COPY
+from fastcomm.kernels.rules import RULES
 from fastcomm.units import counted, percent
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -74,6 +76,7 @@ class RankFlops:
     kinds_ns: dict[str, int]
     memory_bound_ns: int
     reasons: dict[str, int] = field(default_factory=dict)
+    uncovered_ns: dict[str, int] = field(default_factory=dict)  # by operator; if it is much
 
     @classmethod
     def of(cls, work: Work, costs: WorkCosts, chosen: Ints, duration: Ints) -> Self:
@@ -95,6 +98,10 @@ class RankFlops:
         flops = costs.operators.column("flops") * part
         at_peak = costs.peak_ns_by_operator * part
         model = costs.model_flops
+        covered, whole = (
+            int(duration[flags].sum()) for flags in (is_matrix & inside, is_matrix)
+        )
+        is_unknown = covered < (1 - _MOST_UNKNOWN) * whole
         return cls(
             gpu=None if costs.roof is None else costs.roof.gpu,
             device=work.trace.meta.gpu,
@@ -103,15 +110,26 @@ class RankFlops:
             model_reason=model if isinstance(model, str) else None,
             at_peak_ns=float(np.nansum(at_peak)),
             without_peak=float(flops[np.isnan(at_peak)].sum()),
-            matrix_ns=sum(time[label] for label in MATRIX),
-            covered_ns=int(duration[is_matrix & inside].sum()),
+            matrix_ns=whole,
+            covered_ns=covered,
             compute_ns=sum(time.values()) - time[COMMUNICATION] - time[COPY],
             kinds_ns={label: time[label] for label in MATRIX},
             memory_bound_ns=int(
                 duration[costs.is_memory_bound[chosen] & (category != labels.index(COPY))].sum()
             ),
             reasons=costs.operators.reasons,
+            uncovered_ns=_by_operator(work, chosen, duration * (is_matrix & ~inside))
+            if is_unknown
+            else {},
         )
+
+
+def _by_operator(work: Work, chosen: Ints, ns: Ints) -> dict[str, int]:
+    """Return the time of chosen rows of work by operator, without operators that take none."""
+    code, labels = work.labels("operator", full_names=True)
+    total = np.zeros(len(labels), np.int64)
+    np.add.at(total, code[chosen], ns)
+    return {labels[place]: int(total[place]) for place in np.flatnonzero(total).tolist()}
 
 
 def problems(costs: WorkCosts, chosen: Ints, duration: Ints) -> pa.Table:
@@ -230,16 +248,25 @@ def _why_unknown(
 
 
 def _uncovered(ranks: Sequence[RankFlops], covered: float) -> str:
-    """Return the reason for unknown FLOPs, with the most frequent one of operators."""
+    """Return the reason for unknown FLOPs: the operator with most of it, and its reason.
+
+    That is the most frequent one of operators with a formula; others have none.
+    """
     reasons: Counter[str] = Counter()
+    uncovered: Counter[str] = Counter()
     for rank in ranks:
         reasons.update(rank.reasons)
-    detail = "; ".join(
-        f"{counted(count, 'operator')}: {reason}" for reason, count in reasons.most_common(1)
-    )
+        uncovered.update(rank.uncovered_ns)
+    ((largest, _),) = uncovered.most_common(1)
+    detail = f"those of {shortened(largest)}: no formula for this operator"
+    if largest in RULES and reasons:
+        why, count = reasons.most_common(1)[0]
+        detail = f"those of {shortened(largest)}; {counted(count, 'operator')}: {why}"
+    elif largest == absent("operator"):
+        detail = "those without an operator around their launch"
     return (
         f"the FLOPs of {percent(1 - covered)} of the time of GEMM, attention and convolution "
-        f"kernels are unknown{f' ({detail})' if detail else ''}"
+        f"kernels are unknown, mostly {detail}"
     )
 
 
