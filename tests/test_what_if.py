@@ -390,7 +390,7 @@ def test_the_command_without_edits_prints_candidates(tmp_path):
     two_ranks(tmp_path, (30, 50), 30, (45, 20))
     page = tmp_path / "page.html"
     text = invoke(tmp_path, "--annotation", "", "--html", page).stdout
-    assert text.startswith("all ranks: 135.0 us\n")
+    assert text.startswith("all ranks: 135.0 us; overlap TP would save most, ")
     rows = [line.split()[:2] for line in text.splitlines()]
     assert rows[3] == ["overlap", "TP"]
     assert "What would shorten the step?" in page.read_text("utf-8")
