@@ -315,7 +315,7 @@ class Kernels(TableResult):
         )
 
     def _busy_sentence(self) -> str | None:
-        """Return the sentence on the rank of a host run whose operators take longest, if far."""
+        """Return the sentence on the rank of a host run whose operators take far longest."""
         ns = dict.fromkeys(self._steps_of, 0.0)
         for row in self._of_ranks("category").to_pylist():
             if row["category"] != COMMUNICATION:
@@ -327,8 +327,8 @@ class Kernels(TableResult):
         if most < _LEAST_HOST_EXCESS * peers:
             return None
         return (
-            f"operators of rank {rank} take {format_ns(most - peers)} longer a step than those of "
-            "its peers"
+            f"operators of rank {rank} take {format_ns(most - peers)} longer a step than those "
+            "of its peers"
         )
 
     def contents(self) -> dict[str, Any]:

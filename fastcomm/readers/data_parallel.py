@@ -11,8 +11,8 @@ A run is plain if all of these hold; otherwise the parallelism stays `OTHER`:
 - The device computes as well, and the job looks like training. Backward passes, optimizers, DDP
   and FSDP are training. Serving engines are inference with tensor-parallel layers, and so are
   many equal all-reduces in every step without a sign of training.
-- Unless DDP or FSDP is marked, neither many equal all-reduces per step are plain (the buckets of
-  DDP differ in size, those of layers do not), nor collectives that DTensor calls.
+- Unless DDP or FSDP is marked, neither many equal all-reduces per step are plain (the buckets
+  of DDP differ in size, those of layers do not), nor collectives that DTensor calls.
 """
 
 import re
