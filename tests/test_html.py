@@ -1,8 +1,10 @@
 """Test HTML pages without a browser: structure, texts and security."""
 
+import base64
 import json
 import re
 import shlex
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from html_page import (
     SLOW,
     WAITS,
     assert_sound,
+    charts,
     many_ranks,
     parsed,
-    specs,
+    tips,
     without_scripts,
 )
 
@@ -30,7 +33,8 @@ from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.html import Page, across, breakdown, html, json_text, run_page, used_keys
 from fastcomm.report.html import write as write_page
-from fastcomm.report.html.drawing import shown, tick
+from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
+from fastcomm.report.html.draw import draw
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.synthetic import Job, write
 
@@ -119,11 +123,16 @@ def test_landmarks_definitions_and_charts_are_valid(tree):
     assert_sound(tree)
     assert next(tree.all("a")).attrs == {"class": "skip", "href": "#main"}
     assert len(list(tree.all(class_="num"))) > 100
-    charts = specs(tree)
-    assert {"breakdown", "heat-map", "windows-chart", "sizes-chart"} <= set(charts)
-    stacked = charts["breakdown"][0]["data"]
-    assert sum(bar["x"][0] for bar in stacked) == pytest.approx(100)
-    assert all(bar["marker"]["pattern"]["shape"] for bar in stacked if "exposed" in bar["name"])
+    drawn = charts(tree)
+    assert {"breakdown", "heat-map", "windows-chart", "sizes-chart"} <= set(drawn)
+    stacked = list(drawn["breakdown"][0].all("rect"))
+    widths = [float(each.attrs["width"].removesuffix("%")) for each in stacked]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    exposed = [each for each in stacked if "exposed" in each.attrs["data-tip"]]
+    assert all(each.attrs["fill"].startswith("url(#fill-") for each in exposed)
+    patterns = {f"url(#{each.attrs['id']})" for each in tree.all("pattern")}
+    filled = {each.attrs["fill"] for each in tree.all(fill=...)}
+    assert {fill for fill in filled if fill.startswith("url")} <= patterns
 
 
 @pytest.mark.compiled
@@ -135,18 +144,20 @@ def test_a_page_loads_no_external_resource(page, tree):
     style = next(tree.all("style")).text
     assert "@import" not in style
     assert "url(" not in style
-    assert html(page).count("<script>") == 2
+    assert html(page).count("<script>") == 1
 
 
 @pytest.mark.compiled
 def test_the_heat_map_has_each_rank_and_iteration(found, tree):
-    views = specs(tree)["heat-map"]
-    grid = views[0]["data"][0]
+    cells = charts(tree)["heat-map"][0].all("rect", class_="cell")
     rows = found.tables["iterations"].to_pylist()
     ms = {(str(r["rank"]), str(r["iteration"])): r["exact_compute_ns"] / 1e6 for r in rows}
-    for rank, row in zip(grid["y"], grid["z"], strict=True):
-        for number, value in zip(grid["x"], row, strict=True):
-            assert value == pytest.approx(ms.pop((rank, number)), rel=1e-3)
+    for cell in cells:
+        words = re.fullmatch(
+            r"rank (\d+), iteration (\d+), compute: (.*) ms", cell.attrs["data-tip"]
+        )
+        rank, number, value = words.groups()
+        assert float(value) == pytest.approx(ms.pop((rank, number)), rel=1e-3)
     assert not ms
 
 
@@ -180,7 +191,7 @@ def test_hostile_names_are_plain_text(parts):
     ]
     found = compute(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
     text = html(run_page.run_page(found, [ODD]))
-    assert text.count("<script>") == 2
+    assert text.count("<script>") == 1
     tree = parsed(without_scripts(text))
     assert not list(tree.all("img"))
     assert not list(tree.all(onerror=...))
@@ -206,8 +217,38 @@ def test_embedded_json_cannot_end_its_script():
     assert json.loads(text) == {"name": HOSTILE}
 
 
-def test_text_for_a_chart_has_no_tags():
-    assert shown("<b>a</b> &amp;\n b") == "&lt;b&gt;a&lt;/b&gt; &amp;amp; b"
+def test_texts_of_a_chart_are_escaped():
+    part = Part(name=HOSTILE, look="TP", values=[1.0, 2.0], tips=[HOSTILE, ODD])
+    chart = BarChart(rows=[HOSTILE, "b"], parts=[part], title=HOSTILE)
+    tree = parsed(str(draw(chart, HOSTILE)))
+    assert not list(tree.all("script"))
+    assert not list(tree.all("img"))
+    assert tips(tree) == [inert(HOSTILE), inert(ODD)]
+    assert next(tree.all("li")).text == inert(HOSTILE)
+
+
+def test_colors_of_a_heat_map_do_not_show_noise_as_difference():
+    noise = HeatChart(grid=[[10.0, 10.01]], rows=["a"], columns=["b", "c"], unit="", tip="")
+    assert noise.ends == pytest.approx((9.76, 10.26), abs=0.01)
+    wide = HeatChart(
+        grid=[[10.0, 20.0, None]], rows=["a"], columns=list("bcd"), unit="", tip=""
+    )
+    assert wide.ends == (10.0, 20.5)
+    assert HeatChart(grid=[[None]], rows=["a"], columns=["b"], unit="", tip="").ends == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([3.0, 9.7], ["0", "2", "4", "6", "8", "10"]),
+        ([0.0], ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ([-250.0, 1200.0], ["\u2212500", "0", "500", "1\u202f000", "1\u202f500"]),
+    ],
+)
+def test_axes_have_round_ticks_that_span_the_values(values, ticks):
+    axis = linear("", values)
+    assert [label for _, label in axis.ticks] == ticks
+    assert axis.low <= min(values) <= max(values) <= axis.high
 
 
 @pytest.mark.compiled
@@ -222,11 +263,14 @@ def test_the_page_of_thousands_of_ranks_is_small(parts):
     listed = [head.text for head in table.all("th", scope="row")]
     assert {f"rank {rank}" for rank in SLOW} <= set(listed)
     assert len(listed) == 48
-    charts = specs(tree)
-    cells = charts["heat-map"][0]["data"][0]["z"]
-    assert len(cells) <= 96
+    image = next(charts(tree)["heat-map"][0].all("image"))
+    wide, tall = map(int, image.attrs["data-heat"].split()[:2])
+    assert tall == len(json.loads(image.attrs["data-rows"])) <= 96
+    levels = zlib.decompress(base64.b64decode(image.attrs["data-levels"]), -15)
+    assert len(levels) == wide * tall
+    assert max(levels) == 249
     assert "A cell stands for 43 ranks and 1 iteration, and shows the largest" in tree.text
-    steps = charts["quantiles"]
+    steps = json.loads(next(tree.all("script", id="spec-quantiles")).text)
     assert len(steps) == 101
     assert int(steps[-1][0].removeprefix("rank ")) in SLOW
 
@@ -270,7 +314,7 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     files = [each.attrs["href"] for each in next(tree.all("ul", class_="files")).all("a")]
     assert "monday-data/events.parquet" in files
     assert all((tmp_path / name).is_file() for name in files)
-    assert "path-strip" in specs(tree)
+    assert "path-strip" in charts(tree)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["monday-data", "monday.html"]
 
 
@@ -332,7 +376,7 @@ def test_every_command_writes_a_valid_page(name, folder, tmp_path):
     words_ = [str(folder) if word == "RUN" else word for word in COMMANDS[name]]
     tree = page_of(words_, tmp_path / "page.html")
     assert_sound(tree)
-    assert CHARTS[name] in specs(tree)
+    assert CHARTS[name] in charts(tree)
 
 
 @pytest.mark.compiled
@@ -341,7 +385,7 @@ def test_every_command_writes_a_valid_page(name, folder, tmp_path):
 def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     tree = page_of(RECORDED[name], tmp_path / "page.html")
     assert_sound(tree)
-    assert CHARTS[name] in specs(tree)
+    assert CHARTS[name] in charts(tree)
 
 
 @pytest.mark.compiled
@@ -371,7 +415,7 @@ def test_the_comparison_of_ranks_has_a_section(found):
     page = run_page.run_page(replace(found, across=seen), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)
-    assert {"waits-chart", "skew-chart"} <= set(specs(tree))
+    assert {"waits-chart", "skew-chart"} <= set(charts(tree))
     assert "links-table" in {each.attrs["id"] for each in tree.all(id=...)}
 
 
