@@ -332,7 +332,7 @@ class Run:
             written.
 
         """
-        from fastcomm.analyses.critical_path import path_for_page
+        from fastcomm.analyses.critical_path import answers_for_page, path_for_page
         from fastcomm.analyses.timeline import find_timeline
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
@@ -355,6 +355,7 @@ class Run:
             metrics,
             html,
             critical=path,
+            answers=answers_for_page(path, metrics.findings),
             timeline=timeline,
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),

@@ -25,13 +25,28 @@ from html_page import (
     without_scripts,
 )
 
+from fastcomm.analyses.critical_path import answers_for_page, path_for_page
 from fastcomm.cli import main
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import FastcommError, inert, shell_quoted
+from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edits import plan
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
+from fastcomm.options import EditOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
-from fastcomm.report.html import Page, across, breakdown, html, json_text, run_page, used_keys
+from fastcomm.report.commands import Suggestions
+from fastcomm.report.html import (
+    Page,
+    across,
+    breakdown,
+    causes,
+    html,
+    json_text,
+    run_page,
+    used_keys,
+)
 from fastcomm.report.html import write as write_page
 from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
 from fastcomm.report.html.draw import draw
@@ -94,6 +109,10 @@ def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_ord
         each.text for each in found.findings
     ]
     assert page.findings[0].command == "fastcomm critical-path traces/"
+    picture = page.findings[0].picture
+    assert "rank 5 has" in picture.alt
+    assert [mark.name for mark in picture.chart.marks] == ["other ranks"] * 7 + ["rank 5"]
+    assert len(page.facts) == 6
     lead = next(each.lead for each in page.sections if each.name == "ranks")
     assert pages.plain(lead).startswith("Rank 5 computes the most")
 
@@ -171,7 +190,8 @@ def test_missing_data_is_na_with_the_reason(parts, word):
     unknown = list(tree.all(class_="na"))
     assert unknown
     assert all(each.text.startswith("n/a (unknown: ") for each in unknown)
-    assert why in "".join(each.text for each in tree.all(class_="missing"))
+    assert why in next(tree.all(id="unmeasured-table")).text
+    assert not list(tree.all(class_="missing"))
     assert_sound(tree)
 
 
@@ -438,8 +458,8 @@ def test_idle_time_has_a_section_by_cause_and_rank(found):
     heads = [column.label for column in table.columns]
     rows = [[cell.sort for cell in row[1:]] for row in table.rows]
     assert len(rows) == 1 + len(found.ranks)
-    for total, *causes in rows:
-        assert sum(causes) == pytest.approx(total)
+    for total, *times in rows:
+        assert sum(times) == pytest.approx(total)
     shares = [share for share in found.idle.values() if share]
     assert [ns / found.iteration.mean_ns for ns in rows[0][1:]] == pytest.approx(shares)
     assert "pipeline bubble" in heads
@@ -455,3 +475,76 @@ def test_unknown_causes_of_idle_time_say_why(found):
     )
     busy = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle, 0.0)), "")
     assert pages.plain(busy.lead) == "No device is ever idle."
+
+
+@pytest.mark.compiled
+def test_a_finding_has_the_time_that_its_fix_saves(folder, found):
+    run = open_run(folder)
+    answers = answers_for_page(path_for_page(run, 5), found.findings)
+    (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
+    assert answers[0].edit.text == "heal rank:5"
+    text = pages.plain(shown.answer)
+    assert text.startswith("What if? With rank 5 as fast as its peers: the replayed step is ")
+    assert pages.ns(answers[0].saved_ns) in text
+    assert answers[0].saved_ns == pytest.approx(found.findings[0].cost_ns, rel=0.2)
+    assert answers_for_page("no path", found.findings) == (None,) * len(found.findings)
+
+
+def _finding(found, kind, **evidence):
+    return replace(
+        found.findings[0], kind=kind, evidence=replace(found.findings[0].evidence, **evidence)
+    )
+
+
+KINDS = {
+    "exposed_communication": "Parts of the mean step: compute",
+    "idle": "Parts of idle time: pipeline bubble",
+    "slow_link": "This link: 10.0\u202fGB/s; its peers: 20.0\u202fGB/s.",
+    "late_rank": "rank 5 has",
+    "jittery_host": "rank 5 has",
+    "copies": None,
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_findings_have_pictures_of_their_kind(found, kind):
+    chosen = _finding(found, kind, bus_bw=1e10, peers_bus_bw=2e10, idle_cause="launch_bound")
+    fixes = {"exposed_communication": "half the time", "idle": "launch delays"}
+    (edit,) = plan(EditOptions(remove=("launches",))).edits
+    answer = Candidate(
+        edit=edit, after_ns=9, saved_ns=0, interval=Interval.of(9, 0, [edit], None)
+    )
+    metrics = replace(found, findings=(chosen,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]), None, [answer])
+    assert fixes.get(kind, "as its peers") in pages.plain(shown.answer)
+    assert "not shorter" in pages.plain(shown.answer)
+    if KINDS[kind] is None:
+        assert shown.picture is None
+    else:
+        assert shown.picture.alt.startswith(KINDS[kind])
+        assert tips(parsed(str(draw(shown.picture.chart, shown.picture.alt))))
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_labels_in_marks_have_enough_contrast(mode):
+    style = (Path(pages.__file__).parent / "templates" / "style.css").read_text()
+    light, dark = re.findall(r":root[^{]*\{(.*?)\n *\}", style, re.S)[:2]
+    names = dict(re.findall(r"--([\w-]+): (#\w+)", (light, dark)[mode]))
+    looks = [name.removeprefix("on-") for name in names if name.startswith("on-")]
+    assert len(looks) > 8
+    for look in looks:
+        assert contrast(names[f"on-{look}"], names[f"c-{look}"]) >= 4.5, look
+    for name in ("ink", "muted", "accent"):
+        assert contrast(names[name], names["ground"]) >= 4.5, name
+
+
+def contrast(*colors):
+    """The contrast of two colors, as WCAG 2 defines it."""
+    levels = []
+    for color in colors:
+        full = color[1:] if len(color) == 7 else "".join(2 * c for c in color[1:])
+        parts = [int(full[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        levels.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
+    return (max(levels) + 0.05) / (min(levels) + 0.05)

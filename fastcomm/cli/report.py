@@ -77,7 +77,7 @@ def run(
     """
     if no_data and output is not None:
         raise click.UsageError("--output has no effect with --no-data")
-    from fastcomm.analyses.critical_path import path_for_page
+    from fastcomm.analyses.critical_path import answers_for_page, path_for_page
     from fastcomm.analyses.timeline import find_timeline
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
@@ -104,6 +104,7 @@ def run(
         measured,
         html,
         critical=path,
+        answers=answers_for_page(path, measured.findings),
         timeline=timeline,
         paths=paths,
         options=reading_arguments(reading),

@@ -152,6 +152,7 @@ class PageTable:
     caption: str
     columns: tuple[PageColumn, ...]
     rows: tuple[tuple[PageCell, ...], ...]
+    hidden: str = ""  # what the last column has, which a switch shows
 
     @property
     def can_filter(self) -> bool:
@@ -228,6 +229,14 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A small chart without a title."""
+
+    chart: Chart
+    alt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageFinding:
     """A finding, its evidence, and the command to run next."""
 
@@ -237,6 +246,8 @@ class PageFinding:
     then: str  # what the command finds out
     cost_ns: float  # of a step
     moment: str = ""  # fragment of a link to a moment of the timeline
+    picture: Picture | None = None
+    answer: Sentence = ()  # what a fix saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +315,9 @@ def used_keys(page: Page) -> set[str]:
     keys = {fact.key for fact in page.facts}
     keys |= _of_words(page.headline)
     for finding in page.findings:
-        keys |= _of_words(finding.title) | {fact.key for fact in finding.evidence}
+        keys |= _of_words((*finding.title, *finding.answer)) | {
+            fact.key for fact in finding.evidence
+        }
     for section in page.sections:
         keys |= _of_words(section.lead)
         for block in section.blocks:

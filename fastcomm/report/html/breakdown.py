@@ -8,7 +8,6 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
     Block,
-    Fact,
     Figure,
     FigureView,
     Missing,
@@ -198,14 +197,8 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         step = None if share is None or mean is None else share * mean
         has_formula = name not in ("memcpy", "exposed_mixed")
         cell = number(spec_share, html.percent, why) if has_formula else text("", "")
-        rows.append(
-            (
-                text(label(name)),
-                number(share, html.percent, why, share=share),
-                number(step, html.ns, why),
-                cell,
-            )
-        )
+        cells = number(share, html.percent, why, share=share), number(step, html.ns, why)
+        rows.append((text(label(name)), *cells, cell))
     if metrics.host_communication:
         alone = metrics.host_communication.alone_ns_per_step
         share = None if alone is None or not mean else alone / mean
@@ -213,10 +206,11 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         rows.append((text("host's collectives, part of idle"), *cells, text("", "")))
     return PageTable(
         name="breakdown-table",
-        caption="Exact shares, and shares by the specification's formula",
+        caption="Time of a step by activity",
         columns=columns(
             "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
         ),
+        hidden="specification formulas",
         rows=tuple(rows),
     )
 
@@ -298,29 +292,4 @@ def _idle_names(metrics: Metrics) -> PageTable:
             )
             for entry in metrics.idle_names
         ),
-    )
-
-
-def facts(metrics: Metrics, why: str) -> tuple[Fact, ...]:
-    """Return the numbers at the head of the page; `why` explains unknown numbers."""
-    parts = metrics.breakdown.parts or {}
-    return (
-        html.fact(
-            "iteration.mean_ns", metrics.iteration.mean_ns, html.ns, label="per step", why=why
-        ),
-        html.fact(
-            "exact.exposed",
-            parts.get("exposed"),
-            html.percent,
-            label="exposed communication",
-            why=why,
-        ),
-        html.fact(
-            "overlap.average_overlap_ratio",
-            metrics.overlap.average_overlap_ratio,
-            html.percent,
-            label="of communication overlapped",
-            why=why if metrics.volume else "no communication was recorded",
-        ),
-        html.fact("exact.idle", parts.get("idle"), html.percent, label="idle", why=why),
     )

@@ -92,17 +92,7 @@ def _bars(chart: BarChart) -> tuple[Markup, Markup]:
     if not chart.is_stacked:
         row = max(row, 13 * len(chart.parts) + 8)
     height = row * len(chart.rows)
-    ends = [
-        *(
-            sum(part.values[at] or 0 for part in chart.parts)
-            if chart.is_stacked
-            else max((part.values[at] or 0 for part in chart.parts), default=0)
-            for at in range(len(chart.rows))
-        ),
-        *(value or 0 for marks in chart.marks for value in marks.values),
-        *([chart.level.value] if chart.level else []),
-    ]
-    axis = linear(chart.title, [chart.most] if chart.most else ends or [1.0])
+    axis = _bars_axis(chart)
     after = _labels_after(chart)
     grid = _across(axis, height) if chart.has_axis else []
     names = [] if chart.rows == ("",) else _row_labels(chart.rows, row)
@@ -123,11 +113,24 @@ def _bars(chart: BarChart) -> tuple[Markup, Markup]:
     return names_, image(
         *grid, *bodies, *points, *level, *names,
         height=height,
-        left=8 if is_long or chart.rows == ("",) else 16 + width(chart.rows),
+        left=16 if is_long or chart.rows == ("",) else 16 + width(chart.rows),
         right=14 + (width(after) + 6 if after else 0),
         below=44 if chart.has_axis else 4,
         above=22 if chart.level else 6,
     )  # fmt: skip
+
+
+def _bars_axis(chart: BarChart) -> Axis:
+    """Return the axis of values: from 0 if there are bars."""
+    rows = zip(*(part.values for part in chart.parts), strict=True)
+    join = sum if chart.is_stacked else max
+    ends = [
+        *(join(value or 0.0 for value in row) for row in rows),
+        *(value for marks in chart.marks for value in marks.values if value is not None),
+        *([chart.level.value] if chart.level else []),
+    ]
+    values = [chart.most] if chart.most else ends or [1.0]
+    return linear(chart.title, values, from_zero=bool(chart.parts))
 
 
 def _labels_after(chart: BarChart) -> Sequence[str]:
@@ -229,7 +232,7 @@ def _lanes(chart: LaneChart) -> tuple[Markup, Markup]:
     return legend([(name, swatch(look)) for name, look in looks]), image(
         *_across(axis, height), stretched(height, *paths), *_row_labels(chart.rows, row),
         height=height,
-        left=8 if is_long else 16 + width(chart.rows),
+        left=16 if is_long else 16 + width(chart.rows),
         below=44,
     )  # fmt: skip
 

@@ -85,7 +85,7 @@ def _cells(chart: HeatChart, height: float) -> Markup:
             fill, ink = "var(--quiet)", "var(--ink)"
             if value is not None:
                 place = (value - low) / (high - low)
-                fill, ink = _rgb(place), "#fff" if place < 0.45 else "#17202a"  # noqa: PLR2004
+                fill, ink = _rgb(place), _ink(place)
             parts.append(
                 element(
                     "rect", x=f"{x:.2f}%", y=y, width=f"{wide:.2f}%", height=tall, fill=fill,
@@ -168,6 +168,19 @@ def _shade(place: float) -> tuple[int, int, int]:
 def _rgb(place: float) -> str:
     """Return the color at a place between 0 and 1 as CSS."""
     return "#{:02x}{:02x}{:02x}".format(*_shade(place))
+
+
+def _ink(place: float) -> str:
+    """Return black or white, whichever has more contrast with the color at a place.
+
+    It is at least 4.5:1, as defined by WCAG 2.
+    """
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4  # noqa: PLR2004
+        for part in (value / 255 for value in _shade(place))
+    ]
+    luminance = sum(w * part for w, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#fff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000"
 
 
 def _ramp() -> str:

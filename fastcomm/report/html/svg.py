@@ -124,8 +124,8 @@ def stretched(height: float, *parts: Markup) -> Markup:
 
 
 def legend(entries: Sequence[tuple[str, Markup]], class_: str = "legend") -> Markup:
-    """Return a list of names with their signs; empty without a name."""
-    items = [element("li", sign, name) for name, sign in entries if name]
+    """Return a list of different names with their signs; empty without a name."""
+    items = [element("li", sign, name) for name, sign in dict(entries).items() if name]
     return element("ul", *items, class_=class_, aria_label="Legend") if items else Markup("")
 
 

@@ -5,17 +5,9 @@
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
   const said = (name) => JSON.parse(document.getElementById("spec-" + name).textContent);
 
-  // On paper everything is light and open.
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    root.dataset.paper = "1";
-    opened = all("details:not([open])");
-    opened.forEach((each) => (each.open = true));
-  });
-  addEventListener("afterprint", () => {
-    delete root.dataset.paper;
-    opened.forEach((each) => (each.open = false));
-  });
+  // On paper everything is light.
+  addEventListener("beforeprint", () => (root.dataset.paper = "1"));
+  addEventListener("afterprint", () => delete root.dataset.paper);
 
   // Figures: one of several views, one of several lines.
   all(".views input").forEach((input) =>
@@ -164,7 +156,11 @@
     document.getElementById("spoken").textContent = marks[next].dataset.tip;
   });
 
+  // Where the page scrolls below a pointer that rests, nothing was pointed at.
+  let pointed = "";
   document.addEventListener("pointerover", (event) => {
+    const rests = pointed === (pointed = event.clientX + " " + event.clientY);
+    if (rests) return;
     const mark = event.target.closest("[data-tip]");
     const what = mark ? null : meant(event.target);
     hide();
@@ -178,9 +174,24 @@
   });
   document.addEventListener("focusout", (event) => all(".here", event.target).forEach((each) => each.classList.remove("here")));
   document.addEventListener("focusout", hide);
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  // Focus scrolls: what is shown for it moves along; what is shown for the pointer vanishes.
+  document.addEventListener("scroll", () => {
+    const at = document.activeElement;
+    const what = !tip.hidden && at.matches(":focus-visible") && meant(at);
+    if (what) place(what.at.getBoundingClientRect());
+    else hide();
+  }, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  const opens = () => {
+    const entry = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const closed = entry?.closest("details:not([open])");
+    if (!closed) return;
+    closed.open = true;
+    entry.scrollIntoView();
+  };
   all("a.term").forEach((link) => link.addEventListener("click", hide));
+  addEventListener("hashchange", opens);
+  opens();
 
   // Ranks by percent.
   for (const box of all(".quantiles")) {
