@@ -321,7 +321,9 @@ class Run:
             Fields of `ReportOptions`: all options of `metrics`; `no_data` to write no tables,
             which by default are in `report-data/` beside the page; `no_path` and `no_timeline`
             to leave out the critical path and the timeline; `timeline_ranks`, the ranks whose
-            events the timeline has (default: all, of more than 96 the suspects).
+            events the timeline has (default: all, of more than 96 the suspects), and
+            `timeline_steps`, the numbers of steps that it has besides the slowest, the median
+            and a third one.
 
         Raises
         ------
@@ -347,6 +349,7 @@ class Run:
                 self._traces,
                 metrics,
                 ranks=chosen.timeline_ranks,
+                steps=chosen.timeline_steps,
                 critical=path,
                 workers=self._executor,
                 keep_going=self.options.keep_going,

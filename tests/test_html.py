@@ -33,7 +33,7 @@ from fastcomm.graph.edit_errors import Interval
 from fastcomm.graph.edits import plan
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
-from fastcomm.options import EditOptions
+from fastcomm.options import EditOptions, MetricsOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.commands import Suggestions
@@ -548,3 +548,31 @@ def contrast(*colors):
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         levels.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
     return (max(levels) + 0.05) / (min(levels) + 0.05)
+
+
+@pytest.mark.compiled
+def test_tokens_per_step_give_the_throughput(found):
+    step = found.iteration.mean_ns
+    flops = replace(found.flops, model_per_step=2e12, mfu=0.4)
+    told = replace(found, tokens_per_step=1000, flops=flops)
+    assert told.to_dict()["throughput"] == pytest.approx(
+        {
+            "tokens_per_step": 1000,
+            "tokens_per_s": 1000 / (step / 1e9),
+            "tokens_per_s_per_gpu": 1000 / (step / 1e9) / 8,
+            "tflops_per_s_per_gpu": 2 / (step / 1e9),
+        }
+    )
+    fact = causes.facts(told, "")[1]
+    assert (fact.key, fact.label[-10:]) == ("throughput.tokens", f"MFU 40.0{pages.THIN}%")
+    assert "tokens/s/GPU" in told.throughput.sentence
+    assert causes.facts(replace(found, flops=flops), "")[1].label == "MFU"
+    assert set(found.to_dict()["throughput"].values()) == {None}
+    assert found.throughput.sentence == ""
+    nothing = replace(told, iteration=replace(told.iteration, mean_ns=None))
+    assert nothing.throughput.tokens_per_s is None
+
+
+def test_a_step_has_at_least_one_token():
+    with pytest.raises(FastcommError, match="tokens_per_step"):
+        MetricsOptions(tokens_per_step=0)

@@ -7,7 +7,13 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import html_option, measure, measure_options, output_option
+from fastcomm.cli.results import (
+    html_option,
+    measure,
+    measure_options,
+    output_option,
+    throughput_options,
+)
 from fastcomm.cli.values import NumberList
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -45,12 +51,21 @@ Examples:
     help="Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
 )
 @option(
+    "--timeline-steps",
+    type=NumberList(),
+    metavar="LIST",
+    group=OUTPUT,
+    not_with=("--no-timeline",),
+    help="Further steps of the timeline, which has the slowest, the median and a third one.",
+)
+@option(
     "--no-timeline",
     is_flag=True,
     group=OUTPUT,
     is_common=True,
     help="Do not draw the timeline, for which all traces are read again.",
 )
+@throughput_options
 @measure_options
 @click.pass_context
 def run(
@@ -63,6 +78,7 @@ def run(
     no_data: bool,
     no_path: bool,
     timeline_ranks: tuple[int, ...] | None,
+    timeline_steps: tuple[int, ...] | None,
     no_timeline: bool,
     metrics: MetricsOptions,
     reading: ReadOptions,
@@ -95,6 +111,7 @@ def run(
                     run,
                     measured,
                     ranks=timeline_ranks,
+                    steps=timeline_steps or (),
                     critical=path,
                     workers=executor,
                     keep_going=reading.keep_going,

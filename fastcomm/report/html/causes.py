@@ -260,6 +260,13 @@ def _step_fact(metrics: Metrics, why: str) -> Fact:
 
 def _throughput(metrics: Metrics, why: str) -> Fact:
     """Return tokens per second, else the utilization of the FLOPs, else the overlap."""
+    tokens = metrics.throughput.tokens_per_s
+    if tokens is not None:
+        per_gpu = metrics.throughput.tokens_per_s_per_gpu or 0.0
+        beside = [f"tokens/s, {html.whole(per_gpu)} per GPU"]
+        if metrics.flops.mfu is not None:
+            beside.append(f"MFU {html.percent(metrics.flops.mfu)}")
+        return html.fact("throughput.tokens", tokens, html.whole, label=", ".join(beside))
     if metrics.flops.mfu is not None:
         return html.fact("flops.mfu", metrics.flops.mfu, html.percent, label="MFU")
     return html.fact(

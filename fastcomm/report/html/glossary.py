@@ -96,6 +96,10 @@ _BREAKDOWN = {
         "exposed communication after the last rank of a collective has arrived, as a share of "
         "the step: what faster links could save at most",
     ),
+    "throughput.tokens": _of(
+        "Tokens per second",
+        "tokens of a step of all ranks, from --tokens-per-step, divided by the mean step",
+    ),
     "flops.mfu": _of(
         "MFU", "FLOPs of the model, without recomputation, as a share of the peak of the GPU"
     ),
