@@ -206,7 +206,7 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         rows.append((text("host's collectives, part of idle"), *cells, text("", "")))
     return PageTable(
         name="breakdown-table",
-        caption="Time of a step by activity",
+        caption="Shares of the step",
         columns=columns(
             "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
         ),

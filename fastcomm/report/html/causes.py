@@ -23,6 +23,7 @@ from fastcomm_kernels.arrays import Floats
 
 MOST = 8
 _MS = 1e6
+_LARGEST = "the largest part"
 _MOST_PEERS = 40  # marks of a picture
 
 # Evidence worth a number on the page: its label, and how it is written.
@@ -126,7 +127,15 @@ def _answer(finding: Finding, answer: Candidate) -> Sentence:
         html.fact("whatif.saved", answer.saved_ns, html.ns),
         " shorter, ",
         html.fact("whatif.span_ns", answer.after_ns, html.ns),
-        f" ({edit}).",
+        f" ({edit}; {_trust(answer)}).",
+    )
+
+
+def _trust(answer: Candidate) -> str:
+    """Return how far off a prediction may be, or why that is unknown."""
+    width = answer.interval.width_ns
+    return (
+        f"error unknown: {answer.interval.reason}" if width is None else f"± {html.ns(width)}"
     )
 
 
@@ -281,31 +290,39 @@ def _throughput(metrics: Metrics, why: str) -> Fact:
 def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
     """Return the largest share of the step, wait and transfer of communication, and idle."""
     mean = metrics.iteration.mean_ns
-    parts = {name: share for name, share in metrics.breakdown.exact.items() if share}
+    exact = metrics.breakdown.exact
+    parts = {name: share for name, share in exact.items() if share and name != "idle"}
     largest = max(parts, key=lambda name: parts[name], default="compute")
-    cause = idle.largest(metrics.idle) if None not in metrics.idle.values() else None
-    mostly = f", mostly {idle.TEXTS[cause]}" if cause else ""
     whole = metrics.breakdown.parts or {}
+    empty = whole.get("idle")
+    is_idle = empty is not None and empty > parts.get(largest, 0.0)
+    cause = idle.largest(metrics.idle) if None not in metrics.idle.values() else None
+    words = [
+        "idle",
+        *([_LARGEST] if is_idle else []),
+        *([f"mostly {idle.TEXTS[cause]}"] if cause else []),
+    ]
     return (
         html.fact(
-            f"exact.{largest}", parts.get(largest), html.percent, why=why,
-            label=f"{label(largest)}, the largest part",
+            f"exact.{largest}", exact.get(largest), html.percent, why=why,
+            label=label(largest) if is_idle else f"{label(largest)}, {_LARGEST}",
         ),
-        *_exposed(metrics, whole.get("exposed"), mean, why),
-        html.fact(
-            "exact.idle", whole.get("idle"), html.percent, why=why, label=f"idle{mostly}"
-        ),
+        *_exposed(metrics, whole, mean, why),
+        html.fact("exact.idle", empty, html.percent, label=", ".join(words), why=why),
     )  # fmt: skip
 
 
 def _exposed(
-    metrics: Metrics, share: float | None, mean: float | None, why: str
+    metrics: Metrics, whole: Mapping[str, float | None], mean: float | None, why: str
 ) -> tuple[Fact, ...]:
-    """Return waiting and transfer of exposed communication if known, else its share."""
+    """Return waiting and transfer of exposed communication if known, else it and copies."""
     parts = divided(metrics.exposure)
     if parts is None or not mean:
-        text = "exposed communication"
-        return (html.fact("exact.exposed", share, html.percent, label=text, why=why),)
+        names = {"exposed": "exposed communication", "memcpy": "copies"}
+        return tuple(
+            html.fact(f"exact.{name}", whole.get(name), html.percent, label=text, why=why)
+            for name, text in names.items()
+        )
     wait, transfer = (part / mean for part in parts)
     return (
         html.fact("exposed.wait", wait, html.percent, label="exposed: waits for the last rank"),

@@ -114,7 +114,7 @@ def _bars(chart: BarChart) -> tuple[Markup, Markup]:
         *grid, *bodies, *points, *level, *names,
         height=height,
         left=16 if is_long or chart.rows == ("",) else 16 + width(chart.rows),
-        right=14 + (width(after) + 6 if after else 0),
+        right=24 + (width(after) if after else 0),
         below=44 if chart.has_axis else 4,
         above=22 if chart.level else 6,
     )  # fmt: skip

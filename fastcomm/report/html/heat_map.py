@@ -20,7 +20,8 @@ _CIVIDIS = (
     *((161, 152, 118), (176, 165, 114), (192, 177, 109), (209, 191, 102), (225, 204, 92)),
     *((243, 219, 79), (255, 233, 69)),
 )
-_TALL = 16  # pixels of a text
+_NARROW = 5  # columns whose numbers have room on a phone
+_TALL = 20  # pixels of a text
 _ACROSS = 72  # characters of all texts below a heat map
 _LEVELS = 250
 _UNKNOWN = 255
@@ -43,7 +44,7 @@ def heat_map(chart: HeatChart) -> tuple[Markup, Markup]:
     rows = [shortened(row, 24) for row in chart.rows]
     return scale, image(
         cells, *_heat_ticks(chart, rows, height),
-        height=height, left=16 + width(rows), right=14, below=48,
+        height=height, left=16 + width(rows), below=48,
         above=24 if chart.y else 8,
     )  # fmt: skip
 
@@ -97,7 +98,7 @@ def _cells(chart: HeatChart, height: float) -> Markup:
                     text(
                         _figures(value), f"{x + wide / 2:.2f}%", y + tall / 2,
                         text_anchor="middle", dominant_baseline="central", fill=ink,
-                        class_="number",
+                        class_="number" if len(chart.columns) <= _NARROW else "number wide",
                     )
                 )  # fmt: skip
     return join(parts)

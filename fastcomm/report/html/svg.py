@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from fastcomm.errors import inert
 
-_CHARACTER = 6.9  # pixels of a character, about
+_CHARACTER, _CAPITAL = 6.9, 2.2  # pixels of a character, and how much wider a capital is
 WIDE = 1000
 _PATTERNS = {
     "DP": "M-2 2L2-2M0 8L8 0M6 10L10 6",
@@ -92,14 +92,19 @@ def percent(value: float, low: float, high: float) -> str:
 
 def width(texts: Sequence[str]) -> int:
     """Return about how many pixels wide the longest text is."""
-    return round(_CHARACTER * max((len(text) for text in texts), default=0))
+    return round(
+        max(
+            (_CHARACTER * len(t) + _CAPITAL * sum(map(str.isupper, t)) for t in texts),
+            default=0,
+        )
+    )
 
 
 def image(
     *parts: Markup,
     height: float,
     left: int = 8,
-    right: int = 14,
+    right: int = 24,
     below: int = 8,
     above: int = 8,
     **attributes: Any,

@@ -49,7 +49,8 @@ def divided(
     if metrics.link_bandwidth is None and metrics.bandwidth:
         remedy = "Pass --link-bandwidth, as in 400Gbit/s"
         rows.append(("Which share of the link is used?", NO_LINK, remedy))
-    if reasons := [why for why in metrics.flops.unknown.values() if why]:
+    reasons = [why for why in metrics.flops.unknown.values() if why]
+    if reasons and not metrics.is_host_run:
         why = NO_FLOPS if NO_FLOPS in reasons else reasons[0]
         rows.append(("What is the MFU?", why.partition(":")[0], f"Record {_FLOPS}"))
     if not rows:
