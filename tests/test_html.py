@@ -52,6 +52,7 @@ from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
 from fastcomm.report.html.draw import draw
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.synthetic import Job, write
+from fastcomm.trace.run import ranges
 
 DOCS = Path(__file__).parents[1] / "docs"
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\u2028${7}"
@@ -576,3 +577,15 @@ def test_tokens_per_step_give_the_throughput(found):
 def test_a_step_has_at_least_one_token():
     with pytest.raises(FastcommError, match="tokens_per_step"):
         MetricsOptions(tokens_per_step=0)
+
+
+@pytest.mark.compiled
+def test_a_finding_on_many_ranks_names_a_few_of_them(found):
+    ranks = tuple(range(0, 400, 2))
+    text = f"Ranks {ranges(ranks)} are stragglers."
+    many = replace(found.findings[0], ranks=ranks, text=text)
+    metrics = replace(found, findings=(many,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]))
+    assert pages.plain(shown.title) == (
+        "Ranks 0, 2, 4, 6, 8, 10, 12, 14 and 192 more are stragglers."
+    )

@@ -18,13 +18,14 @@ from fastcomm.report.html import Fact, PageFinding, Picture, Sentence
 from fastcomm.report.html import timeline as timelines
 from fastcomm.report.html.breakdown import label
 from fastcomm.report.html.charts import BarChart, Part, RowMarks, line_look, row_bars
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run import named_ranks, ranges
 from fastcomm_kernels.arrays import Floats
 
 MOST = 8
 _MS = 1e6
 _LARGEST = "the largest part"
 _MOST_PEERS = 40  # marks of a picture
+_LONG, _FEW = 60, 8  # characters of a list of ranks, and ranks of a longer one
 
 # Evidence worth a number on the page: its label, and how it is written.
 _EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -84,7 +85,7 @@ def _finding(
     """
     command = suggestions.next(finding)
     return PageFinding(
-        title=(finding.text,),
+        title=(finding.text.replace(ranges(finding.ranks), _short(finding.ranks)),),
         evidence=(
             html.fact("findings.cost_ns", finding.cost_ns, html.ns, label="per step"),
             html.fact("findings.share", finding.share, html.percent, label="of the step"),
@@ -98,6 +99,14 @@ def _finding(
         picture=_picture(finding, suggestions.metrics),
         answer=_answer(finding, answer) if answer else (),
     )
+
+
+def _short(ranks: Sequence[int]) -> str:
+    """Return ranks as ranges, of many the first few and the number of the others."""
+    text = ranges(ranks)
+    if len(text) <= _LONG:
+        return text
+    return f"{ranges(ranks[:_FEW])} and {html.whole(len(ranks) - _FEW)} more"
 
 
 def _evidence(finding: Finding) -> list[Fact]:
@@ -170,7 +179,7 @@ def _beside(ranks: Sequence[int], values: Mapping[int, float], words: str) -> Pi
     if not own or not others:
         return None
     places = np.linspace(0, len(others) - 1, min(len(others), _MOST_PEERS)).astype(np.int64)
-    name = named_ranks(own)
+    name = f"{'rank' if len(own) == 1 else 'ranks'} {_short(own)}"
     marks = [
         *(_mark("other ranks", "circle-open", "open", rank, values[rank], words)
           for rank in (others[place] for place in places.tolist())),
