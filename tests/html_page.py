@@ -110,6 +110,7 @@ def assert_sound(tree):
             for attributes in shapes:
                 places = [attributes.get(name) or "" for name in ("x", "y", "width", "d")]
                 assert not re.search("nan|inf|e[+]", " ".join(places)), attributes
+                assert not places[2].startswith("-"), attributes
 
 
 def _assert_structure(tree):

@@ -589,3 +589,10 @@ def test_a_finding_on_many_ranks_names_a_few_of_them(found):
     assert pages.plain(shown.title) == (
         "Ranks 0, 2, 4, 6, 8, 10, 12, 14 and 192 more are stragglers."
     )
+
+
+def test_bars_below_zero_are_drawn_to_the_left_of_it():
+    part = Part(name="", look="TP", values=[1.0, -1.0], labels=["a", "b"])
+    tree = parsed(str(draw(BarChart(rows=["x", "y"], parts=[part], title=""), "")))
+    boxes = [(each.attrs["x"], each.attrs["width"]) for each in tree.all("rect", class_="mark")]
+    assert boxes == [("50%", "50%"), ("0%", "50%")]

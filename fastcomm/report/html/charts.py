@@ -64,7 +64,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Horizontal bars, the first row at the top; values are 0 or more."""
+    """Horizontal bars, the first row at the top; stacked values are 0 or more."""
 
     rows: Sequence[str]
     title: str  # of the axis

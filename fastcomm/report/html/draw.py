@@ -150,9 +150,9 @@ def _bar(chart: BarChart, axis: Axis, place: int, at: int, y: float, room: float
     start = before if chart.is_stacked else 0.0
     thick = room * 0.72 if chart.is_stacked else (room - 6) / len(chart.parts)
     top = y + room * 0.14 if chart.is_stacked else y + 3 + thick * place
-    x = percent(start, axis.low, axis.high)
+    x = percent(min(start, start + value), axis.low, axis.high)
     box = element(
-        "rect", x=x, y=top, width=percent(value, axis.low, axis.high), height=thick,
+        "rect", x=x, y=top, width=percent(abs(value), 0, axis.high - axis.low), height=thick,
         fill=fill(part.look), class_="mark", data_tip=part.tips[at] if part.tips else None,
     )  # fmt: skip
     return box + _bar_label(chart, part, axis, at, start, top + thick / 2)
@@ -167,7 +167,7 @@ def _bar_label(
         return Markup("")
     words = part.labels[at]
     if _labels_after(chart):
-        x = percent(start + value, axis.low, axis.high)
+        x = percent(max(start, start + value), axis.low, axis.high)
         return text(words, x, y, "after", dx=6, dominant_baseline="central")
     need = (width([words]) + 10) / ((value / (axis.high - axis.low)) or 1e-9)
     if need > 900:  # noqa: PLR2004 - pixels of the widest chart
@@ -269,7 +269,7 @@ def _lines_legend(chart: LineChart) -> Markup:
     for place, line in enumerate(chart.lines):
         look, dashes, shape = line_look(place)
         mark = sign(
-            shape if line.has_marks else "",
+            (shape if line.has_line else f"{shape}-open") if line.has_marks else "",
             line.look or look,
             dashes if line.has_line else None,
         )
@@ -304,6 +304,8 @@ def _line(chart: LineChart, place: int, line: ChartLine) -> Markup:
             stroke_dasharray=dashes, vector_effect="non-scaling-stroke", data_tip=line.tip,
         )  # fmt: skip
         parts.append(stretched(chart.height, path))
+    if not line.has_line:
+        shape += "-open"
     if line.has_marks:
         tips = line.tips or [""] * len(at)
         parts += [
