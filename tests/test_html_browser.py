@@ -145,6 +145,16 @@ def test_choosing_a_view_redraws_the_chart(opened):
     assert page.locator("#breakdown .view:visible").count() == 1
 
 
+def test_charts_are_visible_without_scripts(browser, small):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(small.as_uri())
+        assert page.locator("#breakdown .view:visible svg rect.mark").count() >= 5
+        box = page.locator("#heat-map .plot:visible > svg").first.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 100
+
+
 def test_the_arrow_keys_read_the_marks_of_a_chart(opened):
     page, spoken = opened.page, opened.page.locator("#spoken")
     page.locator("#waits-chart .chart").focus()

@@ -372,3 +372,13 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling_of_the_page(page):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator(".rows canvas").bounding_box()["width"] <= 390
     page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_axe_finds_no_violation_on_a_page_with_a_timeline(page):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
+    violations = axe.Axe().run(page).response["violations"]
+    assert [
+        (each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations
+    ] == []
