@@ -9,9 +9,11 @@ from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import (
     html_option,
+    json_option,
     measure,
     measure_options,
     output_option,
+    print_written,
     throughput_options,
 )
 from fastcomm.cli.values import NumberList
@@ -66,6 +68,7 @@ Examples:
     help="Do not draw the timeline, for which all traces are read again.",
 )
 @throughput_options
+@json_option
 @measure_options
 @click.pass_context
 def run(
@@ -80,6 +83,7 @@ def run(
     timeline_ranks: tuple[int, ...] | None,
     timeline_steps: tuple[int, ...] | None,
     no_timeline: bool,
+    as_json: bool,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -129,5 +133,10 @@ def run(
         folder=output,
     )
     say(f"wrote {html}")
+    if as_json:
+        data = output or html.with_name(f"{html.stem}-data")
+        written = [html] if no_data else [html, data]
+        ranks = len(measured.ranks)
+        print_written("html", written, ranks=ranks, skipped=measured.skipped)
     if measured.skipped:
         ctx.exit(INCOMPLETE)

@@ -82,6 +82,7 @@ class Metrics(Result):
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown
+    gpus: tuple[str, ...] = ()  # names of the devices in the traces
     flops: StepFlops = _NOT_COUNTED
     tokens_per_step: int | None = None  # of all ranks
     skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
@@ -198,6 +199,7 @@ class Metrics(Result):
             "findings": [finding.to_dict() for finding in self.findings],
             "ranks": list(self.ranks),
             "world_size": self.world_size,
+            "gpus": list(self.gpus),
             "iterations": self.iterations,
             "iterations_found_by": list(self.found_by),
             "iteration_clock": self.iteration_clock,
