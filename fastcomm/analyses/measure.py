@@ -65,6 +65,7 @@ def compute_metrics(
     )
     executor = executor_of(workers)
     measured = _measured(run, question, executor, keep_going=keep_going, progress=progress)
+    measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)

@@ -23,7 +23,7 @@ from fastcomm.analyses.timeline_events import (
     work,
 )
 from fastcomm.critical_path import CriticalPath
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.clocks import offset_by_row
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.columns import lookup
@@ -89,16 +89,23 @@ class StepPlan:
 
     @classmethod
     def of(
-        cls, metrics: Metrics, detailed: frozenset[int], critical: CriticalPath | None
+        cls,
+        metrics: Metrics,
+        detailed: frozenset[int],
+        critical: CriticalPath | None,
+        more: Sequence[int] = (),
     ) -> "StepPlan":
-        """Choose steps, and align their begins by the clock offsets of the metrics."""
+        """Choose steps, and align their begins by the clock offsets of the metrics.
+
+        `more` are the numbers of further steps. Raises ConfigError if the run lacks one.
+        """
         iterations = metrics.tables["iterations"]
         columns = {
             name: iterations[name].to_numpy()
             for name in ("rank", "iteration", "start_ns", "stop_ns", "time_ns")
         }
         ranks = np.unique(columns["rank"])
-        chosen = _chosen_steps(columns, critical)
+        chosen = _chosen_steps(columns, critical, more)
         begin, stop = np.full((2, len(chosen), len(ranks)), NULL)
         for k, number in enumerate(chosen):
             own = columns["iteration"] == number
@@ -267,8 +274,10 @@ def _path_kind(bound_by: str, tag: str | None) -> int:
     return KINDS.index(work_kinds[bound_by]) if bound_by in work_kinds else NULL
 
 
-def _chosen_steps(columns: Mapping[str, Ints], critical: CriticalPath | None) -> dict[int, str]:
-    """Return the numbers of up to three steps, and why each was chosen."""
+def _chosen_steps(
+    columns: Mapping[str, Ints], critical: CriticalPath | None, more: Sequence[int]
+) -> dict[int, str]:
+    """Return the numbers of up to three steps and of `more`, and why each was chosen."""
     numbers, at, ranks = np.unique(
         columns["iteration"], return_inverse=True, return_counts=True
     )
@@ -282,6 +291,10 @@ def _chosen_steps(columns: Mapping[str, Ints], critical: CriticalPath | None) ->
         labels.setdefault(number, []).append("critical path")
     if len(labels) < 3:  # noqa: PLR2004 - three steps
         labels.setdefault(rising[0], []).append("fastest")
+    if absent := sorted(set(more) - set(numbers.tolist())):
+        raise ConfigError(f"timeline_steps: step {absent[0]}: not in the run")
+    for number in more:
+        labels.setdefault(number, ["chosen"])
     return {number: ", ".join(reasons) for number, reasons in labels.items()}
 
 

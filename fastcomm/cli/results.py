@@ -20,6 +20,7 @@ from fastcomm.cli.commands import (
 from fastcomm.cli.options import builds, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
+    TOKEN_COUNT,
     NumberList,
     OutputFile,
     OutputFolder,
@@ -96,6 +97,36 @@ _MEASURED: list[Callable[[Any], Any]] = [
         help="Shared directory for intermediate results (with --dask).",
     ),
 ]
+
+
+_THROUGHPUT: list[Callable[[Any], Any]] = [
+    option(
+        "--flops",
+        is_flag=True,
+        group=MEASUREMENT,
+        help="Count the FLOPs of a step; reads all events of the traces once more.",
+    ),
+    option(
+        "--gpu",
+        metavar="NAME",
+        group=MEASUREMENT,
+        needs=("--flops",),
+        help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the "
+        "traces.",
+    ),
+    option(
+        "--tokens-per-step",
+        type=TOKEN_COUNT,
+        metavar="N",
+        group=MEASUREMENT,
+        help="Tokens of a step of all ranks, for tokens per second.",
+    ),
+]
+
+
+def throughput_options(command: F) -> F:
+    """Add the options on FLOPs and tokens, fields of `MetricsOptions`."""
+    return with_options(_THROUGHPUT)(command)
 
 
 def measure(

@@ -33,6 +33,28 @@ NO_FLOPS = "not counted, as that reads all events: pass --flops"
 _NOT_COUNTED = StepFlops.without(NO_FLOPS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Work per second of the mean step; None is unknown."""
+
+    tokens_per_step: int | None = None  # of all ranks, from --tokens-per-step
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_s_per_gpu: float | None = None  # of the model, without recomputation
+
+    @property
+    def sentence(self) -> str:
+        """The known numbers; empty if there is none."""
+        parts = []
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s".replace(",", " "))
+        if self.tokens_per_s_per_gpu is not None:
+            parts.append(f"{self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU".replace(",", " "))
+        if self.tflops_per_s_per_gpu is not None:
+            parts.append(f"{self.tflops_per_s_per_gpu:.4g} TFLOP/s/GPU")
+        return f"Throughput: {', '.join(parts)}." if parts else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Metrics(Result):
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
@@ -62,6 +84,7 @@ class Metrics(Result):
     world_size: int | None = None  # number of ranks of the job; null if unknown
     gpus: tuple[str, ...] = ()  # names of the devices in the traces
     flops: StepFlops = _NOT_COUNTED
+    tokens_per_step: int | None = None  # of all ranks
     skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
@@ -70,6 +93,21 @@ class Metrics(Result):
     def expected_ranks(self) -> int:
         """Number of ranks of the run, read or not."""
         return expected_ranks(self.ranks, self.world_size, self.skipped)
+
+    @property
+    def throughput(self) -> Throughput:
+        """Tokens and FLOPs of the model per second of the mean step."""
+        step = self.iteration.mean_ns
+        if not step:
+            return Throughput(tokens_per_step=self.tokens_per_step)
+        tokens, flops = self.tokens_per_step, self.flops.model_per_step
+        rate = None if tokens is None else tokens / step * 1e9
+        return Throughput(
+            tokens_per_step=tokens,
+            tokens_per_s=rate,
+            tokens_per_s_per_gpu=None if rate is None else rate / self.expected_ranks,
+            tflops_per_s_per_gpu=None if flops is None else flops / step / 1e3,
+        )
 
     @property
     def measured_ranks(self) -> tuple[int, ...]:
@@ -184,6 +222,7 @@ class Metrics(Result):
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
             "flops": self.flops.to_dict(),
+            "throughput": asdict(self.throughput),
             "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
             "failed": [asdict(rank) for rank in self.skipped],

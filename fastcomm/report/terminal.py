@@ -100,6 +100,7 @@ def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
     if more := len(metrics.findings) - len(printed):
         lines.append(f"{counted(more, 'more finding')} with --full.")
     lines += [f"[green]{escape(metrics.health)}[/]"] if metrics.health else []
+    lines += [metrics.throughput.sentence] if metrics.throughput.sentence else []
     return lines + [escape(line) for line in metrics.flops.sentences if _has_flops(metrics)]
 
 
