@@ -8,6 +8,7 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
+from fastcomm.cli.results import steps_option
 from fastcomm.cli.values import OutputFile, RunArgument
 from fastcomm.errors import ConfigError, inert
 from fastcomm.options import ReadOptions
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm convert traces/ all.json.gz && fastcomm dpro stats all.json.gz
+  fastcomm convert traces/ run.json.gz --to perfetto --steps 12
   fastcomm convert traces/ astra/ --to chakra
 """
 
@@ -31,12 +33,13 @@ destination_argument = click.argument("destination", type=OutputFile(dir_okay=Tr
 @option(
     "--to",
     "form",
-    type=click.Choice(["uniform", "chakra"]),
+    type=click.Choice(["uniform", "perfetto", "chakra"]),
     default="uniform",
     group=OUTPUT,
     is_common=True,
-    help="Format to write: one uniform trace, or Chakra execution traces.",
+    help="Format: uniform, for Perfetto (all ranks), or Chakra execution traces.",
 )
+@steps_option
 @run_options
 @click.pass_context
 def run(
@@ -46,6 +49,7 @@ def run(
     path: Path,
     form: str,
     destination: Path,
+    steps: tuple[int, ...] | None,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -55,6 +59,10 @@ def run(
     clocks aligned, steps numbered, for fastcomm dpro stats; .gz compresses it. It has the work
     of devices and communication, named after their operators as FW, BW or UPDATE_.
 
+    perfetto: DESTINATION is one file with all ranks for ui.perfetto.dev and chrome://tracing;
+    .gz compresses it. A rank is a process with its steps, streams and communication. Clocks are
+    aligned; a wait is drawn inside its collective, with an arrow from the last arrival.
+
     chakra: DESTINATION is a directory of one execution trace per rank (trace.0.et, ...) and the
     groups (trace.groups.json), for simulators such as ASTRA-sim. Device work is replayed as
     measured; collectives and messages have sizes, groups and partners, and the simulator
@@ -63,11 +71,16 @@ def run(
     from fastcomm.files import refuse_inputs
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
+    if steps is not None and form != "perfetto":
+        raise ConfigError("--steps has an effect with --to perfetto only; leave it out")
     if form == "chakra":
         _refuse_file(destination)
         _chakra(ctx, path, destination, reading, execution)
+        return
+    refuse_directory(destination)
+    if form == "perfetto":
+        _perfetto(ctx, (path, destination), steps, reading, execution)
     else:
-        refuse_directory(destination)
         _uniform(ctx, path, destination, reading)
 
 
@@ -119,6 +132,40 @@ def write_uniform(trace: "UniformTrace", destination: Path) -> None:
             json_files.compressed(data) if destination.suffix == ".gz" else data
         )
     _report_written(destination, (len(trace), "event"), len(trace.pids), "uniform")
+
+
+def _perfetto(
+    ctx: click.Context,
+    paths: tuple[Path, Path],
+    steps: tuple[int, ...] | None,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
+    """Write a run as one trace for Perfetto; exit with code 3 if ranks were skipped."""
+    from fastcomm.analyses import perfetto, preparation
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.report.console import progress
+
+    source, destination = paths
+    with executor_for(execution) as executor:
+        traces = open_traces((source,), reading)
+        warn(traces.warnings)
+        if executor.is_here:
+            preparation.compile_kernels()
+        with progress(traces) as advance:
+            written = perfetto.convert(
+                traces,
+                destination.absolute(),
+                executor,
+                steps=steps,
+                keep_going=reading.keep_going,
+                progress=advance,
+            )
+    warn(written.warnings)
+    say(*(f"skipped: {skipped}" for skipped in written.skipped))
+    _report_written(destination, (written.events, "event"), written.ranks, "perfetto")
+    if written.skipped:
+        ctx.exit(INCOMPLETE)
 
 
 def _chakra(
