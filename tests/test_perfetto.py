@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from decimal import Decimal
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 
 import job_traces
@@ -63,6 +64,22 @@ def test_pieces_are_one_text(tmp_path_factory, name, parts, last):
 
 
 EVENT = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 8))
+
+
+@given(st.lists(EVENT, max_size=25))
+def test_nested_events_share_a_level(events):
+    lane, start, length = np.array(events, np.int64).reshape(-1, 3).T
+    stop = start + length
+    levels = chrome_trace.free_levels(lane, start, stop, nests=True)
+    alone = chrome_trace.free_levels(lane, start, stop)
+    for row, other in combinations(range(len(lane)), 2):
+        if (lane[row], levels[row]) == (lane[other], levels[other]):
+            apart = stop[row] <= start[other] or stop[other] <= start[row]
+            inside = start[row] <= start[other] and stop[other] <= stop[row]
+            around = start[other] <= start[row] and stop[row] <= stop[other]
+            assert apart or inside or around
+    if not alone.any():
+        assert not levels.any()
 
 
 @given(st.lists(EVENT, max_size=25))

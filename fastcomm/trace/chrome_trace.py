@@ -243,19 +243,26 @@ def _squared(matrix: Sequence[int]) -> list[int]:
     return [_applied(matrix, column) for column in matrix]
 
 
-def free_levels(lane: Ints, start: Ints, stop: Ints) -> Ints:
-    """Return for each event the first level of its lane on which no earlier event still runs.
+def free_levels(lane: Ints, start: Ints, stop: Ints, *, nests: bool = False) -> Ints:
+    """Return for each event the first level of its lane that is free when it starts.
 
-    Slices of one thread must not overlap: Perfetto drops them.
+    Slices of one thread must not overlap: Perfetto drops them. With `nests`, an event may be
+    inside another one, as calls are.
     """
     level = np.zeros(len(lane), np.int64)
-    order = np.lexsort((stop, start, lane))
+    order = np.lexsort((-stop if nests else stop, start, lane))
     for rows in _overlapping(order, lane, start, stop):
-        ends: list[int] = []
+        running: list[list[int]] = []  # by level: ends of the events that are open, outer first
         for row in rows.tolist():
-            begin = int(start[row])
-            place = next((k for k, end in enumerate(ends) if end <= begin), len(ends))
-            ends[place : place + 1] = [int(stop[row])]
+            begin, end = int(start[row]), int(stop[row])
+            for ends in running:
+                while ends and ends[-1] <= begin:
+                    ends.pop()
+            fits = (not ends or (nests and end <= ends[-1]) for ends in running)
+            place = next((k for k, fit in enumerate(fits) if fit), len(running))
+            if place == len(running):
+                running.append([])
+            running[place].append(end)
             level[row] = place
     return level
 
