@@ -399,9 +399,9 @@ class GraphEdit(Generic[P]):
         )
         time, through = kernels.replay(edited.incoming[0], edited.source, edited.weight, 0)
         begin = int(self._time.min()) if len(self._time) else 0
-        found = LongestPath.empty()
+        longest = LongestPath.empty()
         if len(time):
-            found = LongestPath.to(int(np.argmax(time)), through, edited.source)
+            longest = LongestPath.to(int(np.argmax(time)), through, edited.source)
         path, across = self._path, self._path.across.unmeasured()
         rank_of = np.searchsorted(np.array(path.ranks), self._rank[order]).astype(np.int32)
         slack = np.full(len(order), across.slack.max(initial=0))
@@ -411,7 +411,7 @@ class GraphEdit(Generic[P]):
                 events=SavedEvents(pa.Table.from_pylist(self._rows, schema=EVENT)),
                 about=path.about.noting("the graph was edited: times are those of a replay"),
                 on_device=self._on_device[order],
-                path=found,
+                path=longest,
                 join=replace(across, rank_of=rank_of, slack=slack) if path.is_joined else None,
             )
         )
