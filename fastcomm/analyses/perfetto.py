@@ -31,7 +31,7 @@ from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import AlignedEvents, Share
 from fastcomm.process import temporary_folder
 from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import Place, TextPiece, free_levels
+from fastcomm.trace.chrome_trace import Place, TextPiece
 from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.run import (
     RunTraces,
@@ -202,32 +202,18 @@ def _steps(trace: Trace, only: frozenset[int] | None, *, by_host: bool) -> tuple
 
 def _communication_threads(trace: Trace) -> tuple[Ints, dict[int, str]]:
     """Return the thread of each communication event, and the titles of the threads."""
-    stream = filled(trace.comm["stream"])
+    stream, kind = filled(trace.comm["stream"]), _lane_kind(trace)
     start, stop = (trace.comm[name].to_numpy() for name in ("start", "stop"))
-    title = partial(_communication_title, _lane_kind(trace))
-    return _threads(_COMMUNICATION, stream, start, stop, title)
 
+    def title(row: int) -> str:
+        return "communication" + ("" if stream[row] == NULL else f", {kind} {stream[row]}")
 
-def _communication_title(kind: str, stream: int) -> str:
-    return "communication" if stream == NULL else f"communication, {kind} {stream}"
+    return chrome_trace.threads(_COMMUNICATION, stream, (start, stop), title)
 
 
 def _lane_kind(trace: Trace) -> str:
     """Return what work runs on: streams, or threads of a run without devices."""
     return "thread" if trace.meta.is_host_run else "stream"
-
-
-def _threads(
-    first: int, lane: Ints, start: Ints, stop: Ints, title: Callable[[int], str]
-) -> tuple[Ints, dict[int, str]]:
-    """Return the thread of each event, from `first` on, and titles: one per lane and level."""
-    level = free_levels(lane, start, stop)
-    rows, number = alike(lane, level)
-    titles = {}
-    for place, row in enumerate(rows.tolist()):
-        more = f" ({level[row] + 1})" if level[row] else ""
-        titles[first + place] = title(int(lane[row])) + more
-    return number + first, titles
 
 
 def _planned(
@@ -391,8 +377,8 @@ def _columns(trace: Trace) -> tuple[Columns, dict[int, str]]:
     lane = trace.events["lane"].to_numpy()[own["event"]].astype(np.int64)
     stop = own["start"] + own["duration"]
     kind, name = _lane_kind(trace), trace.lanes["thread"].to_pylist()
-    thread, titles = _threads(
-        STEPS + 1, lane, own["start"], stop, lambda lane: f"{kind} {name[lane]}"
+    thread, titles = chrome_trace.threads(
+        STEPS + 1, lane, (own["start"], stop), lambda row: f"{kind} {name[lane[row]]}"
     )
     on_comm, comm_titles = _communication_threads(trace)
     group, size = (filled(trace.comm[name]) for name in ("group", "payload_bytes"))

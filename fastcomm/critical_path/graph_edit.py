@@ -129,8 +129,7 @@ class GraphEdit(Generic[P]):
         self, source: Ints, target: Ints, kind: Any, weight: Ints, owner: int = NONE
     ) -> None:
         """Append edges. Raises ConfigError for weights that are negative or too large."""
-        if len(weight) and (int(weight.min()) < 0 or int(weight.max()) > _MOST_NS):
-            raise ConfigError("edit: a weight is negative, or no time fits it")
+        _check(weight)
         added = {
             "_source": source,
             "_target": target,
@@ -207,8 +206,7 @@ class GraphEdit(Generic[P]):
         return self
 
     def _set(self, edges: Ints, weight: Ints) -> None:
-        if int(weight.min()) < 0 or int(weight.max()) > _MOST_NS:
-            raise ConfigError("edit: a weight is negative, or no time fits it")
+        _check(weight)
         self._weight = self._weight.copy()
         self._weight[edges] = weight
 
@@ -246,10 +244,10 @@ class GraphEdit(Generic[P]):
         first = len(self._event)
         self._event = np.append(self._event, [len(self._rows) - 1] * 2)
         self._is_end = np.append(self._is_end, [False, True])
-        self._on_device = np.append(self._on_device, [self._on_device[other]] * 2)
-        self._rank = np.append(self._rank, [self._rank[other]] * 2)
-        self._time = np.append(self._time, [self._time[other]] * 2)
         self._is_used = np.append(self._is_used, [True, True])
+        for column in ("_on_device", "_rank", "_time"):
+            old = getattr(self, column)
+            setattr(self, column, np.append(old, [old[other]] * 2))
         self._nodes |= {(name, False): first, (name, True): first + 1}
         ends = np.array([first]), np.array([first + 1])
         self._append(*ends, _OWN, np.array([duration_ns]), len(self._rows) - 1)
@@ -415,6 +413,12 @@ class GraphEdit(Generic[P]):
                 join=replace(across, rank_of=rank_of, slack=slack) if path.is_joined else None,
             )
         )
+
+
+def _check(weight: Ints) -> None:
+    """Raise ConfigError for weights that are negative or too large."""
+    if len(weight) and (int(weight.min()) < 0 or int(weight.max()) > _MOST_NS):
+        raise ConfigError("edit: a weight is negative, or no time fits it")
 
 
 def _networkx() -> Any:

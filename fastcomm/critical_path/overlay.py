@@ -25,7 +25,7 @@ from fastcomm.process import temporary_folder
 from fastcomm.readers.kineto.head import SUFFIXES
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import Place, TextPiece, free_levels
+from fastcomm.trace.chrome_trace import Place, TextPiece
 from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -299,7 +299,7 @@ def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
     pid = 2 * np.array(path.ranks)[path.across.rank_of[first[rows]]] + side
     tid, titles = _event_threads(table, pid, start, stop)
     for process in np.unique(pid).tolist():
-        threads = {thread: title for (own, thread), title in titles.items() if own == process}
+        threads = {own: titles[own] for own in np.unique(tid[pid == process]).tolist()}
         title = f"rank {process // 2}, {name}"
         yield chrome_trace.titles(process, title, process, threads)
     nodes = path.valid_path.nodes if path.path is not None else np.empty(0, np.int32)
@@ -348,14 +348,12 @@ def _codes(column: pa.ChunkedArray) -> Ints:
 
 def _event_threads(
     table: pa.Table, pid: Ints, start: Ints, stop: Ints
-) -> tuple[Ints, dict[tuple[int, int], str]]:
-    """Return the thread of each event, numbered from 1, and titles by process and thread."""
+) -> tuple[Ints, dict[int, str]]:
+    """Return the thread of each event, numbered from 1 over all processes, and titles."""
     _, lane = alike(pid, _codes(table["process"]), _codes(table["thread"]))
-    level = free_levels(lane, start, stop, nests=True)
-    rows, number = alike(lane, level)
-    titles = {}
-    for thread, row in enumerate(rows.tolist(), 1):
+
+    def title(row: int) -> str:
         kind = "stream" if table["is_device"][row].as_py() else "thread"
-        more = f" ({level[row] + 1})" if level[row] else ""
-        titles[int(pid[row]), thread] = f"{kind} {table['thread'][row].as_py()}{more}"
-    return number + 1, titles
+        return f"{kind} {table['thread'][row].as_py()}"
+
+    return chrome_trace.threads(1, lane, (start, stop), title, nests=True)

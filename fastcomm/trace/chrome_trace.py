@@ -9,7 +9,7 @@ being read again. Times are int64 ns from 0; the format has µs, with three deci
 import json
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.files import aside
+from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import Ints
 
 _zlib: Any
@@ -265,6 +266,38 @@ def free_levels(lane: Ints, start: Ints, stop: Ints, *, nests: bool = False) -> 
             running[place].append(end)
             level[row] = place
     return level
+
+
+def threads(
+    first: int,
+    lane: Ints,
+    times: tuple[Ints, Ints],
+    title: Callable[[int], str],
+    *,
+    nests: bool = False,
+) -> tuple[Ints, dict[int, str]]:
+    """Return the thread of each event, and the titles of threads: one per lane and level.
+
+    Parameters
+    ----------
+    first
+        Number of the first thread.
+    lane
+        Lane of each event.
+    times
+        Start and stop of each event.
+    title
+        Returns the title of the lane of an event.
+    nests
+        As in `free_levels`.
+
+    """
+    level = free_levels(lane, *times, nests=nests)
+    rows, number = alike(lane, level)
+    titles = {}
+    for thread, row in enumerate(rows.tolist(), first):
+        titles[thread] = title(row) + (f" ({level[row] + 1})" if level[row] else "")
+    return number + first, titles
 
 
 def _overlapping(order: Ints, lane: Ints, start: Ints, stop: Ints) -> Iterator[Ints]:
