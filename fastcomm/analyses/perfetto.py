@@ -174,6 +174,7 @@ def _gathered(
             finish=finish,
             spill=metrics.spill,
             content="metrics",
+            takes_many=True,
         )
         plan = executor.gather(run, task, keep_going=keep_going)
         if plan is not None:
@@ -181,15 +182,20 @@ def _gathered(
     raise AssertionError("steps by the host's marks are on one clock")
 
 
-def _measured(trace: Trace, *, only: frozenset[int] | None, by_host: bool) -> Partial:
-    """Return the partial result of a rank; its events have the thread that draws them."""
-    part = Partial.of(trace, only=only, by_host=by_host)
-    if part.events["start_ns"].null_count:
-        raise FastcommError(f"{trace.meta.path}: no times, and nothing can be drawn without")
-    begin, stop = _steps(trace, only, by_host=by_host)
-    inside = intervals.segment_of(trace.comm["start"].to_numpy(), begin, stop) >= 0
-    thread, _ = _communication_threads(trace)
-    return replace(part, events=part.events.append_column("thread", pa.array(thread[inside])))
+def _measured(*traces: Trace, only: frozenset[int] | None, by_host: bool) -> Partial:
+    """Return the partial result of ranks; events have the thread that they are drawn on."""
+    part = Partial.of(*traces, only=only, by_host=by_host)
+    rank, thread = part.events["rank"].to_numpy(), np.empty(part.events.num_rows, np.int64)
+    for trace in traces:
+        if "times" in trace.meta.lacks:
+            raise FastcommError(
+                f"{trace.meta.path}: no times, and nothing can be drawn without"
+            )
+        begin, stop = _steps(trace, only, by_host=by_host)
+        inside = intervals.segment_of(trace.comm["start"].to_numpy(), begin, stop) >= 0
+        own, _ = _communication_threads(trace)
+        thread[rank == trace.meta.rank] = own[inside]
+    return replace(part, events=part.events.append_column("thread", pa.array(thread)))
 
 
 def _steps(trace: Trace, only: frozenset[int] | None, *, by_host: bool) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -221,27 +221,29 @@ def join(pieces: Iterable[TextPiece], last: bytes, target: Path, folder: Path) -
 
 
 def _joined_crc(first: int, second: int, length: int) -> int:
-    """Return the checksum of two texts from theirs; `length` is the second's, in bytes.
-
-    Appending a zero bit is a linear map of 32 bits, which is squared for each bit of `length`.
-    """
-    zero_bit = [_CRC, *(1 << bit for bit in range(_CRC_BITS - 1))]
-    zeros = reduce(lambda matrix, _: _squared(matrix), range(3), zero_bit)  # of a byte
-    while length:
-        if length & 1:
-            first = _applied(zeros, first)
-        zeros, length = _squared(zeros), length >> 1
+    """Return the checksum of two texts from theirs; `length` is the second's, in bytes."""
+    for bit in range(length.bit_length()):
+        if length >> bit & 1:
+            first = _applied(_zeros(bit), first)
     return first ^ second
+
+
+@cache
+def _zeros(power: int) -> list[int]:
+    """Return what 2^power zero bytes do to a checksum: a linear map of 32 bits."""
+    if power:
+        half = _zeros(power - 1)
+        return [_applied(half, column) for column in half]
+    matrix = [_CRC, *(1 << bit for bit in range(_CRC_BITS - 1))]  # of a zero bit
+    for _ in range(3):
+        matrix = [_applied(matrix, column) for column in matrix]
+    return matrix
 
 
 def _applied(matrix: Sequence[int], bits: int) -> int:
     """Return a matrix times a vector, modulo 2; `matrix` has columns."""
     chosen = (column for place, column in enumerate(matrix) if bits >> place & 1)
     return reduce(int.__xor__, chosen, 0)
-
-
-def _squared(matrix: Sequence[int]) -> list[int]:
-    return [_applied(matrix, column) for column in matrix]
 
 
 def free_levels(lane: Ints, start: Ints, stop: Ints, *, nests: bool = False) -> Ints:
