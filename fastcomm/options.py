@@ -245,7 +245,7 @@ class ReplayOptions(CheckedOptions):
     tensors: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for classes with a second base
 class EditOptions(CheckedOptions):
     """Changes of a step whose effect is predicted, in texts as `fastcomm.graph.edits` has them.
 
@@ -272,6 +272,11 @@ class ScenarioOptions(EditOptions):
     """
 
     bottleneck: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReplayOptions(Window, EditOptions):
+    """Which step of a run is replayed, and with which edits besides the step as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

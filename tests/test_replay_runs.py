@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, Window
 from fastcomm.readers.dpro import inputs, json_files
@@ -168,6 +169,21 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
 
 def edited(step, **options):
     return session_of(step, EditOptions(**options)).changed
+
+
+def test_a_run_replays_with_edits_as_a_what_if_does(tmp_path):
+    for rank, compute in enumerate((30, 60)):
+        k.write(tmp_path / f"rank{rank}.json", rank_events(compute), rank=rank, world=2)
+    run = fastcomm.open(tmp_path)
+    session = run.replay(annotation="", scale=["compute=0.5"])
+    step = step_of(open_run(tmp_path), WHOLE)
+    assert session.changed.by_pid() == edited(step, scale=["compute=0.5"]).by_pid()
+    assert [str(edit) for edit in session.edits] == ["scale compute=0.5"]
+    assert run.replay(annotation="").changed is None
+    with pytest.raises(ConfigError, match="there is no 'nothing'"):
+        run.replay(annotation="", remove=["nothing"])
+    with pytest.raises(ConfigError, match="FROM:TO:STEP"):
+        run.replay(annotation="", scale=["compute=0:1:0.5"])
 
 
 def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):

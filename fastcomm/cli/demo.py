@@ -17,7 +17,10 @@ from fastcomm.cli.results import link_bandwidth_option
 from fastcomm.cli.values import COUNT, OutputFolder
 
 # Of all ranks: these need no second one.
-_IDLE_FAULTS = ("launch-bound", "synchronization", "data-loading", "kernel-gaps")
+_IDLE_FAULTS = (
+    *("launch-bound", "synchronization", "data-loading", "garbage-collection"),
+    "kernel-gaps",
+)
 _FAULTS = (
     *("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert"),
     *_IDLE_FAULTS,
@@ -70,8 +73,9 @@ def run(
     The job trains a mixture-of-experts model on tensor-, pipeline-, data- and expert-parallel
     ranks (1F1B, with overlapped and exposed communication). DIRECTORY gets one trace per rank,
     as the profiler would write it. The faults slow-gpu and jittery-host need 2 ranks, slow-link
-    and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading and
-    kernel-gaps, the devices of all ranks are idle for this cause; with none, all is well.
+    and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading,
+    garbage-collection and kernel-gaps, the devices of all ranks are idle for this cause; with
+    none, all is well.
     """
     from pathlib import Path
 
