@@ -287,15 +287,18 @@ class Run:
         Returns
         -------
         Session
-            The measured and the replayed step, and with edits the `changed` one. Times are ns.
+            `measured`, a `StepTime`: `time_ns` (mean of the ranks), and by rank in `ranks`.
+            `replayed`, a `Replayed`: `mean_ns`, `by_pid()` (the step time of each rank), and
+            the arrays `start`, `end` and `duration` with an element per operation. `changed`,
+            the same with edits. `path`, its critical path. Times are ns. If ranks cannot be
+            joined, the step is that of the first rank, and `notes` say why.
 
         Raises
         ------
         ConfigError
             If an option is invalid, or an edit selects nothing.
         FastcommError
-            If no rank has such a step or annotation, or ranks share no communication that
-            connects them.
+            If no rank has such a step or annotation, or a rank cannot be read.
 
         """
         from fastcomm.analyses.replay import session_of, step_of

@@ -220,11 +220,13 @@ def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
     assert list(again.edges(data=True)) == list(graph.edges(data=True))
 
 
-def test_ranks_without_a_shared_group_are_an_error_with_a_remedy(tmp_path):
+def test_of_ranks_without_a_shared_group_the_first_is_replayed_with_a_note(tmp_path):
     alone = [row for row in rank_events(60) if "nccl" not in row["name"]]
     run = opened(tmp_path, alone, alone)
-    with pytest.raises(FastcommError, match="replay a single rank, as in --ranks 0"):
-        step_of(run, WHOLE)
+    found = session_of(step_of(run, WHOLE))
+    assert found.read.ranks == (0,)
+    assert found.notes[0].startswith("this is the step of rank 0 alone: ranks cannot be joined")
+    assert found.to_dict()["notes"] == list(found.notes)
     assert session_of(step_of(run.only([1]), WHOLE)).error == 0
 
 

@@ -93,8 +93,8 @@ class Kernels(TableResult):
 
     @property
     def ranks(self) -> tuple[RankWork, ...]:
-        """Facts about each rank."""
-        return self.totals.ranks
+        """Facts about each rank that counts."""
+        return self.totals.counted
 
     @property
     def is_host_run(self) -> bool:
@@ -118,10 +118,12 @@ class Kernels(TableResult):
         outside = sum(rank.outside for rank in self.ranks)
         notes = []
         if outside:
-            notes.append(f"{counted(outside, 'event')} outside of all steps are left out")
+            notes.append(f"left out: {counted(outside, 'event')} outside of all steps")
         names = self.table["name"].to_pylist()
         if names == [f"(no {self.by})"]:
-            notes.append(f"the traces have no {self.by} around any launch; {_RECORD[self.by]}")
+            is_nsys = all(rank.format == "nsys" for rank in self.ranks)
+            advice = _WITH_NVTX if is_nsys else _RECORD[self.by]
+            notes.append(f"the traces have no {self.by} around any launch; {advice}")
         return tuple(notes)
 
     @cached_property
@@ -363,6 +365,7 @@ class Kernels(TableResult):
         }
 
 
+_WITH_NVTX = "Nsight Systems records only NVTX ranges: add some, and sum up by annotation"
 _RECORD = {
     "operator": "record CPU activities with the PyTorch profiler",
     "module": "record them with torch.profiler.profile(with_stack=True)",

@@ -80,7 +80,8 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     rank's clock was corrected.
     """
     shown = table(
-        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive", "wait caused"),
+        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive"),
+        "wait caused, with messages",
         drop=("slack", "transfer"),
     )
     for row in path.by_rank().to_pylist():

@@ -34,6 +34,7 @@ __all__ = [
     "TableJob",
     "Variant",
     "planted",
+    "trace_names",
     "truth",
     "write",
     "write_nsys",
@@ -297,6 +298,12 @@ def write(
     spawn = get_context("spawn")
     with safe_children(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         return list(pool.map(one, chosen))
+
+
+def trace_names(ranks: Iterable[int], form: str) -> list[str]:
+    """Return the names of the files of ranks, in the format "kineto" or "nsys"."""
+    name = "nsys_{}.sqlite" if form == "nsys" else "rank{}.pt.trace.json.gz"
+    return [name.format(rank) for rank in ranks]
 
 
 def text(

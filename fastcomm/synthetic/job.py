@@ -245,10 +245,13 @@ def table(job: TableJob) -> pa.Table:
     return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
 
 
+TABLE_NAMES = ("table.parquet", "meta.yaml")
+
+
 def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     """Write `table.parquet` and `meta.yaml`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "table.parquet", folder / "meta.yaml"
+    paths = folder / TABLE_NAMES[0], folder / TABLE_NAMES[1]
     with aside(paths[0]) as unfinished:
         arrow_files.write(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
