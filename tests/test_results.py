@@ -106,6 +106,7 @@ CALLS = [
     ("written", "ingest {damaged} -o {new}/store --keep-going", 3),
     ("written", "convert {run} {new}/all.json.gz", 0),
     ("written", "convert {damaged} {new}/all.json.gz --keep-going", 3),
+    ("written", "convert {run} {new}/run.json.gz --to perfetto", 0),
     ("written", "convert {run} {new}/chakra --to chakra", 0),
 ]
 

@@ -28,7 +28,7 @@ from fastcomm.exchange.clocks import offset_by_row
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.columns import lookup
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 PATH = ("rank", "kind", "start", "duration")  # kind NULL: of the host, or a gap
 
@@ -66,6 +66,28 @@ class RankPart:
 
 
 Parts = dict[int, RankPart]
+
+
+def time_zero(begin: Ints, stop: Ints, ahead: Ints) -> tuple[Ints, Flags]:
+    """Return the moment on the clock of each rank that is time 0, and whose clock is apart.
+
+    That is the first begin on any rank. A clock is apart if it differs from the median by more
+    than the longest duration; its rank begins at 0.
+
+    Parameters
+    ----------
+    begin, stop
+        Of each rank on its clock, ns; NULL where it has none.
+    ahead
+        By how much the clock of each rank is ahead, ns.
+
+    """
+    is_present, aligned = begin != NULL, begin - ahead
+    middle = int(np.median(aligned[is_present]))
+    longest = int((stop - begin)[is_present].max())
+    is_far = is_present & (np.abs(aligned - middle) > longest)
+    first = np.where(is_present & ~is_far, aligned, np.iinfo(np.int64).max)
+    return np.where(is_far, begin, first.min() + ahead), is_far
 
 
 def together(parts: Sequence[Parts]) -> Parts:
@@ -111,15 +133,9 @@ class StepPlan:
             own = columns["iteration"] == number
             place = np.searchsorted(ranks, columns["rank"][own])
             begin[k, place], stop[k, place] = columns["start_ns"][own], columns["stop_ns"][own]
-        is_present = begin != NULL
         ahead = _offsets(metrics, ranks)
-        aligned = np.where(is_present, begin - ahead, NULL)
-        middle = np.array([[np.median(row[row != NULL])] for row in aligned]).astype(np.int64)
-        longest = np.where(is_present, stop - begin, 0).max(axis=1, keepdims=True)
-        is_far = is_present & (np.abs(aligned - middle) > longest)
-        first = np.where(is_present & ~is_far, aligned, np.iinfo(np.int64).max)
-        zero = first.min(axis=1, keepdims=True) + ahead
-        zero = np.where(is_far, begin, zero)
+        of_steps = (time_zero(*row, ahead) for row in zip(begin, stop, strict=True))
+        zero, is_far = map(np.stack, zip(*of_steps, strict=True))
         return cls(
             ranks=tuple(ranks.tolist()),
             detailed=detailed,
@@ -128,7 +144,7 @@ class StepPlan:
             begin=begin,
             stop=stop,
             zero=zero,
-            length=np.where(is_present, stop - zero, 0).max(axis=1),
+            length=np.where(begin != NULL, stop - zero, 0).max(axis=1),
             unaligned=frozenset(ranks[is_far.any(axis=0)].tolist()),
         )
 

@@ -87,7 +87,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
     agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
-    material = _material(partial)
+    material = material_of(partial)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     comparison, tables = across(material, clock_alignment, spread)
     over_all = _over_all(partial, material.pieces, tags, spread)
@@ -143,7 +143,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     )
 
 
-def _material(partial: Partial) -> Material:
+def material_of(partial: Partial) -> Material:
     """Return the data by which ranks are compared."""
     return Material(
         ranks=tuple(note.rank for note in partial.notes),
