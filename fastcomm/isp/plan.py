@@ -11,6 +11,7 @@ from fastcomm.checks import RANKS, invalid_value
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
+from fastcomm.isp.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.units import parse_quantity
 
 RECOMPUTE = ("none", "selective", "partial", "full")
@@ -28,6 +29,7 @@ RECIPES = {
 }
 UNKNOWN = "unknown"
 DISPATCHES = ("alltoall", "deepep", "hybridep")
+_WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 _BF16_GRADIENTS = 2023.9  # year of the stack
 _MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
@@ -40,7 +42,8 @@ class Plan:
     """A model, its GPUs and batch, and the whole strategy.
 
     `sharding` is "ddp", "zero1", "zero2", "zero3", or "hsdpN" for `zero3` over N ranks that
-    others replicate. `etp` divides an expert. `year` is that of the stack.
+    others replicate. `recompute` is one of `RECOMPUTE`, or the number of layers of a pipeline
+    stage that are recomputed. `etp` divides an expert. `year` is that of the stack.
     """
 
     model: Model
@@ -60,8 +63,9 @@ class Plan:
     sharding: str = "zero1"
     recompute: str = "none"
     precision: str = "bf16"
+    trainer: str = DEFAULT
     overlap: bool = True
-    dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped"
+    dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped", "capacity"
     gradients: str = ""  # of `GRADIENTS`; empty is that of the year
     year: float = YEAR
     graphs: float = 0.0  # share of launches that CUDA graphs replace
@@ -106,19 +110,33 @@ class Plan:
         Selective recompute of FSDP trainers is that of every second layer, or of every second
         GEMM.
         """
-        half = self.recompute == "selective" and self.is_fsdp
-        return {"full": 1.0, "partial": 0.5}.get(self.recompute, 0.5 if half else 0.0)
+        if self.recompute.isdecimal():
+            return min(1.0, int(self.recompute) / self.stage_layers)
+        selective = self.habits.selective_layers if self.is_fsdp else 0.0
+        shares = {"full": 1.0, "partial": 0.5, "selective": selective}
+        return shares.get(self.recompute, 0.0)
+
+    @property
+    def stage_layers(self) -> int:
+        """Number of layers of the fullest rank, all its virtual stages together."""
+        return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
+
+    @property
+    def habits(self) -> Trainer:
+        """What the trainer does with memory and the host."""
+        return TRAINERS[self.trainer]
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of an accumulated gradient: FSDP and stacks before 2024 take fp32."""
-        old = self.is_fsdp or self.year < _BF16_GRADIENTS
-        return GRADIENTS[self.gradients or ("fp32" if old else "bf16")]
+        """Bytes of an accumulated gradient: stacks before 2024 take fp32."""
+        usual = "fp32" if self.year < _BF16_GRADIENTS else self.habits.gradients
+        return GRADIENTS[self.gradients or usual]
 
     @property
     def reduced_bytes(self) -> int:
-        """Bytes of a gradient between ranks: bf16, unless a width is asked for."""
-        return GRADIENTS[self.gradients or "bf16"]
+        """Bytes of a gradient between ranks; stacks before 2024 take bf16."""
+        usual = "bf16" if self.year < _BF16_GRADIENTS else self.habits.reduction
+        return GRADIENTS[self.gradients or usual]
 
     @property
     def is_fsdp(self) -> bool:
@@ -146,8 +164,15 @@ class Plan:
 
     def _check_texts(self) -> None:
         """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""
-        names = {"precision": RECIPES, "recompute": RECOMPUTE, "gradients": ("", *GRADIENTS)}
+        names = {
+            "precision": RECIPES,
+            "recompute": RECOMPUTE,
+            "gradients": ("", *GRADIENTS),
+            "trainer": TRAINERS,
+        }
         for name, values in names.items():
+            if name == "recompute" and re.fullmatch(r"[1-9]\d{0,3}", self.recompute):
+                continue
             if getattr(self, name) not in values:
                 expected = f"one of {', '.join(filter(None, values))}"
                 raise invalid_value(name, getattr(self, name), expected)
@@ -198,7 +223,7 @@ class Plan:
     def _check_experts(self) -> None:
         """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
         experts, kind, *more = self.model.experts, *(self.dispatch.split() or [""])
-        if kind not in DISPATCHES or any(m != "overlapped" and m[0] != "(" for m in more):
+        if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
             raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
         if not experts:
             for name, default in (("ep", 1), ("etp", 1), ("dispatch", DISPATCHES[0])):
@@ -237,7 +262,7 @@ class Plan:
 
 
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
-_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients")
+_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients", "trainer")
 _KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
 
 

@@ -4,6 +4,7 @@ Times are in seconds, sizes in bytes. The fullest pipeline stage counts, as on a
 """
 
 from dataclasses import dataclass
+from math import log2
 
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.plan import RECIPES, Plan
@@ -16,6 +17,7 @@ from fastcomm.isp.plan_cost import (
     exposed,
     fsdp_gathers,
     head_time,
+    host_time,
     layer_times,
     layer_weights,
 )
@@ -106,14 +108,12 @@ def _stack(plan: Plan, constants: Constants) -> _Stack:
     usual = layer_times(plan, constants)
     skipped = model.experts.dense_layers if model.experts else 0
     dense = layer_times(plan, constants, dense=True) if skipped else None
-    again = plan.recomputed
-    host = (1 - plan.graphs) * constants.host_layer_s * (1 + again / 3)
     return _Stack(
         usual=usual,
         dense=dense,
         counts=(model.layers - skipped + model.mtp_layers, skipped),
         gathers=fsdp_gathers(plan, constants, usual),
-        host_s=host * (constants.host_experts if model.experts else 1),
+        host_s=host_time(plan, constants),
     )
 
 
@@ -143,6 +143,9 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
         *_once(plan, constants, stack),
         Term(name="host of a step", value=constants.step_s, text="data, optimizer, logging"),
     ]
+    domains = -(-plan.gpus // plan.domain)
+    lost = constants.straggling * log2(domains) * sum(term.value for term in terms)
+    terms.append(Term(name="slowest node", value=lost, text=f"of {domains}"))
     terms = [term for term in terms if term.value > 0]
     total = sum(term.value for term in terms)
     text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"
@@ -182,7 +185,7 @@ def _rank_parameters(plan: Plan) -> tuple[float, float]:
     """Return the parameters on the fullest rank before sharding: dense, and of experts."""
     model = plan.model
     dense, experts = layer_weights(plan)
-    layers = _stage_layers(plan)
+    layers = plan.stage_layers
     embeddings = 1 if plan.pp > 1 or model.tied else 2
     # Layers without experts are the first ones: another stage is fuller.
     skipped = model.experts.dense_layers if model.experts and plan.pp == 1 else 0
@@ -225,7 +228,6 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     ]
 
 
-_PLAIN_LOSS = 2024.0  # year of the stack
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
 
 
@@ -239,13 +241,13 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
 
     para, grads, states = plan.shards
     width = plan.gradient_bytes
-    # PyTorch's loss holds three fp32 copies of the logits; fused losses, which Megatron and
-    # older FSDP trainers take, two.
-    logit = 12 if plan.is_fsdp and plan.year >= _PLAIN_LOSS else 8
+    logit = plan.habits.logit_bytes
+    transient = plan.habits.transient
     terms = {
         "parameters": (sharded(ELEMENT, para), f"sharded by {para}"),
         "gradients": (sharded(width, grads), f"{width} bytes each, sharded by {grads}"),
         "optimizer states": (sharded(12, states), f"sharded by {states}"),
+        "optimizer step": (sharded(transient, states), f"{transient} bytes each"),
         "gathered weights": (2 * ELEMENT * sum(layer_weights(plan)) * plan.is_fsdp, "2 layers"),
         "activations": _activations(plan),
         "logits": (logit * plan.tokens * plan.model.vocab / plan.tp, "and their gradient"),
@@ -260,7 +262,7 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
 
 def _activations(plan: Plan) -> tuple[float, str]:
     """Return the bytes of saved activations, and how they come about."""
-    tokens, layers = plan.tokens / plan.tp, _stage_layers(plan)
+    tokens, layers = plan.tokens / plan.tp, plan.stage_layers
     layer, full = _saved(plan), 2 * plan.model.hidden
     share = 1 - plan.recomputed
     flight = float(min(plan.micro_batches, plan.pp))
@@ -270,11 +272,6 @@ def _activations(plan: Plan) -> tuple[float, str]:
     again = layer if share < 1 else 0.0
     text = f"{layers} layers of {flight:.3g} micro-batches, recompute {plan.recompute}"
     return tokens * (flight * saved + again), text
-
-
-def _stage_layers(plan: Plan) -> int:
-    """Return the layers of the fullest rank."""
-    return -(-(plan.model.layers + plan.model.mtp_layers) // plan.pp)
 
 
 def _saved(plan: Plan) -> float:

@@ -1,0 +1,90 @@
+"""What trainers do with memory and the host, as data: one `Trainer` each.
+
+The values come from the documentation and the source of the trainers. Only `host_factor` of
+Megatron-DeepSpeed is fitted to measured runs (docs/isp-runs.md).
+"""
+
+from dataclasses import dataclass
+
+_OPTIMIZER_STATES = 12  # bytes a parameter: fp32 weight, both moments of Adam
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Habits of a trainer, and the strategies that it knows.
+
+    `sharding` are the methods that a search tries; the first is the usual one.
+    """
+
+    title: str
+    sharding: tuple[str, ...]
+    gradients: str = "fp32"  # width in which gradients are accumulated
+    reduction: str = "bf16"  # width in which ranks reduce them
+    # Bytes of a logit: fused losses hold it in bf16 and fp32, and write its gradient in place.
+    # PyTorch's loss holds three copies in fp32.
+    logit_bytes: int = 6
+    # Bytes a parameter that the optimizer's step needs besides its states.
+    transient: int = 0
+    has_torch_attention: bool = False  # FlashAttention-2, and rings with uneven causal work
+    # Share of the layers that selective recompute runs again; 0 is that of attention alone.
+    selective_layers: float = 0.0
+    host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
+    has_tensor: bool = True  # tensor parallelism, with sequence parallelism
+    has_pipeline: bool = True
+    has_virtual: bool = True
+    has_context: bool = True
+    has_experts: bool = True
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes a parameter without any sharding: bf16 weight, gradient, optimizer states."""
+        # FSDP2 casts its fp32 weights while it gathers them, and keeps no others.
+        weight = 0 if self.has_torch_attention and "zero1" not in self.sharding else 2
+        return weight + {"bf16": 2, "fp32": 4}[self.gradients] + _OPTIMIZER_STATES
+
+
+TRAINERS = {
+    "megatron": Trainer(title="Megatron-Core", sharding=("zero1", "ddp"), reduction="fp32"),
+    # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
+    "nemo": Trainer(title="NeMo with Megatron-Core", sharding=("zero1",), gradients="bf16"),
+    "nemo-fsdp": Trainer(
+        title="NeMo with Megatron FSDP",
+        sharding=("zero3",),
+        has_pipeline=False,
+        has_virtual=False,
+    ),
+    "fsdp": Trainer(
+        title="PyTorch FSDP of 2023",
+        sharding=("zero3", "zero2"),
+        has_torch_attention=True,
+        selective_layers=0.5,
+        has_tensor=False,
+        has_pipeline=False,
+        has_virtual=False,
+        has_context=False,
+    ),
+    "fsdp2": Trainer(
+        title="PyTorch FSDP2, as in torchtitan",
+        sharding=("zero3",),
+        logit_bytes=12,
+        has_torch_attention=True,
+        selective_layers=0.5,
+        has_virtual=False,
+    ),
+    "deepspeed": Trainer(
+        title="Megatron-DeepSpeed with ZeRO",
+        sharding=("zero1", "zero2", "zero3"),
+        gradients="bf16",
+        transient=4,
+        host_factor=1.55,
+        has_virtual=False,
+        has_context=False,
+    ),
+    "internevo": Trainer(
+        title="InternEvo",
+        sharding=("zero1", "zero3"),
+        gradients="bf16",
+        transient=16,
+    ),
+}
+DEFAULT = "megatron"
