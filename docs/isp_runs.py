@@ -78,13 +78,13 @@ _CLASSES = """\
 
 Mean absolute error of the runs that their sources vouch for, by class."""
 _ORDER = """\
-Over groups of at least five runs of one source and model, the mean rank correlation of
-Spearman between predicted and measured throughput is {order:.2f}, over pairs that differ by more than 5 %.
+Over groups of at least five runs of one source and model, the mean rank correlation (Spearman)
+of predicted and measured throughput is {order:.2f}, over pairs that differ by more than 5 %.
 {fits} of {runs} runs are predicted to fit. No source says which strategies ran out of memory.
 
 Of 1440 iterations of Megatron-DeepSpeed on 1 to 8 A100 of one node (vTrain), times are off by
-{single:.1f} % on average, and the fastest predicted strategy takes {regret:.1f} % longer than the
-fastest measured one, on average over {groups} jobs."""
+{single:.1f} % on average, and the strategy predicted to be the fastest takes
+{regret:.1f} % longer than the fastest measured one, on average over {groups} jobs."""
 _LEFT_OUT = """\
 With one constant at its start, the others as fitted, the mean absolute error of all runs is:"""
 _HELD_OUT = """\

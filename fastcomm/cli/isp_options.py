@@ -35,6 +35,11 @@ def _choice(*values: str) -> dict[str, Any]:
     return {"type": click.Choice(values), "default": values[0]}
 
 
+def _optional(*values: str) -> dict[str, Any]:
+    """Return the attributes of an option with some values, without a default."""
+    return {"type": click.Choice(values), "metavar": "NAME", "default": None}
+
+
 BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     _batch(
         "--model",
@@ -45,6 +50,7 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _batch(
         "--world-size",
+        "--gpus",
         metavar="LIST",
         is_common=True,
         help="Number of GPUs: 128; 64,128; or 64-256 for all multiples of 8.",
@@ -56,16 +62,45 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
         is_common=True,
         help="Sequence length in tokens. As in 64Ki; several make a sweep.",
     ),
-    _batch("--global-batch", metavar="N", is_common=True, help="Tokens per step, as in 4Mi."),
+    _batch(
+        "--global-batch",
+        metavar="N",
+        is_common=True,
+        help="Tokens per step, as in 4Mi. With a trainer other than internevo, a number "
+        "without unit counts sequences.",
+    ),
 ]
 _COMMON = [
     *BATCH_OPTIONS,
     cluster_option("a800"),
     _space(
         "--memory",
+        "--max-memory",
         metavar="BYTES",
         is_common=True,
         help="Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
+    ),
+    _space(
+        "--trainer",
+        **_optional("megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"),
+        is_common=True,
+        help="Trainer whose strategies are searched, and priced from measured kernels. "
+        "internevo has a search of its own. Default: megatron on a named cluster with a "
+        "measured GPU, else internevo.",
+    ),
+    _space(
+        "--precision",
+        metavar="NAME",
+        is_common=True,
+        help="Precision of linear layers: bf16, fp8 (the usual recipe of the GPU), or a "
+        "recipe: fp8_te, fp8_cs, fp8_block, fp8_titan, mxfp8. Default: bf16.",
+    ),
+    _space(
+        "--fix",
+        metavar="LIST",
+        is_common=True,
+        help="Values that all strategies have, as in tp=8,pp=4,recompute=none: keys of "
+        "--strategy of isp price.",
     ),
     _space(
         "--algorithms",
@@ -227,7 +262,7 @@ _COSTS = [
     ),
 ]
 _SHOWN = [
-    top_option(6, not_with=("--explain", "--trainer-args")),
+    top_option(6, not_with=("--explain", "--trainer-args", "--launch")),
     _shown(
         "--explain",
         type=COUNT,
@@ -244,7 +279,15 @@ _SHOWN = [
         "--trainer-args",
         type=click.Choice(["megatron", "internevo"]),
         metavar="NAME",
-        help="Print the best strategy as arguments of megatron or internevo.",
+        help="Print the best strategy of InternEvo's search as arguments of megatron or "
+        "internevo.",
+    ),
+    _shown(
+        "--launch",
+        type=click.Choice(["megatron", "torchtitan"]),
+        metavar="NAME",
+        not_with=("--explain", "--trainer-args"),
+        help="Print the best strategy as arguments that megatron or torchtitan accepts.",
     ),
 ]
 
@@ -259,3 +302,4 @@ class ShowOptions:
     explain: int | None = None
     sensitivity: bool = False
     trainer_args: str | None = None
+    launch: str | None = None

@@ -32,8 +32,9 @@ DISPATCHES = ("alltoall", "deepep", "hybridep")
 _WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 _BF16_GRADIENTS = 2023.9  # year of the stack
-_MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
+MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
 _YEARS = (2000, 2100)
+_DIVIDED = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}  # of states, gradients, parameters
 YEAR = 2025.0  # of a stack, if none is given
 
 
@@ -84,6 +85,11 @@ class Plan:
         return -(-self.global_batch // (self.dp * self.micro_batch))
 
     @property
+    def memory_limit(self) -> float:
+        """Memory of a GPU in bytes."""
+        return self.memory or gpu(self.gpu).memory
+
+    @property
     def tokens(self) -> float:
         """Tokens of a micro-batch on a rank, before tensor parallelism divides them."""
         return self.micro_batch * self.seq_len / self.cp
@@ -94,9 +100,12 @@ class Plan:
         whole = self.dp * self.cp
         if self.sharding.startswith("hsdp"):
             return (min(int(self.sharding[4:]), whole),) * 3
-        divided = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[self.sharding]
-        parameters, gradients, states = (whole if divided >= n else 1 for n in (3, 2, 1))
-        return parameters, gradients, states
+        divided = _DIVIDED[self.sharding]
+        return (
+            whole if divided > 2 else 1,  # noqa: PLR2004 stages of ZeRO
+            whole if divided > 1 else 1,
+            whole if divided else 1,
+        )
 
     @property
     def replica_ranks(self) -> int:
@@ -179,7 +188,7 @@ class Plan:
         chip, recipe = gpu(self.gpu), RECIPES[self.precision]
         if recipe != "bf16" and "fp8" not in chip.peaks:
             raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
-        if self.precision == "mxfp8" and chip.chip not in _MX_CHIPS:
+        if self.precision == "mxfp8" and chip.chip not in MX_CHIPS:
             raise ConfigError(
                 f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
             )
@@ -261,6 +270,16 @@ class Plan:
             )
 
 
+def virtual_stages(plan: Plan) -> tuple[int, ...]:
+    """Return the virtual stages that a rank can have: embedding and head may be layers."""
+    if plan.pp == 1:
+        return (1,)
+    counts = [plan.model.layers + plan.model.mtp_layers + more for more in range(3)]
+    return tuple(
+        n for n in range(1, 13) if n == 1 or any(c % (plan.pp * n) == 0 for c in counts)
+    )
+
+
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
 _TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients", "trainer")
 _KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
@@ -277,16 +296,7 @@ def with_strategy(plan: Plan, text: str) -> Plan:
         If a key is unknown or repeated, a value is invalid, or no trainer could run the plan.
 
     """
-    values: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = part.partition("=")
-        name = key.strip().replace("-", "_")
-        if not separator or name not in _KEYS:
-            keys = ", ".join(_KEYS).replace("_", "-")
-            raise ConfigError(f"--strategy: invalid {part!r}: expected KEY=VALUE with {keys}")
-        if name in values:
-            raise ConfigError(f"--strategy: {key.strip()} is given twice")
-        values[name] = value.strip().lower()
+    values = strategy_values(text, "--strategy")
     replicas = values.pop("dp", None)
     result = with_values(plan, values, "--strategy")
     result.check()
@@ -295,6 +305,28 @@ def with_strategy(plan: Plan, text: str) -> Plan:
             f"--strategy: dp {replicas} contradicts gpus / (tp x pp x cp), which is {result.dp}"
         )
     return result
+
+
+def strategy_values(text: str, where: str) -> dict[str, str]:
+    """Return the values of "tp=8,pp=4" by field; `where` begins the message of an error.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown or given twice.
+
+    """
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = part.partition("=")
+        name = key.strip().replace("-", "_")
+        if not separator or name not in _KEYS:
+            keys = ", ".join(_KEYS).replace("_", "-")
+            raise ConfigError(f"{where}: invalid {part!r}: expected KEY=VALUE with {keys}")
+        if name in values:
+            raise ConfigError(f"{where}: {key.strip()} is given twice")
+        values[name] = value.strip().lower()
+    return values
 
 
 def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:

@@ -17,7 +17,15 @@ from fastcomm.checks import RANKS, Range, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
-from fastcomm.isp.plan import RECIPES, UNKNOWN, YEAR, Plan, parse_date, parse_overlap
+from fastcomm.isp.plan import (
+    RECIPES,
+    UNKNOWN,
+    YEAR,
+    Plan,
+    parse_date,
+    parse_overlap,
+    virtual_stages,
+)
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
 from fastcomm.isp.presets import PRESETS
@@ -338,7 +346,7 @@ def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     if text not in {"", UNKNOWN}:
         return (text,)
     if name == "vp":
-        return _stages(base)
+        return [str(number) for number in virtual_stages(base)]
     if name == "moe_dispatch":
         return _dispatches(base)
     return _TRIED[name]
@@ -349,16 +357,6 @@ def _dispatches(base: Plan) -> list[str]:
     begins = {"alltoall": 0.0, "deepep": _DEEPEP, "hybridep": _HYBRIDEP}
     has_experts = base.model.experts is not None and base.ep > 1
     return [n for n, year in begins.items() if year <= base.year and (has_experts or not year)]
-
-
-def _stages(base: Plan) -> list[str]:
-    """Return the virtual stages to try: embedding and head may count as layers."""
-    if base.pp == 1:
-        return ["1"]
-    counts = [base.model.layers + base.model.mtp_layers + more for more in range(3)]
-    return [
-        str(n) for n in range(1, 13) if n == 1 or any(c % (base.pp * n) == 0 for c in counts)
-    ]
 
 
 def price_run(run: TrainingRun, constants: Constants) -> RunPrice:

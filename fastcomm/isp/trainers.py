@@ -28,6 +28,7 @@ class Trainer:
     has_torch_attention: bool = False  # FlashAttention-2, and rings with uneven causal work
     # Share of the layers that selective recompute runs again; 0 is that of attention alone.
     selective_layers: float = 0.0
+    has_counts: bool = False  # recompute of a number of layers of each stage
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
     has_tensor: bool = True  # tensor parallelism, with sequence parallelism
     has_pipeline: bool = True
@@ -44,9 +45,16 @@ class Trainer:
 
 
 TRAINERS = {
-    "megatron": Trainer(title="Megatron-Core", sharding=("zero1", "ddp"), reduction="fp32"),
+    "megatron": Trainer(
+        title="Megatron-Core", sharding=("zero1",), reduction="fp32", has_counts=True
+    ),
     # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
-    "nemo": Trainer(title="NeMo with Megatron-Core", sharding=("zero1",), gradients="bf16"),
+    "nemo": Trainer(
+        title="NeMo with Megatron-Core",
+        sharding=("zero1",),
+        gradients="bf16",
+        has_counts=True,
+    ),
     "nemo-fsdp": Trainer(
         title="NeMo with Megatron FSDP",
         sharding=("zero3",),
