@@ -17,10 +17,10 @@ from fastcomm.isp import launch
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import Plan
 from fastcomm.isp.plan_cost import Constants
-from fastcomm.isp.plan_search import bottleneck, candidates, rank, search_plans, trainer_of
+from fastcomm.isp.plan_search import bottleneck, candidates, rank, search_plans
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load
-from fastcomm.isp.trainers import TRAINERS
+from fastcomm.isp.trainers import TRAINERS, trainer_of
 from fastcomm.options import SearchOptions
 
 ASKED = ("--model", "llama3-70b", "--gpus", "256", "--cluster", "h100", "--global-batch", "512")
@@ -80,6 +80,14 @@ def test_a_trainer_gets_what_it_knows(trainer, model):
         assert plan.tp == 1 or knows.has_tensor
         assert plan.pp == 1 or knows.has_pipeline
         assert plan.cp == 1 or knows.has_context
+
+
+def test_the_page_has_the_bytes_of_each_trainer():
+    page = (SCHEMA.parents[1] / "isp.md").read_text("utf-8")
+    for name, knows in TRAINERS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f"| {knows.state_bytes}" in row
+        assert not knows.transient or f"and {knows.transient} in the optimizer's step" in row
 
 
 def test_fixed_values_and_the_limit_of_memory_hold():

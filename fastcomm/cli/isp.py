@@ -55,7 +55,7 @@ def run(
     InternEvo ranks four kinds of sequence parallelism by closed formulas. --model, --world-size
     and a batch are required, and for InternEvo --seq-len (otherwise 8192 by default).
     """
-    from fastcomm.isp.plan_search import trainer_of
+    from fastcomm.isp.trainers import trainer_of
 
     if config_path is not None:
         from fastcomm.compat.isp_space import config_file

@@ -1,17 +1,13 @@
 """Search of the strategies of a trainer: every plan that it could run, ranked by throughput."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm.checks import RANKS, non_default, option_name
+from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import Cluster, shipped
-from fastcomm.hardware import load as load_cluster
 from fastcomm.hardware.surfaces import Gpu, gpu
 from fastcomm.isp import memory_limit
 from fastcomm.isp.evaluation import expected_error, strategy_text, unmeasured
@@ -20,7 +16,7 @@ from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan, priced
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.space import divisors
-from fastcomm.isp.trainers import DEFAULT
+from fastcomm.isp.trainers import DEFAULT, measured_cluster
 from fastcomm.options import SearchOptions
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, parse_quantity
@@ -34,6 +30,9 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 # Tokens of a sequence on a rank that context parallelism leaves, as in published runs.
 _LEAST_TOKENS = 4096
 _MOST_TENSOR = 16
+# Share of a GPU's memory that a strategy may need: the rest is for fragmentation, and the error
+# of the prediction.
+_USABLE = 0.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,50 +162,6 @@ def bottleneck(price: PlanPrice) -> tuple[str, float]:
 
 
 _SEQ_LEN = 8192
-# Fields of the options that both searches take; the others are of InternEvo's alone.
-_SHARED = {
-    *("model", "vocab", "world_size", "seq_len", "global_batch", "cluster", "memory"),
-    *("trainer", "precision", "fix"),
-}
-
-
-def trainer_of(options: SearchOptions) -> str:
-    """Return the trainer whose strategies are searched.
-
-    By default it is Megatron-Core on a named cluster with a measured GPU, and otherwise
-    InternEvo, whose search takes lists of GPUs and lengths, and options of its own.
-
-    Raises
-    ------
-    ConfigError
-        If an option has no effect with the trainer.
-
-    """
-    own = sorted(set(non_default(options)) - _SHARED)
-    lists = [
-        name
-        for name in ("world_size", "seq_len")
-        if re.search("[,-]", str(getattr(options, name) or ""))
-    ]
-    if options.trainer is None:
-        is_measured = options.cluster is not None and measured_cluster(options.cluster).gpu
-        is_plan = is_measured or options.fix or options.precision
-        return DEFAULT if is_plan and not own and not lists else "internevo"
-    if options.trainer != "internevo" and (own or lists):
-        name = option_name((own + lists)[0])
-        reason = "has no effect" if own else "takes one number"
-        raise ConfigError(f"{name} {reason} with --trainer {options.trainer}")
-    if options.trainer == "internevo" and (options.fix or options.precision):
-        name = "--fix" if options.fix else "--precision"
-        raise ConfigError(f"{name} has no effect with --trainer internevo")
-    return options.trainer
-
-
-def measured_cluster(name: str | Path) -> Cluster:
-    """Return a cluster; "h100" is the node of measured GPUs of that name, "dgx-h100"."""
-    cluster = load_cluster(name)
-    dgx = f"dgx-{name}"
-    return load_cluster(dgx) if not cluster.gpu and dgx in shipped() else cluster
 
 
 def search_plans(options: SearchOptions) -> PlanSearch:
@@ -238,7 +193,7 @@ def search_plans(options: SearchOptions) -> PlanSearch:
         seq_len=seq_len,
         node_bytes_per_s=cluster.bw_node,
         domain=cluster.gpus_per_node,
-        memory=memory_limit(options.memory) or cluster.memory,
+        memory=memory_limit(options.memory) or _USABLE * cluster.memory,
         trainer=trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),
     )

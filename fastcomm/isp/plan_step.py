@@ -298,7 +298,7 @@ def _bytes(plan: Plan) -> dict[str, float]:
     habits = plan.habits
     gathered = 2 * ELEMENT * sum(layer_weights(plan)) if para > 1 else 0.0
     return {
-        "parameters": sharded(ELEMENT, para),
+        "parameters": sharded(habits.weight_bytes, para),
         "gradients": sharded(plan.gradient_bytes, grads),
         "optimizer states": sharded(12, states),
         "optimizer step": sharded(habits.transient, states),
