@@ -33,7 +33,7 @@ SMALL = Plan(
     node_bytes_per_s=400e9,
     domain=8,
 )
-SCHEMA = Path(__file__).parents[1] / "docs" / "schemas" / "isp-trainer.json"
+SCHEMA = Path(__file__).parents[1] / "docs" / "schemas" / "isp.json"
 
 
 def strategies():

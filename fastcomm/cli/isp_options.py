@@ -17,7 +17,7 @@ from fastcomm.cli.values import COUNT, Number
 _batch = partial(option, group=OptionGroup("Model and batch"))
 _space = partial(option, group=OptionGroup("Search space"))
 _cost = partial(option, group=OptionGroup("Cost model"))
-_shown = partial(option, group=OUTPUT, is_common=True)
+_shown = partial(option, group=OUTPUT)
 _compat = partial(option, group=COMPAT)
 
 _ONLY = ("--compat",)
@@ -66,8 +66,8 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
         "--global-batch",
         metavar="N",
         is_common=True,
-        help="Tokens per step, as in 4Mi. With a trainer other than internevo, a number "
-        "without unit counts sequences.",
+        help="Tokens per step, as in 4Mi; but for internevo, a number without unit counts "
+        "sequences.",
     ),
 ]
 _COMMON = [
@@ -84,35 +84,30 @@ _COMMON = [
         "--trainer",
         **_optional("megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"),
         is_common=True,
-        help="Trainer whose strategies are searched, and priced from measured kernels. "
-        "internevo has a search of its own. Default: megatron on a named cluster with a "
-        "measured GPU, else internevo.",
+        help="Trainer whose strategies are searched. Default: megatron on measured GPUs, "
+        "else internevo.",
     ),
     _space(
         "--precision",
         metavar="NAME",
         is_common=True,
-        help="Precision of linear layers: bf16, fp8 (the usual recipe of the GPU), or a "
-        "recipe: fp8_te, fp8_cs, fp8_block, fp8_titan, mxfp8. Default: bf16.",
+        help="Precision of linear layers: fp8, or a recipe such as fp8_block. Default: bf16.",
     ),
     _space(
         "--fix",
         metavar="LIST",
         is_common=True,
-        help="Values that all strategies have, as in tp=8,pp=4,recompute=none: keys of "
-        "--strategy of isp price.",
+        help="Values of all strategies, as in tp=8,pp=4: keys of --strategy of isp price.",
     ),
     _space(
         "--algorithms",
         metavar="LIST",
-        is_common=True,
         help="How sequences and weights are divided: some of isp,msp,fsp,mtp (default: all), "
         "or dsp alone.",
     ),
     _space(
         "--pp-sizes",
         metavar="LIST",
-        is_common=True,
         help="Pipeline-parallel sizes to consider, as in 1,2. Default: all that are possible.",
     ),
     _cost(
@@ -265,6 +260,7 @@ _SHOWN = [
     top_option(6, not_with=("--explain", "--trainer-args", "--launch")),
     _shown(
         "--explain",
+        is_common=True,
         type=COUNT,
         not_with=("--trainer-args",),
         help="Break down the step time of strategy N of the ranking.",
@@ -284,6 +280,7 @@ _SHOWN = [
     ),
     _shown(
         "--launch",
+        is_common=True,
         type=click.Choice(["megatron", "torchtitan"]),
         metavar="NAME",
         not_with=("--explain", "--trainer-args"),
