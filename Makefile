@@ -111,7 +111,7 @@ $(BIN)/python:
 
 .venv-jobs/.torch:
 	$(PYTHON) -m venv .venv-jobs
-	.venv-jobs/bin/python -m pip install --quiet torch
+	.venv-jobs/bin/python -m pip install --quiet torch numpy  # pipelines send objects through NumPy
 	@touch $@
 
 .venv/.dev: .venv/.runtime

@@ -14,16 +14,13 @@ from fastcomm.synthetic import Job, write
 MB = 1_000_000
 ROUNDS = 5
 COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
-# The command after its imports (numba's registries are some: the first call of a kernel loads
-# them), and a parser that everyone has, on the same file. Both print the seconds they take.
+# The command after its imports, and a parser that everyone has, on the same file. Both print the
+# seconds they take.
 MEASURED = """
 import sys
 from time import process_time
 import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.options, fastcomm.analyses.measure
 import fastcomm.analyses.preparation, fastcomm.readers.runs, fastcomm.report.console
-from numba.core.registry import cpu_target
-cpu_target.target_context.refresh()
-cpu_target.typing_context.refresh()
 begun = process_time()
 fastcomm.cli.metrics.run([sys.argv[1], "--json"], standalone_mode=False)
 print(process_time() - begun, file=sys.stderr)

@@ -12,10 +12,11 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from fastcomm.process import drop_relative_homes, drop_working_directory
+    from fastcomm.process import drop_relative_homes, drop_working_directory, leave_out_pandas
 
     drop_working_directory()
     drop_relative_homes()
+    leave_out_pandas()
     from fastcomm.cli import main as command
     from fastcomm.process import SIGNALS, handle
 

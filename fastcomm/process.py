@@ -51,6 +51,25 @@ def drop_relative_homes() -> None:
             del os.environ[name]
 
 
+class _NoPandas:
+    """A finder of modules that says there is no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for pandas; leave other modules to the next finder."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+def leave_out_pandas() -> None:
+    """Keep pyarrow from importing pandas, a quarter of a second that nothing here needs.
+
+    For its first array it does, to know a Series when it sees one. Only for processes of
+    fastcomm: elsewhere somebody may need both.
+    """
+    sys.meta_path.insert(0, _NoPandas)
+
+
 @contextmanager
 def safe_children() -> Iterator[None]:
     """Keep processes started in this block from importing modules of the working directory.

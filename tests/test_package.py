@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 ISP = ["isp", "--model", "7B", "--world-size", "64", "--seq-len", "4Ki"]
 ISP += ["--global-batch", "4Mi"]
+RECORDED = str(Path(__file__).parent / "jobs/recorded/ddp-straggler/clean/rank0.json.gz")
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
@@ -164,6 +165,7 @@ def test_the_package_is_imported_quickly():
     [
         (["--help"], {"numpy", "numba", "pyarrow", "rich", "fastcomm.options"}),
         (ISP, {"numba", "fastcomm_kernels", "fastcomm.readers", "fastcomm.metrics"}),
+        (["metrics", RECORDED], {"pandas", "scipy.linalg"}),
     ],
 )
 def test_a_command_loads_only_what_it_needs(words, unneeded):
@@ -177,7 +179,8 @@ except SystemExit as end:
     assert not end.code
 print(*sys.modules, file=sys.stderr)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    for _ in range(2):  # the first may compile kernels
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
     assert not unneeded & set(done.stderr.split())

@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from types import TracebackType
 
-from fastcomm.analyses.preparation import run_kernels
+from fastcomm.process import leave_out_pandas
 
 
 def _print_unless_over(
@@ -16,5 +16,8 @@ def _print_unless_over(
 
 
 sys.excepthook = _print_unless_over
+leave_out_pandas()
 with suppress(OSError):  # without room for a temporary file, workers load kernels themselves
+    from fastcomm.analyses.preparation import run_kernels
+
     run_kernels()
