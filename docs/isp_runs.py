@@ -85,8 +85,8 @@ of predicted and measured throughput is {order:.2f}, over pairs that differ by m
 Of 1440 iterations of Megatron-DeepSpeed on 1 to 8 A100 of one node (vTrain), times are off by
 {single:.1f} % on average, and the strategy predicted to be the fastest takes
 {regret:.1f} % longer than the fastest measured one, on average over {groups} jobs.
-One constant of the trainer was fitted to them: its host takes 1.55 times as long to launch a layer. Without it the
-numbers are {plain:.1f} % and {plain_regret:.1f} %."""
+One constant of the trainer was fitted to them: its host takes 1.55 times as long to launch a
+layer. Without it the numbers are {plain:.1f} % and {plain_regret:.1f} %."""
 _LEFT_OUT = """\
 With one constant at its start, the others as fitted, the mean absolute error of all runs is:"""
 _HELD_OUT = """\
