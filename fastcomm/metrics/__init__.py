@@ -44,6 +44,7 @@ class RankNote:
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
+    gpu: str | None = None  # name of its device, as the trace has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +159,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         unused=meta.unused,
         is_host_run=meta.is_host_run,
         steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
+        gpu=meta.gpu,
     )
 
 

@@ -128,6 +128,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *clock_warnings(comparison),
         ),
         world_size=size,
+        gpus=tuple(sorted({note.gpu for note in partial.notes if note.gpu is not None})),
         skipped=tuple(skipped),
         missing=missing,
         tables={
