@@ -422,6 +422,12 @@ class SearchOptions(CheckedOptions):
     micro_num: Quantity = None
     cluster: str | Path | None = None
     memory: Quantity = None
+    trainer: (
+        Literal["megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"]
+        | None
+    ) = None
+    precision: str | None = None
+    fix: str | None = None
     algorithms: str | None = None
     pp_sizes: Quantities = None
     sp_sizes: Quantities = None
