@@ -111,13 +111,13 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
     from fastcomm.isp.plan_search import search_plans
     from fastcomm.report import isp_plans as report
 
-    for name, given in (
+    for name, is_used in (
         ("--sensitivity", showing.sensitivity),
         ("--trainer-args", showing.trainer_args),
         ("--html", files.html),
         ("--xlsx", files.xlsx),
     ):
-        if given:
+        if is_used:
             raise ConfigError(f"{name} has no effect without --trainer internevo")
     warn(_decimal_units(options))
     result = replace(search_plans(options), top=showing.top)

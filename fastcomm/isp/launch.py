@@ -114,18 +114,18 @@ TORCHTITAN_RULES = (
 
 def violations(arguments: Arguments, rules: tuple[Rule, ...]) -> list[str]:
     """Return what arguments break of the rules of a trainer, a sentence each."""
-    found = []
+    broken = []
     for rule in rules:
-        given = arguments.get(rule.option)
-        if given is None or (rule.value and rule.value != given):
+        value = arguments.get(rule.option)
+        if value is None or (rule.value and rule.value != value):
             continue
-        found += [
+        broken += [
             f"{rule.option} needs {need}" for need in rule.needs if not _holds(arguments, need)
         ]
-        found += [
+        broken += [
             f"{rule.option} excludes {other}" for other in rule.excludes if other in arguments
         ]
-    return found
+    return broken
 
 
 def _holds(arguments: Arguments, need: str) -> bool:

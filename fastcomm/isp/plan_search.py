@@ -156,8 +156,8 @@ def bottleneck(price: PlanPrice) -> tuple[str, float]:
     Returns the longest of these if nothing else takes time.
     """
     total, *terms = price.time
-    lost = [term for term in terms if term.name not in _USEFUL] or terms
-    longest = max(lost, key=lambda term: term.value)
+    losses = [term for term in terms if term.name not in _USEFUL] or terms
+    longest = max(losses, key=lambda term: term.value)
     return longest.name, longest.value / total.value
 
 

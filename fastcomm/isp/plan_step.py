@@ -175,8 +175,8 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
         Term(name="host of a step", value=constants.step_s, text="data, optimizer, logging"),
     ]
     domains = -(-plan.gpus // plan.domain)
-    lost = constants.straggling * log2(domains) * sum(term.value for term in terms)
-    terms.append(Term(name="slowest node", value=lost, text=f"of {domains}"))
+    extra = constants.straggling * log2(domains) * sum(term.value for term in terms)
+    terms.append(Term(name="slowest node", value=extra, text=f"of {domains}"))
     terms = [term for term in terms if term.value > 0]
     total = sum(term.value for term in terms)
     text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"

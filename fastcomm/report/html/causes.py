@@ -66,10 +66,10 @@ def findings(
     its fix saves, if that was replayed.
     """
     metrics = suggestions.metrics
-    known = [*answers, *(None for _ in metrics.findings[len(answers) :])]
+    padded = [*answers, *(None for _ in metrics.findings[len(answers) :])]
     return tuple(
         _finding(finding, suggestions, timeline, answer)
-        for finding, answer in zip(metrics.findings[:MOST], known, strict=False)
+        for finding, answer in zip(metrics.findings[:MOST], padded, strict=False)
     )
 
 
@@ -161,9 +161,9 @@ def _picture(finding: Finding, metrics: Metrics) -> Picture | None:
         return _beside(finding.ranks, caused, "wait caused") if caused else None
     if finding.kind not in _COMPARED:
         return None
-    name, words = _COMPARED[finding.kind]
+    name, noun = _COMPARED[finding.kind]
     means = RankMeans.of(metrics.tables["iterations"])
-    return _beside(finding.ranks, _by_rank(means, means.ns[name]), words)
+    return _beside(finding.ranks, _by_rank(means, means.ns[name]), noun)
 
 
 def _by_rank(means: RankMeans, values: Floats) -> dict[int, float]:
@@ -172,7 +172,7 @@ def _by_rank(means: RankMeans, values: Floats) -> dict[int, float]:
     return {rank: value for rank, value in pairs if not np.isnan(value)}
 
 
-def _beside(ranks: Sequence[int], values: Mapping[int, float], words: str) -> Picture | None:
+def _beside(ranks: Sequence[int], values: Mapping[int, float], noun: str) -> Picture | None:
     """Return the ranks of a finding beside all others on one axis; values are in ns."""
     own = [rank for rank in ranks if rank in values][:_MOST_PEERS]
     others = sorted((rank for rank in values if rank not in ranks), key=lambda r: values[r])
@@ -181,19 +181,19 @@ def _beside(ranks: Sequence[int], values: Mapping[int, float], words: str) -> Pi
     places = np.linspace(0, len(others) - 1, min(len(others), _MOST_PEERS)).astype(np.int64)
     name = f"{'rank' if len(own) == 1 else 'ranks'} {_short(own)}"
     marks = [
-        *(_mark("other ranks", "circle-open", "open", rank, values[rank], words)
+        *(_mark("other ranks", "circle-open", "open", rank, values[rank], noun)
           for rank in (others[place] for place in places.tolist())),
-        *(_mark(name, "diamond", "TP", rank, values[rank], words) for rank in own),
+        *(_mark(name, "diamond", "TP", rank, values[rank], noun) for rank in own),
     ]  # fmt: skip
-    chart = BarChart(rows=("",), title=f"{words}, ms per step", marks=marks)
+    chart = BarChart(rows=("",), title=f"{noun}, ms per step", marks=marks)
     middle = html.ns(values[others[len(others) // 2]])
-    alt = f"{name} has {html.ns(values[own[0]])} of {words}, the median of the others {middle}."
+    alt = f"{name} has {html.ns(values[own[0]])} of {noun}, the median of the others {middle}."
     return Picture(chart=chart, alt=alt)
 
 
-def _mark(name: str, symbol: str, look: str, rank: int, ns: float, words: str) -> RowMarks:
+def _mark(name: str, symbol: str, look: str, rank: int, ns: float, noun: str) -> RowMarks:
     """Return the mark of one rank."""
-    tip = f"rank {rank}: {html.ns(ns)} of {words}"
+    tip = f"rank {rank}: {html.ns(ns)} of {noun}"
     return RowMarks(name=name, symbol=symbol, look=look, values=(ns / _MS,), tips=(tip,))
 
 
@@ -225,7 +225,7 @@ def _step(metrics: Metrics) -> Picture | None:
         ("copies", "memcpy", (parts["memcpy"] or 0.0) * mean),
         ("idle", "idle", (parts["idle"] or 0.0) * mean),
     ]
-    return _stack([each for each in times if each[2] > mean / 1000], "of the mean step")
+    return _stack([part for part in times if part[2] > mean / 1000], "of the mean step")
 
 
 def _causes(metrics: Metrics) -> Picture | None:
@@ -306,7 +306,7 @@ def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
     empty = whole.get("idle")
     is_idle = empty is not None and empty > parts.get(largest, 0.0)
     cause = idle.largest(metrics.idle) if None not in metrics.idle.values() else None
-    words = [
+    labels = [
         "idle",
         *([_LARGEST] if is_idle else []),
         *([f"mostly {idle.TEXTS[cause]}"] if cause else []),
@@ -317,7 +317,7 @@ def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
             label=label(largest) if is_idle else f"{label(largest)}, {_LARGEST}",
         ),
         *_exposed(metrics, whole, mean, why),
-        html.fact("exact.idle", empty, html.percent, label=", ".join(words), why=why),
+        html.fact("exact.idle", empty, html.percent, label=", ".join(labels), why=why),
     )  # fmt: skip
 
 

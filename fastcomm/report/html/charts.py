@@ -159,12 +159,12 @@ class HeatChart:
 
         A smaller spread would show noise as a difference.
         """
-        known = sorted(value for row in self.grid for value in row if value is not None)
-        if not known:
+        values = sorted(value for row in self.grid for value in row if value is not None)
+        if not values:
             return 0.0, 1.0
-        middle = known[len(known) // 2]
+        middle = values[len(values) // 2]
         around = abs(middle) * 0.025 or 0.5
-        return min(known[0], middle - around), max(known[-1], middle + around)
+        return min(values[0], middle - around), max(values[-1], middle + around)
 
 
 Chart = BarChart | LaneChart | LineChart | HeatChart
@@ -202,17 +202,17 @@ def row_bars(
         A dashed line, and points on the rows.
 
     """
-    each = [looks] * len(rows) if isinstance(looks, str) else looks
+    by_bar = [looks] * len(rows) if isinstance(looks, str) else looks
     tips = [f"{row}: {label}" for row, label in zip(rows, labels, strict=True)]
     parts = tuple(
         Part(
             name="",
             look=look,
-            values=[x if bar == look else None for x, bar in zip(values, each, strict=True)],
+            values=[x if bar == look else None for x, bar in zip(values, by_bar, strict=True)],
             labels=labels,
             tips=tips,
         )
-        for look in dict.fromkeys(each)
+        for look in dict.fromkeys(by_bar)
     )
     return BarChart(rows=rows, parts=parts, title=title, level=level, marks=marks)
 
@@ -232,8 +232,8 @@ def linear(title: str, values: Sequence[float], *, from_zero: bool = True) -> Ax
 
 def ticked(title: str, labels: Sequence[str], most: int = 12) -> Axis:
     """Return an axis of categories at 0, 1, ..., of which about `most` have a text."""
-    each = max(1, -(-len(labels) // most))
-    ticks = [(float(at), label) for at, label in enumerate(labels) if at % each == 0]
+    step = max(1, -(-len(labels) // most))
+    ticks = [(float(at), label) for at, label in enumerate(labels) if at % step == 0]
     edge = 0.5 if len(labels) <= most else 0.0
     return Axis(title=title, low=-edge, high=len(labels) - 1 + (edge or 0.5), ticks=ticks)
 
@@ -241,7 +241,7 @@ def ticked(title: str, labels: Sequence[str], most: int = 12) -> Axis:
 def _round_step(step: float) -> float:
     """Return 1, 2 or 5 times a power of ten, at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
-    return next(each * power for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
+    return next(n * power for n in (1, 2, 5, 10) if n * power >= step * (1 - 1e-9))
 
 
 def _number(value: float, digits: int) -> str:

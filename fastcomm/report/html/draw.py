@@ -113,7 +113,7 @@ def _bars(chart: BarChart) -> tuple[Markup, Markup]:
     return names_, image(
         *grid, *bodies, *points, *level, *names,
         height=height,
-        left=16 if is_long or chart.rows == ("",) else 16 + width(chart.rows),
+        before=16 if is_long or chart.rows == ("",) else 16 + width(chart.rows),
         right=24 + (width(after) if after else 0),
         below=44 if chart.has_axis else 4,
         above=22 if chart.level else 6,
@@ -165,17 +165,17 @@ def _bar_label(
     value = part.values[at] or 0.0
     if not part.labels or not part.labels[at]:
         return Markup("")
-    words = part.labels[at]
+    label = part.labels[at]
     if _labels_after(chart):
         x = percent(max(start, start + value), axis.low, axis.high)
-        return text(words, x, y, "after", dx=6, dominant_baseline="central")
-    need = (width([words]) + 10) / ((value / (axis.high - axis.low)) or 1e-9)
+        return text(label, x, y, "after", dx=6, dominant_baseline="central")
+    need = (width([label]) + 10) / ((value / (axis.high - axis.low)) or 1e-9)
     if need > 900:  # noqa: PLR2004 - pixels of the widest chart
         return Markup("")
     x = percent(start + value / 2, axis.low, axis.high)
     return element(
         "g",
-        text(words, x, y, text_anchor="middle", dominant_baseline="central"),
+        text(label, x, y, text_anchor="middle", dominant_baseline="central"),
         class_="inside" if need <= 290 else "inside wide",  # noqa: PLR2004 - of a phone
         fill=f"var(--on-{part.look})",
         style=f"--back:{color(part.look)}",
@@ -232,7 +232,7 @@ def _lanes(chart: LaneChart) -> tuple[Markup, Markup]:
     return legend([(name, swatch(look)) for name, look in looks]), image(
         *_across(axis, height), stretched(height, *paths), *_row_labels(chart.rows, row),
         height=height,
-        left=16 if is_long else 16 + width(chart.rows),
+        before=16 if is_long else 16 + width(chart.rows),
         below=44,
     )  # fmt: skip
 
@@ -257,7 +257,7 @@ def _lines(chart: LineChart) -> tuple[Markup, Markup]:
         parts.append(text(chart.level.label, "100%", at, "tick", dy=-5, text_anchor="end"))
     parts += [_line(chart, place, line) for place, line in enumerate(chart.lines)]
     drawn = image(
-        *parts, height=height, left=16 + width([t for _, t in y.ticks]), right=24, below=44,
+        *parts, height=height, before=16 + width([t for _, t in y.ticks]), right=24, below=44,
         above=28, class_="choice" if chart.chosen is not None else None,
     )  # fmt: skip
     return _lines_legend(chart), drawn

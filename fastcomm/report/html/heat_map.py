@@ -44,7 +44,7 @@ def heat_map(chart: HeatChart) -> tuple[Markup, Markup]:
     rows = [shortened(row, 24) for row in chart.rows]
     return scale, image(
         cells, *_heat_ticks(chart, rows, height),
-        height=height, left=16 + width(rows), below=48,
+        height=height, before=16 + width(rows), below=48,
         above=24 if chart.y else 8,
     )  # fmt: skip
 
@@ -107,8 +107,8 @@ def _cells(chart: HeatChart, height: float) -> Markup:
 def _tip(chart: HeatChart, down: int, across: int) -> str:
     """Return the text of a cell."""
     value = chart.grid[down][across]
-    words = "unknown" if value is None else f"{_figures(value)} {chart.unit}"
-    named = chart.tip.replace("{value}", words).replace("{column}", chart.columns[across])
+    figure = "unknown" if value is None else f"{_figures(value)} {chart.unit}"
+    named = chart.tip.replace("{value}", figure).replace("{column}", chart.columns[across])
     return named.replace("{row}", chart.rows[down])
 
 

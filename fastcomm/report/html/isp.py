@@ -159,7 +159,7 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
         ],
         look="open",
     )
-    x, y = zip(*(point for each in (*clouds, line) for point in each.points), strict=True)
+    x, y = zip(*(point for cloud in (*clouds, line) for point in cloud.points), strict=True)
     return LineChart(
         lines=(*clouds, line),
         x=linear("memory, GiB", x, from_zero=False),

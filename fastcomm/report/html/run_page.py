@@ -79,9 +79,9 @@ def run_page(
         ranks.section(metrics, by_rank, why),
         across.section(metrics),
     ]
-    known, unknown = unmeasured.divided(sections, metrics)
+    measured, unknown = unmeasured.divided(sections, metrics)
     sections = [
-        *known,
+        *measured,
         *([path.section(critical)] if isinstance(critical, CriticalPath) else []),
         *([unknown] if unknown is not None else []),
         _measured_evidence(metrics),

@@ -38,7 +38,7 @@ _SHAPES = {
 
 def patterns() -> Markup:
     """Return the patterns of all looks, which charts of the page refer to."""
-    made = [
+    looks = [
         element(
             "pattern",
             element("rect", width=8, height=8, fill=color(look)),
@@ -48,7 +48,12 @@ def patterns() -> Markup:
         for look, lines in _PATTERNS.items()
     ]  # fmt: skip
     return element(
-        "svg", element("defs", *made), class_="patterns", width=0, height=0, aria_hidden="true"
+        "svg",
+        element("defs", *looks),
+        class_="patterns",
+        width=0,
+        height=0,
+        aria_hidden="true",
     )
 
 
@@ -58,16 +63,16 @@ def element(tag: str, *content: Any, **attributes: Any) -> Markup:
     Attributes that are None or empty are left out; a trailing "_" of a name is dropped, others
     are "-".
     """
-    words = [tag]
+    head = [tag]
     for name, value in attributes.items():
         if value is None or value == "":
             continue
         text = f"{value:.6g}" if isinstance(value, float) else inert(str(value))
-        words.append(f'{name.rstrip("_").replace("_", "-")}="{escape(text)}"')
+        head.append(f'{name.rstrip("_").replace("_", "-")}="{escape(text)}"')
     inner = "".join(
         part if isinstance(part, Markup) else str(escape(inert(str(part)))) for part in content
     )
-    return Markup(f"<{' '.join(words)}>{inner}</{tag}>")
+    return Markup(f"<{' '.join(head)}>{inner}</{tag}>")
 
 
 def join(parts: Sequence[Markup]) -> Markup:
@@ -103,7 +108,7 @@ def width(texts: Sequence[str]) -> int:
 def image(
     *parts: Markup,
     height: float,
-    left: int = 8,
+    before: int = 8,
     right: int = 24,
     below: int = 8,
     above: int = 8,
@@ -111,7 +116,7 @@ def image(
 ) -> Markup:
     """Return the image in a place with room for texts around it, in pixels."""
     drawn = element("svg", *parts, width="100%", height=height, **attributes)
-    room = f"padding:{above}px {right}px {below}px {left}px"
+    room = f"padding:{above}px {right}px {below}px {before}px"
     return element("div", drawn, class_="plot", style=room)
 
 

@@ -36,7 +36,7 @@ def divided(
     sections: Sequence[Section], metrics: Metrics
 ) -> tuple[tuple[Section, ...], Section | None]:
     """Return the sections that have an answer, and the section on the others, if any."""
-    known = tuple(
+    answered = tuple(
         replace(section, blocks=_answered(section))
         for section in sections
         if not _missing(section) or _answered(section)
@@ -54,7 +54,7 @@ def divided(
         why = NO_FLOPS if NO_FLOPS in reasons else reasons[0]
         rows.append(("What is the MFU?", why.partition(":")[0], f"Record {_FLOPS}"))
     if not rows:
-        return known, None
+        return answered, None
     table = PageTable(
         name="unmeasured-table",
         caption="Questions without an answer",
@@ -63,7 +63,7 @@ def divided(
     )
     lead = ("These questions have no answer in this run.",)
     section = Section(name="unmeasured", title=TITLE, lead=lead, blocks=(table,))
-    return known, section
+    return answered, section
 
 
 def _missing(section: Section) -> list[Missing]:
