@@ -7,9 +7,11 @@ from functools import partial
 from fastcomm.analyses.kernels import answered
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.hardware import load_node
 from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
+from fastcomm.metrics.network import Level, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
@@ -60,6 +62,7 @@ def compute_metrics(
         world_size=run.world_size,
         clock_alignment=options.clock_alignment,
         with_tables=options.with_tables,
+        node_facts=_node_facts(run, options),
     )
     executor = executor_of(workers)
     measured = _measured(run, question, executor, keep_going=keep_going, progress=progress)
@@ -68,6 +71,19 @@ def compute_metrics(
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
     (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
     return replace(measured, flops=kernels.flops)
+
+
+def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
+    """Return what options, cluster and configuration state about nodes."""
+    if options.cluster is None:
+        limits: dict[Level, float | None] = {"node": run.scale_up, "network": run.scale_out}
+        return NodeFacts(gpus_per_node=options.gpus_per_node, limits=limits)
+    gpus, links = load_node(options.cluster)
+    return NodeFacts(
+        gpus_per_node=options.gpus_per_node,
+        cluster_gpus=gpus,
+        limits={"node": links.intra, "network": links.inter},
+    )
 
 
 def _measured(
@@ -120,6 +136,7 @@ class _Question:
     world_size: int | None
     clock_alignment: ClockAlignment
     with_tables: bool
+    node_facts: NodeFacts
     by_host: tuple[int, ...] = ()
 
     def answer(
@@ -143,6 +160,7 @@ class _Question:
             clock_alignment=self.clock_alignment,
             spread=spread,
             with_tables=self.with_tables,
+            node_facts=self.node_facts,
         )
 
     def _check_steps(self, whole: Partial) -> None:

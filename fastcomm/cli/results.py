@@ -66,8 +66,23 @@ steps_option = option(
     is_common=True,
     help="Analyze only these steps, as in 4-6,12.",
 )
+_CLUSTERS = "a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file"
 _MEASURED: list[Callable[[Any], Any]] = [
     link_bandwidth_option(),
+    option(
+        "--cluster",
+        metavar="NAME|FILE",
+        group=MEASUREMENT,
+        is_common=True,
+        help=f"Cluster whose bandwidths inside and between nodes are the limits: {_CLUSTERS}.",
+    ),
+    option(
+        "--gpus-per-node",
+        type=COUNT,
+        metavar="N",
+        group=MEASUREMENT,
+        help="GPUs per node; ranks fill nodes in order. Default: by the traces' host names.",
+    ),
     steps_option,
     option(
         "--step-boundary",
@@ -266,8 +281,7 @@ def cluster_option(default: str) -> Callable[[F], F]:
         metavar="NAME|FILE",
         group=MEASUREMENT,
         is_common=True,
-        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
-        f"Default: {default}.",
+        help=f"Cluster: {_CLUSTERS}. Default: {default}.",
     )
 
 
