@@ -104,6 +104,11 @@ class Network:
     events_without_bytes: int | None = None
     pairs: tuple[NodePair, ...] = ()  # most bytes first
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether levels differ: nodes are known, and something is sent between them."""
+        return any(use.level == "network" and use.events for use in self.levels)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document, with the pairs of nodes that send most."""
         return {
@@ -271,8 +276,8 @@ def _finer(hosts: int, most: int, gpus: int | None) -> tuple[str, ...]:
     if hosts == 1 or gpus is None or most * _FEWER >= gpus:
         return ()
     return (
-        f"hosts have at most {most} ranks, nodes of the cluster {gpus} GPUs: each host is taken "
-        f"as a node. If its hosts share one NVLink network, pass --gpus-per-node {gpus}",
+        f"hosts have at most {most} ranks, nodes of the cluster {gpus} GPUs: each host is "
+        f"taken as a node. If its hosts share one NVLink network, pass --gpus-per-node {gpus}",
     )
 
 

@@ -164,7 +164,7 @@ def _host(name: object) -> str | None:
     """Return a digest of the host's name, which is private; None if nothing tells it."""
     if not isinstance(name, str) or name.strip().lower() in _ANY_HOST:
         return None
-    return blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(name.encode(), digest_size=8).hexdigest()
 
 
 def _stated(
