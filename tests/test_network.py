@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import asdict
 
 import kineto_text as k
 import oracle_network
@@ -18,7 +19,8 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
 from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
-from fastcomm.metrics.network import NodeFacts
+from fastcomm.metrics.network import network
+from fastcomm.metrics.nodes import NodeFacts, find_nodes
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
@@ -139,8 +141,8 @@ def jobs(draw):
     return node_of, groups, events
 
 
-def measured(node_of, groups, events, *, stacked=False, world=None, facts=None):
-    """The metrics of a job, each rank by itself or all at once."""
+def merged(node_of, groups, events, *, stacked=False, world=None):
+    """What is kept of the ranks of a job, read each by itself or all at once."""
     traces = [
         trace(
             rank,
@@ -151,8 +153,12 @@ def measured(node_of, groups, events, *, stacked=False, world=None, facts=None):
         )
         for rank, node in node_of.items()
     ]
-    parts = [Partial.of(*traces)] if stacked else [Partial.of(each) for each in traces]
-    return compute(merge(parts), byte_kind="payload", link=None, node_facts=facts)
+    return merge([Partial.of(*traces)] if stacked else [Partial.of(each) for each in traces])
+
+
+def measured(*job, world=None, facts=None):
+    """The metrics of a job."""
+    return compute(merged(*job, world=world), byte_kind="payload", link=None, node_facts=facts)
 
 
 def close(found, wanted):
@@ -168,7 +174,11 @@ def test_every_byte_is_followed_to_the_node_that_receives_it(job, stacked):
     numbered = {rank: numbers[node] for rank, node in node_of.items()}
     levels, pairs, unknown = oracle_network.network(events, groups, numbered)
     facts = NodeFacts(limits={"node": 4e9, "network": 1e9})
-    found = measured(node_of, groups, events, stacked=stacked, world=99, facts=facts).network
+    part = merged(node_of, groups, events, stacked=stacked, world=99)
+    nodes = find_nodes({note.rank: note.host for note in part.notes}, facts, 99)
+    count = len(node_of)
+    found, table = network(part.sent, part.members, nodes, facts, iterations=1, ranks=count)
+    assert table.to_pylist() == [asdict(pair) for pair in found.pairs]
     assert (found.unknown, found.nodes_by) == (None, "hosts")
     uses = {(use.level, use.tag): use for use in found.levels if use.events}
     assert uses.keys() == levels.keys()

@@ -11,7 +11,7 @@ from fastcomm.hardware import load_node
 from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
-from fastcomm.metrics.network import Level, NodeFacts
+from fastcomm.metrics.nodes import Level, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world

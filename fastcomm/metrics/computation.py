@@ -38,16 +38,13 @@ from fastcomm.metrics.breakdown import (
 from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.headline import StepTimes, symptoms
 from fastcomm.metrics.idle import IdleName
-from fastcomm.metrics.network import (
+from fastcomm.metrics.network import LevelUse, Network, network
+from fastcomm.metrics.nodes import (
     FoundNodes,
-    LevelUse,
-    Network,
     NodeFacts,
-    NodePair,
     find_nodes,
     group_levels,
     joined_levels,
-    network,
 )
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.result import Metrics
@@ -112,7 +109,9 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     size = world_size or agreed_world_size
     facts = node_facts or NodeFacts()
     found = find_nodes({note.rank: note.host for note in partial.notes}, facts, size)
-    traffic_by_level = _network(partial, found, facts, count, missing.get("times", ()))
+    traffic_by_level, node_pairs = _network(
+        partial, found, facts, count, missing.get("times", ())
+    )
     expected = expected_ranks(ranks, size, skipped)
     summary = _Summary.of(
         partial.iterations,
@@ -153,7 +152,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         tables={
             **_small_tables(partial, material.sums, link, found),
             "network": table_of(LevelUse, traffic_by_level.levels),
-            "node_pairs": table_of(NodePair, traffic_by_level.pairs),
+            "node_pairs": node_pairs,
             "ranks": table_of(RankTime, times),
             **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
@@ -245,8 +244,8 @@ def _network(
     facts: NodeFacts,
     iterations: int | None,
     untimed: Sequence[int],
-) -> Network:
-    """Return the traffic by level; `untimed` are the ranks without times."""
+) -> tuple[Network, pa.Table]:
+    """Return the traffic by level, and by pair of nodes; `untimed` are ranks without times."""
     assert partial.sent is not None  # of at least one rank
     return network(
         partial.sent,

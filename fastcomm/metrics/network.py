@@ -12,26 +12,20 @@ The rest stays inside the node. Where members or nodes are unknown, nothing is d
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from fastcomm.metrics.nodes import LEVELS, FoundNodes, GroupNodes, Level, Node, NodeFacts, Nodes
 from fastcomm.metrics.pieces import NS
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
-from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
-Level = Literal["node", "network"]
-LEVELS: tuple[Level, ...] = ("node", "network")
-BOTH = "both"
-MOST_PAIRS = 64  # of nodes in JSON; the table has all
-# Hosts with so many times fewer ranks than the cluster has GPUs a node may be parts of a node.
-_FEWER = 4
+MOST_PAIRS = 64  # of nodes in a result; the table has all
 
 # How operations send.
 _RING, _EXCHANGE, _MESSAGE, _UNKNOWN, _NOTHING = range(5)
@@ -41,22 +35,6 @@ _KIND_OF_OP[OP["SendRecv"]] = _MESSAGE
 _KIND_OF_OP[OP["Barrier"]] = _NOTHING
 # A root sends or receives other bytes than the rest.
 _KIND_OF_OP[[OP["Gather"], OP["Scatter"], OP["OTHER"]]] = _UNKNOWN
-
-NO_NODES = (
-    "no trace names its host: pass --gpus-per-node, or --cluster, and ranks fill nodes in order"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What is stated about nodes; None is unknown. Bandwidths are of a GPU, bytes per second.
-
-    `gpus_per_node` goes before the traces' names of hosts, that of the cluster behind them.
-    """
-
-    gpus_per_node: int | None = None
-    cluster_gpus: int | None = None  # of a node of the cluster
-    limits: Mapping[Level, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +61,6 @@ class NodePair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node, and those of its ranks that were read."""
-
-    node: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Traffic inside and between nodes; without nodes, `unknown` says why."""
 
@@ -102,7 +72,8 @@ class Network:
     undivided_events: int | None = None  # of unknown level
     undivided_bytes_per_step_per_gpu: float | None = None
     events_without_bytes: int | None = None
-    pairs: tuple[NodePair, ...] = ()  # most bytes first
+    pair_count: int = 0
+    pairs: tuple[NodePair, ...] = ()  # the first `MOST_PAIRS`, most bytes first
 
     @property
     def is_divided(self) -> bool:
@@ -110,7 +81,7 @@ class Network:
         return any(use.level == "network" and use.events for use in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document, with the pairs of nodes that send most."""
+        """Return the JSON document."""
         return {
             "unknown": self.unknown,
             "nodes": [{"node": node.node, "ranks": list(node.ranks)} for node in self.nodes],
@@ -120,8 +91,8 @@ class Network:
             "undivided_events": self.undivided_events,
             "undivided_bytes_per_step_per_gpu": self.undivided_bytes_per_step_per_gpu,
             "events_without_bytes": self.events_without_bytes,
-            "node_pair_count": len(self.pairs),
-            "node_pairs": [asdict(pair) for pair in self.pairs[:MOST_PAIRS]],
+            "node_pair_count": self.pair_count,
+            "node_pairs": [asdict(pair) for pair in self.pairs],
         }
 
 
@@ -164,217 +135,19 @@ def sent_by_rank(view: View) -> pa.Table:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """The node of each rank: by a table, or `per_node` ranks on each, in order."""
-
-    by: Literal["hosts", "gpus_per_node", "cluster"]
-    ranks: Ints  # that were read, sorted
-    table: Ints  # node of each of them
-    per_node: int | None
-    is_single: bool  # whether the whole job is on one node
-
-    def of(self, ranks: Ints) -> Ints:
-        """Return the node of each rank; -1 if unknown."""
-        if self.per_node is not None:
-            return np.where(ranks < 0, -1, ranks // self.per_node)
-        place = lookup(self.ranks, ranks)
-        return np.where(place >= 0, self.table[place], -1)
-
-    def members(self) -> tuple[Node, ...]:
-        """Return the nodes of the ranks that were read."""
-        return tuple(
-            Node(node=node, ranks=tuple(self.ranks[self.table == node].tolist()))
-            for node in np.unique(self.table).tolist()
-        )
-
-
-class FoundNodes(NamedTuple):
-    """Nodes, or why they are unknown; and what contradicts them."""
-
-    nodes: Nodes | None
-    unknown: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-def find_nodes(
-    hosts: Mapping[int, str | None], facts: NodeFacts, world_size: int | None
-) -> FoundNodes:
-    """Find the node of each rank.
-
-    Parameters
-    ----------
-    hosts
-        What tells the host of each rank that was read; None if its trace names none.
-    facts
-        What is stated about nodes.
-    world_size
-        Number of ranks of the job; None if unknown.
-
-    """
-    ranks = np.array(sorted(hosts), np.int64)
-    numbers: dict[str | None, int] = {}
-    table = np.array([numbers.setdefault(hosts[rank], len(numbers)) for rank in ranks.tolist()])
-    is_named = None not in numbers
-    most = int(np.bincount(table).max()) if len(table) else 0
-    if facts.gpus_per_node is not None:
-        warnings = _contradictions(ranks, table, facts.gpus_per_node) if is_named else ()
-        return FoundNodes(
-            _filled(ranks, facts.gpus_per_node, "gpus_per_node", world_size), warnings=warnings
-        )
-    gpus = facts.cluster_gpus
-    if is_named and len(ranks) and (gpus is None or most <= gpus):
-        is_single = len(numbers) == 1 and world_size == len(ranks)
-        nodes = Nodes(by="hosts", ranks=ranks, table=table, per_node=None, is_single=is_single)
-        return FoundNodes(nodes, warnings=_finer(len(numbers), most, gpus))
-    if gpus is not None:
-        warnings = (_too_many(most, gpus),) if is_named else ()
-        return FoundNodes(_filled(ranks, gpus, "cluster", world_size), warnings=warnings)
-    named = [rank for rank, host in hosts.items() if host is not None]
-    if not named:
-        return FoundNodes(None, NO_NODES)
-    without = sorted(set(hosts).difference(named))
-    return FoundNodes(
-        None, f"rank {ranges(without)} names no host: pass --cluster or --gpus-per-node"
-    )
-
-
-def _filled(
-    ranks: Ints,
-    per_node: int,
-    by: Literal["gpus_per_node", "cluster"],
-    world_size: int | None,
-) -> Nodes:
-    """Return nodes that ranks fill in order."""
-    is_single = world_size is not None and world_size <= per_node
-    return Nodes(
-        by=by, ranks=ranks, table=ranks // per_node, per_node=per_node, is_single=is_single
-    )
-
-
-def _contradictions(ranks: Ints, hosts: Ints, per_node: int) -> tuple[str, ...]:
-    """Return a warning if ranks of one host are on several nodes of `per_node` GPUs."""
-    pairs = np.unique(np.stack([hosts, ranks // per_node]), axis=1)
-    if pairs.shape[1] == len(np.unique(hosts)):
-        return ()
-    return (
-        f"the traces name one host for ranks of several nodes of {per_node} GPUs; "
-        "--gpus-per-node is used for traffic by node",
-    )
-
-
-def _too_many(most: int, gpus: int) -> str:
-    """Return the warning on hosts with more ranks than a node of the cluster has GPUs."""
-    return (
-        f"the traces name one host for {most} ranks, but a node of the cluster has {gpus} "
-        "GPUs: ranks fill nodes in order"
-    )
-
-
-def _finer(hosts: int, most: int, gpus: int | None) -> tuple[str, ...]:
-    """Return a warning if a node of the cluster may have several of the hosts."""
-    if hosts == 1 or gpus is None or most * _FEWER >= gpus:
-        return ()
-    return (
-        f"hosts have at most {most} ranks, nodes of the cluster {gpus} GPUs: each host is "
-        f"taken as a node. If its hosts share one NVLink network, pass --gpus-per-node {gpus}",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Nodes of process groups. A *site* is a node of a group; sites are sorted by group, node.
-
-    The last group and the last site stand for unknown ones, so that -1 is a valid index.
-    """
-
-    label: Ints
-    size: Ints  # number of ranks
-    is_known: NDArray[np.bool_]  # whether the nodes of all members are known
-    first: Ints  # first site of each group, then the number of sites
-    node: Ints  # of each site
-    ranks: Ints  # number of ranks of each site
-    code: Ints  # of each site, ascending
-    nodes: int  # above every node number
-
-    @classmethod
-    def of(cls, members: pa.Table, nodes: Nodes) -> Self:
-        """Find the nodes of the groups in `Partial.members`."""
-        lists = members["ranks"].combine_chunks()
-        size = filled(lists.value_lengths(), 0)
-        group = np.repeat(np.arange(len(size)), size)
-        node = nodes.of(lists.flatten().to_numpy().astype(np.int64))
-        site, place = alike(group, node)
-        is_known = size > 0
-        is_known[group[node < 0]] = False
-        count = int(node.max(initial=0)) + 1
-        return cls(
-            label=members["group"].to_numpy(),
-            size=np.append(size, 1),
-            is_known=np.append(is_known, False),
-            first=np.searchsorted(group[site], np.arange(len(size) + 2)),
-            node=np.append(node[site], -1),
-            ranks=np.append(np.bincount(place, minlength=len(site)), 1),
-            code=group[site] * (count + 1) + node[site],
-            nodes=count,
-        )
-
-    def sites(self, group: Ints, node: Ints) -> Ints:
-        """Return the site of each pair of a group's index and a node; -1 if there is none."""
-        code = group * (self.nodes + 1) + node
-        is_valid = (group >= 0) & (node >= 0) & (node < self.nodes)
-        return np.where(is_valid, lookup(self.code, code), -1)
-
-    @property
-    def sites_each(self) -> Ints:
-        """Number of nodes of each group."""
-        return np.diff(self.first)
-
-    def levels(self) -> list[str | None]:
-        """Return the level of each group: "node", "network" (one rank a node) or "both"."""
-        names = np.where(
-            self.sites_each == 1,
-            "node",
-            np.where(self.sites_each == self.size, "network", BOTH),
-        )
-        return [
-            str(name) if known else None
-            for name, known in zip(names, self.is_known, strict=True)
-        ]
-
-
-def group_levels(groups: pa.Table, members: pa.Table, nodes: Nodes | None) -> pa.Array:
-    """Return the level of each row of `Partial.groups`: null if unknown."""
-    if nodes is None:
-        return pa.nulls(groups.num_rows, pa.string())
-    known = _Groups.of(members, nodes)
-    levels = np.array(known.levels(), object)
-    of_row = levels[lookup(known.label, filled(groups["group"]))]
-    of_row[filled(groups["size"]) == 1] = "node"
-    return pa.array(of_row, pa.string())
-
-
-def joined_levels(levels: Sequence[str | None]) -> str | None:
-    """Return the level of several groups together; None if that of one is unknown."""
-    distinct = set(levels)
-    if None in distinct or not distinct:
-        return None
-    return distinct.pop() if len(distinct) == 1 else BOTH
-
-
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """Rows of `sent_by_rank` with their places among nodes."""
 
     table: Mapping[str, Ints]
-    group: Ints  # index in `_Groups`, -1 if unknown
+    group: Ints  # index in `GroupNodes`, -1 if unknown
     site: Ints  # of the sender in its group, -1 if unknown
     node: Ints  # of the sender
     target: Ints  # node of the receiver of a message, else -1
     share: Floats  # that leaves the node; NaN if unknown
 
     @classmethod
-    def of(cls, sent: pa.Table, nodes: Nodes, groups: _Groups) -> Self:
+    def of(cls, sent: pa.Table, nodes: Nodes, groups: GroupNodes) -> Self:
         """Divide what ranks send between the levels."""
         table = {name: filled(sent[name]) for name in sent.column_names}
         kind, node = table["kind"], nodes.of(table["rank"])
@@ -407,6 +180,14 @@ class _Sent:
         )
 
 
+NO_PAIRS = pa.table(
+    {
+        **dict.fromkeys(("source", "target", "events"), pa.array([], pa.int64())),
+        **dict.fromkeys(("bytes_per_step", "bandwidth"), pa.array([], pa.float64())),
+    }
+)
+
+
 class _Steps(NamedTuple):
     """What bytes per step refer to."""
 
@@ -424,7 +205,7 @@ def network(
     iterations: int | None,
     ranks: int,
     untimed: Sequence[int] = (),
-) -> Network:
+) -> tuple[Network, pa.Table]:
     """Divide the traffic of a run between the levels of its network.
 
     Parameters
@@ -444,15 +225,20 @@ def network(
     untimed
         Ranks whose times are unknown.
 
+    Returns
+    -------
+    tuple of Network and pyarrow.Table
+        The result, and all pairs of nodes: the fields of `NodePair`.
+
     """
     if found.nodes is None:
-        return Network(unknown=found.unknown, limits=facts.limits)
-    groups = _Groups.of(members, found.nodes)
+        return Network(unknown=found.unknown, limits=facts.limits), NO_PAIRS
+    groups = GroupNodes.of(members, found.nodes)
     rows = _Sent.of(sent, found.nodes, groups)
     steps = _Steps(iterations or None, np.array(untimed, np.int64), ranks)
     is_undivided = np.isnan(rows.share)
-    timed = _timed(rows, steps)
-    return Network(
+    timed, pairs = _timed(rows, steps), _pairs(rows, groups, steps)
+    result = Network(
         unknown=None,
         nodes=found.nodes.members(),
         nodes_by=found.nodes.by,
@@ -463,8 +249,10 @@ def network(
         if timed is None
         else float(timed[is_undivided].sum() / steps.ranks),
         events_without_bytes=int(rows.table["unsized"].sum()),
-        pairs=_pairs(rows, groups, steps),
+        pair_count=pairs.num_rows,
+        pairs=tuple(NodePair(**pair) for pair in pairs.slice(0, MOST_PAIRS).to_pylist()),
     )
+    return result, pairs
 
 
 def _timed(rows: _Sent, steps: _Steps) -> Floats | None:
@@ -501,31 +289,29 @@ def _uses(
             )
 
 
-def _pairs(rows: _Sent, groups: _Groups, steps: _Steps) -> tuple[NodePair, ...]:
-    """Return what each node sends to each other one, the most bytes first."""
+def _pairs(rows: _Sent, groups: GroupNodes, steps: _Steps) -> pa.Table:
+    """Return a row per field of `NodePair`, for each pair of nodes; the most bytes first."""
     sends = zip(*_sends(rows, groups), strict=True)
     row, target, part = (np.concatenate(parts) for parts in sends)
     first, place = alike(rows.node[row], target)
-    count, source, target = len(first), rows.node[row][first], target[first]
-    timed = _timed(rows, steps)
-    moved = None if timed is None else np.bincount(place, timed[row] * part, minlength=count)
+    count, timed = len(first), _timed(rows, steps)
+    moved = np.zeros(len(row)) if timed is None else timed[row] * part
+    of_pair = np.bincount(place, moved, minlength=count)
     rated = np.bincount(place, rows.table["rated_bytes"][row] * part, minlength=count)
     took = sums(place, rows.table["rated_ns"][row], count)
-    events = sums(place, rows.table["events"][row], count)
-    pairs = [
-        NodePair(
-            source=int(source[index]),
-            target=int(target[index]),
-            events=int(events[index]),
-            bytes_per_step=None if moved is None else float(moved[index]),
-            bandwidth=float(rated[index] / took[index] * NS) if took[index] else None,
-        )
-        for index in range(count)
-    ]
-    return tuple(sorted(pairs, key=lambda pair: -(pair.bytes_per_step or 0.0)))
+    pairs = pa.table(
+        {
+            "source": rows.node[row][first],
+            "target": target[first],
+            "events": sums(place, rows.table["events"][row], count),
+            "bytes_per_step": pa.array(of_pair, mask=np.full(count, timed is None)),
+            "bandwidth": pa.array(rated / np.maximum(took, 1) * NS, mask=took == 0),
+        }
+    )
+    return pairs.take(pa.array(np.argsort(-of_pair, kind="stable")))
 
 
-def _sends(rows: _Sent, groups: _Groups) -> Iterator[tuple[Ints, Ints, Floats]]:
+def _sends(rows: _Sent, groups: GroupNodes) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Yield rows that leave their node, the node that receives, and the share of the bytes.
 
     A ring goes from each node of a group to its next one, by number.
