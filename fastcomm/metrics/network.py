@@ -18,7 +18,15 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.nodes import LEVELS, FoundNodes, GroupNodes, Level, Node, NodeFacts, Nodes
+from fastcomm.metrics.nodes import (
+    LEVELS,
+    ClusterNodes,
+    FoundNodes,
+    GroupNodes,
+    Level,
+    NodeFacts,
+    NodeRanks,
+)
 from fastcomm.metrics.pieces import NS
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
@@ -65,7 +73,7 @@ class Network:
     """Traffic inside and between nodes; without nodes, `unknown` says why."""
 
     unknown: str | None
-    nodes: tuple[Node, ...] = ()  # by number; of the ranks that were read
+    nodes: tuple[NodeRanks, ...] = ()  # by number; of the ranks that were read
     nodes_by: Literal["hosts", "gpus_per_node", "cluster"] | None = None
     limits: Mapping[Level, float | None]  # bytes/s of a GPU
     levels: tuple[LevelUse, ...] = ()
@@ -147,7 +155,7 @@ class _Sent:
     share: Floats  # that leaves the node; NaN if unknown
 
     @classmethod
-    def of(cls, sent: pa.Table, nodes: Nodes, groups: GroupNodes) -> Self:
+    def of(cls, sent: pa.Table, nodes: ClusterNodes, groups: GroupNodes) -> Self:
         """Divide what ranks send between the levels."""
         table = {name: filled(sent[name]) for name in sent.column_names}
         kind, node = table["kind"], nodes.of(table["rank"])

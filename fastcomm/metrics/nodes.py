@@ -40,7 +40,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeRanks:
     """A node, and those of its ranks that were read."""
 
     node: int
@@ -48,7 +48,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class ClusterNodes:
     """The node of each rank: by a table, or `per_node` ranks on each, in order."""
 
     by: Literal["hosts", "gpus_per_node", "cluster"]
@@ -64,10 +64,10 @@ class Nodes:
         place = lookup(self.ranks, ranks)
         return np.where(place >= 0, self.table[place], -1)
 
-    def members(self) -> tuple[Node, ...]:
+    def members(self) -> tuple[NodeRanks, ...]:
         """Return the nodes of the ranks that were read."""
         return tuple(
-            Node(node=node, ranks=tuple(self.ranks[self.table == node].tolist()))
+            NodeRanks(node=node, ranks=tuple(self.ranks[self.table == node].tolist()))
             for node in np.unique(self.table).tolist()
         )
 
@@ -75,7 +75,7 @@ class Nodes:
 class FoundNodes(NamedTuple):
     """Nodes, or why they are unknown; and what contradicts them."""
 
-    nodes: Nodes | None
+    nodes: ClusterNodes | None
     unknown: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -108,7 +108,9 @@ def find_nodes(
     gpus = facts.cluster_gpus
     if is_named and len(ranks) and (gpus is None or most <= gpus):
         is_single = len(numbers) == 1 and world_size == len(ranks)
-        nodes = Nodes(by="hosts", ranks=ranks, table=table, per_node=None, is_single=is_single)
+        nodes = ClusterNodes(
+            by="hosts", ranks=ranks, table=table, per_node=None, is_single=is_single
+        )
         return FoundNodes(nodes, warnings=_finer(len(numbers), most, gpus))
     if gpus is not None:
         warnings = (_too_many(most, gpus),) if is_named else ()
@@ -127,10 +129,10 @@ def _filled(
     per_node: int,
     by: Literal["gpus_per_node", "cluster"],
     world_size: int | None,
-) -> Nodes:
+) -> ClusterNodes:
     """Return nodes that ranks fill in order."""
     is_single = world_size is not None and world_size <= per_node
-    return Nodes(
+    return ClusterNodes(
         by=by, ranks=ranks, table=ranks // per_node, per_node=per_node, is_single=is_single
     )
 
@@ -181,7 +183,7 @@ class GroupNodes:
     nodes: int  # above every node number
 
     @classmethod
-    def of(cls, members: pa.Table, nodes: Nodes) -> Self:
+    def of(cls, members: pa.Table, nodes: ClusterNodes) -> Self:
         """Find the nodes of the groups in `Partial.members`."""
         lists = members["ranks"].combine_chunks()
         size = filled(lists.value_lengths(), 0)
@@ -226,7 +228,7 @@ class GroupNodes:
         ]
 
 
-def group_levels(groups: pa.Table, members: pa.Table, nodes: Nodes | None) -> pa.Array:
+def group_levels(groups: pa.Table, members: pa.Table, nodes: ClusterNodes | None) -> pa.Array:
     """Return the level of each row of `Partial.groups`: null if unknown."""
     if nodes is None:
         return pa.nulls(groups.num_rows, pa.string())
