@@ -51,7 +51,10 @@ def test_the_page_of_options_is_current():
 
 
 # Options that mean something else in another command, and why.
-OWN_MEANING = {"--strategy": "isp prices a parallel layout, dispatch simulates all-to-alls"}
+OWN_MEANING = {
+    "--strategy": "isp prices a parallel layout, dispatch simulates all-to-alls",
+    "--gpus-per-node": "dispatch describes a cluster, metrics the ranks of a run",
+}
 
 
 def test_an_option_has_one_meaning_and_one_group_in_all_commands():
@@ -66,6 +69,7 @@ def test_an_option_has_one_meaning_and_one_group_in_all_commands():
 
 # Options whose type differs by command, and why.
 OWN_TYPE = {
+    "--gpus-per-node": "dispatch simulates a few ranks, metrics reads any number",
     "--compat": "each command reproduces its own tool",
     "--format": "demo writes formats of traces, kernels formats of tables",
     "--seq-len": "isp takes several lengths, and units as in 64Ki",

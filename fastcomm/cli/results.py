@@ -58,6 +58,18 @@ def link_bandwidth_option(**attrs: Any) -> Callable[[F], F]:
     )
 
 
+def cluster_option(default: str) -> Callable[[F], F]:
+    """Return the option of a cluster; `default` is what holds without it."""
+    return option(
+        "--cluster",
+        metavar="NAME|FILE",
+        group=MEASUREMENT,
+        is_common=True,
+        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
+        f"Default: {default}.",
+    )
+
+
 steps_option = option(
     "--steps",
     type=NumberList(),
@@ -66,16 +78,9 @@ steps_option = option(
     is_common=True,
     help="Analyze only these steps, as in 4-6,12.",
 )
-_CLUSTERS = "a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file"
 _MEASURED: list[Callable[[Any], Any]] = [
     link_bandwidth_option(),
-    option(
-        "--cluster",
-        metavar="NAME|FILE",
-        group=MEASUREMENT,
-        is_common=True,
-        help=f"Cluster whose bandwidths inside and between nodes are the limits: {_CLUSTERS}.",
-    ),
+    cluster_option("none"),
     option(
         "--gpus-per-node",
         type=COUNT,
@@ -271,17 +276,6 @@ def compat_option(*tools: str, of: str) -> Callable[[F], F]:
         metavar="|".join(tools),
         group=COMPAT,
         help=f"Reproduce the results of another tool exactly. It is {of}.",
-    )
-
-
-def cluster_option(default: str) -> Callable[[F], F]:
-    """Return the option of a cluster; `default` is what holds without it."""
-    return option(
-        "--cluster",
-        metavar="NAME|FILE",
-        group=MEASUREMENT,
-        is_common=True,
-        help=f"Cluster: {_CLUSTERS}. Default: {default}.",
     )
 
 

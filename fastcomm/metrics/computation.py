@@ -108,9 +108,9 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     volume = traffic.volume(material.sums, count, timed)
     size = world_size or agreed_world_size
     facts = node_facts or NodeFacts()
-    found = find_nodes({note.rank: note.host for note in partial.notes}, facts, size)
+    nodes = find_nodes({note.rank: note.host for note in partial.notes}, facts, size)
     traffic_by_level, node_pairs = _network(
-        partial, found, facts, count, missing.get("times", ())
+        partial, nodes, facts, count, missing.get("times", ())
     )
     expected = expected_ranks(ranks, size, skipped)
     summary = _Summary.of(
@@ -144,13 +144,13 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *gaps.undivided_idle(idle.undivided(partial.iterations), len(ranks)),
             *note_warnings(partial.notes, missing, outside),
             *clock_warnings(comparison),
-            *found.warnings,
+            *nodes.warnings,
         ),
         world_size=size,
         skipped=tuple(skipped),
         missing=missing,
         tables={
-            **_small_tables(partial, material.sums, link, found),
+            **_small_tables(partial, material.sums, link, nodes),
             "network": table_of(LevelUse, traffic_by_level.levels),
             "node_pairs": node_pairs,
             "ranks": table_of(RankTime, times),
@@ -240,7 +240,7 @@ class _Summary:
 
 def _network(
     partial: Partial,
-    found: FoundNodes,
+    nodes: FoundNodes,
     facts: NodeFacts,
     iterations: int | None,
     untimed: Sequence[int],
@@ -250,7 +250,7 @@ def _network(
     return network(
         partial.sent,
         partial.members,
-        found,
+        nodes,
         facts,
         iterations=iterations,
         ranks=len(partial.notes) - len(untimed),
@@ -259,10 +259,10 @@ def _network(
 
 
 def _small_tables(
-    partial: Partial, sums: pa.Table, link: float | None, found: FoundNodes
+    partial: Partial, sums: pa.Table, link: float | None, nodes: FoundNodes
 ) -> dict[str, pa.Table]:
     """Return the tables with a row per iteration, rank or process group."""
-    levels = group_levels(partial.groups, partial.members, found.nodes)
+    levels = group_levels(partial.groups, partial.members, nodes.nodes)
     groups = partial.groups.append_column("level", levels)
     return {
         "iterations": traffic.iteration_rates(partial.iterations, link),

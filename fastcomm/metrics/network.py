@@ -83,11 +83,6 @@ class Network:
     pair_count: int = 0
     pairs: tuple[NodePair, ...] = ()  # the first `MOST_PAIRS`, most bytes first
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether levels differ: nodes are known, and something is sent between them."""
-        return any(use.level == "network" and use.events for use in self.levels)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
@@ -207,7 +202,7 @@ class _Steps(NamedTuple):
 def network(
     sent: pa.Table,
     members: pa.Table,
-    found: FoundNodes,
+    nodes: FoundNodes,
     facts: NodeFacts,
     *,
     iterations: int | None,
@@ -222,7 +217,7 @@ def network(
         Rows of `sent_by_rank` of all ranks.
     members
         Ranks of each process group, `Partial.members`.
-    found
+    nodes
         Nodes of the ranks.
     facts
         Bandwidths of a GPU on each level.
@@ -239,17 +234,17 @@ def network(
         The result, and all pairs of nodes: the fields of `NodePair`.
 
     """
-    if found.nodes is None:
-        return Network(unknown=found.unknown, limits=facts.limits), NO_PAIRS
-    groups = GroupNodes.of(members, found.nodes)
-    rows = _Sent.of(sent, found.nodes, groups)
+    if nodes.nodes is None:
+        return Network(unknown=nodes.unknown, limits=facts.limits), NO_PAIRS
+    groups = GroupNodes.of(members, nodes.nodes)
+    rows = _Sent.of(sent, nodes.nodes, groups)
     steps = _Steps(iterations or None, np.array(untimed, np.int64), ranks)
     is_undivided = np.isnan(rows.share)
     timed, pairs = _timed(rows, steps), _pairs(rows, groups, steps)
     result = Network(
         unknown=None,
-        nodes=found.nodes.members(),
-        nodes_by=found.nodes.by,
+        nodes=nodes.nodes.members(),
+        nodes_by=nodes.nodes.by,
         limits=facts.limits,
         levels=tuple(_uses(rows, steps, facts.limits)),
         undivided_events=int(rows.table["events"][is_undivided].sum()),
@@ -334,10 +329,10 @@ def _sends(rows: _Sent, groups: GroupNodes) -> Iterator[tuple[Ints, Ints, Floats
     after = np.where(after == groups.first[group + 1], groups.first[group], after)
     yield ring, groups.node[after], rows.share[ring]
     exchange = np.flatnonzero(is_across & (kind == _EXCHANGE))
-    each = groups.sites_each[rows.group[exchange]]
-    row = np.repeat(exchange, each)
-    begin = np.cumsum(each) - each
-    site = np.arange(len(row)) + np.repeat(groups.first[rows.group[exchange]] - begin, each)
+    count = groups.sites_each[rows.group[exchange]]
+    row = np.repeat(exchange, count)
+    begin = np.cumsum(count) - count
+    site = np.arange(len(row)) + np.repeat(groups.first[rows.group[exchange]] - begin, count)
     is_other = site != rows.site[row]
     row, site = row[is_other], site[is_other]
     yield row, groups.node[site], groups.ranks[site] / (groups.size[rows.group[row]] - 1)

@@ -223,8 +223,8 @@ class GroupNodes:
             np.where(self.sites_each == self.size, "network", BOTH),
         )
         return [
-            str(name) if known else None
-            for name, known in zip(names, self.is_known, strict=True)
+            str(name) if is_known else None
+            for name, is_known in zip(names, self.is_known, strict=True)
         ]
 
 
@@ -232,9 +232,9 @@ def group_levels(groups: pa.Table, members: pa.Table, nodes: ClusterNodes | None
     """Return the level of each row of `Partial.groups`: null if unknown."""
     if nodes is None:
         return pa.nulls(groups.num_rows, pa.string())
-    known = GroupNodes.of(members, nodes)
-    levels = np.array(known.levels(), object)
-    of_row = levels[lookup(known.label, filled(groups["group"]))]
+    sites = GroupNodes.of(members, nodes)
+    levels = np.array(sites.levels(), object)
+    of_row = levels[lookup(sites.label, filled(groups["group"]))]
     of_row[filled(groups["size"]) == 1] = "node"
     return pa.array(of_row, pa.string())
 

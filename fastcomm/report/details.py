@@ -32,15 +32,15 @@ _LEVELS = {"node": "inside nodes", "network": "between nodes"}
 def network(metrics: Metrics, *, by_parallelism: bool) -> TerminalTable:
     """Return the traffic inside and between nodes.
 
-    The table is empty unless there is traffic between nodes, or a bandwidth to compare with.
+    With `by_parallelism`, each one has a row, too; else the table is empty without limits of
+    the network to compare with.
     """
     rows = table(
         "network", "sent/step/GPU", "bandwidth of a GPU", "of limit", "events", drop=("events",)
     )
-    found = metrics.network
-    if not (found.is_divided or by_parallelism or any(found.limits.values())):
+    if not (by_parallelism or any(metrics.network.limits.values())):
         return rows
-    for use in found.levels:
+    for use in metrics.network.levels:
         if (use.tag is None and use.events) or (use.tag and by_parallelism):
             rows.add_row(
                 _LEVELS[use.level] if use.tag is None else f"  {use.tag}",
@@ -74,17 +74,17 @@ _NODES_BY = {
 
 def _network_note(metrics: Metrics) -> str:
     """Return what nodes are, and what the table of the network leaves out; or why it is n/a."""
-    found = metrics.network
-    if found.nodes_by is None:
-        return f"Traffic inside and between nodes is n/a: {found.unknown}."
+    traffic = metrics.network
+    if traffic.nodes_by is None:
+        return f"Traffic inside and between nodes is n/a: {traffic.unknown}."
     undivided = (
-        f" The level of {counted(found.undivided_events, 'event')} is unknown."
-        if found.undivided_events
+        f" The level of {counted(traffic.undivided_events, 'event')} is unknown."
+        if traffic.undivided_events
         else ""
     )
     return (
         f"Network: bus bytes that ranks send, and these over the durations of their events, "
-        f"waits included. Nodes: {_NODES_BY[found.nodes_by]}.{undivided}"
+        f"waits included. Nodes: {_NODES_BY[traffic.nodes_by]}.{undivided}"
     )
 
 
