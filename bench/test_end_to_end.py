@@ -14,8 +14,8 @@ from fastcomm.synthetic import Job, write
 MB = 1_000_000
 ROUNDS = 5
 COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
-# The command after its imports, and a parser that everyone has, on the same file. Both print the
-# seconds they take.
+# The command after its imports, and a parser that everyone has, on the same file. Both print
+# the seconds they take.
 MEASURED = """
 import sys
 from time import process_time

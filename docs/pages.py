@@ -56,7 +56,7 @@ _OPTIONS_HEAD = """\
 
 An option has the same meaning in every command that has it. `fastcomm COMMAND --help` shows the
 common options of a command, `--help-all` all of them. Choices and defaults are on [the page of
-commands](cli.md).
+commands](cli.md); defaults that differ by command are here, too.
 """
 
 
@@ -92,21 +92,41 @@ def options_page() -> str:
     """Return the page of all options by group, with the commands that have each."""
     all_commands = commands()
     users: dict[tuple[str, str, str], list[str]] = {}
+    defaults: dict[str, dict[str, list[str]]] = {}
     for name, command in all_commands.items():
         for option in command.params:
             if isinstance(option, click.Option):
                 key = group_title(option), max(option.opts, key=len), meaning(option)
                 users.setdefault(key, []).append(name)
+                defaults.setdefault(key[1], {}).setdefault(_default(option), []).append(name)
     sections = [_OPTIONS_HEAD]
     for title in sorted({title for title, _, _ in users}):
         rows = [
-            f"| `{flag}` | {_cell(text)} | {_list(names, all_commands)} |"
+            f"| `{flag}` | {_cell(text)}{_cell(_defaults(defaults[flag]))} | "
+            f"{_list(names, all_commands)} |"
             for (group, flag, text), names in sorted(users.items())
             if group == title
         ]
         head = "| option | meaning | commands |\n| --- | --- | --- |\n"
         sections.append(f"## {title}\n\n{head}" + "\n".join(rows) + "\n")
     return "\n".join(sections)
+
+
+def _default(option: click.Option) -> str:
+    """Return the default of an option: as its help says, or its value; "none" without one."""
+    if stated := re.search(r"Default: (.+?)\.(?: |$)", option.help or ""):
+        return stated[1]
+    is_value = not option.is_flag and isinstance(option.default, str | int | float)
+    return str(option.default) if is_value else "none"
+
+
+def _defaults(commands_by_default: Mapping[str, list[str]]) -> str:
+    """Return the defaults of an option that differ by command, with the commands of each."""
+    if len(commands_by_default) == 1:
+        return ""
+    stated = {text: own for text, own in commands_by_default.items() if text != "none"}
+    texts = (f"{text} ({', '.join(own)})" for text, own in stated.items())
+    return f". Default: {'; '.join(texts)}"
 
 
 def _cell(text: str) -> str:

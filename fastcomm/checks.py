@@ -26,6 +26,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from warnings import catch_warnings
 
 from fastcomm.errors import ConfigError, python_names
 
@@ -138,12 +139,32 @@ MOST_NUMBER = (1 << 53) - 1  # of a list; of an iteration
 WHOLE = Range(0, MOST_NUMBER)
 
 
-def check_regex(name: str, text: str) -> None:
-    """Raise `ConfigError` if a text is no regular expression."""
+def regex(name: str, text: str) -> re.Pattern[str]:
+    """Compile a regular expression of a user, in the syntax of Python's `re`.
+
+    Parameters
+    ----------
+    name
+        Of the option or key that has it; empty if the message needs none.
+    text
+        The expression.
+
+    Raises
+    ------
+    ConfigError
+        If it is invalid, or means something else in other tools, as [[:alpha:]] does.
+
+    """
     try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{name}: invalid regular expression {text!r}: {error}") from error
+        with catch_warnings(action="error", category=FutureWarning):
+            return re.compile(text)
+    except (re.error, RecursionError, OverflowError, FutureWarning) as error:
+        reason = r"a [ inside of [...]; write \[, and no classes such as [:alpha:]"
+        reason = reason if isinstance(error, FutureWarning) else str(error)
+        raise ConfigError(
+            f"{name}{': ' if name else ''}invalid regular expression {shortened(text)!r}: "
+            f"{reason} (the syntax is that of Python)"
+        ) from error
 
 
 def check_numbers(name: str, numbers: Iterable[int] | None) -> None:

@@ -16,8 +16,8 @@ from fastcomm.checks import (
     RANKS,
     CheckedOptions,
     check_numbers,
-    check_regex,
     non_default,
+    regex,
 )
 from fastcomm.errors import ConfigError
 from fastcomm.units import parse_bandwidth
@@ -68,7 +68,7 @@ class ReadOptions(CheckedOptions):
                 RANKS.check(size, name)
         check_numbers("ranks", self.ranks)
         if self.iteration_regex is not None:
-            check_regex("iteration_regex", self.iteration_regex)
+            regex("iteration_regex", self.iteration_regex)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ class Window(CheckedOptions):
         """Check that at most one part is named."""
         CheckedOptions.__post_init__(self)
         check_numbers("step", [] if self.step is None else [self.step])
-        for regex in self.data_load_events:
-            check_regex("data_load_events", regex)
+        for text in self.data_load_events:
+            regex("data_load_events", text)
         if self.step is not None and self.annotation is not None:
             raise ConfigError("step and annotation contradict each other; give one of them")
         if self.instance is not None and self.annotation is None:
@@ -220,7 +220,7 @@ class KernelOptions(CheckedOptions):
             number = getattr(self, name)
             check_numbers(name, [] if number is None else [number])
         if self.match is not None:
-            check_regex("match", self.match)
+            regex("match", self.match)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class ReplayOptions(CheckedOptions):
     tensors: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for classes with a second base
 class EditOptions(CheckedOptions):
     """Changes of a step whose effect is predicted, in texts as `fastcomm.graph.edits` has them.
 
@@ -279,6 +279,11 @@ class ScenarioOptions(EditOptions):
     """
 
     bottleneck: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReplayOptions(Window, EditOptions):
+    """Which step of a run is replayed, and with which edits besides the step as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

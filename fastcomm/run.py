@@ -13,7 +13,7 @@ from fastcomm.options import (
     PathOptions,
     ReadOptions,
     ReportOptions,
-    Window,
+    RunReplayOptions,
 )
 from fastcomm.trace.run import named_ranks
 
@@ -274,29 +274,33 @@ class Run:
             keep_going=self.options.keep_going,
         )
 
-    @takes(Window)
-    def replay(self, options: Window) -> "Session":
+    @takes(RunReplayOptions)
+    def replay(self, options: RunReplayOptions) -> "Session":
         """Replay a step of all ranks on their devices as `fastcomm replay` does.
 
         Parameters
         ----------
         options
-            Fields of `Window`, passed by name: `step`, the number of a step (default: the
-            second step, or the only one), or `annotation` with `exact` and `instance`, and
-            `data_load_events`, as for `critical_path`.
+            Fields of `RunReplayOptions`, passed by name: `step`, the number of a step (default:
+            the second step, or the only one), or `annotation` with `exact` and `instance`, and
+            `data_load_events`, as for `critical_path`; `scale`, `set`, `heal`, `remove`,
+            `overlap`, `fuse_below` and `edits`, as for `CriticalPath.what_if`, without sweeps.
 
         Returns
         -------
         Session
-            The measured and the replayed step, whose durations can be changed. Times are ns.
+            `measured`, a `StepTime`: `time_ns` (mean of the ranks), and by rank in `ranks`.
+            `replayed`, a `Replayed`: `mean_ns`, `by_pid()` (the step time of each rank), and
+            the arrays `start`, `end` and `duration` with an element per operation. `changed`,
+            the same with edits. `path`, its critical path. Times are ns. If ranks cannot be
+            joined, the step is that of the first rank, and `notes` say why.
 
         Raises
         ------
         ConfigError
-            If an option is invalid.
+            If an option is invalid, or an edit selects nothing.
         FastcommError
-            If no rank has such a step or annotation, or ranks share no communication that
-            connects them.
+            If no rank has such a step or annotation, or a rank cannot be read.
 
         """
         from fastcomm.analyses.replay import session_of, step_of
@@ -308,7 +312,7 @@ class Run:
             workers=self._executor,
             keep_going=self.options.keep_going,
         )
-        return session_of(step)
+        return session_of(step, options)
 
     @shows(ReportOptions)
     @python_names()

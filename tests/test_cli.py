@@ -185,9 +185,22 @@ def test_names_from_a_trace_are_not_interpreted_as_markup(tmp_path):
 
 
 def test_the_demo_writes_a_job_and_measures_it(tmp_path):
+    (tmp_path / "demo").mkdir()
     result = invoke("demo", tmp_path / "demo", "--num-ranks", 2)
     assert result.stdout.startswith("2 ranks, ")
     assert len(list((tmp_path / "demo").iterdir())) == 2
+
+
+def test_the_demo_replaces_its_own_files_alone(tmp_path):
+    words = ("demo", tmp_path / "demo", "--json")
+    invoke(*words, "--num-ranks", 2, "--fault", "none")
+    before = (tmp_path / "demo" / "rank1.pt.trace.json.gz").read_bytes()
+    invoke(*words, "--num-ranks", 2)
+    assert (tmp_path / "demo" / "rank1.pt.trace.json.gz").read_bytes() != before
+    names = sorted(path.name for path in (tmp_path / "demo").iterdir())
+    for more in (("--num-ranks", 1), ("--format", "nsys"), ("--format", "table")):
+        assert "has other files, such as rank" in invoke(*words, *more, code=1).stderr
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == names
 
 
 def test_a_pipe_gets_plain_text_and_no_progress(run_folder):

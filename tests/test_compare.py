@@ -105,6 +105,14 @@ def test_jobs_of_different_size_are_noted_even_with_one_rank_of_each(metrics):
     assert note.startswith("before is of a job of 8 ranks, after of one of 2")
 
 
+def test_runs_on_different_gpus_are_noted(metrics):
+    before, after = ({**metrics[0], "gpus": gpus} for gpus in (["A100"], ["A100", "H100"]))
+    (note,) = compare(before, after).notes
+    assert note.startswith("before ran on A100, after on A100 and H100")
+    for unknown in ({**before, "gpus": []}, {k: v for k, v in before.items() if k != "gpus"}):
+        assert not compare(unknown, after).notes
+
+
 def test_different_bytes_are_refused(metrics):
     with pytest.raises(ConfigError, match="both with the same bytes option"):
         compare(metrics[0], {**metrics[1], "bytes": "bus"})

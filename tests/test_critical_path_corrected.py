@@ -332,3 +332,7 @@ def test_data_loading_is_found_by_regular_expression(path_of):
         wanted=replace(WHOLE, data_load_events=[r"DataLoader.*next"]),
     )
     assert found.summary_ns() == {"data_loading": 10 * US}
+    assert not any("to load data" in note for note in found.about.notes)
+    wanted = replace(WHOLE, data_load_events=["zzz"])
+    without = path_of(op("enumerate(DataLoader)#next", 0, 10), wanted=wanted)
+    assert any("matches 'zzz', to load data" in note for note in without.about.notes)

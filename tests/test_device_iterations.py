@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from pathlib import Path
 
 import kineto_text as k
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from commands import invoke
 from iteration_traces import STEPS, WORK
 
+import fastcomm
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -88,6 +90,12 @@ def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
     assert rows == [(1, 30_000, 35_000)]
     assert trace.device_notes == ("iterations without device work are left out: 2",)
     assert trace.meta.warnings == ("no communication on the device",)
+
+
+def test_the_device_clock_of_a_run_on_the_host_is_an_error():
+    run = fastcomm.open(Path(__file__).parent / "data" / "gloo_2x2", step_boundary="device")
+    with pytest.raises(FastcommError, match="a run on the host has no work of a device"):
+        run.metrics()
 
 
 def test_the_device_clock_without_launches_is_an_error(tmp_path):

@@ -46,10 +46,10 @@ def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
         pytest.skip(f"no reference at {path}")
     reference = json.loads(path.read_text())
     said(f"generate {options} --compat seed --seed {reference['seed']} -o {tmp_path}/w")
-    out = said(f"simulate --strategy deepep-compat,fast-compat {tmp_path}/w")
+    out = said(f"simulate --schedules deepep-compat,fast-compat {tmp_path}/w")
     assert reference["deepep_stdout"] in out
     assert reference["fast_stdout"] in out
-    found = json.loads(said(f"simulate --strategy deepep-compat {tmp_path}/w --json"))
+    found = json.loads(said(f"simulate --schedules deepep-compat {tmp_path}/w --json"))
     assert (
         found["strategies"]["deepep-compat"]["total_latency_ns"]
         == reference["total_deepep"] * 1e9
@@ -57,7 +57,7 @@ def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
 
 
 def test_a_simulation_is_one_json_object(made):
-    found = json.loads(said(f"simulate {made} --strategy deepep,fast,direct --json"))
+    found = json.loads(said(f"simulate {made} --schedules deepep,fast,direct --json"))
     assert list(found["strategies"]) == ["deepep", "fast", "direct"]
     for each in found["strategies"].values():
         assert set(each) >= KEYS
@@ -72,7 +72,7 @@ def test_a_simulation_is_one_json_object(made):
 
 
 def test_the_report_names_the_bottleneck_and_shows_the_load(made):
-    out = said(f"simulate {made} --strategy deepep,fast")
+    out = said(f"simulate {made} --schedules deepep,fast")
     assert "deepep: dispatch " in out
     assert "NVLink receive" in out
     assert "\x1b" not in out
@@ -81,7 +81,7 @@ def test_the_report_names_the_bottleneck_and_shows_the_load(made):
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        ("simulate {made} --strategy deepep,fast-compat", "Fastest: deepep, dispatch in "),
+        ("simulate {made} --schedules deepep,fast-compat", "Fastest: deepep, dispatch in "),
         ("compare {made}", "Fastest: "),
         ("place {made} --replicas 1.5", "Placed anew, the dispatch is "),
         ("sweep --num-nodes 1 --seq-len 4 --iter-num 1 --over topk=1,2", "Fastest"),
@@ -116,7 +116,7 @@ def test_placement_is_shown_before_and_after(made, tmp_path):
 
 def test_a_sweep_is_a_table(tmp_path):
     shape = SMALL.removesuffix(" --topk 2")
-    arguments = f"sweep {shape} --over topk=1,2 --over zipf_alpha=1.5,2.5 --strategy deepep"
+    arguments = f"sweep {shape} --over topk=1,2 --over zipf_alpha=1.5,2.5 --schedules deepep"
     assert said(arguments).count("us") >= 4
     found = json.loads(said(f"{arguments} --json -o {tmp_path}"))
     assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
@@ -129,7 +129,7 @@ def test_the_routing_table_of_a_job_is_simulated(tmp_path):
         path, src_gpu=random.integers(0, 4, 50), target_experts=random.integers(0, 8, (50, 3))
     )
     shape = "--num-nodes 2 --gpus-per-node 2 --experts-per-gpu 2"
-    found = json.loads(said(f"simulate {path} {shape} --strategy fast --json"))
+    found = json.loads(said(f"simulate {path} {shape} --schedules fast --json"))
     assert found["workload"]["law"] == "table"
     assert "GPU 3 is not in 0 to 1" in said(
         f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1
@@ -152,7 +152,7 @@ CLUSTER = 'gpus_per_node = 2\nbw_intra = "150GiB/s"\nbw_node = "50GB/s"\n'
 def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
     path = tmp_path / "cluster.toml"
     path.write_text(CLUSTER)
-    simulate = f"simulate {made} --strategy deepep --cluster {path} --json"
+    simulate = f"simulate {made} --schedules deepep --cluster {path} --json"
     terms = json.loads(said(simulate))["terms"]
     assert terms["inter_bytes_per_s"] == 25e9
     assert terms["intra_bytes_per_s"] == 150 * 2**30
@@ -176,7 +176,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
     path = tmp_path / "cluster.toml"
     if text:
         path.write_text(text)
-    out = said(f"simulate {made} --strategy deepep --cluster {path}", 2)
+    out = said(f"simulate {made} --schedules deepep --cluster {path}", 2)
     assert message in out
     assert len(out.splitlines()) == 1
 
@@ -185,7 +185,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
     ("arguments", "message"),
     [
         ("simulate {made} --num-nodes 3", "num_nodes is 2, but the option says 3"),
-        ("simulate {made} --strategy magic", "unknown strategy magic"),
+        ("simulate {made} --schedules magic", "unknown strategy magic"),
         ("simulate {made} --bw-inter slow", "bandwidth 'slow'"),
         ("simulate {made} --bw-inter 50", "bw_inter: invalid bandwidth '50': no unit"),
         ("generate --topk 65 -o {made}/x", "invalid topk 65"),

@@ -19,8 +19,11 @@ import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.roofline import roof_of
+from fastcomm.hardware.surfaces import gpu
 from fastcomm.kernels.operands import Inputs, UnknownCostError
 from fastcomm.kernels.rules import RULES, cost
+from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.shapes import weights, widths
 
 KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
@@ -190,6 +193,8 @@ def test_any_inputs_have_a_cost_or_a_reason(name, data):
     ("name", "shapes", "types", "values", "reason"),
     [
         ("aten::mm", "[[1, 2], [3, 4]]", '["float", "float"]', "[]", "do not fit"),
+        ("aten::mm", "[[], []]", '["float", "float"]', "[]", "not recorded"),
+        ("FlashAttnFunc", "[[], [], []]", '["float", "float", "float"]', "[]", "not recorded"),
         ("aten::mm", "[[1, -2], [2, 4]]", '["float", "float"]', "[]", "no tensor"),
         ("aten::mm", "[[1, 2]]", '["float", "float"]', "[]", "damaged"),
         ("aten::mm", "[" * 9999, '["float"]', "[]", "damaged"),
@@ -304,12 +309,73 @@ def test_a_step_has_flops_with_and_without_recomputation(run, where):
     assert found.shares["gemm"] == pytest.approx(60 / 66)
 
 
-def test_slow_gemms_are_findings(run):
-    found = fastcomm.open(run / "traces").kernels().findings
-    assert found[0].text == (
-        "GEMMs of 4096x1024x1024 (bf16) reach 37.8 % of peak: 51.1 % of the step"
+def gemm_events(us, dtype=BF16):
+    """A step of 200 us with one GEMM, which takes some of it."""
+    return [
+        k.mark("ProfilerStep#3", 0, 200),
+        op("aten::mm", 5, 5, [[M, K], [K, N]], [dtype, dtype]),
+        k.launch(6, 1),
+        k.kernel("nvjet_gemm", 10, us, correlation=1),
+        k.kernel("elementwise_kernel", 180, 20),
+    ]
+
+
+def slow_gemms(folder, us, dtype=BF16, device=H100):
+    """The slow GEMMs of two ranks, as `kernels` and as `metrics` find them."""
+    for rank in range(2):
+        events = gemm_events(us, dtype)
+        k.write(
+            folder / f"rank{rank}.json", events, rank=rank, world=2, deviceProperties=device
+        )
+    run = fastcomm.open(folder)
+    metrics = run.metrics(flops=True)
+    found = [one for one in metrics.findings if one.kind == "slow_gemm"]
+    assert [row["kind"] for row in metrics.tables["findings"].to_pylist()] == [
+        one.kind for one in metrics.findings
+    ]
+    assert len(found) == len(run.kernels().findings)
+    return found, run.kernels().findings
+
+
+def test_gemms_that_others_run_much_faster_are_findings(tmp_path):
+    (cause,), (gemm,) = slow_gemms(tmp_path, 60)
+    measured = 1e9 * float(gpu("h100").matmul("bf16", M, N, K))
+    step = fastcomm.open(tmp_path).kernels().step_ns
+    assert cause.cost_ns == pytest.approx(60_000 - measured)
+    assert cause.share == pytest.approx(cause.cost_ns / step)
+    assert cause.ranks == (0, 1)
+    assert cause.confidence == "medium"
+    assert gemm.plausible == pytest.approx(GEMM / 989e12 / measured * 1e9)
+    assert cause.text == (
+        "GEMMs of 4096x1024x1024 (bf16) reach 14.5 % of peak: 31.6 % of the step; others on "
+        "such GPUs reach 53.1 %, which saves up to 23.0 %."
     )
-    assert found[0].text in invoke("kernels", run / "traces", "-q").stdout.replace("\n  ", " ")
+    printed = invoke("kernels", tmp_path, "-q").stdout.replace("\n  ", " ")
+    assert cause.text in printed
+    assert cause.text in invoke("metrics", tmp_path, "-q", "--flops").stdout.replace(
+        "\n    ", " "
+    )
+    document = json.loads(invoke("metrics", tmp_path, "-q", "--flops", "--json").stdout)
+    assert fastcomm.open(tmp_path).metrics(flops=True).health is None
+    assert document["findings"][0]["evidence"]["problem"] == "4096x1024x1024"
+
+
+def test_gemms_without_measurements_are_compared_with_large_ones(tmp_path):
+    (cause,), (gemm,) = slow_gemms(tmp_path, 60, "c10::Float8_e4m3fn")
+    moved = M * K + K * N + 2 * M * N  # of one byte, and products of two
+    assert cause.cost_ns == pytest.approx(60_000 - moved / 2.9e12 * 1e9 / 0.6)
+    assert gemm.bound == "memory"
+    assert (cause.confidence, gemm.plausible, gemm.is_measured) == ("low", 0.6, False)
+    assert "large GEMMs often reach 60.0 %" in cause.text
+
+
+@pytest.mark.parametrize(
+    ("us", "dtype", "device"),
+    [(24, BF16, H100), (5, BF16, H100), (60, BF16, [{"name": "Abacus 7"}]), (60, FP32, H100)],
+    ids=["as fast as others", "short", "unknown GPU", "unknown peak"],
+)
+def test_other_gemms_are_no_findings(us, dtype, device, tmp_path):
+    assert slow_gemms(tmp_path, us, dtype, device) == ([], ())
 
 
 def test_metrics_count_flops_only_on_request(run):
@@ -380,6 +446,21 @@ def test_flops_of_unknown_gemms_leave_the_step_unknown(tmp_path):
     assert (found.executed_per_step, found.hfu) == (None, None)
     assert found.covered == pytest.approx(60 / 68)
     assert "11.8 % of the time of GEMM" in found.unknown["hfu"]
+    assert found.unknown["hfu"].endswith("mostly those without an operator around their launch")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "reason"),
+    [
+        ("vllm::moe_forward", [[M, K], [M, 8]], ": no formula for this operator"),
+        ("aten::mm", [[], []], "; 1 operator: the shape of an input is not recorded"),
+    ],
+)
+def test_unknown_flops_name_the_operator_with_most_of_the_time(name, shapes, reason, tmp_path):
+    events = [op(name, 89, 4, shapes, [BF16, BF16]), k.launch(90, 9)]
+    extra = [*events, k.kernel("own_gemm", 91, 8, correlation=9)]
+    found = flops_of(tmp_path, [*rank_events(), *extra]).flops
+    assert found.unknown["hfu"].endswith(f"unknown, mostly those of {name}{reason}")
 
 
 def test_an_outer_operator_does_not_count_twice(tmp_path):
@@ -411,6 +492,48 @@ def test_damaged_shapes_leave_flops_unknown(tmp_path, damage):
         assert found.flops.executed_per_step is None
         assert {row["flops"] for row in found.to_arrow().to_pylist()} == {None}
     assert invoke("kernels", tmp_path, "-q", "--by", "operator").exit_code == 0
+
+
+# ------------------------------------------------------------------ the made-up job
+
+
+def made_up_flops(job):
+    """Mean FLOPs of a step and rank: forward passes, and twice as much for gradients."""
+    product = {name: 2 * job.tokens * k * n for name, (k, n) in weights(job).items()}
+    attention = 2 * job.tokens**2 * 128 * widths(job)["heads"]  # causal: half
+    of_layer = 3 * (product["qkv"] + product["proj"]) + 3.5 * attention  # with QK once more
+    dense = 3 * (product["fc1"] + product["fc2"])
+    experts = 3 * (product["experts1"] + product["experts2"] + product["shared"])
+    experts += 2 * product["router"]
+    layers = job.layers * of_layer + job.layers // 2 * (dense + experts)
+    return job.micro_batches * (layers + product["vocabulary"] / job.pp)
+
+
+@pytest.mark.compiled
+def test_the_made_up_job_has_the_flops_of_its_layers(tmp_path):
+    job = Job.of(4, pp=2, steps=1, micro_batches=2, layers=2, tokens=64, hidden=256)
+    write(job, tmp_path)
+    found = fastcomm.open(tmp_path).metrics(flops=True).flops
+    assert found.executed_per_step == made_up_flops(job)
+    assert found.unknown == {}
+    rows = fastcomm.open(tmp_path).kernels(by="operator").to_arrow().to_pylist()
+    assert {row["name"] for row in rows if row["category"] in ("GEMM", "attention")} == {
+        row["name"] for row in rows if row["peak_share"] is not None
+    }
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("fault", ["slow_gpu", "launch_bound", "hot_expert"])
+def test_gemms_of_the_made_up_job_reach_a_plausible_share_of_the_peak(fault, tmp_path):
+    job = Job.of(8, fault=fault, steps=1)
+    write(job, tmp_path, ranks=(5,))
+    kernels = fastcomm.open(tmp_path).kernels(by="operator")
+    large = [
+        row for row in kernels.to_arrow().to_pylist() if row["flops"] and row["share"] > 0.005
+    ]
+    assert all(0.15 < row["peak_share"] < 0.8 for row in large)
+    assert sum(row["name"] != "aten::linear" for row in large) > 10
+    assert kernels.findings == ()
 
 
 # ------------------------------------------------------------------ real traces

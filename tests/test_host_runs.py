@@ -21,6 +21,8 @@ from fastcomm.trace.schema import OPS
 
 RUN = Path(__file__).parent / "data" / "gloo_2x2"
 RANKS = range(4)
+DDP = Path(__file__).parent / "jobs" / "recorded" / "ddp-straggler" / "clean"
+FUNCTIONAL = "_c10d_functional::wait_tensor"  # as DTensor calls
 
 
 # ------------------------------------------------------------------ the definition, slowly
@@ -166,6 +168,21 @@ def test_the_parallelism_of_every_group_is_that_of_the_job(metrics):
         ("default_pg", "EP"): 1 * 2 * 4,
         ("default_pg", "OTHER"): 1 * 2 * 4,  # a broadcast
     }
+
+
+@pytest.mark.parametrize(("operator", "tag"), [("aten::mul", "DP"), (FUNCTIONAL, "OTHER")])
+def test_collectives_of_sharded_tensors_are_not_taken_for_data_parallelism(
+    tmp_path, operator, tag
+):
+    for path in sorted(DDP.glob("rank*.json.gz")):
+        text = json.loads(gzip.decompress(path.read_bytes()))
+        events = text["traceEvents"]
+        text["traceEvents"] = [e for e in events if "DataParallel" not in e["name"]]
+        text["traceEvents"].append(
+            next(e for e in events if e.get("cat") == "cpu_op") | {"name": operator}
+        )
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(text).encode(), 1))
+    assert list(fastcomm.open(tmp_path).metrics().to_dict()["volume"]) == [tag]
 
 
 def test_all_collectives_and_messages_are_matched(metrics):

@@ -1,5 +1,6 @@
 """Test why a device is idle: random traces against the oracle, and single cases."""
 
+import csv
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -229,6 +230,38 @@ def test_the_first_finding_of_a_mostly_idle_run_names_the_cause(real, name, caus
     assert found.breakdown.exact["idle"] > 0.5
     assert found.findings[0].kind == "idle"
     assert found.findings[0].evidence.idle_cause == cause
+
+
+REAL = [
+    *("b200_vllm", "dlrm_8rank", "gloo_4rank", "h100_qwen", "mi300_resnet", "mtia"),
+    *("nccl_2rank_rank0.json.gz", "sampled_2of128", "trace_diff/control.json.gz"),
+    "trace_diff/test.json.gz",
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", REAL)
+def test_causes_of_real_idle_time_sum_to_it_exactly(real, name):
+    found = compute_metrics(open_run(real(name)))
+    rows = found.tables["iterations"].to_pylist()
+    assert rows
+    for row in rows:
+        assert sum(row[f"idle_{cause}_ns"] for cause in CAUSES) == row["exact_idle_ns"]
+    assert sum(found.idle.values()) == pytest.approx(found.breakdown.exact["idle"], rel=1e-12)
+
+
+@pytest.mark.compiled
+def test_busy_and_idle_time_are_those_of_tracelens(real):
+    path = real("h100_qwen")
+    with (path / "tracelens_timeline.csv").open() as file:
+        expected = {row["type"]: float(row["h100::time ms"]) for row in csv.DictReader(file)}
+    (row,) = compute_metrics(open_run(path)).tables["iterations"].to_pylist()
+    # TraceLens computes with floating-point microseconds since the epoch.
+    assert row["time_ns"] / 1e6 == pytest.approx(expected["total_time"], rel=1e-5)
+    assert row["exact_idle_ns"] / 1e6 == pytest.approx(expected["idle_time"], rel=1e-5)
+    # TraceLens counts sets of memory as computation.
+    busy = row["exact_compute_ns"] + row["exact_memcpy_ns"]
+    assert busy / 1e6 == pytest.approx(expected["busy_time"], rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", [None, (1,)])

@@ -235,7 +235,9 @@ _ONE = ("--pp-sizes", "1", "--sp-sizes", "1")
 )
 def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
     code = 1 if options in (("--memory", "3GiB"), ("--global-batch", "4096", *_ONE)) else 2
-    assert message in " ".join(call(*ASKED, *options, code=code).split())
+    asked = dict(zip(ASKED[::2], ASKED[1::2], strict=True))
+    kept = [word for pair in asked.items() if pair[0] not in options for word in pair]
+    assert message in " ".join(call(*kept, *options, code=code).split())
 
 
 def test_a_missing_option_is_named():
@@ -353,7 +355,8 @@ def test_a_strategy_of_the_original_is_explained_and_launched():
     assert "reduction of gradients" in call(*asked, "--explain", "1")
     assert "weight=dict(size=" in call(*asked, "--trainer-args", "internevo")
     assert "by formulas" in call(*asked)
-    assert "mtp: the original" in call(*asked, "--algorithms", "mtp", code=2)
+    mtp = [word.replace("isp", "mtp") if word == "isp" else word for word in asked]
+    assert "mtp: the original" in call(*mtp, code=2)
 
 
 def test_trainer_arguments_contain_the_shards_of_the_best_strategy():
@@ -402,7 +405,8 @@ def test_the_json_has_the_explanation_and_the_arguments_of_the_trainer():
     assert sum(part["time_ns"] for part in parts if part["level"] == 1) == pytest.approx(
         whole["time_ns"]
     )
-    assert explanation["memory"][0]["bytes"] > 0
+    whole, *parts = explanation["memory"]
+    assert sum(part["bytes"] for part in parts) == pytest.approx(whole["bytes"])
     document = json.loads(call(*ASKED, "--trainer-args", "megatron", "--json"))
     SCHEMA.validate(document)
     assert "--num-layers 32" in document["trainer_args"]

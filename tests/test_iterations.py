@@ -76,7 +76,7 @@ def test_a_regex_without_a_match_is_an_error_that_lists_annotations(tmp_path):
 
 
 def test_an_invalid_regex_is_an_error(tmp_path):
-    with pytest.raises(TraceFileError, match="not a regular expression"):
+    with pytest.raises(TraceFileError, match="invalid regular expression"):
         iterations(tmp_path, [*WORK, k.mark("a", 1, 4)], regex="(")
 
 

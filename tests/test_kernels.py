@@ -29,6 +29,7 @@ from fastcomm.kernels.names import CATEGORIES, category, short_label, short_name
 from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.store import rank_file
+from fastcomm.synthetic import Job, write_nsys
 from fastcomm.trace import schema
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Meta, Trace
@@ -424,7 +425,8 @@ def test_one_rank_one_step_and_a_match_count_alone(run):
         ({"step": 9}, "no step 9; the run has 3"),
         ({"rank": 9}, "rank 9: not in the run"),
         ({"match": "("}, "match: invalid regular expression"),
-        ({"match": "(?=a)"}, "invalid regular expression"),
+        ({"match": "[[:alpha:]]"}, "match: invalid regular expression .*classes such as"),
+        ({"match": "a" * 99 + "("}, r"'a{40}\.\.\.': missing"),
         ({"by": "nonsense"}, "expected one of name, category"),
     ],
 )
@@ -446,7 +448,8 @@ def test_all_formats_agree_and_json_states_what_is_unknown(run):
     assert document["flops"]["executed_per_step"] is None
     markdown = invoke(*words, "--format", "markdown", "--top", "1").stdout.splitlines()
     assert markdown[0] == document["headline"]
-    assert len(markdown) == 5
+    assert len(markdown) == 7
+    assert markdown[-1].startswith("*2 more rows; ")
     text = invoke(*words).stdout
     assert text.startswith("Convolution kernels take")
     by_operator = json.loads(invoke(*words, "--json", "--by", "operator").stdout)
@@ -490,11 +493,96 @@ def test_tables_are_written(run, tmp_path):
     }
 
 
+BACKWARD = "autograd::engine::evaluate_function: ReluBackward0"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_forward_pass_belongs_to_its_own_module(tmp_path, reentrant):
+    """Numbers of the recomputed pass, on thread 2, repeat those of thread 1."""
+    backward = {"Sequence_number": 9, "Fwd_thread_id": 1}
+    inner = {"Sequence_number": 7, "Fwd_thread_id": 2 if reentrant else 1}
+    events = [
+        k.mark("ProfilerStep#3", 0, 100),
+        python("Conv_0", 1, 8),
+        op("aten::conv2d", 2, 4, Sequence_number=7),
+        k.launch(3, 1),
+        python("ReLU_0", 10, 8),
+        op("aten::relu", 11, 4, Sequence_number=8),
+        op("aten::relu", 16, 1, Sequence_number=9),
+        k.launch(12, 2),
+        op(BACKWARD, 50, 30, tid=2, **backward),
+        python("Linear_0", 52, 8, tid=2),
+        op("aten::linear", 53, 4, tid=2, Sequence_number=7),
+        op("aten::relu", 57, 1, tid=2, Sequence_number=8),
+        k.launch(54, 3, tid=2),
+        op(BACKWARD, 65, 6, tid=2, **inner),
+        k.launch(66, 4, tid=2),
+        k.launch(78, 5, tid=2),
+        *(k.kernel("work", 10 * n, n, correlation=n) for n in range(1, 6)),
+    ]
+    if reentrant:  # numbers that only the recomputed pass has tell its thread
+        events.append(op("aten::add", 59, 1, tid=2, Sequence_number=20))
+        events.append(op(BACKWARD, 72, 5, tid=2, Sequence_number=20, Fwd_thread_id=2))
+        events.append(k.launch(73, 6, tid=2))
+        events.append(k.kernel("work", 90, 6, correlation=6))
+    k.write(tmp_path / "rank0.json", events)
+    found = totals(fastcomm.open(tmp_path).kernels(by="module"))
+    recomputed, own = (3 + 4 + 6, 1) if reentrant else (3, 1 + 4)
+    assert found == {
+        "Conv": own * 1000,
+        "ReLU": (2 + 5) * 1000,
+        "Linear": recomputed * 1000,
+    }
+
+
 def test_work_without_a_range_is_noted(tmp_path):
     k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 9), k.kernel("a", 1, 2)])
     found = fastcomm.open(tmp_path).kernels(by="module")
     assert totals(found) == {"(no module)": 2000}
     assert "with_stack=True" in found.notes[0]
+    note = f"*{found.notes[0]}*"
+    shown = invoke("kernels", tmp_path, "--by", "module", "--format", "markdown", "-q").stdout
+    assert shown.splitlines()[-1] == note.replace("|", "\\|")
+    table = invoke("kernels", tmp_path, "--by", "module", "--format", "csv")
+    assert f"note: {found.notes[0]}" in table.stderr
+
+
+def test_work_of_nsight_systems_without_a_module_is_advised_to_use_nvtx(tmp_path):
+    write_nsys(Job.of(ranks=1), tmp_path)
+    (note,) = fastcomm.open(tmp_path).kernels(by="module").notes
+    assert "NVTX" in note
+    assert "torch" not in note
+
+
+def test_a_rank_without_a_complete_step_does_not_count_among_others(run, tmp_path):
+    for rank in range(2):
+        k.write(tmp_path / f"rank{rank}.json", rank_events(), rank=rank, world=2)
+    whole = fastcomm.open(tmp_path, ranks=[0]).kernels()
+    text = (tmp_path / "rank1.json").read_text()
+    (tmp_path / "rank1.json").write_text(text[: text.rindex('"name"')])
+    found = fastcomm.open(tmp_path, allow_truncated=True).kernels()
+    assert found.table.to_pylist() == whole.table.to_pylist()
+    assert (found.read.ranks, found.read.expected, found.steps) == ((0,), 2, 1)
+    assert "no step of rank 1 counts" in found.warnings
+    text = invoke("kernels", tmp_path, "--workers", 2, "--allow-truncated").stdout
+    assert "  1 of 2 ranks, 1 step." in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_different_numbers_of_steps_are_a_range(tmp_path):
+    more = [
+        k.mark("ProfilerStep#4", 100, 100),
+        k.launch(105, 9),
+        k.kernel("a", 110, 5, correlation=9),
+    ]
+    for rank in range(2):
+        k.write(
+            tmp_path / f"rank{rank}.json",
+            [*rank_events(), *more[: 3 * rank]],
+            rank=rank,
+            world=2,
+        )
+    assert "  2 ranks, 1 to 2 steps each." in invoke("kernels", tmp_path).stdout
 
 
 def test_a_run_without_device_work_says_so(tmp_path):
@@ -622,6 +710,18 @@ def test_compare_lists_changed_new_and_vanished_kernels(run, tmp_path):
     assert "new kernels: fill (+3.00 us)" in text
     without = json.loads(invoke(*words, "--json", "--no-kernels").stdout)
     assert without["kernels"] is None
+
+
+def test_work_outside_of_annotations_is_neither_new_nor_vanished(tmp_path):
+    k.write(tmp_path / "rank0.json", rank_events())
+    before = fastcomm.open(tmp_path).kernels(by="annotation")
+    k.write(tmp_path / "rank0.json", [*rank_events(), k.kernel("fill", 50, 3)])
+    after = fastcomm.open(tmp_path).kernels(by="annotation")
+    for pair, effect in (((before, after), 3000), ((after, before), -3000)):
+        (change,) = (
+            one for one in kernel_changes([pair])["annotation"] if one.name == "(no annotation)"
+        )
+        assert (change.state, change.effect_ns) == ("changed", effect)
 
 
 def test_compare_of_saved_metrics_says_that_kernels_are_not_compared(run, tmp_path):

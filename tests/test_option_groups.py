@@ -50,18 +50,9 @@ def test_the_page_of_options_is_current():
     assert pages.OPTIONS_PAGE.read_text("utf-8") == pages.options_page(), "run `make pages`"
 
 
-# Options that mean something else in another command, and why.
-OWN_MEANING = {
-    "--strategy": "isp prices a parallel layout, dispatch simulates all-to-alls",
-    "--gpus-per-node": "dispatch describes a cluster, metrics the ranks of a run",
-}
-
-
 def test_an_option_has_one_meaning_and_one_group_in_all_commands():
     said = defaultdict(set)
     for name, each in options():
-        if max(each.opts, key=len) in OWN_MEANING:
-            continue
         assert isinstance(each, Option), f"{name} {each.opts}: made by click.option"
         said[max(each.opts, key=len)].add((meaning(each), group_title(each)))
     assert {name: texts for name, texts in said.items() if len(texts) > 1} == {}
@@ -69,7 +60,6 @@ def test_an_option_has_one_meaning_and_one_group_in_all_commands():
 
 # Options whose type differs by command, and why.
 OWN_TYPE = {
-    "--gpus-per-node": "dispatch simulates a few ranks, metrics reads any number",
     "--compat": "each command reproduces its own tool",
     "--format": "demo writes formats of traces, kernels formats of tables",
     "--seq-len": "isp takes several lengths, and units as in 64Ki",
@@ -108,6 +98,12 @@ def test_the_help_of_an_option_has_at_most_two_lines():
         context = click.Context(COMMANDS[name], info_name=name)
         record = click.Option.get_help_record(each, context)
         assert len(wrap(record[1], TEXT_WIDTH)) <= 2, (name, record)
+
+
+def test_the_help_of_every_command_has_an_example():
+    for name in COMMANDS:
+        text = "\n".join(shown(*name.split(), "--help"))
+        assert f"  fastcomm {name.split()[0]}" in text.partition("Example")[2], name
 
 
 def test_values_have_plain_names_and_no_ranges():
@@ -217,11 +213,18 @@ def test_a_help_text_names_the_one_partner():
         ("dispatch generate -o x --popularity {file}", ["needs --law popularity."]),
         ("dispatch generate -o x --compat seed --hot-ranks 0:2", ["with --compat seed;"]),
         (
-            "dispatch simulate . --strategy deepep --decomposition assignment --incast 1",
-            ["--decomposition needs --strategy fast.", "--incast needs --strategy direct."],
+            "dispatch simulate . --schedules deepep --decomposition assignment --incast 1",
+            ["--decomposition needs --schedules fast.", "--incast needs --schedules direct."],
         ),
         ("demo x --format table --link-bandwidth 3GB/s", ["no effect with --format table;"]),
         ("doctor --dask-wait 3", ["--dask-wait needs --dask."]),
+        (
+            "kernels . --rank 0 --rank=1 --step 1 --step 1 --json --json",
+            ["--rank is given 2 times; give it once.", "--step is given 2 times;"],
+        ),
+        ("isp --flash --no-flash", ["--flash is given 2 times; give it once."]),
+        ("kernels . --full-names --by category", ["--full-names has no effect with --by cat"]),
+        ("kernels . --wide --format csv", ["--wide has no effect with --format csv;"]),
     ],
 )
 def test_options_without_effect_are_wrong_usage_and_all_named(line, messages):

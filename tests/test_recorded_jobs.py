@@ -191,6 +191,21 @@ def without_receives(source, target):
     return target
 
 
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("part", ["clean", "faulty"])
+def test_the_first_line_of_kernels_names_the_rank_that_computes_more(job, part):
+    kind, fault = job.split("-")
+    first = json.loads(invoke("kernels", RECORDED / job / part, "--json").stdout)["headline"]
+    named = [int(rank) for rank in re.findall(r"operators of rank (\d+)", first)]
+    if part == "faulty" and fault in {"straggler", "stage"}:
+        assert len(named) == 1
+        assert named[0] in STAGE.get(kind, [2])
+    elif part == "faulty" and fault in {"experts", "neighbor"}:  # may be less than what counts
+        assert named in ([], [2])
+    else:
+        assert not named
+
+
 @pytest.mark.skipif("pp-stage" not in JOBS, reason="no recorded pipeline")
 def test_clocks_are_unknown_where_messages_go_in_one_direction(tmp_path):
     folder = without_receives(RECORDED / "pp-stage" / "clean", tmp_path)

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, Window
 from fastcomm.readers.dpro import inputs, json_files
@@ -170,6 +171,21 @@ def edited(step, **options):
     return session_of(step, EditOptions(**options)).changed
 
 
+def test_a_run_replays_with_edits_as_a_what_if_does(tmp_path):
+    for rank, compute in enumerate((30, 60)):
+        k.write(tmp_path / f"rank{rank}.json", rank_events(compute), rank=rank, world=2)
+    run = fastcomm.open(tmp_path)
+    session = run.replay(annotation="", scale=["compute=0.5"])
+    step = step_of(open_run(tmp_path), WHOLE)
+    assert session.changed.by_pid() == edited(step, scale=["compute=0.5"]).by_pid()
+    assert [str(edit) for edit in session.edits] == ["scale compute=0.5"]
+    assert run.replay(annotation="").changed is None
+    with pytest.raises(ConfigError, match="there is no 'nothing'"):
+        run.replay(annotation="", remove=["nothing"])
+    with pytest.raises(ConfigError, match="FROM:TO:STEP"):
+        run.replay(annotation="", scale=["compute=0:1:0.5"])
+
+
 def test_the_path_takes_a_dependency_over_the_wait_for_a_stream(tmp_path):
     # Where ranks wait for each other, the path goes on at the rank that was awaited.
     write(Job.of(steps=2, layers=2), tmp_path)
@@ -204,11 +220,13 @@ def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
     assert list(again.edges(data=True)) == list(graph.edges(data=True))
 
 
-def test_ranks_without_a_shared_group_are_an_error_with_a_remedy(tmp_path):
+def test_of_ranks_without_a_shared_group_the_first_is_replayed_with_a_note(tmp_path):
     alone = [row for row in rank_events(60) if "nccl" not in row["name"]]
     run = opened(tmp_path, alone, alone)
-    with pytest.raises(FastcommError, match="replay a single rank, as in --ranks 0"):
-        step_of(run, WHOLE)
+    found = session_of(step_of(run, WHOLE))
+    assert found.read.ranks == (0,)
+    assert found.notes[0].startswith("this is the step of rank 0 alone: ranks cannot be joined")
+    assert found.to_dict()["notes"] == list(found.notes)
     assert session_of(step_of(run.only([1]), WHOLE)).error == 0
 
 

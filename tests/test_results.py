@@ -97,16 +97,30 @@ CALLS = [
     ("dispatch-place", "dispatch place {workload} --replicas 2", 0),
     ("dispatch-sweep", f"dispatch sweep {SHAPE} --over zipf_alpha=1.1,2", 0),
     ("doctor", "doctor", 0),
+    ("written", "demo {new}/demo --num-ranks 2", 0),
+    ("written", "demo {new}/nsys --num-ranks 1 --format nsys", 0),
+    ("written", "demo {new}/table --num-ranks 8 --format table", 0),
+    ("written", "report {run} --html {new}/page.html --no-path --no-timeline", 0),
+    ("written", "report {damaged} --html {new}/p.html --no-path --no-timeline --keep-going", 3),
+    ("written", "ingest {run} -o {new}/store", 0),
+    ("written", "ingest {damaged} -o {new}/store --keep-going", 3),
+    ("written", "convert {run} {new}/all.json.gz", 0),
+    ("written", "convert {damaged} {new}/all.json.gz --keep-going", 3),
+    ("written", "convert {run} {new}/chakra --to chakra", 0),
 ]
 
 
 @pytest.mark.parametrize(("name", "command", "code"), CALLS)
-def test_the_json_of_a_command_is_valid(inputs, name, command, code):
-    words = [word.format(**inputs) for word in command.split()]
+def test_the_json_of_a_command_is_valid(inputs, tmp_path, name, command, code):
+    words = [word.format(**inputs, new=tmp_path) for word in command.split()]
     found = json.loads(invoke(*words, "--json", code=code).stdout)
     assert next(iter(found.items())) == ("schema_version", SCHEMA_VERSION)
     assert found.get("failed", []) or code != 3 or name == "compare"
     Draft202012Validator(schema(name)).validate(found)
+    if name == "written":
+        assert found["paths"]
+        assert all(Path(path).exists() for path in found["paths"])
+        assert found["ranks"] in (1, 2, 3, 4, 8)
 
 
 def test_every_command_with_json_has_a_schema():
@@ -119,8 +133,9 @@ def test_every_command_with_json_has_a_schema():
         for name, command in commands.items()
         if any("--json" in option.opts for option in command.params)
     }
-    # `compare` prints what `simulate` does.
-    assert {path.stem for path in SCHEMAS.glob("*.json")} == known - {"dispatch-compare"}
+    # `dispatch compare` prints what `simulate` does, and these what they wrote.
+    known = known - {"dispatch-compare", "demo", "report", "ingest", "convert"} | {"written"}
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == known
 
 
 @pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)

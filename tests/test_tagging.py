@@ -162,6 +162,17 @@ def test_annotations_of_ddp_or_fsdp_resolve_equal_all_reduces(run):
     assert tags(found) == {("default_pg", "DP", "heuristic")}
 
 
+def test_sizes_that_contradict_described_groups_are_named_in_a_warning(run):
+    said = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}
+    said["Process_Group_Ranks"] = "[0, 1]"
+    events = kernels(REDUCE, **said)
+    found = run(*events, ranks=4, world=4, parallel={"tp": 4})
+    assert {row["tag"] for row in found["groups"]} == {"TP"}
+    (warning,) = unused(found)
+    assert "the traces describe TP groups of 2 ranks, not 4, and decide" in warning
+    assert not unused(run(*events, ranks=4, world=4, parallel={})), "no sizes, no warning"
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

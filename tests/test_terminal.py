@@ -49,7 +49,7 @@ COMMANDS = {
     "isp calibrated": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi "
     "--calibrate {run}",
     "dispatch compare": "dispatch compare {workload}",
-    "dispatch simulate": "dispatch simulate {workload} --strategy deepep,fast,deepep-compat",
+    "dispatch simulate": "dispatch simulate {workload} --schedules deepep,fast,deepep-compat",
     "dispatch place": "dispatch place {workload}",
     "dispatch sweep": "dispatch sweep --over num_nodes=2,4 --over zipf_alpha=1.1,2",
 }
@@ -333,7 +333,7 @@ def test_dispatch_states_what_its_times_sum_over(made):
 
 
 def test_dispatch_prints_decimal_units_with_a_note_on_the_original(made):
-    words = "dispatch simulate {workload} --strategy fast,fast-compat"
+    words = "dispatch simulate {workload} --schedules fast,fast-compat"
     found = json.loads(printed(words, made, "80", "--json"))
     text = printed(words, made, "80")
     own = re.search(r"([\d.]+) (\w+) between nodes, algorithm", text).groups()

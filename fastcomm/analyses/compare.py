@@ -251,7 +251,7 @@ def compare(
         causes=cause_changes(before, after),
         parts=_parts(values),
         values=tuple(values.values()),
-        notes=(*_sizes(runs), *_left_out(before, after, runs), *_notes(before, after)),
+        notes=(*_jobs(runs), *_left_out(before, after, runs), *_notes(before, after)),
         incomplete=tuple(line for item in runs.items() for line in _incomplete(*item)),
         kernels=kernel_changes(kernels) if kernels else None,
     )
@@ -268,14 +268,17 @@ def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
     return tuple(sorted(old & new)) or None if is_alike and old != new else None
 
 
-def _sizes(runs: Mapping[str, Object]) -> Iterator[str]:
-    """Yield a sentence if the jobs of the two runs have different numbers of ranks."""
+def _jobs(runs: Mapping[str, Object]) -> Iterator[str]:
+    """Yield a sentence each if the two runs have other numbers of ranks, or other GPUs."""
     old, new = (_expected(run) for run in runs.values())
     if old != new:
         yield (
             f"before is of a job of {counted(old, 'rank')}, after of one of {new}: a rank may "
             "have other work, and its communication other peers"
         )
+    old_gpus, new_gpus = (" and ".join(run.get("gpus") or ()) for run in runs.values())
+    if old_gpus and new_gpus and old_gpus != new_gpus:
+        yield f"before ran on {old_gpus}, after on {new_gpus}: kernels differ with the GPU"
 
 
 def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:

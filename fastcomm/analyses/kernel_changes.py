@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm.errors import ConfigError
+from fastcomm.kernels.attribution import absent
 from fastcomm.kernels.result import Kernels
 from fastcomm.options import KernelKey
 
@@ -72,18 +73,21 @@ def kernel_changes(pairs: Iterable[tuple[Kernels, Kernels]]) -> dict[KernelKey, 
 
 def _changes(before: Kernels, after: Kernels) -> tuple[KernelChange, ...]:
     old, new = (_by_name(kernels) for kernels in (before, after))
-    none = (None, None, None)
-    changes = [
-        KernelChange(
+    changes = []
+    for name in {**old, **new}:
+        # Time outside of all operators or annotations is known where there is none.
+        none = (None, 0.0, 0.0) if name == absent(before.by) else (None, None, None)
+        _, before_ns, before_count = old.get(name, none)
+        _, after_ns, after_count = new.get(name, none)
+        change = KernelChange(
             name=name,
             category=str((new.get(name) or old[name])[0]),
-            before_ns=old.get(name, none)[1],
-            after_ns=new.get(name, none)[1],
-            before_count=old.get(name, none)[2],
-            after_count=new.get(name, none)[2],
+            before_ns=before_ns,
+            after_ns=after_ns,
+            before_count=before_count,
+            after_count=after_count,
         )
-        for name in {**old, **new}
-    ]
+        changes.append(change)
     return tuple(sorted(changes, key=lambda change: (-abs(change.effect_ns), change.name)))
 
 

@@ -19,6 +19,7 @@ from fastcomm.trace.run import (
     Spread,
     agreed_size,
     expected_ranks,
+    named_ranks,
     ranges,
     warnings_of_ranks,
 )
@@ -143,14 +144,16 @@ class _Answer:
             raise ConfigError(
                 f"no step {ranges(sorted(steps))}; the run has {' or '.join(present)}"
             )
-        ranks = tuple(rank.rank for rank in totals.ranks)
+        ranks = tuple(rank.rank for rank in totals.counted)
+        without_steps = [rank.rank for rank in totals.ranks if rank.rank not in ranks]
         world = agreed_size((rank.rank, rank.world_size) for rank in totals.ranks)
         warnings = with_world(self.warnings, self.untold, world)
         world = world if self.world_size is None else self.world_size
-        read = ReadRanks(
-            ranks=ranks, expected=expected_ranks(ranks, world, skipped), skipped=tuple(skipped)
-        )
+        expected = expected_ranks((*ranks, *without_steps), world, skipped)
+        read = ReadRanks(ranks=ranks, expected=expected, skipped=tuple(skipped))
         warnings = (*warnings, *warnings_of_ranks(totals.ranks))
+        if without_steps:
+            warnings = (*warnings, f"no step of {named_ranks(without_steps)} counts")
         return [
             Kernels(
                 by=key,

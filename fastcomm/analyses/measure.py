@@ -8,9 +8,11 @@ from fastcomm.analyses.kernels import answered
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.hardware import load_node
+from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
+from fastcomm.metrics.findings import Evidence, Finding, findings_table, in_order
 from fastcomm.metrics.nodes import Level, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
@@ -70,7 +72,31 @@ def compute_metrics(
         return measured
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
     (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
-    return replace(measured, flops=kernels.flops)
+    findings = in_order([*measured.findings, *_slow_gemms(kernels)])
+    tables = {**measured.tables, "findings": findings_table(findings)}
+    return replace(measured, flops=kernels.flops, findings=findings, tables=tables)
+
+
+def _slow_gemms(kernels: Kernels) -> list[Finding]:
+    """Return a finding for GEMMs that take longer than they need to."""
+    step = kernels.step_ns or 0.0
+    return [
+        Finding(
+            kind="slow_gemm",
+            text=f"{one.text}.",
+            ranks=kernels.read.ranks,
+            cost_ns=one.cost_share * step,
+            share=one.cost_share,
+            confidence="medium" if one.is_measured else "low",
+            evidence=Evidence(
+                problem=one.problem,
+                gemm_ns=one.share * step,
+                reached=one.reached,
+                plausible=one.plausible,
+            ),
+        )
+        for one in kernels.findings
+    ]
 
 
 def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:

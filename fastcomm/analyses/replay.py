@@ -14,7 +14,7 @@ from fastcomm.analyses.critical_path import Parts, together
 from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path import CriticalPath, what_if
-from fastcomm.critical_path.analysis import RunEvents, analyze, joined
+from fastcomm.critical_path.analysis import JoinError, RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.graph.edits import Edit, plan
@@ -34,6 +34,7 @@ class RunStep:
 
     constraints: StepConstraints
     path: CriticalPath
+    notes: tuple[str, ...] = ()  # why the step is of one rank alone
 
     def edited(self, edits: Sequence[Edit]) -> StepConstraints:
         """Return the constraints after edits.
@@ -54,6 +55,9 @@ def step_of(
 ) -> RunStep:
     """Return the constraints between the events of a window of all ranks.
 
+    If ranks share no communication that connects them, the step is that of the first rank, and
+    `notes` say why.
+
     Parameters
     ----------
     run
@@ -70,8 +74,7 @@ def step_of(
     Raises
     ------
     FastcommError
-        If a rank cannot be read (with `keep_going`, if none can), or ranks share no collective
-        that connects them.
+        If a rank cannot be read (with `keep_going`, if none can).
 
     """
     part = partial(_part, window=window)
@@ -115,10 +118,10 @@ def _joined(parts: Parts) -> RunStep:
         return RunStep(constraints=constraints, path=path)
     try:
         many = joined(traces, paths=paths)
-    except FastcommError as error:
-        raise FastcommError(
-            f"{error}, or replay a single rank, as in --ranks {min(traces)}"
-        ) from error
+    except JoinError as error:
+        first = min(traces)
+        note = f"this is the step of rank {first} alone: ranks cannot be joined ({error})"
+        return replace(_joined({first: parts[first]}), notes=(note,))
     events = many.events
     if not isinstance(events, RunEvents):
         raise TypeError(events)
@@ -148,6 +151,7 @@ def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session
         path=critical_path(replayed),
         step=step.number,
         read=step.read,
+        notes=(*run_step.notes, *run_step.path.about.notes),
     )
 
 

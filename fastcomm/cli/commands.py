@@ -9,6 +9,7 @@ standing defaults.
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -37,6 +38,7 @@ RULES = OptionGroup("Dependencies")
 COMPAT = OptionGroup("Compatibility")
 OUTPUT = OptionGroup("Output")
 
+_GIVEN = "fastcomm.given"  # key of the context: how often each option is given
 _INNER = "fastcomm.inner"  # key of the context: the words of an inner command
 HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
 
@@ -186,11 +188,24 @@ class OptionsCommand(cloup.Command):
                 f"No such option {error.option_name!r}.{hint}", ctx
             ) from error
         own = [param for param in self.params if isinstance(param, Option)]
-        problems = [problem for param in own for problem in param.problems(ctx)]
+        problems = [*_repeated(ctx), *(each for param in own for each in param.problems(ctx))]
         if problems and not ctx.resilient_parsing:
             ctx.close()  # its options, such as --wide, lose their effect
             raise click.UsageError(" ".join(problems), ctx)
         return rest
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Return the parser of click, which also counts how often each option is given."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def counted(args: list[str]) -> Any:
+            result = parse(args)
+            ctx.meta[_GIVEN] = Counter(param for param in result[2])
+            return result
+
+        parser.parse_args = counted  # type: ignore[method-assign]
+        return parser
 
     def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the common options, and where all are asked for, the others by group."""
@@ -257,6 +272,15 @@ class ParentCommand(OptionsCommand):
         super().format_epilog(ctx, formatter)
 
 
+def _repeated(ctx: click.Context) -> Iterator[str]:
+    """Yield why an option that takes one value must not be given twice."""
+    for param, number in ctx.meta.get(_GIVEN, {}).items():
+        is_single = isinstance(param, click.Option) and not param.multiple
+        is_harmless = getattr(param, "is_flag", False) and not param.secondary_opts
+        if is_single and not is_harmless and number > 1:
+            yield f"{long_name(param)} is given {number} times; give it once."
+
+
 def _nearest(name: str, options: Sequence[str]) -> str | None:
     """Return the option that was probably meant by a wrong one, or None.
 
@@ -305,7 +329,10 @@ def _wide() -> Option:
             ctx.call_on_close(lambda: WIDE.reset(token))
 
     return _flag(
-        "--wide", "Print every column of every table.", callback=widen, not_with=("--json",)
+        "--wide",
+        "Print every column of every table.",
+        callback=widen,
+        not_with=("--json", "--format json", "--format csv", "--format markdown"),
     )
 
 

@@ -1,5 +1,6 @@
 """``fastcomm convert``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,12 +9,14 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
+from fastcomm.cli.results import json_option, print_written
 from fastcomm.cli.values import OutputFile, RunArgument
-from fastcomm.errors import ConfigError, inert
+from fastcomm.errors import ConfigError, inert, shell_joined
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro import UniformTrace
+    from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
 Examples:
@@ -37,6 +40,7 @@ destination_argument = click.argument("destination", type=OutputFile(dir_okay=Tr
     is_common=True,
     help="Format to write: one uniform trace, or Chakra execution traces.",
 )
+@json_option
 @run_options
 @click.pass_context
 def run(
@@ -46,6 +50,7 @@ def run(
     path: Path,
     form: str,
     destination: Path,
+    as_json: bool,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -60,15 +65,18 @@ def run(
     measured; collectives and messages have sizes, groups and partners, and the simulator
     determines their time.
     """
+    from fastcomm.cli import INCOMPLETE
     from fastcomm.files import refuse_inputs
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
         _refuse_file(destination)
-        _chakra(ctx, path, destination, reading, execution)
+        skipped = _chakra(path, destination, as_json, reading, execution)
     else:
         refuse_directory(destination)
-        _uniform(ctx, path, destination, reading)
+        skipped = _uniform(path, destination, as_json, reading)
+    if skipped:
+        ctx.exit(INCOMPLETE)
 
 
 def refuse_directory(destination: Path) -> None:
@@ -90,25 +98,25 @@ def _refuse_file(destination: Path) -> None:
 
 
 def _uniform(
-    ctx: click.Context,
-    path: Path,
-    destination: Path,
-    reading: ReadOptions,
-) -> None:
-    """Write a run as one uniform trace; exit with code 3 if ranks were skipped."""
-    from fastcomm.cli import INCOMPLETE
+    path: Path, destination: Path, as_json: bool, reading: ReadOptions
+) -> Sequence["SkippedRank"]:
+    """Write a run as one uniform trace; return the skipped ranks."""
     from fastcomm.readers.dpro import inputs
 
     run = open_traces((path,), reading)
     source = inputs.converted(run, keep_going=reading.keep_going)
     warn(source.warnings)
     say(*(f"skipped: {skipped}" for skipped in source.read.skipped))
-    write_uniform(source.trace, destination)
-    if source.read.skipped:
-        ctx.exit(INCOMPLETE)
+    write_uniform(source.trace, destination, as_json, source.read.skipped)
+    return source.read.skipped
 
 
-def write_uniform(trace: "UniformTrace", destination: Path) -> None:
+def write_uniform(
+    trace: "UniformTrace",
+    destination: Path,
+    as_json: bool,
+    skipped: Sequence["SkippedRank"] = (),
+) -> None:
     """Write a uniform trace, gzipped where the name ends in .gz, and print what was written."""
     from fastcomm.files import aside
     from fastcomm.readers.dpro import json_files
@@ -118,19 +126,30 @@ def write_uniform(trace: "UniformTrace", destination: Path) -> None:
         unfinished.write_bytes(
             json_files.compressed(data) if destination.suffix == ".gz" else data
         )
-    _report_written(destination, (len(trace), "event"), len(trace.pids), "uniform")
+    ranks = len(trace.pids)
+    if as_json:
+        command = shell_joined(["fastcomm", "dpro", "stats", str(destination)])
+        print_written(
+            "uniform",
+            [destination],
+            ranks=ranks,
+            skipped=skipped,
+            next_command=command,
+            events=len(trace),
+        )
+    else:
+        _report_written(destination, (len(trace), "event"), ranks, "uniform")
 
 
 def _chakra(
-    ctx: click.Context,
     path: Path,
     output: Path,
+    as_json: bool,
     reading: ReadOptions,
     execution: ExecutionOptions,
-) -> None:
-    """Write a run as Chakra traces to a directory; exit with code 3 if ranks were skipped."""
+) -> Sequence["SkippedRank"]:
+    """Write a run as Chakra traces to a directory; return the skipped ranks."""
     from fastcomm.analyses import chakra, preparation
-    from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:
@@ -152,9 +171,12 @@ def _chakra(
         for reason, count in sorted(written.replayed.items())
     )
     say(*(f"skipped: {skipped}" for skipped in written.skipped))
-    _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
-    if written.skipped:
-        ctx.exit(INCOMPLETE)
+    if as_json:
+        ranks, nodes = written.ranks, written.nodes
+        print_written("chakra", [output], ranks=ranks, skipped=written.skipped, nodes=nodes)
+    else:
+        _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
+    return written.skipped
 
 
 def _report_written(output: Path, content: tuple[int, str], ranks: int, form: str) -> None:

@@ -1,5 +1,6 @@
 """``fastcomm demo``."""
 
+from collections.abc import Collection
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
 
 from fastcomm.cli.commands import OUTPUT, WORKLOAD, OptionsCommand, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.results import link_bandwidth_option
+from fastcomm.cli.results import json_option, link_bandwidth_option, print_written
 from fastcomm.cli.values import COUNT, OutputFolder
 
 # Of all ranks: these need no second one.
-_IDLE_FAULTS = ("launch-bound", "synchronization", "data-loading", "kernel-gaps")
+_IDLE_FAULTS = (
+    *("launch-bound", "synchronization", "data-loading", "garbage-collection"),
+    "kernel-gaps",
+)
 _FAULTS = (
     *("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert"),
     *_IDLE_FAULTS,
@@ -25,7 +29,14 @@ _FAULTS = (
 )
 
 
-@click.command("demo", cls=OptionsCommand)
+_EXAMPLES = """\b
+Examples:
+  fastcomm demo
+  fastcomm demo slow/ --fault slow-link --num-ranks 8
+"""
+
+
+@click.command("demo", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("directory", default="fastcomm-demo", type=OutputFolder())
 @option(
     "--num-ranks",
@@ -55,6 +66,7 @@ _FAULTS = (
     show_default=False,
     help="What is wrong with the job; the names are above. Default: slow-gpu.",
 )
+@json_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -64,23 +76,25 @@ def run(
     link_bandwidth: str,
     format_: str,
     fault: str,
+    as_json: bool,
 ) -> None:
     """Write a made-up training job with one fault as traces, and measure it.
 
     The job trains a mixture-of-experts model on tensor-, pipeline-, data- and expert-parallel
     ranks (1F1B, with overlapped and exposed communication). DIRECTORY gets one trace per rank,
     as the profiler would write it. The faults slow-gpu and jittery-host need 2 ranks, slow-link
-    and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading and
-    kernel-gaps, the devices of all ranks are idle for this cause; with none, all is well.
+    and hot-expert 4, imbalanced-stage 8. With launch-bound, synchronization, data-loading,
+    garbage-collection and kernel-gaps, the devices of all ranks are idle for this cause; with
+    none, all is well.
     """
     from pathlib import Path
 
     from fastcomm.cli import metrics
-    from fastcomm.synthetic import Job, write, write_nsys
+    from fastcomm.synthetic import Job, trace_names, write, write_nsys
     from fastcomm.units import counted
 
     if format_ == "table":
-        _table(ctx, Path(directory), num_ranks, fault)
+        _table(ctx, Path(directory), num_ranks, fault, as_json=as_json)
         return
     is_default = ctx.get_parameter_source("fault") is ParameterSource.DEFAULT
     if not (num_ranks == 1 and is_default) and (why := _why_not(num_ranks, fault)):
@@ -95,6 +109,7 @@ def run(
     )
     job = Job.of(ranks=num_ranks, **wrong)
     sizes = {}
+    _check_unused(Path(directory), trace_names(range(num_ranks), format_))
     if format_ == "nsys":
         paths = write_nsys(job, Path(directory))
         sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
@@ -105,6 +120,9 @@ def run(
     command = (
         f"fastcomm metrics {place}{layout} --link-bandwidth {shell_quoted(link_bandwidth)}"
     )
+    if as_json:
+        print_written(format_, paths, ranks=num_ranks, next_command=command)
+        return
     say(f"wrote {counted(len(paths), 'trace')} to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
@@ -126,18 +144,39 @@ def _why_not(ranks: int, fault: str) -> str | None:
     return None
 
 
-def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
+def _check_unused(folder: "Path", names: Collection[str]) -> None:
+    """Raise `FastcommError` if a directory has anything but the files to write.
+
+    They are written again; others would be read as ranks of the job, or lost.
+    """
+    from fastcomm.errors import FastcommError
+
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if others := [name for name in others if name not in names]:
+        raise FastcommError(
+            f"{folder}: has other files, such as {others[0]}; name a new directory, or empty it"
+        )
+
+
+def _table(
+    ctx: click.Context, folder: "Path", ranks: int, fault: str, *, as_json: bool
+) -> None:
     """Write the table of operations of a job with one slow GPU, or none, and analyze it."""
     from fastcomm.cli import stragglers
     from fastcomm.errors import ConfigError
     from fastcomm.synthetic import TableJob, write_table
+    from fastcomm.synthetic.job import TABLE_NAMES
 
     slowdown = {"slow-gpu": 0.3, "none": 0.0}.get(fault)
     if slowdown is None:
         raise ConfigError(
             f"--format table cannot show --fault {fault}: expected slow-gpu or none"
         )
+    _check_unused(folder, TABLE_NAMES)
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
     command = shell_joined(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
+    if as_json:
+        print_written("table", [table, meta], ranks=ranks, next_command=command)
+        return
     say(f"wrote {table} and {meta}; now: {command}", "")
     ctx.invoke(stragglers.run, table=str(table), meta=str(meta))

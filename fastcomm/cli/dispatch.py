@@ -31,7 +31,7 @@ _EXAMPLES = """\b
 Examples:
   fastcomm dispatch generate --num-nodes 4 --iter-num 10 --seed 0 -o workload
   fastcomm dispatch compare workload
-  fastcomm dispatch simulate --strategy deepep,fast workload --json
+  fastcomm dispatch simulate --schedules deepep,fast workload --json
   fastcomm dispatch place workload --replicas 1.5
   fastcomm dispatch sweep --over num_nodes=2,4,8 --over zipf_alpha=1.1,1.5,2
 """
@@ -44,12 +44,15 @@ _NOT_DRAWN = ("--compat seed",)  # which has a stream of its own
 _CONTEXT = {"token_normalize_func": lambda word: word.replace("_", "-")}
 
 
+_example = "\b\nExample:\n  fastcomm dispatch {}\n".format
+
+
 @click.group("dispatch", cls=CommandGroup, epilog=_EXAMPLES, context_settings=_CONTEXT)
 def run() -> None:
     """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
 
 
-@run.command("generate")
+@run.command("generate", epilog=_example("generate --num-nodes 4 --seed 0 -o workload"))
 @builds(shape=WorkloadOptions)
 @with_options(shape_options(defaults=True))
 @with_options(DRAWING)
@@ -100,7 +103,11 @@ def generate(
     )
 
 
-@run.command("simulate", has_tables=True)
+@run.command(
+    "simulate",
+    has_tables=True,
+    epilog=_example("simulate workload --schedules deepep,fast --cluster dgx-h100"),
+)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @strategy_option("deepep,fast")
 @simulates()
@@ -131,7 +138,7 @@ def simulate(
     request.give(result, report.show)
 
 
-@run.command("compare", has_tables=True)
+@run.command("compare", has_tables=True, epilog=_example("compare workload --bw-inter 50GB/s"))
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
 @simulates(draws=True)
 def compare(
@@ -160,7 +167,7 @@ def compare(
 _place = partial(option, group=WORKLOAD, is_common=True)
 
 
-@run.command("place", has_tables=True)
+@run.command("place", has_tables=True, epilog=_example("place workload --replicas 1.5"))
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @_place(
     "--replicas",
@@ -226,7 +233,11 @@ def place(
     request.give(result, report.place)
 
 
-@run.command("sweep", has_tables=True)
+@run.command(
+    "sweep",
+    has_tables=True,
+    epilog=_example("sweep --over num_nodes=2,4 --over zipf_alpha=1.1,2"),
+)
 @option(
     "--over",
     multiple=True,

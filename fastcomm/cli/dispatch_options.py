@@ -34,7 +34,7 @@ R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
 
 _SHAPE = {
     "num_nodes": "Number of nodes.",
-    "gpus_per_node": "GPUs per node, each with a NIC.",
+    "gpus_per_node": "GPUs per node.",
     "experts_per_gpu": "Experts per GPU.",
     "seq_len": "Sequence length in tokens.",
     "batch_size": "Number of sequences in a layer.",
@@ -101,8 +101,8 @@ _TERMS = (
         type=Number(FACTOR),
         metavar="FACTOR",
         default=0.0,
-        needs=("--strategy direct",),
-        help_="Slowdown of a receiver per sender beyond the first (with --strategy direct).",
+        needs=("--schedules direct",),
+        help_="Slowdown of a receiver per sender beyond the first (with --schedules direct).",
     ),
     _network("--token-bytes", type=BYTES, metavar="N", help_="Bytes of a dispatched token."),
     _network("--combine-bytes", type=BYTES, metavar="N", help_="Bytes of a returned token."),
@@ -111,7 +111,7 @@ _TERMS = (
         **of_field(DispatchOptions, "demand"),
         group=_NETWORK,
         needs=tuple(
-            f"--strategy {name}" for name in ("fast", "direct", "spreadout", "hierarchical")
+            f"--schedules {name}" for name in ("fast", "direct", "spreadout", "hierarchical")
         ),
         help="Send a GPU one copy of a token for each of its experts, or a single one.",
     ),
@@ -120,8 +120,8 @@ _TERMS = (
         **of_field(DispatchOptions, "decomposition"),
         metavar="METHOD",
         group=_NETWORK,
-        needs=("--strategy fast",),
-        help="How --strategy fast picks its stages: threshold, incremental or assignment.",
+        needs=("--schedules fast",),
+        help="How --schedules fast picks its stages: threshold, incremental or assignment.",
     ),
 )
 
@@ -194,15 +194,15 @@ DRAWING = (
 
 
 def strategy_option(default: str) -> Callable[[F], F]:
-    """Return the option of the strategies to simulate."""
+    """Return the option of the schedules to simulate."""
     return option(
-        "--strategy",
+        "--schedules",
         "names",
         default=default,
         metavar="LIST",
         group=_NETWORK,
         is_common=True,
-        help="Strategies to simulate.",
+        help="Schedules of the all-to-all to simulate.",
     )
 
 

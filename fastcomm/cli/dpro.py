@@ -23,7 +23,7 @@ from fastcomm.cli.convert import destination_argument, refuse_directory, write_u
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options, workers_option
 from fastcomm.cli.replay import give_session, session_options
-from fastcomm.cli.results import ListOptions, ResultFiles, compat_option
+from fastcomm.cli.results import ListOptions, ResultFiles, compat_option, json_option
 from fastcomm.cli.stats import describe, list_options
 from fastcomm.cli.values import COUNT, STEPS, NumberList, TrialPath
 from fastcomm.errors import ConfigError
@@ -47,6 +47,9 @@ Examples:
   fastcomm dpro replay trial/ --scale comm=0.5
   fastcomm dpro convert trial/ all.json.gz
 """
+
+
+_example = "\b\nExample:\n  fastcomm dpro {}\n".format
 
 
 @click.group("dpro", cls=CommandGroup, epilog=_EXAMPLES)
@@ -78,7 +81,7 @@ _host_clocks = option(
 )
 
 
-@run.command("stats", has_tables=True)
+@run.command("stats", has_tables=True, epilog=_example("stats trial/ --sort --top 20"))
 @click.argument("path", metavar="TRIAL", type=TrialPath("stats"))
 @list_options(TrialPath("stats"))
 @_step_rule
@@ -114,11 +117,12 @@ def stats(
     ctx.exit(describe(read, path, shown, files, statistics if compat is None else dpro))
 
 
-@run.command("convert")
+@run.command("convert", epilog=_example("convert trial/ all.json.gz"))
 @click.argument("path", metavar="TRIAL", type=TrialPath("convert"))
 @destination_argument
 @_step_rule
 @_host_clocks
+@json_option
 @click.pass_context
 def convert(
     ctx: click.Context,
@@ -128,6 +132,7 @@ def convert(
     destination: Path,
     step_rule: str,
     host_clocks: str,
+    as_json: bool,
 ) -> None:
     """Write a trial as one uniform trace.
 
@@ -141,7 +146,7 @@ def convert(
     refuse_inputs(destination, [path] if path.is_file() else [])
     source = inputs.read(path, rule=step_rule, align=host_clocks)
     warn(source.warnings)
-    write_uniform(source.trace, destination)
+    write_uniform(source.trace, destination, as_json)
 
 
 def _check_uniform(ctx: click.Context, paths: Sequence[Path]) -> None:
@@ -221,7 +226,7 @@ _REPLAY: list[Callable[[Any], Any]] = [
 ]
 
 
-@run.command("replay", has_tables=True)
+@run.command("replay", has_tables=True, epilog=_example("replay trial/ --scale comm=0.5"))
 @click.argument("path", metavar="TRIAL", type=TrialPath("replay"))
 @session_options
 @with_options(

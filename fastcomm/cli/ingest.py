@@ -7,8 +7,9 @@ import click
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, executor_for, run_options, standing_options
-from fastcomm.cli.results import output_option
+from fastcomm.cli.results import json_option, output_option, print_written
 from fastcomm.cli.values import Output
+from fastcomm.errors import shell_joined
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ Examples:
 @click.command("ingest", cls=OptionsCommand, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @output_option("A new directory, or a store of the same run", type=Output(), required=True)
+@json_option
 @run_options
 @click.pass_context
 def run(
@@ -34,6 +36,7 @@ def run(
     *,
     paths: tuple[str, ...],
     output: str,
+    as_json: bool,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -54,6 +57,18 @@ def run(
         ingested = _stored(paths, output, reading, executor)
     warn(ingested.unused)
     _show(ingested)
+    if as_json:
+        entries = ingested.manifest.ranks
+        print_written(
+            "store",
+            [output],
+            ranks=len(entries),
+            skipped=[rank.skipped() for rank in ingested.manifest.failed],
+            next_command=shell_joined(["fastcomm", "metrics", output]),
+            events=sum(entry.events for entry in entries),
+            bytes=sum(entry.size for entry in entries),
+            unchanged_ranks=len(ingested.kept),
+        )
     if ingested.manifest.failed:
         ctx.exit(INCOMPLETE)
 

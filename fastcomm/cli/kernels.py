@@ -54,13 +54,15 @@ class PrintOptions:
     metavar="REGEX",
     group=MEASUREMENT,
     is_common=True,
-    help="Count only work of which the kernel's name, or that of the row, matches.",
+    help="Count only work of which the kernel's name, or that of the row, matches. "
+    "Syntax of Python.",
 )
 @option(
     "--full-names",
     is_flag=True,
     group=MEASUREMENT,
     is_common=True,
+    not_with=tuple(f"--by {key}" for key in ("category", "operator", "stream", "layer")),
     help="Keep names as recorded: template arguments, parameters, numbers.",
 )
 @option(
@@ -134,6 +136,7 @@ def run(
         click.echo(result.text({**document, "rows": document["rows"][: shown.top]}))
     elif shown.format_ == "csv":
         click.echo(csv_text(summed.to_arrow()[: shown.top]), nl=False)
+        say(*(f"note: {note}" for note in summed.notes))
     elif shown.format_ == "markdown":
         click.echo(report.markdown(summed, rows))
     else:

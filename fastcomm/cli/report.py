@@ -7,7 +7,14 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import html_option, measure, measure_options, output_option
+from fastcomm.cli.results import (
+    html_option,
+    json_option,
+    measure,
+    measure_options,
+    output_option,
+    print_written,
+)
 from fastcomm.cli.values import NumberList
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -51,6 +58,7 @@ Examples:
     is_common=True,
     help="Do not draw the timeline, for which all traces are read again.",
 )
+@json_option
 @measure_options
 @click.pass_context
 def run(
@@ -64,6 +72,7 @@ def run(
     no_path: bool,
     timeline_ranks: tuple[int, ...] | None,
     no_timeline: bool,
+    as_json: bool,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -111,5 +120,10 @@ def run(
         folder=output,
     )
     say(f"wrote {html}")
+    if as_json:
+        data = output or html.with_name(f"{html.stem}-data")
+        written = [html] if no_data else [html, data]
+        ranks = len(measured.ranks)
+        print_written("html", written, ranks=ranks, skipped=measured.skipped)
     if measured.skipped:
         ctx.exit(INCOMPLETE)

@@ -1,7 +1,7 @@
 """Options that commands share: how a run is measured, and where results go."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from fastcomm.cli.commands import (
     OUTPUT,
     READING,
     WINDOW,
+    WORKLOAD,
     of_field,
     option,
 )
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.result import Result
-    from fastcomm.trace.run import RunTraces
+    from fastcomm.trace.run import RunTraces, SkippedRank
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,10 +84,10 @@ _MEASURED: list[Callable[[Any], Any]] = [
     cluster_option("none"),
     option(
         "--gpus-per-node",
-        type=COUNT,
+        type=click.IntRange(1, 1 << 16),
         metavar="N",
-        group=MEASUREMENT,
-        help="GPUs per node; ranks fill nodes in order. Default: by the traces' host names.",
+        group=WORKLOAD,
+        help="GPUs per node. Default: by the traces' host names.",
     ),
     steps_option,
     option(
@@ -158,6 +159,47 @@ def print_json(result: "Result") -> None:
     from fastcomm.result import dumps
 
     click.echo(dumps(result.to_dict()))
+
+
+def print_written(
+    format_: str,
+    paths: Sequence[Path | str],
+    *,
+    ranks: int,
+    skipped: "Sequence[SkippedRank]" = (),
+    next_command: str | None = None,
+    **counts: int,
+) -> None:
+    """Print the JSON document of a command that writes files: which, and of how much.
+
+    Parameters
+    ----------
+    format_
+        What the files are, such as "uniform".
+    paths
+        The files and directories, as the user named them.
+    ranks
+        Number of ranks in them.
+    skipped
+        Ranks that are not, since they could not be read.
+    next_command
+        The command that reads the files.
+    **counts
+        Numbers of what the files have, such as `events`.
+
+    """
+    from fastcomm.result import SCHEMA_VERSION, dumps
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "format": format_,
+        "paths": [str(path) for path in paths],
+        "ranks": ranks,
+        "counts": counts,
+        "failed": [asdict(rank) for rank in skipped],
+        "next_command": next_command,
+    }
+    click.echo(dumps(document))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.checks import shortened
 from fastcomm.critical_path import CriticalPath, corrected
 from fastcomm.critical_path.across import RankJoin, collectives
 from fastcomm.critical_path.rules import (
@@ -26,6 +27,7 @@ from fastcomm.exchange.arrivals import Instances
 from fastcomm.exchange.instances import RunCommunication
 from fastcomm.graph import EDGE_KIND, Graph, slack
 from fastcomm.options import Window
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -58,6 +60,16 @@ def source_notes(trace: Trace) -> list[str]:
             "options): waits for the device are guessed"
         ]
     return []
+
+
+def _without_match(trace: Trace, data_load: Sequence[str]) -> list[str]:
+    """Return notes on regular expressions of data loading that no name of a trace matches."""
+    events = EventRows.whole(trace) if data_load else None
+    return [
+        f"a rank has no event whose name matches {shortened(regex)!r}, to load data"
+        for regex in data_load
+        if events is not None and not events.matching(regex).any()
+    ]
 
 
 def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
@@ -100,7 +112,7 @@ def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
         base=trace.meta.base,
         clipped=len(graph.event) // 2,
         data_load=window.data_load_events,
-        notes=(*notes, *source_notes(trace)),
+        notes=(*notes, *source_notes(trace), *_without_match(trace, window.data_load_events)),
         is_host_run=trace.meta.is_host_run,
     )
     return CriticalPath.search(graph, TraceEvents(trace), about, built.on_device)

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.surfaces import Gpu, gpu
 from fastcomm.units import percent
 
 NA = "n/a"
@@ -37,6 +37,16 @@ class Roof:
     gpu: str  # as fastcomm names it: "H100-SXM"
     peaks: dict[str, float]  # dense, by precision
     memory: float  # bandwidth that large copies reach
+    chip: Gpu
+
+    def measured_gemm_ns(self, sizes: tuple[int, int, int], precision: str) -> float | None:
+        """Return the time of a GEMM as it was measured on this GPU, in ns; None if unknown.
+
+        `sizes` are m, n and k; those above the measured ones are extrapolated.
+        """
+        if precision not in ("bf16", "fp16") or "bf16" not in self.chip.gemm or 0 in sizes:
+            return None
+        return 1e9 * float(self.chip.matmul("bf16", *sizes))
 
 
 def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
@@ -48,7 +58,7 @@ def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
     if key is None:
         return None
     chip = gpu(key)
-    return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm)
+    return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm, chip=chip)
 
 
 SHARES = ("gemm", "attention", "convolution", "memory_bound")

@@ -237,7 +237,7 @@ def _parameters(
 
 
 # Bytes of the CUDA context, NCCL buffers and fragmentation.
-_CONTEXT = 1.5e9
+CONTEXT_BYTES = 1.5e9
 # Bytes per parameter during the optimizer's step: an fp32 gradient and flat buffers.
 _TRANSIENT = 16
 
@@ -276,10 +276,10 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
     fixed = weights + grads + 12 * states
     peak = fixed + _TRANSIENT * states
     return {
-        "total_mm_cost": _CONTEXT + np.maximum(fixed + activation + buffers, peak),
+        "total_mm_cost": CONTEXT_BYTES + np.maximum(fixed + activation + buffers, peak),
         "os_mm_cost": 12 * states,
         "p_g_mm_cost": weights + grads,
-        "step_peak": _CONTEXT + peak,
+        "step_peak": CONTEXT_BYTES + peak,
         "activation": activation,
         "stage": np.float64(place),
         **activations,

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastcomm.isp import Question
 from fastcomm.isp.model import Model
+from fastcomm.isp.price import CONTEXT_BYTES
 from fastcomm.isp.result import Record
 
 
@@ -147,6 +148,8 @@ def memory_terms(record: Record) -> list[Term]:
     the sum of the others.
     """
     parts = [Term(name=label, value=record[name], text="") for name, label in _MEMORY.items()]
+    if "step_peak" in record:
+        parts.append(Term(name="driver and libraries", value=CONTEXT_BYTES, text=""))
     whole = Term(name="memory", value=record["total_mm_cost"], text=_moment(record), level=0)
     return [whole, *(part for part in parts if part.value)]
 
@@ -175,7 +178,7 @@ def _moment(record: Record) -> str:
         return ""
     moment = "the optimizer's step" if _is_step(record) else "forward and backward"
     stage = f"stage {int(record['stage'])} of {record['pp']}"
-    return f"{stage}, {moment}; 1.5 GB are for the driver"
+    return f"{stage}, {moment}"
 
 
 def _is_step(record: Record) -> bool:

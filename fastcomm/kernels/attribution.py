@@ -1,7 +1,8 @@
 """Which operator, module, layer, annotation or stream the device work of a rank belongs to.
 
 Work belongs to the innermost range around its launch, on the thread of the launch. Work that
-autograd launches belongs to the module whose forward operator has the same sequence number.
+autograd launches belongs to the module whose forward operator has the same sequence number; a
+forward pass recomputed inside of a backward pass belongs to the module around it there.
 """
 
 import json
@@ -179,12 +180,16 @@ class Work:
         is_backward = events.by_name(pc.starts_with(events.names, BACKWARD))
         ops = np.flatnonzero(events.of_kind("cpu_op") & (sequence != NULL) & (sequence >= 0))
         backward, forward = ops[is_backward[ops]], ops[~is_backward[ops]]
+        thread = np.full(len(events), NULL, np.int64)
         if "forward_thread" in args.column_names:
-            thread = filled(args["forward_thread"])[forward]
-            forward = forward[(thread == NULL) | (thread == 0)]
+            thread = filled(args["forward_thread"])
+            forward = forward[(thread[forward] == NULL) | (thread[forward] == 0)]
         around = events.enclosing(backward, launch)
-        inside = np.flatnonzero(around >= 0)
-        launch[inside] = _with_sequence(sequence, forward, sequence[around[inside]])
+        module = events.enclosing(self._module_rows, launch)
+        is_recomputed = (module >= 0) & (events.start[module] >= events.start[around])
+        inside = np.flatnonzero((around >= 0) & ~is_recomputed)
+        row = around[inside]
+        launch[inside] = _forward_of(row, forward, sequence, thread, events.lane)
         return launch
 
     def _modules(self, full_names: bool) -> Labels:
@@ -240,6 +245,30 @@ def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Codes]:
 def absent(noun: str) -> str:
     """Return the label of work that has no operator, module, layer or annotation."""
     return f"(no {noun})"
+
+
+def _forward_of(
+    backward: Ints, forward: Ints, sequence: Ints, thread: Ints, lane: NDArray[np.int32]
+) -> Ints:
+    """Return the row of the forward operator of each backward pass, or -1.
+
+    Every thread has sequence numbers of its own. Traces number the thread of a forward pass
+    otherwise than its events: it is the one that has most of the sequence numbers, and of equal
+    ones not that of the backward pass.
+    """
+    result = np.full(len(backward), -1, np.int64)
+    lanes = np.unique(lane[forward])
+    for own in np.unique(thread[backward]):
+        places = np.flatnonzero(thread[backward] == own)
+        rows = backward[places]
+        elsewhere_first = sorted(lanes, key=lambda one: np.count_nonzero(lane[rows] == one))
+        matches = [
+            _with_sequence(sequence, forward[lane[forward] == one], sequence[rows])
+            for one in elsewhere_first
+        ]
+        if matches:
+            result[places] = max(matches, key=lambda match: np.count_nonzero(match >= 0))
+    return result
 
 
 def _with_sequence(sequence: Ints, forward: Ints, needed: Ints) -> Ints:

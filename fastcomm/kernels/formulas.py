@@ -14,6 +14,7 @@ from fastcomm.kernels.operands import Inputs, Shape, Tensor, UnknownCostError, b
 OperatorKind = Literal["GEMM", "attention", "convolution", "memory"]
 KINDS: tuple[OperatorKind, ...] = ("GEMM", "attention", "convolution", "memory")
 MATRIX = KINDS[:3]  # whose FLOPs are those of a step
+_NO_SHAPE = "the shape of an input is not recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,13 @@ def matmul(
 ) -> OperatorCost:
     """Count a product of tensors; a linear layer's weight has the outputs first."""
     factor, other = inputs.tensor(a), inputs.tensor(b)
+    if not factor.shape or not other.shape:
+        raise UnknownCostError(_NO_SHAPE)
     first = factor.shape if len(factor.shape) > 1 else (1, *factor.shape)
     second = other.shape if len(other.shape) > 1 else (*other.shape, 1)
     if is_linear:
         first, second = (math.prod(first[:-1]), first[-1]), second[::-1]
-    if not factor.shape or not other.shape or first[-1] != second[-2]:
+    if first[-1] != second[-2]:
         raise UnknownCostError("the shapes do not fit each other")
     count = math.prod(broadcast([first[:-2], second[:-2]]))
     added = inputs.optional(bias)
@@ -188,6 +191,8 @@ def _packed_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
 
 
 def _ordered(shape: Shape, order: tuple[int, int, int, int]) -> Shape:
+    if not shape:
+        raise UnknownCostError(_NO_SHAPE)
     if len(shape) != len(order):
         raise UnknownCostError("the shapes do not fit each other")
     return tuple(shape[place] for place in order)

@@ -24,6 +24,9 @@ from fastcomm.units import counted, format_ns, format_signed_ns, percent
 
 _LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
 _LEAST_COST = 1e-3  # of the step
+# On the host also by its total: ranks of healthy jobs that share cores differ by up to half.
+_LEAST_HOST_EXCESS = 1.75
+_LEAST_PEERS = 3  # ranks
 # Categories as subjects of a sentence; others are "<category> kernels take".
 _SUBJECTS = {
     "GEMM": "GEMMs take",
@@ -90,8 +93,8 @@ class Kernels(TableResult):
 
     @property
     def ranks(self) -> tuple[RankWork, ...]:
-        """Facts about each rank."""
-        return self.totals.ranks
+        """Facts about each rank that counts."""
+        return self.totals.counted
 
     @property
     def is_host_run(self) -> bool:
@@ -115,10 +118,12 @@ class Kernels(TableResult):
         outside = sum(rank.outside for rank in self.ranks)
         notes = []
         if outside:
-            notes.append(f"{counted(outside, 'event')} outside of all steps are left out")
+            notes.append(f"left out: {counted(outside, 'event')} outside of all steps")
         names = self.table["name"].to_pylist()
         if names == [f"(no {self.by})"]:
-            notes.append(f"the traces have no {self.by} around any launch; {_RECORD[self.by]}")
+            is_nsys = all(rank.format == "nsys" for rank in self.ranks)
+            advice = _WITH_NVTX if is_nsys else _RECORD[self.by]
+            notes.append(f"the traces have no {self.by} around any launch; {advice}")
         return tuple(notes)
 
     @cached_property
@@ -280,13 +285,22 @@ class Kernels(TableResult):
                 f"{subject[0].upper()}{subject[1:]} the longest: {format_ns(total)} in total."
             )
         per_step = total / self.steps
-        whole = f"{format_ns(per_step)} of {format_ns(self.step_ns)}"
-        first = f"{subject} {percent(self.share(total) or 0.0)} of the step ({whole})"
+        share = self.share(total) or 0.0
+        first = f"{subject} {percent(share)} of the step"
+        first += f" ({format_ns(per_step)} of {format_ns(self.step_ns)})"
+        if share > 1:
+            what, verb = subject.rsplit(" ", 1)
+            first = (
+                f"{what} {'sums' if verb == 'takes' else 'sum'} to {format_ns(per_step)} in a "
+                f"step of {format_ns(self.step_ns)}, as several run at once"
+            )
         slow = self._slow_sentence()
         return f"{first[0].upper()}{first[1:]}{f'; {slow}' if slow else ''}."
 
     def _slow_sentence(self) -> str | None:
         """Return the sentence on the category at which a rank loses most to its peers."""
+        if self.is_host_run:
+            return self._busy_sentence()
         slow = _slow_ranks(self._of_ranks("category"), "category")
         costs = [
             (self._cost_ns(rank), category, rank)
@@ -300,6 +314,23 @@ class Kernels(TableResult):
         return (
             f"rank {rank.rank} is {percent(rank.slowdown - 1)} slower than its peers in {noun} "
             f"({format_signed_ns(cost)} a step)"
+        )
+
+    def _busy_sentence(self) -> str | None:
+        """Return the sentence on the rank of a host run whose operators take far longest."""
+        ns = dict.fromkeys(self._steps_of, 0.0)
+        for row in self._of_ranks("category").to_pylist():
+            if row["category"] != COMMUNICATION:
+                ns[row["rank"]] += row["total_ns"] / self._steps_of[row["rank"]]
+        if len(ns) < _LEAST_PEERS:
+            return None
+        *others, (rank, most) = sorted(ns.items(), key=lambda item: item[1])
+        peers = float(np.median([total for _, total in others]))
+        if most < _LEAST_HOST_EXCESS * peers:
+            return None
+        return (
+            f"operators of rank {rank} take {format_ns(most - peers)} longer a step than those "
+            "of its peers"
         )
 
     def contents(self) -> dict[str, Any]:
@@ -334,6 +365,7 @@ class Kernels(TableResult):
         }
 
 
+_WITH_NVTX = "Nsight Systems records only NVTX ranges: add some, and sum up by annotation"
 _RECORD = {
     "operator": "record CPU activities with the PyTorch profiler",
     "module": "record them with torch.profiler.profile(with_stack=True)",

@@ -84,6 +84,7 @@ class RankWork:
     events: int  # number of events that count
     outside: int  # number of events outside of all steps
     numbers: str  # of all steps of the trace
+    format: str
     is_host_run: bool
     warnings: tuple[str, ...]
     unused: tuple[str, ...]
@@ -98,6 +99,11 @@ class WorkTotals:
     rows: dict[KernelKey, pa.Table]  # ROWS, sorted
     durations: dict[KernelKey, pa.Table]  # DURATIONS, sorted
     problems: pa.Table  # GEMMs by their size: PROBLEMS
+
+    @property
+    def counted(self) -> tuple[RankWork, ...]:
+        """Facts about the ranks that count: those with steps, or without any step, all."""
+        return tuple(rank for rank in self.ranks if rank.steps) or self.ranks
 
     @classmethod
     def of(cls, trace: Trace, question: WorkQuestion) -> Self:
@@ -170,6 +176,7 @@ def _chosen(work: Work, question: WorkQuestion) -> tuple[Ints, RankWork]:
         events=len(chosen),
         outside=outside,
         numbers=ranges(sorted(set(number.tolist()))),
+        format=meta.format,
         is_host_run=meta.is_host_run,
         warnings=meta.warnings,
         unused=meta.unused,
@@ -246,13 +253,16 @@ def distribution(durations: pa.Table, names: pa.Array) -> Distribution:
 
 
 def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
-    """Merge the work of different ranks; the result does not depend on their order."""
+    """Merge the work of different ranks; the result does not depend on their order.
+
+    If any rank has steps, only the work of such ranks is kept: that of others is not of steps.
+    """
     parts = list(parts)
+    ranks = sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
+    parts = [part for part in parts if any(rank.steps for rank in part.ranks)] or parts
     keys = parts[0].rows
     return WorkTotals(
-        ranks=tuple(
-            sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
-        ),
+        ranks=tuple(ranks),
         rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
         durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
         problems=merged_problems([part.problems for part in parts]),

@@ -45,6 +45,7 @@ class RankNote:
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
     host: str | None = None  # digest of its host's name
+    gpu: str | None = None  # name of its device, as the trace has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         is_host_run=meta.is_host_run,
         steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
         host=meta.host,
+        gpu=meta.gpu,
     )
 
 

@@ -147,6 +147,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *nodes.warnings,
         ),
         world_size=size,
+        gpus=tuple(sorted({note.gpu for note in partial.notes if note.gpu is not None})),
         skipped=tuple(skipped),
         missing=missing,
         tables={

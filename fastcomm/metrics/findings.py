@@ -24,6 +24,7 @@ Kind = Literal[
     "imbalanced_stage",
     "hot_expert",
     "late_rank",
+    "slow_gemm",
     "exposed_communication",
     "copies",
     "idle",
@@ -69,6 +70,10 @@ class Evidence:
     exposed_transfer_ns: float | None = None
     overlap: float | None = None  # share of the communication that overlaps compute
     copies_ns: float | None = None  # that overlap neither compute nor communication
+    problem: str | None = None  # size of GEMMs: "4096x1024x512"
+    gemm_ns: float | None = None  # their time
+    reached: float | None = None  # share of their bound that they reach
+    plausible: float | None = None  # and that they could reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

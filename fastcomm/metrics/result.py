@@ -62,6 +62,7 @@ class Metrics(Result):
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # number of ranks of the job; null if unknown
+    gpus: tuple[str, ...] = ()  # names of the devices in the traces
     flops: StepFlops = _NOT_COUNTED
     skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
@@ -162,6 +163,7 @@ class Metrics(Result):
             "findings": [finding.to_dict() for finding in self.findings],
             "ranks": list(self.ranks),
             "world_size": self.world_size,
+            "gpus": list(self.gpus),
             "iterations": self.iterations,
             "iterations_found_by": list(self.found_by),
             "iteration_clock": self.iteration_clock,

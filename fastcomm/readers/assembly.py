@@ -35,6 +35,7 @@ from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.arrays import NULL
 
+_NO_DEVICE_WORK = "a run on the host has no work of a device; leave the option out"
 DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
 
@@ -194,6 +195,8 @@ def _on_device(
 
     Raises ConfigError if the rule requires them, and there are none.
     """
+    if rule.clock == "device" and is_host_run:
+        raise ConfigError(f"--step-boundary device: {_NO_DEVICE_WORK}")
     if rule.clock == "device" or not count:
         try:
             iterations = on_device_clock(host, work, count)

@@ -4,14 +4,13 @@ A value that is not stated is None, so that another source can state it. Values 
 here, except whether sizes fit each other and the world, which `Parallel.grid` checks.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcomm import files
-from fastcomm.checks import check_keys, choice, refuse
+from fastcomm.checks import check_keys, choice, refuse, regex
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
@@ -263,10 +262,7 @@ def _needed(value: str | None, key: str, where: str) -> str:
 def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
     """Return the regular expression under `key`, or None without the key."""
     value = _text(table, key, where)
-    try:
-        re.compile(value or "")
-    except (re.error, RecursionError, OverflowError) as error:
-        refuse(where, key, value, f"a regular expression: {error}")
+    regex(f"{where}: {key}", value or "")
     return value
 
 

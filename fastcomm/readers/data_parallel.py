@@ -11,9 +11,8 @@ A run is plain if all of these hold; otherwise the parallelism stays `OTHER`:
 - The device computes as well, and the job looks like training. Backward passes, optimizers, DDP
   and FSDP are training. Serving engines are inference with tensor-parallel layers, and so are
   many equal all-reduces in every step without a sign of training.
-- Many equal all-reduces per step are not plain either, unless DDP or FSDP is marked: the
-buckets
-  of DDP differ in size, those of layers do not.
+- Unless DDP or FSDP is marked, neither many equal all-reduces per step are plain (the buckets
+  of DDP differ in size, those of layers do not), nor collectives that DTensor calls.
 """
 
 import re
@@ -38,6 +37,8 @@ _SIZES = 2
 
 # Annotations of wrappers that are data parallel.
 _WRAPPERS = re.compile(r"DistributedDataParallel|FSDP::|FullyShardedDataParallel|^DDP\b")
+# Beginning of the collectives of DTensor, of which tensor parallel layers are made.
+_FUNCTIONAL = "_c10d_functional::"
 # Names of annotations and kernels of training.
 _TRAINING = re.compile(
     r"Optimizer\.|[Bb]ackward|(?<![a-z])bwd|dgrad|wgrad|multi_tensor_apply|[Ff]used_?[Aa]dam"
@@ -83,6 +84,8 @@ def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: 
     """Return whether the names and all-reduces of a run indicate training."""
     if signs.wraps:
         return True
+    if signs.shards_tensors:
+        return False
     if not signs.trains and (signs.infers or not all(map(_is_default, collectives.groups))):
         return False
     return signs.computes and not _is_layered(collectives, iterations, is_training=signs.trains)
@@ -132,6 +135,7 @@ class _Signs:
     """What the names of annotations and kernels tell of the job."""
 
     wraps: bool  # has annotations of DDP or FSDP
+    shards_tensors: bool  # calls collectives as DTensor does, for whatever parallelism
     trains: bool
     infers: bool
     computes: bool  # has device work besides communication
@@ -149,6 +153,7 @@ class _Signs:
         names = [*marks, *kernels]
         return cls(
             wraps=_any(_WRAPPERS, marks),
+            shards_tensors=any(text.startswith(_FUNCTIONAL) for text in events.texts),
             trains=_any(_TRAINING, names),
             infers=_any(_INFERENCE, names),
             computes=bool(kernels),

@@ -4,6 +4,7 @@ Events without a known group are tagged stream by stream, as if each stream were
 PyTorch has a stream for each process group.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -243,7 +244,8 @@ def _unused(units: Sequence[_Unit], rules: TagRules) -> Iterator[str]:
             yield rule_text + CHANGED_NOTHING + _why_no_match(rule, units)
     undecided = [unit for unit, index in zip(units, decided, strict=True) if index is None]
     if rules.grid is not None and rules.grid_words and not any(map(_used_grid, undecided)):
-        yield rules.grid_words + CHANGED_NOTHING + _why_no_grid(undecided)
+        clash = _contradiction(units, rules.grid_words)
+        yield rules.grid_words + CHANGED_NOTHING + (clash or _why_no_grid(undecided))
     if rules.order_words and (reason := _why_no_order(rules.grid, undecided)):
         yield rules.order_words + CHANGED_NOTHING + reason
     if rules.guess and not any(map(_was_guessed, undecided)):
@@ -308,6 +310,28 @@ def _was_guessed(unit: _Unit) -> bool:
         tagged.source == "heuristic" and not tagged.candidates and tagged is not _PLAIN
         for tagged in tags
     )
+
+
+def _contradiction(units: Sequence[_Unit], grid_words: str) -> str | None:
+    """Return how the given sizes contradict the groups that the traces describe, or None.
+
+    Groups of DP and PP may be parts of their dimension, those of TP, CP and EP are whole.
+    """
+    for name, size in re.findall(r"\b(tp|cp|ep)\b\D*(\d+)", grid_words):
+        described = {
+            len(unit.group.ranks)
+            for unit in units
+            if unit.group.ranks
+            and unit.whole.source == "description"
+            and unit.whole.tag == name.upper()
+        }
+        if described and int(size) not in described:
+            numbers = " or ".join(map(str, sorted(described)))
+            return (
+                f"the traces describe {name.upper()} groups of {numbers} ranks, not {size}, "
+                "and decide; [[tags]] in a --config override descriptions"
+            )
+    return None
 
 
 def _why_no_grid(units: Sequence[_Unit]) -> str:

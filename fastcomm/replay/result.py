@@ -112,6 +112,7 @@ class Session(Result):
     path: ReplayPath
     step: int | None = None  # its number in the trace or trial; None for another part
     read: ReadRanks | None = None  # of a run; None for a trial
+    notes: tuple[str, ...] = ()  # what the replay leaves out or guesses, a sentence each
     edits: tuple[Edit, ...] = ()
     changed: Replayed | None = None  # with the edits
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
@@ -189,6 +190,7 @@ class Session(Result):
                 {"node": graph.nodes[node], "cost_ns": cost, "wait_ns": wait}
                 for node, cost, wait in rows
             ],
+            "notes": list(self.notes),
             **ranks,
             **self._what_if(),
             **self.predictions.to_dict(),

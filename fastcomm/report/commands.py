@@ -21,6 +21,7 @@ _PURPOSE: dict[Kind, str] = {
     "imbalanced_stage": "which stage the path goes through",
     "hot_expert": "what waits for the hot expert",
     "late_rank": "what the rank does before it arrives",
+    "slow_gemm": "which operators launch them",
     "exposed_communication": "how much shorter the step is if {tag} takes half its time",
     "copies": "which copies are on the path that sets the step",
     "idle": "what the device waits for: the host, other ranks, or the pipeline",
@@ -49,6 +50,9 @@ class Suggestions:
         """Return the command to run after a finding; None where none applies."""
         if not self.has_path:
             return None
+        if finding.kind == "slow_gemm":
+            line = self._line("kernels", "--by", "operator")
+            return Command(line=line, purpose=_PURPOSE[finding.kind])
         tag = finding.evidence.tag
         if finding.kind == "exposed_communication":
             ranks = self._ranks_with(tag)

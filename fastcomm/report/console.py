@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -201,13 +202,25 @@ class TerminalTable:
             column.add_to(rendered)
         for row in cells:
             rendered.add_row(*(column.fitted(row[column.place]) for column in shown))
-        yield rendered
+        for line in console.render_lines(rendered, options, pad=False):
+            yield from _without_trailing_blanks(line)
+            yield Segment.line()
         left_out = [
             column.heading for column in columns if column not in shown and column.heading
         ]
         if left_out:
             note = f"not shown: {', '.join(left_out)} (--wide shows them)"
             yield Text(note, style="dim")
+
+
+def _without_trailing_blanks(line: Sequence[Segment]) -> list[Segment]:
+    """Return the segments of a line without the blanks at its end."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip():
+        kept.pop()
+    if kept:
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
+    return kept
 
 
 @dataclass(slots=True)

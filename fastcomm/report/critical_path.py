@@ -12,7 +12,7 @@ from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.graph.edit_errors import EditSweep
 from fastcomm.report import files
-from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.report.console import TerminalTable, plain_console, say, shortened, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
 
@@ -80,7 +80,8 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     rank's clock was corrected.
     """
     shown = table(
-        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive", "wait caused"),
+        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive"),
+        "wait caused, with messages",
         drop=("slack", "transfer"),
     )
     for row in path.by_rank().to_pylist():
@@ -271,7 +272,7 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
 
 
 def _change(what_if: WhatIf) -> str:
-    """Return the step time before and after the edits, and the best of each sweep."""
+    """Return the step time before and after the edits; the best of sweeps or candidates."""
     faster = f", {what_if.speedup:.3f} times as fast" if what_if.speedup is not None else ""
     before, after = (
         format_ns(ns, _STEP_DIGITS) for ns in (what_if.before_ns, what_if.after_ns)
@@ -281,7 +282,18 @@ def _change(what_if: WhatIf) -> str:
         change = f"{before}, unchanged: nothing in this step is what the edits change"
     elif what_if.edits:
         change = f"{before} before, {after} after{faster}"
+    elif what_if.candidates:
+        change = f"{before}; {_best(what_if.candidates[0], what_if.before_ns)}"
     return f"{change}; {_shortest(what_if.sweeps)}" if what_if.sweeps else change
+
+
+_LONGEST_EDIT = 64  # in a sentence
+
+
+def _best(candidate: Candidate, before_ns: int) -> str:
+    """Return the clause on the edit that shortens the step most."""
+    saved = f"{format_ns(candidate.saved_ns)} ({percent(candidate.saved_ns / before_ns)})"
+    return f"{escape(shortened(candidate.edit.text, _LONGEST_EDIT))} would save most, {saved}"
 
 
 def _show_candidates(candidates: Sequence[Candidate], before_ns: int, console: Console) -> None:

@@ -56,17 +56,25 @@ def show(kernels: Kernels, top: int) -> None:
     if kernels.by != "category" and len(kernels.by_category) > 1:
         console.print(_categories(kernels))
     console.print(_rows(kernels, top))
-    more = kernels.table.num_rows - top
-    if more > 0:
-        say(console, f"{counted(more, 'more row')}; --top N prints N, --format csv prints all")
+    if more := _more(kernels, top):
+        say(console, more)
     for note in kernels.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
 
 
+def _more(kernels: Kernels, top: int) -> str:
+    """Return the sentence on the rows that are not printed; empty if there are none."""
+    more = kernels.table.num_rows - top
+    sentence = f"{counted(more, 'more row')}; --top N prints N, --format csv prints all"
+    return sentence if more > 0 else ""
+
+
 def _scope(kernels: Kernels) -> str:
     """Return the sentence on the ranks and steps that are summed up."""
-    mean = kernels.steps / max(len(kernels.ranks), 1)
-    steps = counted(round(mean), "step") if mean else "no steps"
+    numbers = sorted({rank.steps for rank in kernels.ranks}) or [0]
+    least, most = numbers[0], numbers[-1]
+    steps = counted(most, "step") if least == most else f"{least} to {most} steps"
+    steps = steps if most else "no steps"
     host = (
         " A run without a device: operators and communication of the host."
         if kernels.is_host_run
@@ -143,7 +151,7 @@ def _slowest(row: dict[str, Any]) -> str:
 
 
 def markdown(kernels: Kernels, top: int) -> str:
-    """Return the first sentence and the top rows as a table of Markdown."""
+    """Return the first sentence, the top rows as a table of Markdown, and the notes."""
     headings = (_NOUNS.get(kernels.by, kernels.by), *_headings(kernels))
     lines = [
         _plain(kernels.headline),
@@ -154,6 +162,8 @@ def markdown(kernels: Kernels, top: int) -> str:
     for row in kernels.table.slice(0, top).to_pylist():
         name, *cells = map(_plain, _cells(row, has_flops=_has_flops(kernels)))
         lines.append(f"| {' | '.join([f'`{name}`', *cells])} |")
+    notes = [text for text in (_more(kernels, top), *kernels.notes) if text]
+    lines += [f"\n*{_plain(note)}*" for note in notes]
     return "\n".join(lines)
 
 

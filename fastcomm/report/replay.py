@@ -108,6 +108,8 @@ def show(session: Session) -> None:
             saving.add_row(escape(removal.node), format_ns(removal.saved_ns))
         console.print(saving)
     say(console, _NAMES, hanging=2, style="dim")
+    for note in session.notes:
+        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     if session.alone is not None:
         _show_alone(session.alone)
     _show_predictions(session.predictions)

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from fastcomm.files import aside
 from fastcomm.process import safe_children
 from fastcomm.synthetic import kineto, play
-from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
+from fastcomm.synthetic.catalog import KERNELS, group_count, groups
 from fastcomm.synthetic.job import Job, TableJob, write_table
 from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
 from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
+from fastcomm.synthetic.shapes import host_args
 from fastcomm.synthetic.stage import COMPUTE, COPY, STREAMS
 from fastcomm.synthetic.truth import planted, truth
 from fastcomm_kernels.arrays import Ints
@@ -33,6 +34,7 @@ __all__ = [
     "TableJob",
     "Variant",
     "planted",
+    "trace_names",
     "truth",
     "write",
     "write_nsys",
@@ -296,6 +298,12 @@ def write(
     spawn = get_context("spawn")
     with safe_children(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         return list(pool.map(one, chosen))
+
+
+def trace_names(ranks: Iterable[int], form: str) -> list[str]:
+    """Return the names of the files of ranks, in the format "kineto" or "nsys"."""
+    name = "nsys_{}.sqlite" if form == "nsys" else "rank{}.pt.trace.json.gz"
+    return [name.format(rank) for rank in ranks]
 
 
 def text(

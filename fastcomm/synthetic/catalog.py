@@ -1,6 +1,5 @@
 """Process groups, collectives and kernels of a synthetic job, with their names in traces."""
 
-import json
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -238,13 +237,19 @@ class Kernel:
 
     name: str
     host: str
-    inputs: str  # key of `_dims`
+    inputs: str  # kind of inputs in `shapes`; of a GEMM a direction and a weight
     grid: tuple[int, int, int] = (132, 1, 1)
     registers: int = 168
 
 
-def _gemm(tile: str, host: str = "aten::mm") -> Kernel:
-    return Kernel(f"nvjet_hsh_{tile}_v_bz_coopA_NTT", host, "gemm")
+def _gemm(tile: str, inputs: str, host: str = "aten::mm") -> Kernel:
+    return Kernel(f"nvjet_hsh_{tile}_v_bz_coopA_NTT", host, inputs)
+
+
+def _grouped(name: str, inputs: str) -> Kernel:
+    """Return the kernel of a grouped GEMM, which the experts of a rank share."""
+    name = f"void cutlass::device_kernel<cutlass::gemm::GemmGroupedUniversal<{name}> >(Params)"
+    return Kernel(name, "aten::_grouped_mm", inputs)
 
 
 def _elementwise(functor: str, host: str) -> Kernel:
@@ -266,43 +271,40 @@ _NORM = "void transformer_engine::normalization::rmsnorm_{}_tuned_kernel<Kernel_
 _FLASH = (
     "void cutlass::device_kernel<flash::FlashAttn{}Sm90<flash::CollectiveMainloop> >(Params)"
 )
-_GROUPED = "void cutlass::device_kernel<cutlass::gemm::GemmGroupedUniversal<{}> >(Params)"
 
 KERNELS = {
     "norm": Kernel(_NORM.format("fwd"), "_RMSNorm", "rows"),
     "norm_back": Kernel(_NORM.format("bwd"), _BACK + "_RMSNormBackward", "rows"),
-    "qkv": _gemm("128x256_64x4_1x2_h"),
+    "qkv": _gemm("128x256_64x4_1x2_h", "forward qkv"),
     "rope": _triton("triton_poi_fused_rotary_embedding_0", "_RotaryEmbedding"),
-    "flash": Kernel(_FLASH.format("Fwd"), "flash_attn::_flash_attn_forward", "heads"),
-    "proj": _gemm("192x192_64x4_2x1_h"),
-    "fc1": _gemm("256x128_64x4_2x1_h"),
-    "fc2": _gemm("128x192_64x5_1x2_h"),
+    "flash": Kernel(_FLASH.format("Fwd"), "flash_attn::_flash_attn_forward", "attention"),
+    "proj": _gemm("192x192_64x4_2x1_h", "forward proj"),
+    "fc1": _gemm("256x128_64x4_2x1_h", "forward fc1"),
+    "fc2": _gemm("128x192_64x5_1x2_h", "forward fc2"),
     "swiglu": _triton("triton_poi_fused_mul_silu_1", "_SwiGLU"),
-    "proj_dgrad": _gemm("192x192_64x4_2x1_v"),
-    "flash_back": Kernel(_FLASH.format("Bwd"), "flash_attn::_flash_attn_backward", "heads"),
+    "proj_dgrad": _gemm("192x192_64x4_2x1_v", "dgrad proj"),
+    "flash_back": Kernel(
+        _FLASH.format("Bwd"), "flash_attn::_flash_attn_backward", "attention_back"
+    ),
     "rope_back": _triton("triton_poi_fused_rotary_embedding_2", _BACK + "_RotaryEmbedding"),
-    "qkv_dgrad": _gemm("128x256_64x4_1x2_v"),
-    "qkv_wgrad": _gemm("256x128_64x4_2x1_t"),
-    "fc2_dgrad": _gemm("128x192_64x5_1x2_v"),
-    "fc1_dgrad": _gemm("256x128_64x4_2x1_v"),
-    "fc_wgrad": _gemm("256x192_64x4_2x1_t"),
-    "router": _gemm("64x64_64x8_1x1_h", "aten::linear"),
-    "router_back": _gemm("64x64_64x8_1x1_v", _BACK + "AddmmBackward0"),
+    "qkv_dgrad": _gemm("128x256_64x4_1x2_v", "dgrad qkv"),
+    "qkv_wgrad": _gemm("256x128_64x4_2x1_t", "wgrad attention"),
+    "fc2_dgrad": _gemm("128x192_64x5_1x2_v", "dgrad fc2"),
+    "fc1_dgrad": _gemm("256x128_64x4_2x1_v", "dgrad fc1"),
+    "fc_wgrad": _gemm("256x192_64x4_2x1_t", "wgrad fc"),
+    "router": _gemm("64x64_64x8_1x1_h", "linear router", "aten::linear"),
+    "router_back": _gemm("64x64_64x8_1x1_v", "dgrad router"),
     "topk": Kernel("fused_topk_with_score_function_forward_kernel", "FusedTopk", "rows"),
     "permute": _triton("_permute_kernel", "moe::permute"),
     "unpermute": _triton("_unpermute_kernel", "moe::unpermute"),
-    "shared": _gemm("128x128_64x6_1x1_h"),
-    "shared_dgrad": _gemm("128x128_64x6_1x1_v"),
-    "shared_wgrad": _gemm("128x128_64x6_1x1_t"),
-    "experts1": Kernel(_GROUPED.format("fc1"), "GroupedLinear", "experts"),
-    "experts2": Kernel(_GROUPED.format("fc2"), "GroupedLinear", "experts"),
-    "experts_dgrad": Kernel(
-        _GROUPED.format("dgrad"), _BACK + "GroupedLinearBackward", "experts"
-    ),
-    "experts_wgrad": Kernel(
-        _GROUPED.format("wgrad"), _BACK + "GroupedLinearBackward", "experts"
-    ),
-    "logits": _gemm("256x256_64x3_2x1_h", "aten::linear"),
+    "shared": _gemm("128x128_64x6_1x1_h", "forward shared"),
+    "shared_dgrad": _gemm("128x128_64x6_1x1_v", "dgrad shared"),
+    "shared_wgrad": _gemm("128x128_64x6_1x1_t", "wgrad shared"),
+    "experts1": _grouped("fc1", "forward experts1"),
+    "experts2": _grouped("fc2", "forward experts2"),
+    "experts_dgrad": _grouped("dgrad", "dgrad experts"),
+    "experts_wgrad": _grouped("wgrad", "wgrad experts"),
+    "logits": _gemm("256x256_64x3_2x1_h", "linear vocabulary", "aten::linear"),
     "embed": Kernel(
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>()",
         "aten::embedding",
@@ -324,33 +326,3 @@ KERNELS = {
         64,
     ),
 }
-
-
-def host_args(job: Job, kernel: Kernel) -> str:
-    """Return the inputs of a kernel's operator, as the inside of a JSON object."""
-    dims, types = _dims(job)[kernel.inputs]
-    strides = [[*size[1:], 1] for size in dims]
-    args = {
-        "Concrete Inputs": [""] * len(dims),
-        "Input type": types,
-        "Input Strides": strides,
-        "Input Dims": dims,
-    }
-    return json.dumps(args)[1:-1]
-
-
-def _dims(job: Job) -> dict[str, tuple[list[list[int]], list[str]]]:
-    """Return shapes and types of operator inputs, by kind of kernel.
-
-    Operators of matrix products have no shapes: their kernels take times that no size explains.
-    """
-    half = "c10::BFloat16"
-    rows, width = job.tokens, job.hidden
-    return {
-        "gemm": ([[], []], [half, half]),
-        "rows": ([[rows, width]], [half]),
-        "heads": ([[]] * 3, [half] * 3),
-        "experts": ([[]] * 3, [half, half, "long int"]),
-        "tokens": ([[rows, width], [rows]], [half, "long int"]),
-        "bucket": ([[job.bucket], [job.bucket], [job.bucket], []], ["float"] * 3 + ["Scalar"]),
-    }

@@ -27,7 +27,9 @@ GAP = 900  # between two kernels of one stream
 # Faults of a rank, its link or its stage; and faults of the program, thus of every rank, which
 # are causes of idle time.
 RankFault = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
-IdleFault = Literal["launch_bound", "synchronization", "data_loading", "kernel_gaps"]
+IdleFault = Literal[
+    "launch_bound", "synchronization", "data_loading", "garbage_collection", "kernel_gaps"
+]
 Fault = RankFault | IdleFault
 FAULTS: tuple[RankFault, ...] = get_args(RankFault)
 IDLE_FAULTS: tuple[IdleFault, ...] = get_args(IdleFault)
@@ -38,6 +40,7 @@ _SLOWDOWN = {
     "launch_bound": 2_200,
     "synchronization": 2_000,
     "data_loading": 1_500,
+    "garbage_collection": 1_500,
     "kernel_gaps": 3_000,
 }
 _SMALL_LAYER_NS = 300_000  # of a job whose host launches slower than its device computes
@@ -242,10 +245,13 @@ def table(job: TableJob) -> pa.Table:
     return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
 
 
+TABLE_NAMES = ("table.parquet", "meta.yaml")
+
+
 def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     """Write `table.parquet` and `meta.yaml`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "table.parquet", folder / "meta.yaml"
+    paths = folder / TABLE_NAMES[0], folder / TABLE_NAMES[1]
     with aside(paths[0]) as unfinished:
         arrow_files.write(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}

@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import Flag, auto
 
-from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_args
+from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import BASE_NS
 from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.shapes import host_args
 from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
 from fastcomm.synthetic.tape import HOST_RANGES, HostRange, PlannedWork
 
@@ -173,7 +174,7 @@ class RankText:
             False: lane(self.process, self.process),
             True: lane(self.process, self.process + 61),
         }
-        self.inputs = {name: host_args(job, kernel) for name, kernel in KERNELS.items()}
+        self.inputs = {name: host_args(job, kernel, rank) for name, kernel in KERNELS.items()}
         self.call_args: dict[object, str] = {}  # written arguments of collectives
         self.external, self.correlation = 0, 1_000
 

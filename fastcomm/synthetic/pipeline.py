@@ -25,12 +25,12 @@ class Phase:
     bucket: bool = False  # the first kernel can overlap a data-parallel bucket
 
 
-_ATTENTION = (("qkv", 90), ("rope", 20), ("flash", 170), ("proj", 80))
+_ATTENTION = (("qkv", 86), ("rope", 20), ("flash", 185), ("proj", 69))
 _ATTENTION_BACK = (
-    ("proj_dgrad", 70),
-    ("flash_back", 160),
+    ("proj_dgrad", 36),
+    ("flash_back", 219),
     ("rope_back", 20),
-    ("qkv_dgrad", 70),
+    ("qkv_dgrad", 45),
 )
 _GATHER, _SCATTER = ("tp", "AllGather"), ("tp", "ReduceScatter")
 _DISPATCH = ("ep", "AllToAll")
@@ -47,11 +47,11 @@ DENSE = {
     "forward": (
         *_FORWARD,
         Phase((("norm", 30),), (_GATHER,)),
-        Phase((("fc1", 290), ("swiglu", 40), ("fc2", 250)), (_SCATTER,), bucket=True),
+        Phase((("fc1", 360), ("swiglu", 40), ("fc2", 180)), (_SCATTER,), bucket=True),
     ),
     "backward": (
         Phase((("norm_back", 20),), (_GATHER,)),
-        Phase((("fc2_dgrad", 150), ("swiglu", 40), ("fc1_dgrad", 140)), (_SCATTER,)),
+        Phase((("fc2_dgrad", 97), ("swiglu", 40), ("fc1_dgrad", 193)), (_SCATTER,)),
         Phase((("fc_wgrad", 220), ("norm_back", 20)), bucket=True),
         *_BACKWARD,
     ),
@@ -65,7 +65,7 @@ EXPERTS = {
             cover=("shared", 90),
         ),
         Phase(
-            (("experts1", 200), ("swiglu", 40), ("experts2", 150)),
+            (("experts1", 233), ("swiglu", 40), ("experts2", 117)),
             (_DISPATCH, _SCATTER),  # combine, overlapped with the shared expert's sum
             bucket=True,
         ),
@@ -74,7 +74,7 @@ EXPERTS = {
     "backward": (
         Phase((("unpermute", 30),), (_DISPATCH,), cover=("shared_dgrad", 70)),
         Phase(
-            (("experts_wgrad", 190), ("experts_dgrad", 160), ("swiglu", 20)),
+            (("experts_wgrad", 175), ("experts_dgrad", 175), ("swiglu", 20)),
             (_DISPATCH,),
             cover=("shared_wgrad", 70),
             bucket=True,

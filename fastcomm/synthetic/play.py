@@ -73,8 +73,8 @@ class _Player:
     ) -> list[HostRange]:
         """Return what the host does besides launching; `mark` is its mark of the step.
 
-        It fetches a batch before the first launch, waits for the other hosts after its last
-        work, and then logs the step. All times are in ns.
+        It fetches a batch before the first launch, maybe after it collected garbage, waits for
+        the other hosts after its last work, and then logs the step. All times are in ns.
         """
         last, met = max(work.stop for work in works) + SYNC_NS, begin + step.end
         place = self.place
@@ -87,8 +87,10 @@ class _Player:
             )
             for one in step.stages[self.stage].reads
         ]
+        loading = mark[0] + timeline.garbage_ns(self.job) + _PAUSE_NS
         ranges = [
-            HostRange("load", mark[0] + _PAUSE_NS, works[0].launch - _PAUSE_NS),
+            HostRange("collect", mark[0] + _PAUSE_NS, loading - _PAUSE_NS),
+            HostRange("load", loading, works[0].launch - _PAUSE_NS),
             *reads,
             HostRange("barrier", last + _PAUSE_NS, met),
             HostRange("log", max(last, met) + _PAUSE_NS, mark[1] - _PAUSE_NS),

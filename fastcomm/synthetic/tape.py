@@ -38,6 +38,7 @@ class HostRange(NamedTuple):
 
 # The names of ranges in a trace; "read" is an operator, in which the host waits for the device.
 HOST_RANGES = {
+    "collect": "gc.collect",
     "load": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
     "read": "aten::item",
     "barrier": "barrier",

@@ -58,6 +58,7 @@ def _simulated(job: Job, number: int) -> StepSchedule:
         for message in pipeline.messages(job, stage)
     }
     begin = marks[:, 0] + PREPARE_NS + pipeline.added(job, "data_loading", PREPARE_NS)
+    begin += garbage_ns(job)
     stages = [
         StageRun(job, number, stage, begin[stage * size : (stage + 1) * size], transfers)
         for stage in range(job.pp)
@@ -68,6 +69,11 @@ def _simulated(job: Job, number: int) -> StepSchedule:
     times = tuple(stage.times() for stage in stages)
     end = max(int(stage.stop.max()) for stage in times) + SYNC_NS
     return StepSchedule(marks, times, end, end + _rest(job, number))
+
+
+def garbage_ns(job: Job) -> int:
+    """Return the time for which the fault lets each host collect garbage before a step."""
+    return pipeline.added(job, "garbage_collection", PREPARE_NS)
 
 
 def _marks(job: Job, number: int) -> Ints:

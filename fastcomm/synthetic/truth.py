@@ -73,7 +73,7 @@ def planted(job: Job) -> dict[str, Any] | None:
         return None
     if job.fault in IDLE_FAULTS:
         cost = _idle_ns(job) - _idle_ns(replace(job, slowdown=0))
-        cause = {"idle_cause": job.fault, "cost_ns": cost}
+        cause = {"idle_cause": _IDLE_CAUSES.get(job.fault, job.fault), "cost_ns": cost}
         return {"kind": "idle", "ranks": list(range(job.ranks)), "stage": None} | cause
     stage = job.place(job.straggler)[2]
     size = job.tp * job.dp
@@ -91,6 +91,9 @@ def planted(job: Job) -> dict[str, Any] | None:
         "stage": stage,
         "cost_ns": _mean(costs),
     }
+
+
+_IDLE_CAUSES = {"garbage_collection": "python"}  # of faults with another name
 
 
 def _idle_ns(job: Job) -> float:

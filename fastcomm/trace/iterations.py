@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fastcomm import checks
 from fastcomm.errors import ConfigError
 from fastcomm.options import StepBoundary
 from fastcomm.trace.run import ranges as in_ranges
@@ -100,12 +101,7 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
     The first group is the number, without one the position among them; annotations of one
     number are one iteration. Raises `ConfigError` if `regex` is invalid.
     """
-    try:
-        pattern = re.compile(regex)
-    except re.error as error:
-        raise ConfigError(
-            f"iterations: {regex!r} is not a regular expression: {error}"
-        ) from error
+    pattern = checks.regex("iterations", regex)
     numbers = {name: _number(pattern, name) for name in set(marks.names)}
     rows = [row for row, name in enumerate(marks.names) if numbers[name] is not None]
     if not rows:
