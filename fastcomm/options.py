@@ -78,7 +78,10 @@ class MetricsOptions(CheckedOptions):
 
     `link_bandwidth` is the bandwidth of one GPU's link in one direction, with its unit
     ("400Gbit/s"); by default what the configuration says. `bytes` are the bytes that bandwidth
-    and volume count, `steps` the numbers of the steps that count.
+    and volume count, `steps` the numbers of the steps that count. `cluster` is a TOML file or a
+    shipped cluster, whose bandwidths inside and between nodes are the limits of traffic by
+    level. By default, nodes are the hosts that the traces name; with `gpus_per_node`, ranks
+    fill nodes of so many GPUs in order.
     `clock_alignment` is how the clocks of ranks are aligned: by their collectives, or not.
     Without `with_tables`, the tables with a row per event or window, about 200 bytes an event,
     are left out. `flops` reads all events of the traces once more, for the FLOPs of a step;
@@ -87,6 +90,8 @@ class MetricsOptions(CheckedOptions):
     """
 
     link_bandwidth: Bandwidth = None
+    cluster: str | Path | None = None
+    gpus_per_node: int | None = None
     bytes: ByteKind = "payload"
     steps: tuple[int, ...] | None = None
     clock_alignment: ClockAlignment = "collectives"
@@ -102,6 +107,8 @@ class MetricsOptions(CheckedOptions):
         check_numbers("steps", self.steps)
         if self.tokens_per_step is not None:
             TOKENS.check(self.tokens_per_step, "tokens_per_step")
+        if self.gpus_per_node is not None:
+            RANKS.check(self.gpus_per_node, "gpus_per_node")
 
     @property
     def link_bytes_per_s(self) -> float | None:

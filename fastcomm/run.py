@@ -147,12 +147,14 @@ class Run:
         ----------
         options
             Fields of `MetricsOptions`, passed by name: `link_bandwidth` of one GPU in one
-            direction, with its unit ("400Gbit/s"); `bytes` that bandwidth and volume count
-            ("payload", "bus" or "msg"); `steps`, the numbers of the steps to measure (default:
-            all); `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`,
-            whether the result has the tables with a row per event and per window; `flops`,
-            whether to count the FLOPs of a step, which reads all events once more, and `gpu`,
-            whose peaks they are compared with (default: the one that the traces name).
+            direction, with its unit ("400Gbit/s"); `cluster` (a name or TOML file), the limits
+            of traffic inside and between nodes, and `gpus_per_node` (default: nodes are the
+            hosts that the traces name); `bytes` that bandwidth and volume count ("payload",
+            "bus" or "msg"); `steps`, the numbers of the steps to measure (default: all);
+            `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`, whether the
+            result has the tables with a row per event and per window; `flops`, whether to
+            count the FLOPs of a step, which reads all events once more, and `gpu`, whose peaks
+            they are compared with (default: the one that the traces name).
 
         Returns
         -------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm metrics traces/ --link-bandwidth 400Gbit/s
+  fastcomm metrics traces/ --cluster dgx-h100
   fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
   fastcomm metrics traces/ --json | jq .breakdown.exact
 """

@@ -14,6 +14,7 @@ from fastcomm.cli.commands import (
     OUTPUT,
     READING,
     WINDOW,
+    WORKLOAD,
     of_field,
     option,
 )
@@ -59,6 +60,18 @@ def link_bandwidth_option(**attrs: Any) -> Callable[[F], F]:
     )
 
 
+def cluster_option(default: str) -> Callable[[F], F]:
+    """Return the option of a cluster; `default` is what holds without it."""
+    return option(
+        "--cluster",
+        metavar="NAME|FILE",
+        group=MEASUREMENT,
+        is_common=True,
+        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
+        f"Default: {default}.",
+    )
+
+
 steps_option = option(
     "--steps",
     type=NumberList(),
@@ -69,6 +82,14 @@ steps_option = option(
 )
 _MEASURED: list[Callable[[Any], Any]] = [
     link_bandwidth_option(),
+    cluster_option("none"),
+    option(
+        "--gpus-per-node",
+        type=click.IntRange(1, 1 << 16),
+        metavar="N",
+        group=WORKLOAD,
+        help="GPUs per node. Default: by the traces' host names.",
+    ),
     steps_option,
     option(
         "--step-boundary",
@@ -328,18 +349,6 @@ def compat_option(*tools: str, of: str) -> Callable[[F], F]:
         metavar="|".join(tools),
         group=COMPAT,
         help=f"Reproduce the results of another tool exactly. It is {of}.",
-    )
-
-
-def cluster_option(default: str) -> Callable[[F], F]:
-    """Return the option of a cluster; `default` is what holds without it."""
-    return option(
-        "--cluster",
-        metavar="NAME|FILE",
-        group=MEASUREMENT,
-        is_common=True,
-        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
-        f"Default: {default}.",
     )
 
 

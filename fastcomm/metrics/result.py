@@ -22,6 +22,7 @@ from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.idle import IdleName
+from fastcomm.metrics.network import Network
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume
 from fastcomm.options import ByteKind
@@ -74,6 +75,7 @@ class Metrics(Result):
     volume: dict[str, Volume]
     overlap: Overlap
     across: Across
+    network: Network
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
     idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
     idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
@@ -218,6 +220,7 @@ class Metrics(Result):
             "host_communication": None
             if self.host_communication is None
             else asdict(self.host_communication),
+            "network": self.network.to_dict(),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),

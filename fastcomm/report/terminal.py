@@ -76,7 +76,12 @@ def show(
         say(console, line, hanging=2)
     if metrics.breakdown.exact["idle"] is not None and console.is_terminal:
         console.print(_stack(metrics, min(_BAR, console.width - 4)))
-    tables = [_breakdown(metrics), _parallelisms(metrics), details.culprits(metrics)]
+    tables = [
+        _breakdown(metrics),
+        _parallelisms(metrics),
+        details.network(metrics, by_parallelism=full),
+        details.culprits(metrics),
+    ]
     if full:
         tables += details.tables(metrics)
     if spec:
