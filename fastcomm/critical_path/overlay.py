@@ -97,8 +97,15 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _opened(unfinished, compressed=target.name.endswith(".gz")) as file:
-            for piece in _pieces(_text(source), trace, path, drawing):
+            for piece in redrawn(trace, path, drawing):
                 file.write(piece)
+
+
+def redrawn(
+    trace: Trace, path: CriticalPath, drawing: Drawing
+) -> Iterator[bytes | memoryview]:
+    """Yield what `write` writes, in pieces; raise `FastcommError` if the trace has changed."""
+    yield from _pieces(_text(place(trace.meta.path)), trace, path, drawing)
 
 
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:
