@@ -26,7 +26,8 @@ LINK = 50e9
 # What the two formats have in common of an event.
 COLUMNS = ("op", "start", "stop", "stream", "tag", "msg_bytes", "payload_bytes", "bus_bytes")
 # Said by one format in other words than by the other.
-OWN_WORDS = ("iterations_found_by", "groups", "warnings", "idle_evidence")
+# Names of devices and hosts are read from Kineto alone.
+OWN_WORDS = ("iterations_found_by", "groups", "warnings", "idle_evidence", "gpus", "network")
 
 
 def grid(job):

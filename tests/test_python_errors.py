@@ -95,7 +95,7 @@ ARGUMENTS = [
     (lambda u: u.run.critical_path(instance=0), "instance needs annotation"),
     (lambda u: u.run.critical_path(data_load_events="x"), "'x': expected a list"),
     (lambda u: u.run.critical_path(data_load_events=["("]), "invalid regular expression '\\('"),
-    (lambda u: u.run.replay(rank=3), "replay: unknown option 'rank'; Options: step"),
+    (lambda u: u.run.replay(rank=3), "replay: unknown option 'rank'; Options: scale"),
     (lambda u: u.run.replay(step="x"), "invalid step 'x': expected a whole number"),
     (lambda u: u.run.report(5), f"report: invalid path 5: {PATH}report"),
     (lambda u: u.run.report(""), f"report: invalid path '': {PATH}report"),
