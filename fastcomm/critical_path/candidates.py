@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from fastcomm.critical_path import peers
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.graph.edit_errors import Interval
+from fastcomm.errors import ConfigError
+from fastcomm.graph.edit_errors import Interval, not_validated
 from fastcomm.graph.edits import Edit, plan
 from fastcomm.options import EditOptions
 
@@ -43,12 +44,16 @@ def try_all(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candi
 
     The edits are, for each parallelism: transfers in half the time, no waits, and transfers
     hidden under compute; each suspect rank and link as its peers; no launch delays; no gaps
-    between kernels; and each of the five kernels with the most time 20 % faster.
+    between kernels; and each of the five kernels with the most time 20 % faster (of a run on
+    the host, operators). Edits that match nothing in the step are left out.
     """
     reason = unvalidated(replay)
     tried = []
     for edit in _edits(replay, before_ns):
-        after = replay.span([edit])
+        try:
+            after = replay.span([edit])
+        except ConfigError:  # nothing in this step that the edit could change
+            continue
         interval = Interval.of(after, replay_error_ns, [edit], reason)
         saved = before_ns - after
         tried.append(Candidate(edit=edit, after_ns=after, saved_ns=saved, interval=interval))
@@ -58,9 +63,8 @@ def try_all(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candi
 
 def unvalidated(replay: Replay) -> str | None:
     """Return why measured errors of what-ifs do not apply to a step; None if they do."""
-    if replay.critical.is_joined:
-        return None
-    return "the validated steps are those of all ranks, and this is one rank"
+    path = replay.critical
+    return not_validated(is_host_run=path.about.is_host_run, one_rank=not path.is_joined)
 
 
 def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
@@ -76,8 +80,10 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
         heal += [f"rank:{rank}" for rank in _slow_ranks(replay, before_ns)]
         links = peers.slow_links(replay, replay.plain.weight)[:_MOST_SUSPECTS]
         heal += [f"link:{first}-{second}" for first, second in links]
-    remove += ["launches", "gaps"]
-    scale += [f'kernel:"{name}"={_FASTER}' for name in _longest_kernels(replay)]
+    if not path.about.is_host_run:
+        remove += ["launches", "gaps"]
+    key = "name" if path.about.is_host_run else "kernel"
+    scale += [f'{key}:"{name}"={_FASTER}' for name in _longest_kernels(replay)]
     options = EditOptions(
         scale=tuple(scale), heal=tuple(heal), remove=tuple(remove), overlap=tuple(overlap)
     )
@@ -92,7 +98,7 @@ def _slow_ranks(replay: Replay, before_ns: int) -> list[int]:
 
 
 def _longest_kernels(replay: Replay) -> list[str]:
-    """Return the names of the compute kernels with the most time on all ranks."""
+    """Return the names of compute with the most time on all ranks: kernels, or operators."""
     targets = replay.selectable.targets
     if "compute" not in targets:
         return []
