@@ -10,8 +10,11 @@ from timing import best_of_processes
 from fastcomm.compat import isp as original
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.hardware import load
-from fastcomm.isp import MicroBatchRule, Question
+from fastcomm.isp import MicroBatchRule, Question, plan_cost, plan_step
+from fastcomm.isp.plan import Plan
+from fastcomm.isp.plan_search import candidates, rank
 from fastcomm.isp.presets import internlm
+from fastcomm.isp.presets import load as model
 from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 
@@ -86,6 +89,46 @@ def test_default_space(bar):
         definition,
         count=candidates,
         yardstick_count=SCALAR,
+    )
+
+
+JOB = Plan(
+    model=model("llama3-70b"),
+    gpu="h100",
+    gpus=256,
+    global_batch=512,
+    seq_len=8192,
+    node_bytes_per_s=400e9,
+    domain=8,
+)
+
+
+def forget():
+    """Empty what strategies share: layers, kernels and collectives."""
+    tables = (plan_cost._matmul, plan_cost._flash, plan_cost._grouped, plan_cost._inside)
+    for table in (*tables, plan_step._whole_stack):
+        table.cache_clear()
+
+
+def test_trainer_space(bar):
+    plans = list(candidates(JOB, {}))
+    some = plans[:: len(plans) // 60]
+
+    def searched():
+        forget()
+        return rank(JOB, {}, plan_cost.Constants())
+
+    def one_by_one():
+        for plan in some:
+            forget()
+            plan_step.price_plan(plan, plan_cost.Constants())
+
+    bar(
+        "isp_plans",
+        searched,
+        one_by_one,
+        count=len(plans),
+        yardstick_count=len(some),
     )
 
 

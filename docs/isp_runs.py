@@ -2,22 +2,31 @@
 
 It also writes the error to expect and the range of these runs into
 `fastcomm/isp/evaluation.py`. The runs lie outside of the repository:
-`python docs/isp_runs.py FOLDER` reads `runs.csv` and `models.csv` there.
+`python docs/isp_runs.py FOLDER` reads `runs.csv` and `models.csv` there, and vTrain's table in
+`isp` beside it.
 """
 
+import csv
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import rankdata
 
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.evaluation import covered
+from fastcomm.isp.model import Model
+from fastcomm.isp.plan import Plan
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
+from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.run_calibration import held_out_errors
 from fastcomm.isp.runs import (
     GroupError,
+    RunPrice,
     RunTable,
     TrainingRun,
     errors,
@@ -37,8 +46,10 @@ NEUTRAL = Constants(
     elementwise=1.5,
     gemm_slowdown=1.05,
     host_layer_s=0.9e-3,
-    host_experts=8,
+    host_experts=6,
+    host_expert=0.2,
     experts_slowdown=1.5,
+    straggling=0.001,
     step_s=20e-3,
 )
 _HEAD = """\
@@ -62,6 +73,22 @@ Median and 90th percentile of absolute errors, and the median error (above 0 is 
 the shipped constants, which were fitted to these runs. In `memory` is the median absolute error
 of the memory, where the source has it. In `no fit` are runs that ran, but
 were predicted not to fit."""
+_CLASSES = """\
+## Classes of runs
+
+Mean absolute error of the runs that their sources vouch for, by class."""
+_ORDER = """\
+Over groups of at least five runs of one source and model, the mean rank correlation (Spearman)
+of predicted and measured throughput is {order:.2f}, over pairs that differ by more than 5 %.
+{fits} of {runs} runs are predicted to fit. No source says which strategies ran out of memory.
+
+Of 1440 iterations of Megatron-DeepSpeed on 1 to 8 A100 of one node (vTrain), times are off by
+{single:.1f} % on average, and the strategy predicted to be the fastest takes
+{regret:.1f} % longer than the fastest measured one, on average over {groups} jobs.
+One constant of the trainer was fitted to them: its host takes 1.55 times as long to launch a
+layer. Without it the numbers are {plain:.1f} % and {plain_regret:.1f} %."""
+_LEFT_OUT = """\
+With one constant at its start, the others as fitted, the mean absolute error of all runs is:"""
 _HELD_OUT = """\
 ## Runs that the constants have not seen
 
@@ -71,6 +98,7 @@ its row."""
 _CONSTANTS = """\
 ## Constants
 
+These hold for all trainers and GPUs: none has constants of its own but Megatron-DeepSpeed.
 Everything else comes from data sheets and measured kernels. Fitted constants started from the
 value on the left; `--calibrate-from` fits them to runs of your own."""
 _MEANING = {
@@ -80,8 +108,10 @@ _MEANING = {
     "elementwise": "bytes moved by element-wise kernels, over fused ones",
     "gemm_slowdown": "time of a GEMM in a step, over the kernel alone",
     "host_layer_s": "time of the host to launch a layer, both passes, in s",
-    "host_experts": "that of a layer of experts, over a dense one",
+    "host_experts": "that of a layer with experts, over a usual one",
+    "host_expert": "what each expert of a rank adds to that",
     "experts_slowdown": "time of a layer of experts in a trainer, over a fused one",
+    "straggling": "share of the step lost to the slowest node, a doubling of nodes",
     "step_s": "time of the host outside of layers, in s",
 }
 
@@ -137,6 +167,146 @@ def held_out(runs: Iterable[TrainingRun]) -> str:
     return _table(["", "runs", "median", "90 % below", "bias"], rows)
 
 
+def _is_dense(chips: tuple[str, ...], *, fp8: bool | None = None) -> Callable[[RunPrice], bool]:
+    """A class of dense models on some GPUs; `fp8` chooses the precision."""
+    return lambda row: (
+        row.run.gpu in chips
+        and not row.run.has_experts
+        and (fp8 is None or is_fp8(row.run.precision) == fp8)
+    )
+
+
+LONG = 32768
+# Classes of runs, and the mean absolute error that each may have.
+CLASSES: dict[str, tuple[Callable[[RunPrice], bool], float]] = {
+    "A100, dense": (_is_dense(("a100", "a100-40")), 0.15),
+    "H100, dense, bf16": (_is_dense(("h100",), fp8=False), 0.15),
+    "H100, dense, FP8": (_is_dense(("h100",), fp8=True), 0.15),
+    "H100, experts": (lambda row: row.run.gpu == "h100" and row.run.has_experts, 0.25),
+    "B200": (lambda row: row.run.gpu == "b200", 0.15),
+    "GB200": (lambda row: row.run.gpu == "gb200", 0.15),
+    "FSDP": (lambda row: row.price.plan.is_fsdp, 0.15),
+    "sequences of 32K and more": (lambda row: row.price.plan.seq_len >= LONG, 0.15),
+    "all": (lambda _row: True, 0.12),
+}
+
+
+def vouched(runs: Iterable[TrainingRun], constants: Constants | None = None) -> list[RunPrice]:
+    """The prices of measured runs of quality `ok`."""
+    shipped = constants or Constants()
+    return [price_run(run, shipped) for run in runs if run.measured and run.quality == "ok"]
+
+
+def mean_error(rows: Iterable[RunPrice]) -> float:
+    """Mean absolute error of the throughput."""
+    return float(np.mean([abs(row.error or 0.0) for row in rows]))
+
+
+def classes(rows: Sequence[RunPrice]) -> str:
+    """The table of mean errors by class."""
+    lines = []
+    for name, (belongs, bar) in CLASSES.items():
+        own = [row for row in rows if belongs(row)]
+        bias = np.mean([row.error for row in own if row.error is not None])
+        lines.append(
+            [
+                name,
+                str(len(own)),
+                f"{mean_error(own) * 100:.1f} %",
+                f"{bias * 100:+.1f} %",
+                f"{bar * 100:.0f} %",
+            ]
+        )
+    return _table(["class", "runs", "mean error", "bias", "bar"], lines)
+
+
+_LEAST_GROUP, _EQUAL = 5, 1.05
+
+
+def order(rows: Iterable[RunPrice]) -> float:
+    """Mean rank correlation of groups of a source and model, over pairs that differ.
+
+    It is Spearman's coefficient, whose covariance and variances are sums over pairs, without
+    the pairs whose throughput differs by at most 5 %.
+    """
+    groups: dict[tuple[str, str], list[RunPrice]] = {}
+    for row in rows:
+        groups.setdefault(row.run.group, []).append(row)
+    found = []
+    for own in groups.values():
+        measured = np.array([row.run.measured for row in own], np.float64)
+        ranks = rankdata(measured)
+        mine = rankdata([row.price.tokens_per_s_per_gpu for row in own])
+        pairs = np.array(
+            [
+                (ranks[i] - ranks[j], mine[i] - mine[j])
+                for i, j in combinations(range(len(own)), 2)
+                if max(measured[i] / measured[j], measured[j] / measured[i]) > _EQUAL
+            ]
+        ).reshape(-1, 2)
+        if len(own) >= _LEAST_GROUP and len(pairs):
+            x, y = pairs.T
+            found.append((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+    return float(np.mean(found))
+
+
+def left_out(runs: Sequence[TrainingRun]) -> str:
+    """The table of mean errors with one constant at its start."""
+    pairs = [("none", Constants())] + [
+        (f"`{name}`", replace(Constants(), **{name: getattr(NEUTRAL, name)}))
+        for name in CALIBRATED
+    ]
+    rows = [[name, f"{mean_error(vouched(runs, fit)) * 100:.1f} %"] for name, fit in pairs]
+    return _table(["constant at its start", "mean error"], rows)
+
+
+def single_node(path: Path, trainer: str = "deepspeed") -> tuple[float, float, int]:
+    """Mean error of vTrain's iterations, mean regret of the fastest, and number of jobs.
+
+    A job is a model, a batch and a number of GPUs. The regret is the measured time of the
+    strategy that is predicted to be the fastest, over that of the fastest, minus 1.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [list(row.values()) for row in csv.DictReader(file)]
+    jobs: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+    for row in rows:
+        gpus, batch, micro, hidden, heads, layers, seq_len, tp, _dp, pp = map(int, row[:10])
+        gpt = Model(
+            name="gpt",
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            layers=layers,
+            ffn=4 * hidden,
+            vocab=51200,
+            mlp="gelu",
+            tied=True,
+        )
+        plan = Plan(
+            model=gpt,
+            gpu="a100",
+            gpus=gpus,
+            global_batch=batch,
+            seq_len=seq_len,
+            node_bytes_per_s=100e9,
+            domain=8,
+            tp=tp,
+            pp=pp,
+            micro_batch=micro,
+            sharding="ddp",
+            recompute="full",
+            precision="fp16",
+            trainer=trainer,
+            overlap=False,
+            year=2022.0,
+        )
+        pair = price_plan(plan, Constants()).step_s, float(row[10]) / 1e3
+        jobs.setdefault((gpus, batch, hidden, heads, layers, seq_len), []).append(pair)
+    off = [abs(mine / measured - 1) for pairs in jobs.values() for mine, measured in pairs]
+    regret = [min(pairs)[1] / min(t for _, t in pairs) - 1 for pairs in jobs.values()]
+    return float(np.mean(off)), float(np.mean(regret)), len(jobs)
+
+
 def _numbers(off: list[float]) -> list[str]:
     size = np.abs(off)
     return [
@@ -186,7 +356,22 @@ def page(folder: Path) -> str:
     runs = load(folder).runs
     unseen = held_out(runs)
     write_expected(runs, unseen)
-    parts = [_HEAD, _GROUPS, groups(runs), _HELD_OUT, unseen, _CONSTANTS, constants()]
+    rows = vouched(runs)
+    iterations = folder.parent / "isp" / "vtrain_single.csv"
+    single, regret, jobs = single_node(iterations)
+    plain, plain_regret, _ = single_node(iterations, "megatron")
+    text = _ORDER.format(
+        order=order(rows),
+        fits=sum(row.price.fits for row in rows),
+        runs=len(rows),
+        single=single * 100,
+        regret=regret * 100,
+        groups=jobs,
+        plain=plain * 100,
+        plain_regret=plain_regret * 100,
+    )
+    parts = [_HEAD, _GROUPS, groups(runs), _CLASSES, classes(rows), text, _HELD_OUT, unseen]
+    parts += [_CONSTANTS, constants(), _LEFT_OUT, left_out(runs)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -69,7 +69,7 @@ def _head(browser: Browser, path: Path, height: int) -> None:
     """Write a screenshot of the top of the page."""
     page = browser.new_page(viewport={"width": _WIDTH, "height": height})
     page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.wait_for_selector("html[data-ready]", state="attached")
     page.screenshot(path=DOCS / "pictures" / "report-demo.png")
 
 
@@ -87,7 +87,7 @@ def _section(browser: Browser, path: Path, selector: str, name: str) -> None:
     """Write a screenshot of one section of the page."""
     page = browser.new_page(viewport={"width": _WIDTH, "height": 1400})
     page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.wait_for_selector("html[data-ready]", state="attached")
     page.locator(selector).screenshot(path=DOCS / "pictures" / f"{name}.png")
 
 

@@ -137,6 +137,7 @@ MOST_WORKERS = 1 << 12  # processes or threads of one machine
 MOST_LISTED = 1 << 20  # numbers of a list such as 0-7,12
 MOST_NUMBER = (1 << 53) - 1  # of a list; of an iteration
 WHOLE = Range(0, MOST_NUMBER)
+TOKENS = Range(1, MOST_NUMBER)
 
 
 def regex(name: str, text: str) -> re.Pattern[str]:

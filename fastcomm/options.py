@@ -14,6 +14,7 @@ from fastcomm.checks import (
     IMBALANCE,
     PENALTY,
     RANKS,
+    TOKENS,
     CheckedOptions,
     check_numbers,
     non_default,
@@ -77,26 +78,37 @@ class MetricsOptions(CheckedOptions):
 
     `link_bandwidth` is the bandwidth of one GPU's link in one direction, with its unit
     ("400Gbit/s"); by default what the configuration says. `bytes` are the bytes that bandwidth
-    and volume count, `steps` the numbers of the steps that count.
+    and volume count, `steps` the numbers of the steps that count. `cluster` is a TOML file or a
+    shipped cluster, whose bandwidths inside and between nodes are the limits of traffic by
+    level. By default, nodes are the hosts that the traces name; with `gpus_per_node`, ranks
+    fill nodes of so many GPUs in order.
     `clock_alignment` is how the clocks of ranks are aligned: by their collectives, or not.
     Without `with_tables`, the tables with a row per event or window, about 200 bytes an event,
     are left out. `flops` reads all events of the traces once more, for the FLOPs of a step;
     `gpu` is the GPU whose peaks they are compared with, by default that of the traces.
+    `tokens_per_step`, the tokens of a step of all ranks, gives tokens per second.
     """
 
     link_bandwidth: Bandwidth = None
+    cluster: str | Path | None = None
+    gpus_per_node: int | None = None
     bytes: ByteKind = "payload"
     steps: tuple[int, ...] | None = None
     clock_alignment: ClockAlignment = "collectives"
     with_tables: bool = True
     flops: bool = False
     gpu: str | None = None
+    tokens_per_step: int | None = None
 
     def __post_init__(self) -> None:
         """Check that the bandwidth and the numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
         _ = self.link_bytes_per_s
         check_numbers("steps", self.steps)
+        if self.tokens_per_step is not None:
+            TOKENS.check(self.tokens_per_step, "tokens_per_step")
+        if self.gpus_per_node is not None:
+            RANKS.check(self.gpus_per_node, "gpus_per_node")
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -105,24 +117,33 @@ class MetricsOptions(CheckedOptions):
         return None if link is None else parse_bandwidth(link, "link_bandwidth")
 
 
+_MOST_STEPS = 16  # more in a timeline
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions(MetricsOptions):
     """What the page of a run shows: its metrics, and by default data, path and timeline.
 
-    `timeline_ranks` are the ranks whose events the timeline has.
+    `timeline_ranks` are the ranks whose events the timeline has, `timeline_steps` the numbers
+    of steps that it has besides the slowest, the median and a third one.
     """
 
     no_data: bool = False
     no_path: bool = False
     no_timeline: bool = False
     timeline_ranks: tuple[int, ...] | None = None
+    timeline_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the numbers are in their ranges."""
         MetricsOptions.__post_init__(self)
         check_numbers("timeline_ranks", self.timeline_ranks)
-        if self.no_timeline and self.timeline_ranks is not None:
-            raise ConfigError("timeline_ranks has no effect with no_timeline; leave one out")
+        check_numbers("timeline_steps", self.timeline_steps)
+        if len(self.timeline_steps) > _MOST_STEPS:
+            raise ConfigError(f"timeline_steps: at most {_MOST_STEPS} steps fit on a page")
+        for name in ("timeline_ranks", "timeline_steps"):
+            if self.no_timeline and getattr(self, name):
+                raise ConfigError(f"{name} has no effect with no_timeline; leave one out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +429,12 @@ class SearchOptions(CheckedOptions):
     micro_num: Quantity = None
     cluster: str | Path | None = None
     memory: Quantity = None
+    trainer: (
+        Literal["megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"]
+        | None
+    ) = None
+    precision: str | None = None
+    fix: str | None = None
     algorithms: str | None = None
     pp_sizes: Quantities = None
     sp_sizes: Quantities = None

@@ -222,21 +222,25 @@ _folders: dict[Path, int] = {}  # the process that made each: a fork must not re
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new directory that only this user can read, and remove it. Raises `OSError`."""
-    path = make_folder()
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new directory that only this user can read, and remove it. Raises `OSError`.
+
+    It is in `parent`, by default in the system's directory for temporary files.
+    """
+    path = make_folder(parent)
     try:
         yield path
     finally:
         remove_folder(path)
 
 
-def make_folder() -> Path:
+def make_folder(parent: Path | None = None) -> Path:
     """Make a temporary directory for `remove_folder`. Raises `OSError`."""
     import secrets  # with hashes, a sixth of the start of every command
     import tempfile
 
-    path = Path(tempfile.gettempdir()) / f"fastcomm-{secrets.token_hex(8)}"
+    name = f"fastcomm-{secrets.token_hex(8)}"
+    path = Path(tempfile.gettempdir()) / name if parent is None else parent.absolute() / name
     # Noted first: a signal may come as soon as it exists.
     _folders[path] = os.getpid()
     path.mkdir(mode=0o700)

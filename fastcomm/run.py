@@ -147,12 +147,14 @@ class Run:
         ----------
         options
             Fields of `MetricsOptions`, passed by name: `link_bandwidth` of one GPU in one
-            direction, with its unit ("400Gbit/s"); `bytes` that bandwidth and volume count
-            ("payload", "bus" or "msg"); `steps`, the numbers of the steps to measure (default:
-            all); `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`,
-            whether the result has the tables with a row per event and per window; `flops`,
-            whether to count the FLOPs of a step, which reads all events once more, and `gpu`,
-            whose peaks they are compared with (default: the one that the traces name).
+            direction, with its unit ("400Gbit/s"); `cluster` (a name or TOML file), the limits
+            of traffic inside and between nodes, and `gpus_per_node` (default: nodes are the
+            hosts that the traces name); `bytes` that bandwidth and volume count ("payload",
+            "bus" or "msg"); `steps`, the numbers of the steps to measure (default: all);
+            `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`, whether the
+            result has the tables with a row per event and per window; `flops`, whether to
+            count the FLOPs of a step, which reads all events once more, and `gpu`, whose peaks
+            they are compared with (default: the one that the traces name).
 
         Returns
         -------
@@ -325,7 +327,9 @@ class Run:
             Fields of `ReportOptions`: all options of `metrics`; `no_data` to write no tables,
             which by default are in `report-data/` beside the page; `no_path` and `no_timeline`
             to leave out the critical path and the timeline; `timeline_ranks`, the ranks whose
-            events the timeline has (default: all, of more than 96 the suspects).
+            events the timeline has (default: all, of more than 96 the suspects), and
+            `timeline_steps`, the numbers of steps that it has besides the slowest, the median
+            and a third one.
 
         Raises
         ------
@@ -336,7 +340,7 @@ class Run:
             written.
 
         """
-        from fastcomm.analyses.critical_path import path_for_page
+        from fastcomm.analyses.critical_path import answers_for_page, path_for_page
         from fastcomm.analyses.timeline import find_timeline
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
@@ -351,6 +355,7 @@ class Run:
                 self._traces,
                 metrics,
                 ranks=chosen.timeline_ranks,
+                steps=chosen.timeline_steps,
                 critical=path,
                 workers=self._executor,
                 keep_going=self.options.keep_going,
@@ -359,6 +364,7 @@ class Run:
             metrics,
             html,
             critical=path,
+            answers=answers_for_page(path, metrics.findings),
             timeline=timeline,
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),

@@ -136,8 +136,8 @@ def attention(c, b, s, local):
     return forward, backward
 
 
-def kappa(mod, algo, sp, kept, kind, imbalance):
-    whole = {"isp": 0, "fsp": 0, "msp": 4 if kept else 0, "mtp": 10 if mod["gelu"] else 8}[algo]
+def kappa(mod, algo, sp, kind, imbalance):
+    whole = {"isp": 0, "fsp": 0, "msp": 0, "mtp": 10 if mod["gelu"] else 8}[algo]
     wide = mod["kinds"][kind][2]
     if kind == "sparse":
         wide += (imbalance - 1) * mod["top"] * (4 + 8 * mod["each"] / mod["h"])
@@ -204,7 +204,7 @@ def layer_time(c, mod, kind, case, options):
         calls = (8 if algo == "msp" else 10) + 4 * full
         calls /= 2 if kind == "sparse" and not mod["shared"] else 1
         sp_comm = collective(c, "ag", t, sp, 1) * calls
-    touched = d / 2 * b * s * h * kappa(mod, algo, sp, False, kind, imbalance)
+    touched = d / 2 * b * s * h * kappa(mod, algo, sp, kind, imbalance)
     element = 2 * (2.5 + full) * touched / c["hbm"]
     exchange = shown = 0.0
     if kind == "sparse":
@@ -321,8 +321,7 @@ def memory(mod, case, ep=1, v=1, flash=True, d=2, imbalance=1.0):
     scores = 0 if flash else 5 * mod["a"] * s / (h * sp)
     unit, worst = d / 2 * b * s * h, 0.0
     live = {
-        kind: unit * (kappa(mod, algo, sp, True, kind, imbalance) + scores)
-        for kind in mod["kinds"]
+        kind: unit * (kappa(mod, algo, sp, kind, imbalance) + scores) for kind in mod["kinds"]
     }
     usual = mod["kinds"].get("sparse", mod["kinds"]["dense"])
     for place in range(pp):
@@ -360,6 +359,8 @@ def strategies(mod, n, s, tokens, algos=("isp", "msp", "fsp", "mtp")):
             if tokens % (dp * s):
                 continue
             for algo in algos:
+                if sp == 1 and algo in algos[1:] and algo in {"fsp", "mtp"}:
+                    continue  # the same as the first, MSP
                 if algo != "isp" and mod["kv"] % sp and sp % mod["kv"]:
                     continue
                 if algo == "mtp" and mod["E"] and sp > 1:

@@ -1,8 +1,10 @@
 """Test HTML pages without a browser: structure, texts and security."""
 
+import base64
 import json
 import re
 import shlex
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +18,41 @@ from html_page import (
     SLOW,
     WAITS,
     assert_sound,
+    charts,
     many_ranks,
     parsed,
-    specs,
+    tips,
     without_scripts,
 )
 
+from fastcomm.analyses.critical_path import answers_for_page, path_for_page
 from fastcomm.cli import main
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import FastcommError, inert, shell_quoted
+from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edits import plan
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
+from fastcomm.options import EditOptions, MetricsOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
-from fastcomm.report.html import Page, across, breakdown, html, json_text, run_page, used_keys
+from fastcomm.report.commands import Suggestions
+from fastcomm.report.html import (
+    Page,
+    across,
+    breakdown,
+    causes,
+    html,
+    json_text,
+    run_page,
+    used_keys,
+)
 from fastcomm.report.html import write as write_page
-from fastcomm.report.html.drawing import shown, tick
+from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
+from fastcomm.report.html.draw import draw
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.synthetic import Job, write
+from fastcomm.trace.run import ranges
 
 DOCS = Path(__file__).parents[1] / "docs"
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\u2028${7}"
@@ -90,6 +110,10 @@ def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_ord
         each.text for each in found.findings
     ]
     assert page.findings[0].command == "fastcomm critical-path traces/"
+    picture = page.findings[0].picture
+    assert "rank 5 has" in picture.alt
+    assert [mark.name for mark in picture.chart.marks] == ["other ranks"] * 7 + ["rank 5"]
+    assert len(page.facts) == 6
     lead = next(each.lead for each in page.sections if each.name == "ranks")
     assert pages.plain(lead).startswith("Rank 5 computes the most")
 
@@ -119,11 +143,16 @@ def test_landmarks_definitions_and_charts_are_valid(tree):
     assert_sound(tree)
     assert next(tree.all("a")).attrs == {"class": "skip", "href": "#main"}
     assert len(list(tree.all(class_="num"))) > 100
-    charts = specs(tree)
-    assert {"breakdown", "heat-map", "windows-chart", "sizes-chart"} <= set(charts)
-    stacked = charts["breakdown"][0]["data"]
-    assert sum(bar["x"][0] for bar in stacked) == pytest.approx(100)
-    assert all(bar["marker"]["pattern"]["shape"] for bar in stacked if "exposed" in bar["name"])
+    drawn = charts(tree)
+    assert {"breakdown", "heat-map", "windows-chart", "sizes-chart"} <= set(drawn)
+    stacked = list(drawn["breakdown"][0].all("rect"))
+    widths = [float(each.attrs["width"].removesuffix("%")) for each in stacked]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    exposed = [each for each in stacked if "exposed" in each.attrs["data-tip"]]
+    assert all(each.attrs["fill"].startswith("url(#fill-") for each in exposed)
+    patterns = {f"url(#{each.attrs['id']})" for each in tree.all("pattern")}
+    filled = {each.attrs["fill"] for each in tree.all(fill=...)}
+    assert {fill for fill in filled if fill.startswith("url")} <= patterns
 
 
 @pytest.mark.compiled
@@ -135,18 +164,20 @@ def test_a_page_loads_no_external_resource(page, tree):
     style = next(tree.all("style")).text
     assert "@import" not in style
     assert "url(" not in style
-    assert html(page).count("<script>") == 2
+    assert html(page).count("<script>") == 1
 
 
 @pytest.mark.compiled
 def test_the_heat_map_has_each_rank_and_iteration(found, tree):
-    views = specs(tree)["heat-map"]
-    grid = views[0]["data"][0]
+    cells = charts(tree)["heat-map"][0].all("rect", class_="cell")
     rows = found.tables["iterations"].to_pylist()
     ms = {(str(r["rank"]), str(r["iteration"])): r["exact_compute_ns"] / 1e6 for r in rows}
-    for rank, row in zip(grid["y"], grid["z"], strict=True):
-        for number, value in zip(grid["x"], row, strict=True):
-            assert value == pytest.approx(ms.pop((rank, number)), rel=1e-3)
+    for cell in cells:
+        words = re.fullmatch(
+            r"rank (\d+), iteration (\d+), compute: (.*) ms", cell.attrs["data-tip"]
+        )
+        rank, number, value = words.groups()
+        assert float(value) == pytest.approx(ms.pop((rank, number)), rel=1e-3)
     assert not ms
 
 
@@ -160,7 +191,8 @@ def test_missing_data_is_na_with_the_reason(parts, word):
     unknown = list(tree.all(class_="na"))
     assert unknown
     assert all(each.text.startswith("n/a (unknown: ") for each in unknown)
-    assert why in "".join(each.text for each in tree.all(class_="missing"))
+    assert why in next(tree.all(id="unmeasured-table")).text
+    assert not list(tree.all(class_="missing"))
     assert_sound(tree)
 
 
@@ -180,7 +212,7 @@ def test_hostile_names_are_plain_text(parts):
     ]
     found = compute(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
     text = html(run_page.run_page(found, [ODD]))
-    assert text.count("<script>") == 2
+    assert text.count("<script>") == 1
     tree = parsed(without_scripts(text))
     assert not list(tree.all("img"))
     assert not list(tree.all(onerror=...))
@@ -206,8 +238,38 @@ def test_embedded_json_cannot_end_its_script():
     assert json.loads(text) == {"name": HOSTILE}
 
 
-def test_text_for_a_chart_has_no_tags():
-    assert shown("<b>a</b> &amp;\n b") == "&lt;b&gt;a&lt;/b&gt; &amp;amp; b"
+def test_texts_of_a_chart_are_escaped():
+    part = Part(name=HOSTILE, look="TP", values=[1.0, 2.0], tips=[HOSTILE, ODD])
+    chart = BarChart(rows=[HOSTILE, "b"], parts=[part], title=HOSTILE)
+    tree = parsed(str(draw(chart, HOSTILE)))
+    assert not list(tree.all("script"))
+    assert not list(tree.all("img"))
+    assert tips(tree) == [inert(HOSTILE), inert(ODD)]
+    assert next(tree.all("li")).text == inert(HOSTILE)
+
+
+def test_colors_of_a_heat_map_do_not_show_noise_as_difference():
+    noise = HeatChart(grid=[[10.0, 10.01]], rows=["a"], columns=["b", "c"], unit="", tip="")
+    assert noise.ends == pytest.approx((9.76, 10.26), abs=0.01)
+    wide = HeatChart(
+        grid=[[10.0, 20.0, None]], rows=["a"], columns=list("bcd"), unit="", tip=""
+    )
+    assert wide.ends == (10.0, 20.5)
+    assert HeatChart(grid=[[None]], rows=["a"], columns=["b"], unit="", tip="").ends == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([3.0, 9.7], ["0", "2", "4", "6", "8", "10"]),
+        ([0.0], ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ([-250.0, 1200.0], ["\u2212500", "0", "500", "1\u202f000", "1\u202f500"]),
+    ],
+)
+def test_axes_have_round_ticks_that_span_the_values(values, ticks):
+    axis = linear("", values)
+    assert [label for _, label in axis.ticks] == ticks
+    assert axis.low <= min(values) <= max(values) <= axis.high
 
 
 @pytest.mark.compiled
@@ -222,11 +284,14 @@ def test_the_page_of_thousands_of_ranks_is_small(parts):
     listed = [head.text for head in table.all("th", scope="row")]
     assert {f"rank {rank}" for rank in SLOW} <= set(listed)
     assert len(listed) == 48
-    charts = specs(tree)
-    cells = charts["heat-map"][0]["data"][0]["z"]
-    assert len(cells) <= 96
+    image = next(charts(tree)["heat-map"][0].all("image"))
+    wide, tall = map(int, image.attrs["data-heat"].split()[:2])
+    assert tall == len(json.loads(image.attrs["data-rows"])) <= 96
+    levels = zlib.decompress(base64.b64decode(image.attrs["data-levels"]), -15)
+    assert len(levels) == wide * tall
+    assert max(levels) == 249
     assert "A cell stands for 43 ranks and 1 iteration, and shows the largest" in tree.text
-    steps = charts["quantiles"]
+    steps = json.loads(next(tree.all("script", id="spec-quantiles")).text)
     assert len(steps) == 101
     assert int(steps[-1][0].removeprefix("rank ")) in SLOW
 
@@ -270,7 +335,7 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     files = [each.attrs["href"] for each in next(tree.all("ul", class_="files")).all("a")]
     assert "monday-data/events.parquet" in files
     assert all((tmp_path / name).is_file() for name in files)
-    assert "path-strip" in specs(tree)
+    assert "path-strip" in charts(tree)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["monday-data", "monday.html"]
 
 
@@ -332,7 +397,7 @@ def test_every_command_writes_a_valid_page(name, folder, tmp_path):
     words_ = [str(folder) if word == "RUN" else word for word in COMMANDS[name]]
     tree = page_of(words_, tmp_path / "page.html")
     assert_sound(tree)
-    assert CHARTS[name] in specs(tree)
+    assert CHARTS[name] in charts(tree)
 
 
 @pytest.mark.compiled
@@ -341,7 +406,7 @@ def test_every_command_writes_a_valid_page(name, folder, tmp_path):
 def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     tree = page_of(RECORDED[name], tmp_path / "page.html")
     assert_sound(tree)
-    assert CHARTS[name] in specs(tree)
+    assert CHARTS[name] in charts(tree)
 
 
 @pytest.mark.compiled
@@ -371,7 +436,7 @@ def test_the_comparison_of_ranks_has_a_section(found):
     page = run_page.run_page(replace(found, across=seen), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)
-    assert {"waits-chart", "skew-chart"} <= set(specs(tree))
+    assert {"waits-chart", "skew-chart"} <= set(charts(tree))
     assert "links-table" in {each.attrs["id"] for each in tree.all(id=...)}
 
 
@@ -394,8 +459,8 @@ def test_idle_time_has_a_section_by_cause_and_rank(found):
     heads = [column.label for column in table.columns]
     rows = [[cell.sort for cell in row[1:]] for row in table.rows]
     assert len(rows) == 1 + len(found.ranks)
-    for total, *causes in rows:
-        assert sum(causes) == pytest.approx(total)
+    for total, *times in rows:
+        assert sum(times) == pytest.approx(total)
     shares = [share for share in found.idle.values() if share]
     assert [ns / found.iteration.mean_ns for ns in rows[0][1:]] == pytest.approx(shares)
     assert "pipeline bubble" in heads
@@ -411,3 +476,123 @@ def test_unknown_causes_of_idle_time_say_why(found):
     )
     busy = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle, 0.0)), "")
     assert pages.plain(busy.lead) == "No device is ever idle."
+
+
+@pytest.mark.compiled
+def test_a_finding_has_the_time_that_its_fix_saves(folder, found):
+    run = open_run(folder)
+    answers = answers_for_page(path_for_page(run, 5), found.findings)
+    (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
+    assert answers[0].edit.text == "heal rank:5"
+    text = pages.plain(shown.answer)
+    assert text.startswith("What if? With rank 5 as fast as its peers: the replayed step is ")
+    assert pages.ns(answers[0].saved_ns) in text
+    assert answers[0].saved_ns == pytest.approx(found.findings[0].cost_ns, rel=0.2)
+    assert answers_for_page("no path", found.findings) == (None,) * len(found.findings)
+
+
+def _finding(found, kind, **evidence):
+    return replace(
+        found.findings[0], kind=kind, evidence=replace(found.findings[0].evidence, **evidence)
+    )
+
+
+KINDS = {
+    "exposed_communication": "Parts of the mean step: compute",
+    "idle": "Parts of idle time: pipeline bubble",
+    "slow_link": "This link: 10.0\u202fGB/s; its peers: 20.0\u202fGB/s.",
+    "late_rank": "rank 5 has",
+    "jittery_host": "rank 5 has",
+    "copies": None,
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_findings_have_pictures_of_their_kind(found, kind):
+    chosen = _finding(found, kind, bus_bw=1e10, peers_bus_bw=2e10, idle_cause="launch_bound")
+    fixes = {"exposed_communication": "half the time", "idle": "launch delays"}
+    (edit,) = plan(EditOptions(remove=("launches",))).edits
+    answer = Candidate(
+        edit=edit, after_ns=9, saved_ns=0, interval=Interval.of(9, 0, [edit], None)
+    )
+    metrics = replace(found, findings=(chosen,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]), None, [answer])
+    assert fixes.get(kind, "as its peers") in pages.plain(shown.answer)
+    assert "not shorter" in pages.plain(shown.answer)
+    if KINDS[kind] is None:
+        assert shown.picture is None
+    else:
+        assert shown.picture.alt.startswith(KINDS[kind])
+        assert tips(parsed(str(draw(shown.picture.chart, shown.picture.alt))))
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_labels_in_marks_have_enough_contrast(mode):
+    style = (Path(pages.__file__).parent / "templates" / "style.css").read_text()
+    light, dark = re.findall(r":root[^{]*\{(.*?)\n *\}", style, re.S)[:2]
+    names = dict(re.findall(r"--([\w-]+): (#\w+)", (light, dark)[mode]))
+    looks = [name.removeprefix("on-") for name in names if name.startswith("on-")]
+    assert len(looks) > 8
+    for look in looks:
+        assert contrast(names[f"on-{look}"], names[f"c-{look}"]) >= 4.5, look
+    for name in ("ink", "muted", "accent"):
+        assert contrast(names[name], names["ground"]) >= 4.5, name
+
+
+def contrast(*colors):
+    """The contrast of two colors, as WCAG 2 defines it."""
+    levels = []
+    for color in colors:
+        full = color[1:] if len(color) == 7 else "".join(2 * c for c in color[1:])
+        parts = [int(full[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        levels.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
+    return (max(levels) + 0.05) / (min(levels) + 0.05)
+
+
+@pytest.mark.compiled
+def test_tokens_per_step_give_the_throughput(found):
+    step = found.iteration.mean_ns
+    flops = replace(found.flops, model_per_step=2e12, mfu=0.4)
+    told = replace(found, tokens_per_step=1000, flops=flops)
+    assert told.to_dict()["throughput"] == pytest.approx(
+        {
+            "tokens_per_step": 1000,
+            "tokens_per_s": 1000 / (step / 1e9),
+            "tokens_per_s_per_gpu": 1000 / (step / 1e9) / 8,
+            "tflops_per_s_per_gpu": 2 / (step / 1e9),
+        }
+    )
+    fact = causes.facts(told, "")[1]
+    assert (fact.key, fact.label[-10:]) == ("throughput.tokens", f"MFU 40.0{pages.THIN}%")
+    assert "tokens/s/GPU" in told.throughput.sentence
+    assert causes.facts(replace(found, flops=flops), "")[1].label == "MFU"
+    assert set(found.to_dict()["throughput"].values()) == {None}
+    assert found.throughput.sentence == ""
+    nothing = replace(told, iteration=replace(told.iteration, mean_ns=None))
+    assert nothing.throughput.tokens_per_s is None
+
+
+def test_a_step_has_at_least_one_token():
+    with pytest.raises(FastcommError, match="tokens_per_step"):
+        MetricsOptions(tokens_per_step=0)
+
+
+@pytest.mark.compiled
+def test_a_finding_on_many_ranks_names_a_few_of_them(found):
+    ranks = tuple(range(0, 400, 2))
+    text = f"Ranks {ranges(ranks)} are stragglers."
+    many = replace(found.findings[0], ranks=ranks, text=text)
+    metrics = replace(found, findings=(many,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]))
+    assert pages.plain(shown.title) == (
+        "Ranks 0, 2, 4, 6, 8, 10, 12, 14 and 192 more are stragglers."
+    )
+
+
+def test_bars_below_zero_are_drawn_to_the_left_of_it():
+    part = Part(name="", look="TP", values=[1.0, -1.0], labels=["a", "b"])
+    tree = parsed(str(draw(BarChart(rows=["x", "y"], parts=[part], title=""), "")))
+    boxes = [(each.attrs["x"], each.attrs["width"]) for each in tree.all("rect", class_="mark")]
+    assert boxes == [("50%", "50%"), ("0%", "50%")]

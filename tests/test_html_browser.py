@@ -1,5 +1,6 @@
 """Test HTML pages in a headless Chromium."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -60,10 +61,15 @@ class Opened:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("html[data-ready]", state="attached")
         self.seconds = time.perf_counter() - start
-        self.page.wait_for_selector("html[data-drawn]", state="attached")
 
     def style(self, where, name):
         return self.page.locator(where).first.evaluate(f"each => getComputedStyle(each).{name}")
+
+
+def at_rest(page, element):
+    """Scroll to an element, and wait until the page knows that it was scrolled."""
+    element.scroll_into_view_if_needed()
+    page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 50)))")
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +90,15 @@ def test_the_page_opens_without_messages_or_requests(opened, small):
 
 def test_every_chart_is_drawn(opened):
     page = opened.page
-    charts = page.locator(".chart")
-    assert charts.count() >= 7
-    assert page.locator(".chart .main-svg").count() >= charts.count()
-    assert page.locator("#breakdown .bars .point path").count() >= 5
-    assert page.locator("#heat-map .heatmaplayer image").count() >= 1
-    assert page.evaluate("document.documentElement.dataset.drawn") == str(charts.count())
+    assert page.locator(".view:not([hidden]) .chart").count() >= 7
+    boxes = page.locator(".view:not([hidden]) .plot > svg").evaluate_all(
+        "all => all.map(each => [each.clientWidth, each.clientHeight])"
+    )
+    assert all(width > 300 and height > 30 for width, height in boxes)
+    bars = page.locator("#breakdown .view:not([hidden]) rect.mark")
+    widths = bars.evaluate_all("all => all.map(each => each.getBBox().width)")
+    assert sum(widths) > 500
+    assert len(widths) >= 5
 
 
 def test_hostile_names_have_no_effect(opened):
@@ -116,15 +125,14 @@ def test_a_click_on_a_column_head_sorts(opened):
 
 def test_focus_and_hover_show_what_a_number_means(opened):
     page, tip = opened.page, opened.page.locator("#tip")
-    page.locator(".facts .num[data-def='exact.exposed']").focus()
+    page.locator(".facts .num[data-def='exposed.wait']").focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
-    assert "Exposed communication" in tip.text_content()
+    assert "Exposed waiting" in tip.text_content()
     page.keyboard.press("Escape")
     assert tip.is_hidden()
     cell = page.locator("#volume-table tbody td").first
-    cell.scroll_into_view_if_needed()
-    page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 50)))")
+    at_rest(page, cell)
     cell.hover()
     page.wait_for_selector("#tip:not([hidden])", timeout=10_000)
     assert "Number of events" in tip.text_content()
@@ -133,32 +141,116 @@ def test_focus_and_hover_show_what_a_number_means(opened):
 def test_choosing_a_view_redraws_the_chart(opened):
     page = opened.page
     page.locator("#breakdown .views label", has_text="Ranks").click()
-    page.wait_for_selector("#breakdown .ytick >> text=rank 5")
-    assert page.locator("#breakdown .ytick").count() == 8
+    assert page.locator("#breakdown .view:visible .row").count() == 8
+    assert page.locator("#breakdown .view:visible").count() == 1
+
+
+def test_charts_are_visible_without_scripts(browser, small):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(small.as_uri())
+        assert page.locator("#breakdown .view:visible svg rect.mark").count() >= 5
+        box = page.locator("#heat-map .plot:visible > svg").first.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 100
+
+
+def test_the_arrow_keys_read_the_marks_of_a_chart(opened):
+    page, spoken = opened.page, opened.page.locator("#spoken")
+    page.locator("#waits-chart .chart").focus()
+    page.keyboard.press("ArrowRight")
+    first = spoken.text_content()
+    assert first == page.locator("#tip").text_content()
+    assert "rank 5" in first
+    page.keyboard.press("ArrowDown")
+    assert spoken.text_content() != first
+    page.keyboard.press("ArrowLeft")
+    assert spoken.text_content() == first
+    page.keyboard.press("Tab")
+    assert page.locator(".here").count() == 0
+    assert page.locator("#tip").is_hidden() or first not in page.locator("#tip").text_content()
+
+
+def test_hovering_a_mark_shows_its_numbers(opened):
+    mark = opened.page.locator("#volume-chart rect.mark").first
+    at_rest(opened.page, mark)
+    mark.hover()
+    opened.page.wait_for_selector("#tip:not([hidden])")
+    assert opened.page.locator("#tip").text_content() == mark.get_attribute("data-tip")
+
+
+def test_one_line_of_the_distributions_is_in_color(opened):
+    chart = opened.page.locator("#windows-chart")
+    button = chart.locator("button[aria-pressed=false]").last
+    place = button.get_attribute("data-line")
+    button.click()
+    assert chart.locator(".series.on").evaluate_all("all => all.map(a => a.dataset.line)") == [
+        place
+    ]
+    assert chart.locator("button[aria-pressed=true]").count() == 1
 
 
 def test_dark_mode_applies_to_page_and_charts(opened):
     opened.page.emulate_media(color_scheme="dark")
     assert opened.style("body", "backgroundColor") == "rgb(17, 22, 28)"
-    opened.page.wait_for_selector(".chart .xtick text[style*='rgb(163, 175, 187)']")
+    assert opened.style(".chart .tick", "fill") == "rgb(163, 175, 187)"
 
 
-def test_the_page_prints_in_light_mode_with_open_tables(opened):
+def test_the_page_prints_in_light_mode_on_few_sheets(opened):
     page = opened.page
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print", color_scheme="dark")
     assert opened.style("body", "backgroundColor") == "rgb(255, 255, 255)"
-    page.wait_for_selector(".chart .xtick text[style*='rgb(85, 97, 110)']")
-    assert page.locator("details:not([open])").count() == 0
+    assert opened.style(".chart .tick", "fill") == "rgb(85, 97, 110)"
     assert page.locator("nav").is_hidden()
-    assert page.pdf(format="A4").startswith(b"%PDF")
+    sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
+    assert 0 < len(sheets) <= 8
     page.emulate_media(media="screen", color_scheme="light")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(opened, scheme):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
+    opened.page.emulate_media(color_scheme=scheme)
+    found = axe.Axe().run(opened.page)
+    opened.page.emulate_media(color_scheme="light")
+    assert [
+        (each["id"], [node["html"][:200] for node in each["nodes"]])
+        for each in found.response["violations"]
+    ] == []
+
+
+def test_every_definition_is_reached_by_tab_and_stays(opened):
+    page = opened.page
+    seen = page.evaluate(
+        """() => [...document.querySelectorAll("[data-def]:not(td):not(dd)")]
+          .filter(each => each.checkVisibility({ visibilityProperty: true }))
+          .map(each => each.dataset.def)"""
+    )
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    page.locator(".skip").focus()
+    shown = []
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 20)))")
+        key, tip = page.evaluate(
+            """() => [document.activeElement.dataset.def,
+                      document.getElementById("tip").hidden]"""
+        )
+        if page.evaluate("document.activeElement === document.body"):
+            break
+        if key:
+            assert not tip, key
+            shown.append(key)
+    assert sorted(shown) == sorted(seen)
+
+
 def test_a_narrow_screen_needs_no_horizontal_scrolling(opened):
-    opened.page.set_viewport_size({"width": 360, "height": 800})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.page.set_viewport_size({"width": 390, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert opened.said == []
 
 
@@ -175,6 +267,15 @@ def test_the_slider_selects_ranks(crowd):
     assert output.text_content() in ("100 % rank 1234", "100 % rank 2047")
     slider.press("ArrowLeft")
     assert output.text_content().startswith("99 %")
+
+
+def test_a_heat_map_of_many_ranks_tells_the_value_of_a_pixel(crowd):
+    image = crowd.page.locator("#heat-map .view:not([hidden]) image")
+    at_rest(crowd.page, image)
+    image.hover(position={"x": 5, "y": 2})
+    crowd.page.wait_for_selector("#tip:not([hidden])")
+    said = crowd.page.locator("#tip").text_content()
+    assert re.fullmatch(r"rank 0\u20134\d, iteration \d+, compute: about [\d.]+ ms", said)
 
 
 def test_words_filter_the_rows(crowd):

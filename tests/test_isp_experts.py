@@ -311,7 +311,7 @@ def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
 
 
 def test_one_strategy_of_experts_is_explained():
-    text = call("--model", "mixtral-8x7b", *ASKED, "--explain", "1")
+    text = call("--model", "mixtral-8x7b", *ASKED, "--trainer", "internevo", "--explain", "1")
     assert "exposed expert exchange" in text
     assert "On two GPUs" not in text
     assert "scaled by peak" in text

@@ -468,14 +468,15 @@ def test_activations_follow_the_published_formula(recompute, scores):
 def test_gradients_have_the_width_that_is_asked_for():
     sizes = []
     for text in (
+        "year=2025,trainer=nemo",
         "year=2025",
-        "year=2025,gradients=fp32",
+        "year=2025,trainer=nemo,gradients=fp32",
         "year=2023",
         "year=2023,gradients=bf16",
     ):
         price = price_plan(with_strategy(PLAN, text), Constants())
         sizes += [term.value for term in price.memory if term.name == "gradients"]
-    assert sizes[1] == sizes[2] == 2 * sizes[0] == 2 * sizes[3]
+    assert sizes[1] == sizes[2] == sizes[3] == 2 * sizes[0] == 2 * sizes[4]
     for sharding in ("ddp", "zero1", "zero3", "hsdp8"):
         plan = replace(PLAN, sharding=sharding, overlap=False)
         narrow, wide = (
@@ -564,6 +565,24 @@ def test_median_errors_on_published_runs_are_within_their_bars(published):
     found = {group.name: group.median for group in errors(rows)}
     for name, bar in BARS.items():
         assert found[name] < bar, name
+
+
+def test_mean_errors_of_classes_are_within_their_bars(published):
+    rows = isp_runs.vouched(isp_runs.load(published).runs)
+    assert len(rows) == 270
+    for name, (belongs, bar) in isp_runs.CLASSES.items():
+        own = [row for row in rows if belongs(row)]
+        assert len(own) >= 8
+        assert isp_runs.mean_error(own) <= bar, name
+    assert isp_runs.order(rows) >= 0.9
+    assert sum(row.price.fits for row in rows) >= 0.98 * len(rows)
+
+
+def test_iterations_on_one_node_are_within_15_percent(isp_data):
+    error, regret, jobs = isp_runs.single_node(isp_data / "vtrain_single.csv")
+    assert error <= 0.15
+    assert regret <= 0.05
+    assert jobs == 144
 
 
 def test_the_page_of_runs_is_current(published):

@@ -86,7 +86,13 @@ CALLS = [
     ("stragglers", "stragglers {table}/table.parquet", 0),
     ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
     ("stragglers", "stragglers {table}/table.parquet --heal rank:1", 0),
-    ("isp", f"isp --model llama3-8b --cluster h100 --sensitivity {SEARCH}", 0),
+    (
+        "isp",
+        f"isp --model llama3-8b --trainer internevo --cluster h100 --sensitivity {SEARCH}",
+        0,
+    ),
+    ("isp", f"isp --model llama3-8b --cluster h100 {SEARCH}", 0),
+    ("isp", f"isp --model llama3-8b --cluster h100 --launch megatron {SEARCH}", 0),
     ("isp", f"isp --model 7B --compat isp-2025 {SEARCH}", 0),
     ("isp", f"isp --model 7B --calibrate {{run}} {SEARCH}", 0),
     ("isp", f"isp --model 7B --compat isp-2025 --calibrate {{run}} {SEARCH}", 0),
@@ -106,6 +112,7 @@ CALLS = [
     ("written", "ingest {damaged} -o {new}/store --keep-going", 3),
     ("written", "convert {run} {new}/all.json.gz", 0),
     ("written", "convert {damaged} {new}/all.json.gz --keep-going", 3),
+    ("written", "convert {run} {new}/run.json.gz --to perfetto", 0),
     ("written", "convert {run} {new}/chakra --to chakra", 0),
 ]
 

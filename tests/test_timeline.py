@@ -218,6 +218,20 @@ def test_a_rank_that_the_run_lacks_is_refused(run, metrics):
         find_timeline(run, metrics, ranks=[3, 9])
 
 
+def test_further_steps_are_added(run, metrics, timeline):
+    numbers = {row["iteration"] for row in metrics.tables["iterations"].to_pylist()}
+    other = min(numbers - {step.number for step in timeline.steps})
+    more = find_timeline(run, metrics, steps=[other, timeline.steps[0].number])
+    assert [(step.number, step.label) for step in more.steps] == [
+        *((step.number, step.label) for step in timeline.steps),
+        (other, "chosen"),
+    ]
+    with pytest.raises(ConfigError, match="timeline_steps: step 99: not in the run"):
+        find_timeline(run, metrics, steps=[99])
+    with pytest.raises(ConfigError, match="timeline_steps: at most 16 steps"):
+        ReportOptions(timeline_steps=tuple(range(17)))
+
+
 def test_a_file_that_changed_meanwhile_is_refused(run, metrics):
     events = metrics.tables["events"]
     place = events.column_names.index("start_ns")
@@ -255,6 +269,8 @@ def test_of_many_ranks_the_suspects_their_groups_and_the_median_have_detail(metr
 def test_contradicting_options_are_refused():
     with pytest.raises(ConfigError, match="timeline_ranks has no effect with no_timeline"):
         ReportOptions(no_timeline=True, timeline_ranks=(1,))
+    with pytest.raises(ConfigError, match="timeline_steps has no effect with no_timeline"):
+        ReportOptions(no_timeline=True, timeline_steps=(1,))
 
 
 @st.composite

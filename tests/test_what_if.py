@@ -1,6 +1,8 @@
 """Test what-ifs: a step replayed with edits, and the language of edits."""
 
+import gzip
 import json
+from decimal import Decimal
 
 import kineto_text as k
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.cli import main
 from fastcomm.compat import hta
+from fastcomm.critical_path import overlay
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
@@ -432,3 +435,72 @@ def test_an_edit_without_effect_leaves_the_path_as_it_is(tmp_path):
         found = path.what_if(**options)
         assert found.after_ns == found.before_ns
         assert found.after.summary_ns() == path.summary_ns()
+
+
+def drawn(path, side):
+    """The slices of one side of a drawn what-if, as (name, start, stop) in ns, sorted."""
+    events = json.loads(path.read_text(), parse_float=Decimal)["traceEvents"]
+    return sorted(
+        (one["name"], int(one["ts"] * US), int((one["ts"] + one["dur"]) * US))
+        for one in events
+        if one["ph"] == "X" and one["pid"] % 2 == side
+    )
+
+
+def test_a_step_is_drawn_as_measured_and_as_predicted(step, tmp_path):
+    answer = step.what_if(set=["kernel:gemm=10us"])
+    overlay.write_what_if(answer, tmp_path / "both.json")
+    begin = min(one["ts"] for one in EVENTS) * US
+    assert drawn(tmp_path / "both.json", 0) == sorted(
+        (one["name"], int(one["ts"] * US - begin), int((one["ts"] + one["dur"]) * US - begin))
+        for one in EVENTS
+    )
+    # The gemm ends at 20; gaps of 2 us, the all-reduce of 28 us and the relu of 18 us follow.
+    after = {name: (start, stop) for name, start, stop in drawn(tmp_path / "both.json", 1)}
+    assert after["gemm"] == (10 * US, 20 * US)
+    assert after["relu"] == (52 * US, 70 * US)
+    assert max(stop for _, stop in after.values()) == answer.after_ns
+
+
+def test_arrows_of_a_drawn_path_join_its_events(step, tmp_path):
+    overlay.write_what_if(step.what_if(set=["kernel:gemm=10us"]), tmp_path / "both.json")
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    marked = [one for one in events if one.get("args", {}).get("critical")]
+    ends = [one for one in events if one["ph"] in "sf"]
+    assert {one["name"] for one in marked} >= {"gemm", "relu"}
+    assert ends
+    for end in ends:
+        assert any(
+            one["pid"] == end["pid"]
+            and one["tid"] == end["tid"]
+            and one["ts"] <= end["ts"] <= one["ts"] + one["dur"]
+            for one in marked
+        )
+
+
+def test_all_ranks_are_drawn(tmp_path):
+    write(Job.of(2, steps=1, layers=1, micro_batches=1), tmp_path / "traces")
+    target = tmp_path / "both.json.gz"
+    invoke(tmp_path / "traces", "--scale", "compute=0.5", "--overlay", target)
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
+    assert set(names) == {
+        f"rank {rank}, {side}" for rank in (0, 1) for side in ("measured", "predicted")
+    }
+    lengths = {
+        one["pid"] % 2: one["ts"] + one["dur"]
+        for one in sorted(
+            (one for one in events if one["ph"] == "X"), key=lambda one: one["ts"] + one["dur"]
+        )
+    }
+    assert lengths[1] < lengths[0]
+    # Slices of a thread are apart or nested.
+    running = {}
+    for one in sorted(
+        (one for one in events if one["ph"] == "X"), key=lambda one: (one["ts"], -one["dur"])
+    ):
+        ends = running.setdefault((one["pid"], one["tid"]), [])
+        while ends and ends[-1] <= one["ts"]:
+            ends.pop()
+        assert not ends or one["ts"] + one["dur"] <= ends[-1] + 1e-6
+        ends.append(one["ts"] + one["dur"])

@@ -12,7 +12,9 @@ import pyarrow as pa
 from fastcomm.analyses import preparation
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
+from fastcomm.critical_path.candidates import Candidate, try_each
 from fastcomm.critical_path.rules import TraceEvents
+from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors import (
@@ -24,7 +26,8 @@ from fastcomm.executors import (
     executor_of,
     skipped_rank,
 )
-from fastcomm.options import PathOptions, Window
+from fastcomm.metrics.findings import Finding
+from fastcomm.options import EditOptions, PathOptions, Window
 from fastcomm.trace.run import (
     RunTraces,
     SkippedRank,
@@ -277,6 +280,7 @@ def draw(
 
 
 _MOST_RANKS = 16
+_PAIR = 2
 _MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
 
 
@@ -296,3 +300,31 @@ def path_for_page(run: RunTraces, rank: int) -> CriticalPath | str:
         return critical_path(run, PathOptions(rank=rank))
     except FastcommError as error:
         return f"No critical path: {error}"
+
+
+def answers_for_page(
+    critical: CriticalPath | str | None, findings: Sequence[Finding]
+) -> tuple[Candidate | None, ...]:
+    """Return for each finding what its fix saves in the step of a path; None where unknown.
+
+    A fix is the rank or the link as its peers, a parallelism in half the time, or no launch
+    delays or gaps. Ranks and links need a path through all ranks.
+    """
+    if not isinstance(critical, CriticalPath) or not critical.about.rules.is_exact:
+        return (None,) * len(findings)
+    return try_each(Replay(critical), [_fix(finding) for finding in findings])
+
+
+def _fix(finding: Finding) -> EditOptions:
+    """Return the edit that removes the cause of a finding; without edits if there is none."""
+    ranks, tag, cause = finding.ranks, finding.evidence.tag, finding.evidence.idle_cause
+    if finding.kind == "exposed_communication":
+        return EditOptions(scale=(f"comm:{tag}=0.5",)) if tag else EditOptions()
+    if finding.kind == "slow_link":
+        return EditOptions(heal=(f"link:{ranks[0]}-{ranks[1]}",) if len(ranks) == _PAIR else ())
+    if finding.kind == "idle":
+        removed = {"launch_bound": "launches", "kernel_gaps": "gaps"}.get(cause or "")
+        return EditOptions(remove=(removed,) if removed else ())
+    if finding.is_symptom or len(ranks) != 1:
+        return EditOptions()
+    return EditOptions(heal=(f"rank:{ranks[0]}",))

@@ -7,11 +7,13 @@ from functools import partial
 from fastcomm.analyses.kernels import answered
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.hardware import load_node
 from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.findings import Evidence, Finding, findings_table, in_order
+from fastcomm.metrics.nodes import Level, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
@@ -62,9 +64,11 @@ def compute_metrics(
         world_size=run.world_size,
         clock_alignment=options.clock_alignment,
         with_tables=options.with_tables,
+        node_facts=_node_facts(run, options),
     )
     executor = executor_of(workers)
     measured = _measured(run, question, executor, keep_going=keep_going, progress=progress)
+    measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
@@ -94,6 +98,19 @@ def _slow_gemms(kernels: Kernels) -> list[Finding]:
         )
         for one in kernels.findings
     ]
+
+
+def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
+    """Return what options, cluster and configuration state about nodes."""
+    if options.cluster is None:
+        limits: dict[Level, float | None] = {"node": run.scale_up, "network": run.scale_out}
+        return NodeFacts(gpus_per_node=options.gpus_per_node, limits=limits)
+    gpus, links = load_node(options.cluster)
+    return NodeFacts(
+        gpus_per_node=options.gpus_per_node,
+        cluster_gpus=gpus,
+        limits={"node": links.intra, "network": links.inter},
+    )
 
 
 def _measured(
@@ -146,6 +163,7 @@ class _Question:
     world_size: int | None
     clock_alignment: ClockAlignment
     with_tables: bool
+    node_facts: NodeFacts
     by_host: tuple[int, ...] = ()
 
     def answer(
@@ -169,6 +187,7 @@ class _Question:
             clock_alignment=self.clock_alignment,
             spread=spread,
             with_tables=self.with_tables,
+            node_facts=self.node_facts,
         )
 
     def _check_steps(self, whole: Partial) -> None:

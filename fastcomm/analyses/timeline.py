@@ -114,11 +114,12 @@ def _wait_caused(step: TimelineStep) -> Ints:
     return np.where(is_last, waits // np.maximum(members - 1, 1), 0)
 
 
-def find_timeline(
+def find_timeline(  # noqa: PLR0913 - one keyword per choice
     run: RunTraces,
     metrics: Metrics,
     *,
     ranks: Sequence[int] | None = None,
+    steps: Sequence[int] = (),
     critical: CriticalPath | str | None = None,
     workers: int | Executor = 1,
     keep_going: bool = False,
@@ -138,6 +139,8 @@ def find_timeline(
         The metrics of the run, with all tables.
     ranks
         The ranks with events; by default as above.
+    steps
+        Numbers of further steps.
     critical
         The critical path, which is drawn over its step.
     workers
@@ -150,7 +153,7 @@ def find_timeline(
     Raises
     ------
     ConfigError
-        If `ranks` has a rank that the run does not have.
+        If the run does not have one of `ranks` or `steps`.
     FastcommError
         If a rank cannot be read, or its file has changed since it was measured.
 
@@ -162,26 +165,26 @@ def find_timeline(
         return "the metrics were computed without tables of events"
     detailed = _detailed(metrics, ranks)
     of_path = critical if isinstance(critical, CriticalPath) else None
-    plan = StepPlan.of(metrics, detailed, of_path)
+    plan = StepPlan.of(metrics, detailed, of_path, steps)
     task = Task(measure=plan.measure, merge=together, finish=both, content="kernels")
     parts, _ = executor_of(workers).gather(
         run.only(plan.ranks), task, keep_going=keep_going, progress=progress
     )
     present = tuple(rank for rank in plan.ranks if rank in parts)
     names = tuple(dict.fromkeys(name for rank in present for name in parts[rank].names))
-    steps = [plan.step(k, parts, names, metrics) for k in range(len(plan.numbers))]
+    drawn = [plan.step(k, parts, names, metrics) for k in range(len(plan.numbers))]
     if isinstance(critical, CriticalPath):
-        steps = [
+        drawn = [
             replace(step, path=plan.path(critical, k))
             if "critical path" in step.label
             else step
-            for k, step in enumerate(steps)
+            for k, step in enumerate(drawn)
         ]
     return Timeline(
         ranks=present,
         detailed=tuple(rank for rank in present if rank in plan.detailed),
-        names=names if len(names) <= _MOST_NAMES else _fewer_names(names, steps),
-        steps=tuple(steps),
+        names=names if len(names) <= _MOST_NAMES else _fewer_names(names, drawn),
+        steps=tuple(drawn),
         unaligned=tuple(sorted(plan.unaligned.intersection(present))),
         is_host_run=any(part.is_host_run for part in parts.values()),
     )

@@ -53,8 +53,8 @@ _MATCHED = ("instance", "wait", "bytes", "bus_bytes")  # unknown of merged event
 def work(trace: Trace) -> Columns:
     """Return compute and copies, then communication of a rank, each sorted by start.
 
-    The columns are those of EVENTS that need no other rank; `name` is an index into the
-    dictionary of the trace's names.
+    The columns are those of EVENTS that need no other rank, and `event`, the row of the trace's
+    events; `name` is an index into the dictionary of the trace's names.
     """
     events, comm = trace.events, trace.comm
     name = events["name"].combine_chunks().indices.to_numpy()
@@ -67,6 +67,7 @@ def work(trace: Trace) -> Columns:
         for key in ("start", "stop")
     )
     return {
+        "event": np.concatenate([rows, at]),
         "start": start,
         "duration": stop - start,
         "kind": np.concatenate([kind[rows], comm["tag"].to_numpy() + np.int64(FIRST_TAG)]),

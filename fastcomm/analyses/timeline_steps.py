@@ -23,12 +23,12 @@ from fastcomm.analyses.timeline_events import (
     work,
 )
 from fastcomm.critical_path import CriticalPath
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.clocks import offset_by_row
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.columns import lookup
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 PATH = ("rank", "kind", "start", "duration")  # kind NULL: of the host, or a gap
 
@@ -68,6 +68,28 @@ class RankPart:
 Parts = dict[int, RankPart]
 
 
+def time_zero(begin: Ints, stop: Ints, ahead: Ints) -> tuple[Ints, Flags]:
+    """Return the moment on the clock of each rank that is time 0, and whose clock is apart.
+
+    That is the first begin on any rank. A clock is apart if it differs from the median by more
+    than the longest duration; its rank begins at 0.
+
+    Parameters
+    ----------
+    begin, stop
+        Of each rank on its clock, ns; NULL where it has none.
+    ahead
+        By how much the clock of each rank is ahead, ns.
+
+    """
+    is_present, aligned = begin != NULL, begin - ahead
+    middle = int(np.median(aligned[is_present]))
+    longest = int((stop - begin)[is_present].max())
+    is_far = is_present & (np.abs(aligned - middle) > longest)
+    first = np.where(is_present & ~is_far, aligned, np.iinfo(np.int64).max)
+    return np.where(is_far, begin, first.min() + ahead), is_far
+
+
 def together(parts: Sequence[Parts]) -> Parts:
     """Merge the parts of different ranks."""
     return reduce(lambda a, b: a | b, parts)
@@ -89,30 +111,31 @@ class StepPlan:
 
     @classmethod
     def of(
-        cls, metrics: Metrics, detailed: frozenset[int], critical: CriticalPath | None
+        cls,
+        metrics: Metrics,
+        detailed: frozenset[int],
+        critical: CriticalPath | None,
+        more: Sequence[int] = (),
     ) -> "StepPlan":
-        """Choose steps, and align their begins by the clock offsets of the metrics."""
+        """Choose steps, and align their begins by the clock offsets of the metrics.
+
+        `more` are the numbers of further steps. Raises ConfigError if the run lacks one.
+        """
         iterations = metrics.tables["iterations"]
         columns = {
             name: iterations[name].to_numpy()
             for name in ("rank", "iteration", "start_ns", "stop_ns", "time_ns")
         }
         ranks = np.unique(columns["rank"])
-        chosen = _chosen_steps(columns, critical)
+        chosen = _chosen_steps(columns, critical, more)
         begin, stop = np.full((2, len(chosen), len(ranks)), NULL)
         for k, number in enumerate(chosen):
             own = columns["iteration"] == number
             place = np.searchsorted(ranks, columns["rank"][own])
             begin[k, place], stop[k, place] = columns["start_ns"][own], columns["stop_ns"][own]
-        is_present = begin != NULL
         ahead = _offsets(metrics, ranks)
-        aligned = np.where(is_present, begin - ahead, NULL)
-        middle = np.array([[np.median(row[row != NULL])] for row in aligned]).astype(np.int64)
-        longest = np.where(is_present, stop - begin, 0).max(axis=1, keepdims=True)
-        is_far = is_present & (np.abs(aligned - middle) > longest)
-        first = np.where(is_present & ~is_far, aligned, np.iinfo(np.int64).max)
-        zero = first.min(axis=1, keepdims=True) + ahead
-        zero = np.where(is_far, begin, zero)
+        of_steps = (time_zero(*row, ahead) for row in zip(begin, stop, strict=True))
+        zero, is_far = map(np.stack, zip(*of_steps, strict=True))
         return cls(
             ranks=tuple(ranks.tolist()),
             detailed=detailed,
@@ -121,7 +144,7 @@ class StepPlan:
             begin=begin,
             stop=stop,
             zero=zero,
-            length=np.where(is_present, stop - zero, 0).max(axis=1),
+            length=np.where(begin != NULL, stop - zero, 0).max(axis=1),
             unaligned=frozenset(ranks[is_far.any(axis=0)].tolist()),
         )
 
@@ -267,8 +290,10 @@ def _path_kind(bound_by: str, tag: str | None) -> int:
     return KINDS.index(work_kinds[bound_by]) if bound_by in work_kinds else NULL
 
 
-def _chosen_steps(columns: Mapping[str, Ints], critical: CriticalPath | None) -> dict[int, str]:
-    """Return the numbers of up to three steps, and why each was chosen."""
+def _chosen_steps(
+    columns: Mapping[str, Ints], critical: CriticalPath | None, more: Sequence[int]
+) -> dict[int, str]:
+    """Return the numbers of up to three steps and of `more`, and why each was chosen."""
     numbers, at, ranks = np.unique(
         columns["iteration"], return_inverse=True, return_counts=True
     )
@@ -282,6 +307,10 @@ def _chosen_steps(columns: Mapping[str, Ints], critical: CriticalPath | None) ->
         labels.setdefault(number, []).append("critical path")
     if len(labels) < 3:  # noqa: PLR2004 - three steps
         labels.setdefault(rising[0], []).append("fastest")
+    if absent := sorted(set(more) - set(numbers.tolist())):
+        raise ConfigError(f"timeline_steps: step {absent[0]}: not in the run")
+    for number in more:
+        labels.setdefault(number, ["chosen"])
     return {number: ", ".join(reasons) for number, reasons in labels.items()}
 
 

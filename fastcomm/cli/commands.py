@@ -38,7 +38,7 @@ RULES = OptionGroup("Dependencies")
 COMPAT = OptionGroup("Compatibility")
 OUTPUT = OptionGroup("Output")
 
-_GIVEN = "fastcomm.given"  # key of the context: how often each option is given
+_COUNTS = "fastcomm.given"  # key of the context: how often each option is given
 _INNER = "fastcomm.inner"  # key of the context: the words of an inner command
 HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
 
@@ -188,7 +188,7 @@ class OptionsCommand(cloup.Command):
                 f"No such option {error.option_name!r}.{hint}", ctx
             ) from error
         own = [param for param in self.params if isinstance(param, Option)]
-        problems = [*_repeated(ctx), *(each for param in own for each in param.problems(ctx))]
+        problems = [*_repeated(ctx), *(one for param in own for one in param.problems(ctx))]
         if problems and not ctx.resilient_parsing:
             ctx.close()  # its options, such as --wide, lose their effect
             raise click.UsageError(" ".join(problems), ctx)
@@ -201,7 +201,7 @@ class OptionsCommand(cloup.Command):
 
         def counted(args: list[str]) -> Any:
             result = parse(args)
-            ctx.meta[_GIVEN] = Counter(param for param in result[2])
+            ctx.meta[_COUNTS] = Counter(param for param in result[2])
             return result
 
         parser.parse_args = counted  # type: ignore[method-assign]
@@ -274,7 +274,7 @@ class ParentCommand(OptionsCommand):
 
 def _repeated(ctx: click.Context) -> Iterator[str]:
     """Yield why an option that takes one value must not be given twice."""
-    for param, number in ctx.meta.get(_GIVEN, {}).items():
+    for param, number in ctx.meta.get(_COUNTS, {}).items():
         is_single = isinstance(param, click.Option) and not param.multiple
         is_harmless = getattr(param, "is_flag", False) and not param.secondary_opts
         if is_single and not is_harmless and number > 1:

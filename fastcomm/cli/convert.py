@@ -9,7 +9,7 @@ import click
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
-from fastcomm.cli.results import json_option, print_written
+from fastcomm.cli.results import json_option, print_written, steps_option
 from fastcomm.cli.values import OutputFile, RunArgument
 from fastcomm.errors import ConfigError, inert, shell_joined
 from fastcomm.options import ReadOptions
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm convert traces/ all.json.gz && fastcomm dpro stats all.json.gz
+  fastcomm convert traces/ run.json.gz --to perfetto --steps 12
   fastcomm convert traces/ astra/ --to chakra
 """
 
@@ -34,12 +35,13 @@ destination_argument = click.argument("destination", type=OutputFile(dir_okay=Tr
 @option(
     "--to",
     "form",
-    type=click.Choice(["uniform", "chakra"]),
+    type=click.Choice(["uniform", "perfetto", "chakra"]),
     default="uniform",
     group=OUTPUT,
     is_common=True,
-    help="Format to write: one uniform trace, or Chakra execution traces.",
+    help="Format: uniform, for Perfetto (all ranks), or Chakra execution traces.",
 )
+@steps_option
 @json_option
 @run_options
 @click.pass_context
@@ -50,6 +52,7 @@ def run(
     path: Path,
     form: str,
     destination: Path,
+    steps: tuple[int, ...] | None,
     as_json: bool,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -60,6 +63,10 @@ def run(
     clocks aligned, steps numbered, for fastcomm dpro stats; .gz compresses it. It has the work
     of devices and communication, named after their operators as FW, BW or UPDATE_.
 
+    perfetto: DESTINATION is one file with all ranks for ui.perfetto.dev and chrome://tracing;
+    .gz compresses it. A rank is a process with its steps, streams and communication. Clocks are
+    aligned; a wait is drawn inside its collective, with an arrow from the last arrival.
+
     chakra: DESTINATION is a directory of one execution trace per rank (trace.0.et, ...) and the
     groups (trace.groups.json), for simulators such as ASTRA-sim. Device work is replayed as
     measured; collectives and messages have sizes, groups and partners, and the simulator
@@ -69,12 +76,18 @@ def run(
     from fastcomm.files import refuse_inputs
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
+    if steps is not None and form != "perfetto":
+        raise ConfigError("--steps has an effect with --to perfetto only; leave it out")
     if form == "chakra":
         _refuse_file(destination)
         skipped = _chakra(path, destination, as_json, reading, execution)
     else:
         refuse_directory(destination)
-        skipped = _uniform(path, destination, as_json, reading)
+        if form == "perfetto":
+            paths = (path, destination)
+            skipped = _perfetto(paths, steps, as_json, reading, execution)
+        else:
+            skipped = _uniform(path, destination, as_json, reading)
     if skipped:
         ctx.exit(INCOMPLETE)
 
@@ -139,6 +152,48 @@ def write_uniform(
         )
     else:
         _report_written(destination, (len(trace), "event"), ranks, "uniform")
+
+
+def _perfetto(
+    paths: tuple[Path, Path],
+    steps: tuple[int, ...] | None,
+    as_json: bool,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> Sequence["SkippedRank"]:
+    """Write a run as one trace for Perfetto; return the skipped ranks."""
+    from fastcomm.analyses import perfetto, preparation
+    from fastcomm.report.console import progress
+
+    source, destination = paths
+    with executor_for(execution) as executor:
+        traces = open_traces((source,), reading)
+        warn(traces.warnings)
+        if executor.is_here:
+            preparation.compile_kernels()
+        with progress(traces) as advance:
+            written = perfetto.convert(
+                traces,
+                destination.absolute(),
+                executor,
+                steps=steps,
+                keep_going=reading.keep_going,
+                progress=advance,
+            )
+    warn(written.warnings)
+    say(*(f"skipped: {skipped}" for skipped in written.skipped))
+    if as_json:
+        print_written(
+            "perfetto",
+            [destination],
+            ranks=written.ranks,
+            skipped=written.skipped,
+            events=written.events,
+            arrows=written.arrows,
+        )
+    else:
+        _report_written(destination, (written.events, "event"), written.ranks, "perfetto")
+    return written.skipped
 
 
 def _chakra(

@@ -16,8 +16,8 @@ from fastcomm.cli.results import (
     print_json,
     result_options,
 )
-from fastcomm.cli.values import Output, OutputFile
-from fastcomm.cli.windows import find_path, path_options
+from fastcomm.cli.values import Output
+from fastcomm.cli.windows import find_path, overlay_option, path_options
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ Examples:
 @click.command("critical-path", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
-@option(
-    "--overlay",
-    type=OutputFile(),
-    metavar="FILE",
-    group=OUTPUT,
-    is_common=True,
-    help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
-)
+@overlay_option(not_with=("--dask",))
 @option(
     "--all-events",
     is_flag=True,

@@ -34,7 +34,7 @@ R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
 
 _SHAPE = {
     "num_nodes": "Number of nodes.",
-    "gpus_per_node": "GPUs per node, each with a NIC.",
+    "gpus_per_node": "GPUs per node.",
     "experts_per_gpu": "Experts per GPU.",
     "seq_len": "Sequence length in tokens.",
     "batch_size": "Number of sequences in a layer.",

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
+  fastcomm isp --model llama3-70b --gpus 256 --cluster h100 --global-batch 512
+  fastcomm isp --model llama3-8b --gpus 64 --cluster b200 --global-batch 4Mi \\
+    --trainer fsdp2 --precision fp8 --launch torchtitan
   fastcomm isp --model 7B --world-size 128 --seq-len 64Ki --global-batch 4Mi
-  fastcomm isp --model llama3-8b --world-size 64 --seq-len 8Ki \\
-    --global-batch 4Mi --cluster h100
   fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki \\
     --global-batch 4Mi
 """
@@ -48,18 +49,31 @@ def run(
 ) -> None:
     """Find the fastest parallel strategy that fits in memory.
 
-    Estimates every possible strategy by closed formulas, and ranks them by tokens/s/GPU: four
-    kinds of sequence parallelism, sharding of weights, gradients and optimizer states, pipeline
-    stages, micro-batches, and recompute. Runs nothing. --model, --world-size, --seq-len and a
-    batch are required.
+    Estimates every strategy that a trainer can run, and ranks them by tokens/s/GPU: tensor,
+    pipeline, context and expert parallelism, sharding, micro-batches, and recompute. Runs
+    nothing. On a measured GPU, kernels and links are those measured there. The search of
+    InternEvo ranks four kinds of sequence parallelism by closed formulas. --model, --world-size
+    and a batch are required, and for InternEvo --seq-len (otherwise 8192 by default).
     """
-    from fastcomm import isp
-    from fastcomm.isp.calibration import setting
+    from fastcomm.isp.trainers import trainer_of
 
     if config_path is not None:
         from fastcomm.compat.isp_space import config_file
 
-        options = options.over(config_file(config_path))
+        _search_sequences(options.over(config_file(config_path)), showing, files)
+    elif trainer_of(options) == "internevo":
+        _search_sequences(options, showing, files)
+    else:
+        _search_plans(options, showing, files)
+
+
+def _search_sequences(options: SearchOptions, showing: ShowOptions, files: ResultFiles) -> None:
+    """Search InternEvo's strategies, and print and write the result."""
+    from fastcomm import isp
+    from fastcomm.isp.calibration import setting
+
+    if showing.launch is not None:
+        raise ConfigError("--launch: InternEvo's search has --trainer-args; pass --trainer")
     warn(_decimal_units(options))
     lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
     if len(lengths) > 1:
@@ -88,6 +102,43 @@ def run(
 
 
 run.commands |= {"price": price, "evaluate": evaluate}
+
+
+def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFiles) -> None:
+    """Search the strategies of a trainer, and print and write the result."""
+    from fastcomm.errors import FastcommError
+    from fastcomm.isp import launch
+    from fastcomm.isp.plan_search import search_plans
+    from fastcomm.report import isp_plans as report
+
+    for name, is_used in (
+        ("--sensitivity", showing.sensitivity),
+        ("--trainer-args", showing.trainer_args),
+        ("--html", files.html),
+        ("--xlsx", files.xlsx),
+    ):
+        if is_used:
+            raise ConfigError(f"{name} has no effect without --trainer internevo")
+    warn(_decimal_units(options))
+    result = replace(search_plans(options), top=showing.top)
+    if not result.plans:
+        if files.as_json:
+            print_json(result)
+        raise FastcommError(result.nearest())
+    if showing.launch is not None:
+        result = replace(result, launch=launch.launch(showing.launch, result.plans[0].plan))
+    place = showing.explain
+    if place is not None and place > len(result.layouts):
+        raise invalid("--explain", str(place), f"1 to {len(result.layouts)}, the layouts")
+    report.write(result, files.output, "isp")
+    if files.as_json:
+        print_json(result)
+    elif result.launch is not None:
+        click.echo(result.launch)
+    elif place is not None:
+        report.explain_plan(result, place - 1)
+    else:
+        report.show_search(result, showing.top)
 
 
 def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:

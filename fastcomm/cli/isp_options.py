@@ -17,7 +17,7 @@ from fastcomm.cli.values import COUNT, Number
 _batch = partial(option, group=OptionGroup("Model and batch"))
 _space = partial(option, group=OptionGroup("Search space"))
 _cost = partial(option, group=OptionGroup("Cost model"))
-_shown = partial(option, group=OUTPUT, is_common=True)
+_shown = partial(option, group=OUTPUT)
 _compat = partial(option, group=COMPAT)
 
 _ONLY = ("--compat",)
@@ -35,6 +35,11 @@ def _choice(*values: str) -> dict[str, Any]:
     return {"type": click.Choice(values), "default": values[0]}
 
 
+def _optional(*values: str) -> dict[str, Any]:
+    """Return the attributes of an option with some values, without a default."""
+    return {"type": click.Choice(values), "metavar": "NAME", "default": None}
+
+
 BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     _batch(
         "--model",
@@ -45,6 +50,7 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _batch(
         "--world-size",
+        "--gpus",
         metavar="LIST",
         is_common=True,
         help="Number of GPUs: 128; 64,128; or 64-256 for all multiples of 8.",
@@ -56,28 +62,52 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
         is_common=True,
         help="Sequence length in tokens. As in 64Ki; several make a sweep.",
     ),
-    _batch("--global-batch", metavar="N", is_common=True, help="Tokens per step, as in 4Mi."),
+    _batch(
+        "--global-batch",
+        metavar="N",
+        is_common=True,
+        help="Tokens per step, as in 4Mi; but for internevo, a number without unit counts "
+        "sequences.",
+    ),
 ]
 _COMMON = [
     *BATCH_OPTIONS,
     cluster_option("a800"),
     _space(
         "--memory",
+        "--max-memory",
         metavar="BYTES",
         is_common=True,
         help="Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
     ),
     _space(
-        "--algorithms",
+        "--trainer",
+        **_optional("megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"),
+        is_common=True,
+        help="Trainer whose strategies are searched. Default: megatron on measured GPUs, "
+        "else internevo.",
+    ),
+    _space(
+        "--precision",
+        metavar="NAME",
+        is_common=True,
+        help="Precision of linear layers: fp8, or a recipe such as fp8_block. Default: bf16.",
+    ),
+    _space(
+        "--fix",
         metavar="LIST",
         is_common=True,
+        help="Values of all strategies, as in tp=8,pp=4: keys of --strategy of isp price.",
+    ),
+    _space(
+        "--algorithms",
+        metavar="LIST",
         help="How sequences and weights are divided: some of isp,msp,fsp,mtp (default: all), "
         "or dsp alone.",
     ),
     _space(
         "--pp-sizes",
         metavar="LIST",
-        is_common=True,
         help="Pipeline-parallel sizes to consider, as in 1,2. Default: all that are possible.",
     ),
     _cost(
@@ -227,9 +257,10 @@ _COSTS = [
     ),
 ]
 _SHOWN = [
-    top_option(6, not_with=("--explain", "--trainer-args")),
+    top_option(6, not_with=("--explain", "--trainer-args", "--launch")),
     _shown(
         "--explain",
+        is_common=True,
         type=COUNT,
         not_with=("--trainer-args",),
         help="Break down the step time of strategy N of the ranking.",
@@ -244,7 +275,16 @@ _SHOWN = [
         "--trainer-args",
         type=click.Choice(["megatron", "internevo"]),
         metavar="NAME",
-        help="Print the best strategy as arguments of megatron or internevo.",
+        help="Print the best strategy of InternEvo's search as arguments of megatron or "
+        "internevo.",
+    ),
+    _shown(
+        "--launch",
+        is_common=True,
+        type=click.Choice(["megatron", "torchtitan"]),
+        metavar="NAME",
+        not_with=("--explain", "--trainer-args"),
+        help="Print the best strategy as arguments that megatron or torchtitan accepts.",
     ),
 ]
 
@@ -259,3 +299,4 @@ class ShowOptions:
     explain: int | None = None
     sensitivity: bool = False
     trainer_args: str | None = None
+    launch: str | None = None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import measure, measure_options, result_options
+from fastcomm.cli.results import measure, measure_options, result_options, throughput_options
 from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm metrics traces/ --link-bandwidth 400Gbit/s
+  fastcomm metrics traces/ --cluster dgx-h100
   fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
   fastcomm metrics traces/ --json | jq .breakdown.exact
 """
@@ -40,19 +41,7 @@ Examples:
     not_with=("--json",),
     help="Print the specification formulas, and utilization by --bytes.",
 )
-@option(
-    "--flops",
-    is_flag=True,
-    group=MEASUREMENT,
-    help="Count the FLOPs of a step; reads all events of the traces once more.",
-)
-@option(
-    "--gpu",
-    metavar="NAME",
-    group=MEASUREMENT,
-    needs=("--flops",),
-    help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
-)
+@throughput_options
 @measure_options
 @result_options("metrics.json, and every table as CSV and Parquet")
 @click.pass_context

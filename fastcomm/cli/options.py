@@ -192,7 +192,7 @@ dask_wait_option = option(
 )
 
 # With these, one rank is read, on this machine.
-_ONE_RANK = ("--compat", "--overlay", "--save", "--deps", "--to uniform")
+_ONE_RANK = ("--compat", "--save", "--deps", "--to uniform")
 # Scripts state the number of workers for all commands: with one rank it has no effect. `info`
 # reads one rank unless --all is given.
 _PROCESSES = workers_option(not_with=("--dask",), needs=("--all",))

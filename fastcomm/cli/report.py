@@ -14,6 +14,7 @@ from fastcomm.cli.results import (
     measure_options,
     output_option,
     print_written,
+    throughput_options,
 )
 from fastcomm.cli.values import NumberList
 from fastcomm.options import MetricsOptions, ReadOptions
@@ -52,12 +53,21 @@ Examples:
     help="Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
 )
 @option(
+    "--timeline-steps",
+    type=NumberList(),
+    metavar="LIST",
+    group=OUTPUT,
+    not_with=("--no-timeline",),
+    help="Further steps of the timeline, which has the slowest, the median and a third one.",
+)
+@option(
     "--no-timeline",
     is_flag=True,
     group=OUTPUT,
     is_common=True,
     help="Do not draw the timeline, for which all traces are read again.",
 )
+@throughput_options
 @json_option
 @measure_options
 @click.pass_context
@@ -71,6 +81,7 @@ def run(
     no_data: bool,
     no_path: bool,
     timeline_ranks: tuple[int, ...] | None,
+    timeline_steps: tuple[int, ...] | None,
     no_timeline: bool,
     as_json: bool,
     metrics: MetricsOptions,
@@ -86,7 +97,7 @@ def run(
     """
     if no_data and output is not None:
         raise click.UsageError("--output has no effect with --no-data")
-    from fastcomm.analyses.critical_path import path_for_page
+    from fastcomm.analyses.critical_path import answers_for_page, path_for_page
     from fastcomm.analyses.timeline import find_timeline
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
@@ -104,6 +115,7 @@ def run(
                     run,
                     measured,
                     ranks=timeline_ranks,
+                    steps=timeline_steps or (),
                     critical=path,
                     workers=executor,
                     keep_going=reading.keep_going,
@@ -113,6 +125,7 @@ def run(
         measured,
         html,
         critical=path,
+        answers=answers_for_page(path, measured.findings),
         timeline=timeline,
         paths=paths,
         options=reading_arguments(reading),

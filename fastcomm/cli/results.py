@@ -14,12 +14,14 @@ from fastcomm.cli.commands import (
     OUTPUT,
     READING,
     WINDOW,
+    WORKLOAD,
     of_field,
     option,
 )
 from fastcomm.cli.options import builds, run_options, with_options
 from fastcomm.cli.values import (
     COUNT,
+    TOKEN_COUNT,
     NumberList,
     OutputFile,
     OutputFolder,
@@ -58,6 +60,18 @@ def link_bandwidth_option(**attrs: Any) -> Callable[[F], F]:
     )
 
 
+def cluster_option(default: str) -> Callable[[F], F]:
+    """Return the option of a cluster; `default` is what holds without it."""
+    return option(
+        "--cluster",
+        metavar="NAME|FILE",
+        group=MEASUREMENT,
+        is_common=True,
+        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
+        f"Default: {default}.",
+    )
+
+
 steps_option = option(
     "--steps",
     type=NumberList(),
@@ -68,6 +82,14 @@ steps_option = option(
 )
 _MEASURED: list[Callable[[Any], Any]] = [
     link_bandwidth_option(),
+    cluster_option("none"),
+    option(
+        "--gpus-per-node",
+        type=click.IntRange(1, 1 << 16),
+        metavar="N",
+        group=WORKLOAD,
+        help="GPUs per node. Default: by the traces' host names.",
+    ),
     steps_option,
     option(
         "--step-boundary",
@@ -96,6 +118,36 @@ _MEASURED: list[Callable[[Any], Any]] = [
         help="Shared directory for intermediate results (with --dask).",
     ),
 ]
+
+
+_THROUGHPUT: list[Callable[[Any], Any]] = [
+    option(
+        "--flops",
+        is_flag=True,
+        group=MEASUREMENT,
+        help="Count the FLOPs of a step; reads all events of the traces once more.",
+    ),
+    option(
+        "--gpu",
+        metavar="NAME",
+        group=MEASUREMENT,
+        needs=("--flops",),
+        help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the "
+        "traces.",
+    ),
+    option(
+        "--tokens-per-step",
+        type=TOKEN_COUNT,
+        metavar="N",
+        group=MEASUREMENT,
+        help="Tokens of a step of all ranks, for tokens per second.",
+    ),
+]
+
+
+def throughput_options(command: F) -> F:
+    """Add the options on FLOPs and tokens, fields of `MetricsOptions`."""
+    return with_options(_THROUGHPUT)(command)
 
 
 def measure(
@@ -297,18 +349,6 @@ def compat_option(*tools: str, of: str) -> Callable[[F], F]:
         metavar="|".join(tools),
         group=COMPAT,
         help=f"Reproduce the results of another tool exactly. It is {of}.",
-    )
-
-
-def cluster_option(default: str) -> Callable[[F], F]:
-    """Return the option of a cluster; `default` is what holds without it."""
-    return option(
-        "--cluster",
-        metavar="NAME|FILE",
-        group=MEASUREMENT,
-        is_common=True,
-        help="Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. "
-        f"Default: {default}.",
     )
 
 

@@ -11,6 +11,7 @@ from fastcomm.checks import (
     MOST_NUMBER,
     MOST_WORKERS,
     RANKS,
+    TOKENS,
     Range,
     invalid,
     shortened,
@@ -121,6 +122,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
 
 NUMBER = click.IntRange(0, MOST_NUMBER)
 COUNT = click.IntRange(1, int(RANKS.most))
+TOKEN_COUNT = click.IntRange(1, int(TOKENS.most))
 RANK = click.IntRange(0, 1 << 31)
 WORKERS = click.IntRange(1, MOST_WORKERS)
 STEPS = click.IntRange(1, 1 << 16)

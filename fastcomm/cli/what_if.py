@@ -1,12 +1,14 @@
 """``fastcomm what-if``."""
 
+from pathlib import Path
+
 import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.options import ExecutionOptions, builds, edit_options, run_options
 from fastcomm.cli.results import ResultFiles, print_json, result_options
-from fastcomm.cli.windows import find_path, path_options
+from fastcomm.cli.windows import find_path, overlay_option, path_options
 from fastcomm.options import EditOptions, PathOptions, ReadOptions
 
 _EXAMPLES = """\b
@@ -15,6 +17,7 @@ Examples:
   fastcomm what-if traces/ --scale comm:DP=0.5 --scale 'kernel:/flash_fwd/=0.8'
   fastcomm what-if traces/ --set link:TP=200:800:200Gbit/s --json
   fastcomm what-if traces/ --heal rank:5 --overlap DP --remove launches
+  fastcomm what-if traces/ --scale compute=0.5 --overlay after.json.gz
 """
 
 
@@ -22,6 +25,7 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
 @edit_options
+@overlay_option()
 @run_options
 @result_options("what_if.json; path, sweeps, candidates as CSV and Parquet")
 @builds(files=ResultFiles, edits=EditOptions)
@@ -32,6 +36,7 @@ def run(
     *,
     paths: tuple[str, ...],
     edits: EditOptions,
+    overlay: Path | None,
     files: ResultFiles,
     path_options: PathOptions,
     reading: ReadOptions,
@@ -51,6 +56,10 @@ def run(
     planned = plan(edits)
     path = find_path(paths, path_options, reading, execution)
     answer = path.predict(planned)
+    if overlay is not None:
+        from fastcomm.critical_path.overlay import write_what_if
+
+        write_what_if(answer, overlay)
     if files.output is not None:
         report.write_what_if(answer, files.output, xlsx=files.xlsx)
     if files.html is not None:

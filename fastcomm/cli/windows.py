@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.checks import invalid, shortened
-from fastcomm.cli.commands import WINDOW, option
+from fastcomm.cli.commands import OUTPUT, WINDOW, option
 from fastcomm.cli.options import (
     ExecutionOptions,
     builds,
@@ -16,7 +16,7 @@ from fastcomm.cli.options import (
     open_traces,
     with_options,
 )
-from fastcomm.cli.values import NUMBER, RANK, whole
+from fastcomm.cli.values import NUMBER, RANK, OutputFile, whole
 from fastcomm.options import PathOptions, ReadOptions, Window
 
 if TYPE_CHECKING:
@@ -99,6 +99,19 @@ _WINDOW: list[Callable[[Any], Any]] = [
         help="Names of the events that load data. Repeatable.",
     ),
 ]
+
+
+def overlay_option(**attrs: Any) -> Callable[[F], F]:
+    """Return the option of a trace with the path drawn into it."""
+    return option(
+        "--overlay",
+        type=OutputFile(),
+        metavar="FILE",
+        group=OUTPUT,
+        is_common=True,
+        help="Write a trace with the path marked (.json, .json.gz); of a what-if both steps.",
+        **attrs,
+    )
 
 
 def find_path(

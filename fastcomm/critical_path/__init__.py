@@ -13,6 +13,7 @@ from fastcomm.checks import check_path, takes
 from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.across import RankJoin
 from fastcomm.critical_path.candidates import Candidate
+from fastcomm.critical_path.graph_edit import GraphEdit
 from fastcomm.critical_path.path import FoundPath, shares, sums_by
 from fastcomm.critical_path.rules import (
     DataDependencies,
@@ -247,6 +248,21 @@ class CriticalPath(FoundPath, Result):
             sweeps=tuple(map(swept, plan_.sweeps)),
             candidates=tried,
         )
+
+    def edit(self) -> "GraphEdit[CriticalPath]":
+        """Return an edit of the graph: events, constraints and weights can be changed.
+
+        `path.edit().remove(17).add_edge(5, 9, 2000).recompute()` is the path of the new graph,
+        whose times are those of a replay. Events are named by `event` in `breakdown`, and of
+        several ranks by the pair of rank and `event`.
+
+        Raises
+        ------
+        FastcommError
+            If the path was found by HTA's rules.
+
+        """
+        return GraphEdit(self, CriticalPath.of)
 
     def save(self, out_dir: str) -> str:
         """Write the graph and its path to `out_dir` with the ending .zip; return that name.

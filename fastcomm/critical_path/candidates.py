@@ -1,6 +1,7 @@
 """What to try first: edits that a what-if without edits replays, and what each would save."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 
 from fastcomm.critical_path import peers
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edit_errors import Interval, not_validated
 from fastcomm.graph.edits import Edit, plan
 from fastcomm.options import EditOptions
@@ -47,18 +48,35 @@ def try_all(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candi
     between kernels; and each of the five kernels with the most time 20 % faster (of a run on
     the host, operators). Edits that match nothing in the step are left out.
     """
-    reason = unvalidated(replay)
-    tried = []
+    tried: list[Candidate] = []
     for edit in _edits(replay, before_ns):
-        try:
-            after = replay.span([edit])
-        except ConfigError:  # nothing in this step that the edit could change
-            continue
-        interval = Interval.of(after, replay_error_ns, [edit], reason)
-        saved = before_ns - after
-        tried.append(Candidate(edit=edit, after_ns=after, saved_ns=saved, interval=interval))
+        with suppress(ConfigError):  # nothing in this step that the edit could change
+            tried.append(_tried(replay, edit, before_ns, replay_error_ns))
     shorter = [candidate for candidate in tried if candidate.saved_ns > 0]
     return tuple(sorted(shorter, key=lambda candidate: -candidate.saved_ns))
+
+
+def try_each(replay: Replay, options: Sequence[EditOptions]) -> tuple[Candidate | None, ...]:
+    """Replay a step once for each element of `options`, with its first edit.
+
+    The result is None where there is no edit, or where it selects nothing.
+    """
+    plain = replay.run(())
+    tried: list[Candidate | None] = []
+    for option in options:
+        candidate = None
+        with suppress(FastcommError):
+            for edit in plan(option).edits[:1]:
+                candidate = _tried(replay, edit, plain.before_ns, plain.replay_error_ns)
+        tried.append(candidate)
+    return tuple(tried)
+
+
+def _tried(replay: Replay, edit: Edit, before_ns: int, replay_error_ns: int) -> Candidate:
+    """Replay a step with one edit."""
+    after = replay.span([edit])
+    interval = Interval.of(after, replay_error_ns, [edit], unvalidated(replay))
+    return Candidate(edit=edit, after_ns=after, saved_ns=before_ns - after, interval=interval)
 
 
 def unvalidated(replay: Replay) -> str | None:

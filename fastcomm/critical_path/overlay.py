@@ -1,6 +1,7 @@
 """Draw a critical path into its trace: mark its events, and add its edges as arrows.
 
-The JSON text is copied in slices: the bytes of unmarked events do not change.
+The JSON text is copied in slices: the bytes of unmarked events do not change. A what-if is
+drawn as a new trace, which has the events of a step before and after its edits.
 """
 
 import gzip
@@ -13,20 +14,24 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
-from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, is_local, place, refuse_inputs
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS
+from fastcomm.process import temporary_folder
 from fastcomm.readers.kineto.head import SUFFIXES
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
-from fastcomm.trace.columns import filled
+from fastcomm.trace import chrome_trace
+from fastcomm.trace.chrome_trace import Place, TextPiece
+from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
-from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
 _engine: Any
@@ -38,6 +43,7 @@ except ImportError:  # no wheel for this platform
 _ARGS = re.compile(rb'"args"\s*:\s*\{\s*(\}?)')
 _DRAWN = ("dependency", "launch", "sync", "inferred")
 _BLOCK = 1 << 22
+_SIDES = ("measured", "predicted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +97,15 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _opened(unfinished, compressed=target.name.endswith(".gz")) as file:
-            for piece in _pieces(_text(source), trace, path, drawing):
+            for piece in redrawn(trace, path, drawing):
                 file.write(piece)
+
+
+def redrawn(
+    trace: Trace, path: CriticalPath, drawing: Drawing
+) -> Iterator[bytes | memoryview]:
+    """Yield what `write` writes, in pieces; raise `FastcommError` if the trace has changed."""
+    yield from _pieces(_text(place(trace.meta.path)), trace, path, drawing)
 
 
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:
@@ -250,3 +263,104 @@ def _ends(trace: Trace, path: CriticalPath, nodes: Numbers, drawing: Drawing) ->
 def _label(text: str) -> str:
     """Return the JSON text of a process or thread, which is a number or a string."""
     return text if re.fullmatch(r"-?(0|[1-9]\d*)", text) else json.dumps(text)
+
+
+def write_what_if(answer: WhatIf, target: Path) -> None:
+    """Write a step before and after edits, for Perfetto and chrome://tracing.
+
+    Each rank is two processes, as measured and as predicted, which begin at 0. Events on the
+    critical path have `critical` among their arguments, and arrows between them.
+
+    Parameters
+    ----------
+    answer
+        The what-if, of one rank or several.
+    target
+        File to write, gzipped if its name ends in ``.gz``.
+
+    Raises
+    ------
+    FastcommError
+        If the file cannot be written.
+
+    """
+    with temporary_folder(target.parent) as folder:
+        compressed = target.name.endswith(".gz")
+        paths = (answer.before, answer.after)
+        pieces = [
+            TextPiece.write(folder / name, _step_text(path, name, side), compressed=compressed)
+            for side, (path, name) in enumerate(zip(paths, _SIDES, strict=True))
+        ]
+        rank = answer.before.ranks[0]
+        last = chrome_trace.titles(2 * rank, f"rank {rank}, {_SIDES[0]}", 2 * rank, {})
+        chrome_trace.join(pieces, last, target, folder)
+
+
+def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
+    """Yield the lines of a step: `side` is 0 before edits, 1 after them."""
+    graph = path.graph
+    first, last = graph.places
+    rows = np.flatnonzero((first != NONE) & (last != NONE))
+    start, stop = (graph.time[nodes[rows]] for nodes in (first, last))
+    table = path.events.describe(rows.astype(np.int32))
+    pid = 2 * np.array(path.ranks)[path.across.rank_of[first[rows]]] + side
+    tid, titles = _event_threads(table, pid, start, stop)
+    for process in np.unique(pid).tolist():
+        threads = {own: titles[own] for own in np.unique(tid[pid == process]).tolist()}
+        title = f"rank {process // 2}, {name}"
+        yield chrome_trace.titles(process, title, process, threads)
+    nodes = path.valid_path.nodes if path.path is not None else np.empty(0, np.int32)
+    heads, head = _event_heads(table, pid, tid, np.isin(rows, graph.event[nodes]))
+    begin = int(graph.time.min()) if len(graph.time) else 0
+    yield chrome_trace.slices(heads, head, start - begin, stop - begin)
+    place = np.full(len(first) + 1, NONE, np.int64)
+    place[rows] = np.arange(len(rows))
+    at = place[graph.event[nodes]]
+    # An arrow ends inside its event, else it would be bound to the next one.
+    time = np.clip(graph.time[nodes], start[at], np.maximum(stop[at] - 1, start[at])) - begin
+    crosses = np.flatnonzero((at[1:] != at[:-1]) & (at[1:] != NONE) & (at[:-1] != NONE))
+    ends = (Place(pid=pid[at[k]], tid=tid[at[k]], time=time[k]) for k in (crosses, crosses + 1))
+    if len(crosses):
+        yield chrome_trace.arrows("critical_path", 2 * np.arange(len(crosses)) + side, *ends)
+
+
+def _event_heads(
+    table: pa.Table, pid: Ints, tid: Ints, is_critical: Flags
+) -> tuple[list[dict[str, Any]], Ints]:
+    """Return what events have in common, and the index of each event in it."""
+    names = ("name", "tag", "kind")
+    rows, head = alike(*(_codes(table[name]) for name in names), pid, tid, is_critical)
+    common = zip(
+        *(table[name].take(pa.array(rows)).to_pylist() for name in names),
+        *(column[rows].tolist() for column in (pid, tid, is_critical)),
+        strict=True,
+    )
+    return [
+        {
+            "name": name,
+            "cat": tag or kind,
+            "pid": process,
+            "tid": thread,
+            **({"args": {"critical": 1}} if critical else {}),
+        }
+        for name, tag, kind, process, thread, critical in common
+    ], head
+
+
+def _codes(column: pa.ChunkedArray) -> Ints:
+    """Number the texts of a column; null is -1."""
+    codes = column.combine_chunks().dictionary_encode().indices
+    return filled(codes, -1)
+
+
+def _event_threads(
+    table: pa.Table, pid: Ints, start: Ints, stop: Ints
+) -> tuple[Ints, dict[int, str]]:
+    """Return the thread of each event, numbered from 1 over all processes, and titles."""
+    _, lane = alike(pid, _codes(table["process"]), _codes(table["thread"]))
+
+    def title(row: int) -> str:
+        kind = "stream" if table["is_device"][row].as_py() else "thread"
+        return f"{kind} {table['thread'][row].as_py()}"
+
+    return chrome_trace.threads(1, lane, (start, stop), title, nests=True)

@@ -259,14 +259,28 @@ def load_links(name: str | Path, gpus_per_node: int) -> GpuLinks:
         have `gpus_per_node` GPUs.
 
     """
+    gpus, links = load_node(name)
+    if gpus != gpus_per_node:
+        raise ConfigError(
+            f"{name}: gpus_per_node is {gpus}, but the workload has {gpus_per_node}"
+        )
+    return links
+
+
+def load_node(name: str | Path) -> tuple[int, GpuLinks]:
+    """Return the number of GPUs of a cluster's node, and their links, as `load_links` does.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such cluster, or a key is unknown, missing or invalid.
+
+    """
     where = str(name)
     values = _checked_keys(_text(name), where, _LINK_KEYS)
     node, intra = _bandwidths(values, where, ("bw_node", "bw_intra"))
-    if (gpus := _gpus(values, where)) != gpus_per_node:
-        raise ConfigError(
-            f"{where}: gpus_per_node is {gpus}, but the workload has {gpus_per_node}"
-        )
-    return GpuLinks(inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)
+    gpus = _gpus(values, where)
+    return gpus, GpuLinks(inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)
 
 
 def _text(name: str | Path) -> str:

@@ -225,7 +225,7 @@ def _refuse_range(text: str | float | None) -> None:
 _LEAST_MEMORY = 1 << 20  # bytes; a smaller number lacks its unit
 
 
-def _memory(text: str | float | None) -> int | None:
+def memory_limit(text: str | float | None) -> int | None:
     """Return the memory of a GPU in bytes. Raises `ConfigError` for a number without unit."""
     size = None if text is None else parse_quantity(text, "memory")
     if size is not None and size < _LEAST_MEMORY:
@@ -264,7 +264,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
         batch=batch(options),
-        memory=_memory(options.memory),
+        memory=memory_limit(options.memory),
         algos=("isp",) if ulysses else algos,
         pp=numbers(options.pp_sizes, "pp"),
         sp=numbers(options.sp_sizes, "sp"),

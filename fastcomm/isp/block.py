@@ -133,19 +133,18 @@ class StrategyGrid:
 
         The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
         """
-        repeated = 4 if self.algo == "msp" else self._repeated(question)
-        return self._sharded(question, layer, repeated)
+        return self._sharded(question, layer)
 
     def elementwise_traffic(self, question: Question, layer: Layer) -> float:
         """Return what element-wise work of a layer reads, in the unit of `saved_activations`.
 
         The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
-        Unlike saved activations, MSP shards its norms.
         """
-        return self._sharded(question, layer, self._repeated(question))
+        return self._sharded(question, layer)
 
-    def _sharded(self, question: Question, layer: Layer, repeated: int) -> float:
-        """Return activations of a layer: ranks repeat `repeated`, and shard the others."""
+    def _sharded(self, question: Question, layer: Layer) -> float:
+        """Return activations of a layer: ranks repeat some, and shard the others."""
+        repeated = self._repeated(question)
         # 8 around attention and MLP, 10 of queries, keys, values and attention output.
         around = 8 + 10 * question.model.breadth
         wide = layer.wide

@@ -138,7 +138,9 @@ def _expert_exchange(
 
 def visited_nodes(experts: Experts, nodes: int) -> float:
     """Return the mean number of nodes that hold experts of a token, for uniform routing."""
-    limit = min(nodes, experts.node_limit or nodes)
+    # Nodes of few experts cannot keep the limit: a token needs at least so many.
+    least = -(-experts.top_k * nodes // experts.number)
+    limit = min(nodes, max(least, experts.node_limit or nodes))
     number = experts.number * limit // nodes
     # Probability that a given node has none of the token's experts.
     missed = comb(number - number // limit, experts.top_k) / comb(number, experts.top_k)

@@ -11,6 +11,7 @@ from fastcomm.checks import RANKS, invalid_value
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
+from fastcomm.isp.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.units import parse_quantity
 
 RECOMPUTE = ("none", "selective", "partial", "full")
@@ -28,10 +29,12 @@ RECIPES = {
 }
 UNKNOWN = "unknown"
 DISPATCHES = ("alltoall", "deepep", "hybridep")
+_WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 _BF16_GRADIENTS = 2023.9  # year of the stack
-_MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
+MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
 _YEARS = (2000, 2100)
+_DIVIDED = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}  # of states, gradients, parameters
 YEAR = 2025.0  # of a stack, if none is given
 
 
@@ -40,7 +43,8 @@ class Plan:
     """A model, its GPUs and batch, and the whole strategy.
 
     `sharding` is "ddp", "zero1", "zero2", "zero3", or "hsdpN" for `zero3` over N ranks that
-    others replicate. `etp` divides an expert. `year` is that of the stack.
+    others replicate. `recompute` is one of `RECOMPUTE`, or the number of layers of a pipeline
+    stage that are recomputed. `etp` divides an expert. `year` is that of the stack.
     """
 
     model: Model
@@ -60,8 +64,9 @@ class Plan:
     sharding: str = "zero1"
     recompute: str = "none"
     precision: str = "bf16"
+    trainer: str = DEFAULT
     overlap: bool = True
-    dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped"
+    dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped", "capacity"
     gradients: str = ""  # of `GRADIENTS`; empty is that of the year
     year: float = YEAR
     graphs: float = 0.0  # share of launches that CUDA graphs replace
@@ -80,6 +85,11 @@ class Plan:
         return -(-self.global_batch // (self.dp * self.micro_batch))
 
     @property
+    def memory_limit(self) -> float:
+        """Memory of a GPU in bytes."""
+        return self.memory or gpu(self.gpu).memory
+
+    @property
     def tokens(self) -> float:
         """Tokens of a micro-batch on a rank, before tensor parallelism divides them."""
         return self.micro_batch * self.seq_len / self.cp
@@ -90,9 +100,12 @@ class Plan:
         whole = self.dp * self.cp
         if self.sharding.startswith("hsdp"):
             return (min(int(self.sharding[4:]), whole),) * 3
-        divided = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[self.sharding]
-        parameters, gradients, states = (whole if divided >= n else 1 for n in (3, 2, 1))
-        return parameters, gradients, states
+        divided = _DIVIDED[self.sharding]
+        return (
+            whole if divided > 2 else 1,  # noqa: PLR2004 stages of ZeRO
+            whole if divided > 1 else 1,
+            whole if divided else 1,
+        )
 
     @property
     def replica_ranks(self) -> int:
@@ -106,19 +119,33 @@ class Plan:
         Selective recompute of FSDP trainers is that of every second layer, or of every second
         GEMM.
         """
-        half = self.recompute == "selective" and self.is_fsdp
-        return {"full": 1.0, "partial": 0.5}.get(self.recompute, 0.5 if half else 0.0)
+        if self.recompute.isdecimal():
+            return min(1.0, int(self.recompute) / self.stage_layers)
+        selective = self.habits.selective_layers if self.is_fsdp else 0.0
+        shares = {"full": 1.0, "partial": 0.5, "selective": selective}
+        return shares.get(self.recompute, 0.0)
+
+    @property
+    def stage_layers(self) -> int:
+        """Number of layers of the fullest rank, all its virtual stages together."""
+        return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
+
+    @property
+    def habits(self) -> Trainer:
+        """What the trainer does with memory and the host."""
+        return TRAINERS[self.trainer]
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of an accumulated gradient: FSDP and stacks before 2024 take fp32."""
-        old = self.is_fsdp or self.year < _BF16_GRADIENTS
-        return GRADIENTS[self.gradients or ("fp32" if old else "bf16")]
+        """Bytes of an accumulated gradient: stacks before 2024 take fp32."""
+        usual = "fp32" if self.year < _BF16_GRADIENTS else self.habits.gradients
+        return GRADIENTS[self.gradients or usual]
 
     @property
     def reduced_bytes(self) -> int:
-        """Bytes of a gradient between ranks: bf16, unless a width is asked for."""
-        return GRADIENTS[self.gradients or "bf16"]
+        """Bytes of a gradient between ranks; stacks before 2024 take bf16."""
+        usual = "bf16" if self.year < _BF16_GRADIENTS else self.habits.reduction
+        return GRADIENTS[self.gradients or usual]
 
     @property
     def is_fsdp(self) -> bool:
@@ -146,15 +173,22 @@ class Plan:
 
     def _check_texts(self) -> None:
         """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""
-        names = {"precision": RECIPES, "recompute": RECOMPUTE, "gradients": ("", *GRADIENTS)}
+        names = {
+            "precision": RECIPES,
+            "recompute": RECOMPUTE,
+            "gradients": ("", *GRADIENTS),
+            "trainer": TRAINERS,
+        }
         for name, values in names.items():
+            if name == "recompute" and re.fullmatch(r"[1-9]\d{0,3}", self.recompute):
+                continue
             if getattr(self, name) not in values:
                 expected = f"one of {', '.join(filter(None, values))}"
                 raise invalid_value(name, getattr(self, name), expected)
         chip, recipe = gpu(self.gpu), RECIPES[self.precision]
         if recipe != "bf16" and "fp8" not in chip.peaks:
             raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
-        if self.precision == "mxfp8" and chip.chip not in _MX_CHIPS:
+        if self.precision == "mxfp8" and chip.chip not in MX_CHIPS:
             raise ConfigError(
                 f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
             )
@@ -198,7 +232,7 @@ class Plan:
     def _check_experts(self) -> None:
         """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
         experts, kind, *more = self.model.experts, *(self.dispatch.split() or [""])
-        if kind not in DISPATCHES or any(m != "overlapped" and m[0] != "(" for m in more):
+        if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
             raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
         if not experts:
             for name, default in (("ep", 1), ("etp", 1), ("dispatch", DISPATCHES[0])):
@@ -236,8 +270,18 @@ class Plan:
             )
 
 
+def virtual_stages(plan: Plan) -> tuple[int, ...]:
+    """Return the virtual stages that a rank can have: embedding and head may be layers."""
+    if plan.pp == 1:
+        return (1,)
+    counts = [plan.model.layers + plan.model.mtp_layers + more for more in range(3)]
+    return tuple(
+        n for n in range(1, 13) if n == 1 or any(c % (plan.pp * n) == 0 for c in counts)
+    )
+
+
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
-_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients")
+_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients", "trainer")
 _KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
 
 
@@ -252,16 +296,7 @@ def with_strategy(plan: Plan, text: str) -> Plan:
         If a key is unknown or repeated, a value is invalid, or no trainer could run the plan.
 
     """
-    values: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = part.partition("=")
-        name = key.strip().replace("-", "_")
-        if not separator or name not in _KEYS:
-            keys = ", ".join(_KEYS).replace("_", "-")
-            raise ConfigError(f"--strategy: invalid {part!r}: expected KEY=VALUE with {keys}")
-        if name in values:
-            raise ConfigError(f"--strategy: {key.strip()} is given twice")
-        values[name] = value.strip().lower()
+    values = strategy_values(text, "--strategy")
     replicas = values.pop("dp", None)
     result = with_values(plan, values, "--strategy")
     result.check()
@@ -270,6 +305,28 @@ def with_strategy(plan: Plan, text: str) -> Plan:
             f"--strategy: dp {replicas} contradicts gpus / (tp x pp x cp), which is {result.dp}"
         )
     return result
+
+
+def strategy_values(text: str, where: str) -> dict[str, str]:
+    """Return the values of "tp=8,pp=4" by field; `where` begins the message of an error.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown or given twice.
+
+    """
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = part.partition("=")
+        name = key.strip().replace("-", "_")
+        if not separator or name not in _KEYS:
+            keys = ", ".join(_KEYS).replace("_", "-")
+            raise ConfigError(f"{where}: invalid {part!r}: expected KEY=VALUE with {keys}")
+        if name in values:
+            raise ConfigError(f"{where}: {key.strip()} is given twice")
+        values[name] = value.strip().lower()
+    return values
 
 
 def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:

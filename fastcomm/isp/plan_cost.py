@@ -35,18 +35,24 @@ class Constants:
     elementwise: float = 1.2
     # Time of a GEMM of a training step over that of the kernel alone.
     gemm_slowdown: float = 1.1
-    # Time of the host to launch a layer's kernels, both passes, s; longer with experts.
+    # Time of the host to launch a layer's kernels, both passes, s.
     host_layer_s: float = 1.5e-3
-    host_experts: float = 10.4
+    # Time of the host for a layer with experts over that of a usual one, and what each expert
+    # of a rank adds.
+    host_experts: float = 4
+    host_expert: float = 0.3
     # Time of experts' routing, permutation and synchronization over the layer's own.
     experts_slowdown: float = 2.1
+    # Share of the step that is lost to the slowest node, for each doubling of their number.
+    straggling: float = 0.003
     # Host time of a step besides its layers: data, optimizer, logging, s.
     step_s: float = 34e-3
 
 
 CALIBRATED = (
     *("network_share", "overlap_loss", "tp_exposed", "elementwise", "gemm_slowdown"),
-    *("host_layer_s", "host_experts", "experts_slowdown", "step_s"),
+    *("host_layer_s", "host_experts", "host_expert", "experts_slowdown"),
+    *("straggling", "step_s"),
 )
 ELEMENT = 2  # bytes of an activation and of a weight
 OLD_ATTENTION, _FA2, _FA3 = 2022.5, 2023.6, 2024.6  # years of stacks
@@ -186,12 +192,13 @@ def _attention(plan: Plan) -> tuple[float, float]:
         return forward, 2 * forward
     kernel, factor = ATTENTION_KERNELS[chip.chip]
     slow = 1.0
-    # PyTorch's own attention, which FSDP trainers use, stays at FlashAttention-2.
-    if kernel == "fa3" and (plan.year < _FA3 or plan.is_fsdp):
+    # PyTorch's own attention stays at FlashAttention-2.
+    torch = plan.habits.has_torch_attention
+    if kernel == "fa3" and (plan.year < _FA3 or torch):
         slow, factor = _FA2_SLOWDOWN, 2.9
     if plan.year < _FA2:
         slow *= _FA1_SLOWDOWN
-    if plan.is_fsdp:
+    if torch:
         # PyTorch's ring gives the last rank most of the causal work.
         slow *= 2 - 1 / plan.cp
     slow /= plan.power_share
@@ -347,6 +354,14 @@ def _with_recompute(
         name: (forward, backward + shares[name] * forward)
         for name, (forward, backward) in parts.items()
     }
+
+
+def host_time(plan: Plan, constants: Constants) -> float:
+    """Return the time of the host to launch a layer, both passes, in s."""
+    host = constants.host_layer_s * plan.habits.host_factor * (1 + plan.recomputed / 3)
+    if experts := plan.model.experts:
+        host *= constants.host_experts + constants.host_expert * experts.number / plan.ep
+    return host * (1 - plan.graphs)
 
 
 def layer_weights(plan: Plan) -> tuple[float, float]:

@@ -3,7 +3,9 @@
 Times are in seconds, sizes in bytes. The fullest pipeline stage counts, as on a rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import log2
 
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.plan import RECIPES, Plan
@@ -16,11 +18,11 @@ from fastcomm.isp.plan_cost import (
     exposed,
     fsdp_gathers,
     head_time,
+    host_time,
     layer_times,
     layer_weights,
 )
 from fastcomm.isp.strategy import Term
-from fastcomm.units import format_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class PlanPrice:
     @property
     def fits(self) -> bool:
         """Whether the memory is at most that of the GPU."""
-        return self.memory_bytes <= (self.plan.memory or gpu(self.plan.gpu).memory)
+        return self.memory_bytes <= self.plan.memory_limit
 
 
 def causal_flops(plan: Plan) -> float:
@@ -72,7 +74,13 @@ def price_plan(plan: Plan, constants: Constants) -> PlanPrice:
     return PlanPrice(plan=plan, time=_time(plan, constants), memory=_memory(plan))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def priced(plan: Plan, constants: Constants, limit: float) -> tuple[float | None, float]:
+    """Return the step time (s) and the memory (bytes) of a plan; no time above the limit."""
+    memory = sum(_bytes(plan).values())
+    return (_time(plan, constants)[0].value if memory <= limit else None), memory
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Stack:
     """Layers of the whole model: usual ones, those without experts, and their times."""
 
@@ -81,7 +89,9 @@ class _Stack:
     counts: tuple[int, int]
     gathers: tuple[float, float]  # exposed, of a layer
     host_s: float  # least time of a layer, both passes
+    logits_s: float  # of a micro-batch
 
+    @cached_property
     def sums(self) -> dict[str, float]:
         """Return the time of each part of all layers of a micro-batch, both passes."""
         totals = dict.fromkeys(self.usual.parts, 0.0)
@@ -94,41 +104,62 @@ class _Stack:
         totals["waiting for the host"] = max(0.0, layers * self.host_s - device)
         return totals
 
-    def device_bound(self, way: int) -> float:
-        """Return the time of a pass of all layers, without gathers and waiting."""
+    @cached_property
+    def device_bound(self) -> tuple[float, float]:
+        """Time of both passes of all layers, without gathers and waiting."""
         usual, dense = self.counts
-        other = dense * self.dense.total(way) if self.dense else 0.0
-        return usual * self.usual.total(way) + other
+        forward, backward = (
+            usual * self.usual.total(way) + (dense * self.dense.total(way) if self.dense else 0)
+            for way in (0, 1)
+        )
+        return forward, backward
 
 
 def _stack(plan: Plan, constants: Constants) -> _Stack:
+    """Return the layers of a plan; plans that differ elsewhere share them in a search."""
+    if plan.is_fsdp:
+        return _whole_stack(plan, constants)
+    pp = plan.pp if plan.recompute.isdecimal() else 1
+    shared = replace(
+        plan,
+        gpus=plan.tp * plan.cp * pp,
+        pp=pp,
+        vp=1,
+        global_batch=plan.micro_batch,
+        sharding="ddp",
+        offloaded=0,
+        memory=None,
+    )
+    return _whole_stack(shared, constants)
+
+
+@lru_cache(maxsize=1 << 13)
+def _whole_stack(plan: Plan, constants: Constants) -> _Stack:
     model = plan.model
     usual = layer_times(plan, constants)
     skipped = model.experts.dense_layers if model.experts else 0
     dense = layer_times(plan, constants, dense=True) if skipped else None
-    again = plan.recomputed
-    host = (1 - plan.graphs) * constants.host_layer_s * (1 + again / 3)
     return _Stack(
         usual=usual,
         dense=dense,
         counts=(model.layers - skipped + model.mtp_layers, skipped),
         gathers=fsdp_gathers(plan, constants, usual),
-        host_s=host * (constants.host_experts if model.experts else 1),
+        host_s=host_time(plan, constants),
+        logits_s=head_time(plan, constants) * (1 + model.mtp_layers),
     )
 
 
 def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     """Return the terms of the step time."""
     stack = _stack(plan, constants)
-    parts = stack.sums()
-    num, pp, model = plan.micro_batches, plan.pp, plan.model
-    logits = head_time(plan, constants) * (1 + model.mtp_layers)
+    parts, logits = stack.sums, stack.logits_s
+    num, pp = plan.micro_batches, plan.pp
     whole = sum(parts.values()) + logits
     count = sum(stack.counts)
     stage = _slowest(plan.pp, count, sum(parts.values()) / count, logits)
     runs = f"{num} micro-batches x {count / pp:g} layers of "
     terms = [
-        Term(name=name, value=num * seconds / pp, text=f"{runs}{format_s(seconds / count)}")
+        Term(name=name, value=num * seconds / pp, text=f"{runs}{seconds / count * 1e3:.3g} ms")
         for name, seconds in parts.items()
         if seconds
     ]
@@ -143,6 +174,9 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
         *_once(plan, constants, stack),
         Term(name="host of a step", value=constants.step_s, text="data, optimizer, logging"),
     ]
+    domains = -(-plan.gpus // plan.domain)
+    extra = constants.straggling * log2(domains) * sum(term.value for term in terms)
+    terms.append(Term(name="slowest node", value=extra, text=f"of {domains}"))
     terms = [term for term in terms if term.value > 0]
     total = sum(term.value for term in terms)
     text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"
@@ -182,7 +216,7 @@ def _rank_parameters(plan: Plan) -> tuple[float, float]:
     """Return the parameters on the fullest rank before sharding: dense, and of experts."""
     model = plan.model
     dense, experts = layer_weights(plan)
-    layers = _stage_layers(plan)
+    layers = plan.stage_layers
     embeddings = 1 if plan.pp > 1 or model.tied else 2
     # Layers without experts are the first ones: another stage is fuller.
     skipped = model.experts.dense_layers if model.experts and plan.pp == 1 else 0
@@ -212,7 +246,7 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
             reduce_s += collective(plan, constants, "reduce_scatter", *parts)
             gather_s += collective(plan, constants, "all_gather", size, ranks, stride)
     if plan.overlap:
-        forward, backward = (stack.device_bound(way) / plan.pp for way in (0, 1))
+        forward, backward = (time / plan.pp for time in stack.device_bound)
         reduce_s = exposed(constants, reduce_s, backward)
         gather_s = exposed(constants, gather_s, forward)
     shards = plan.shards[2]
@@ -225,12 +259,35 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     ]
 
 
-_PLAIN_LOSS = 2024.0  # year of the stack
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
 
 
 def _memory(plan: Plan) -> tuple[Term, ...]:
     """Return the terms of the memory of the fullest rank."""
+    values = _bytes(plan)
+    (para, grads, states), width = plan.shards, plan.gradient_bytes
+    texts = {
+        "parameters": f"sharded by {para}",
+        "gradients": f"{width} bytes each, sharded by {grads}",
+        "optimizer states": f"sharded by {states}",
+        "optimizer step": f"{plan.habits.transient} bytes each",
+        "gathered weights": "2 layers",
+        "activations": f"{plan.stage_layers} layers of {_in_flight(plan):.3g} micro-batches, "
+        f"recompute {plan.recompute}",
+        "logits": "and their gradient",
+        "context": "driver, NCCL, fragmentation",
+    }
+    shown = [
+        Term(name=name, value=value, text=texts[name])
+        for name, value in values.items()
+        if value
+    ]
+    total = sum(values.values())
+    return Term(name="memory", value=total, text="fullest rank", level=0), *shown
+
+
+def _bytes(plan: Plan) -> dict[str, float]:
+    """Return the bytes of the fullest rank by term."""
     dense, experts = _rank_parameters(plan)
     others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
 
@@ -238,43 +295,35 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
         return size * (dense / shards + experts / min(shards, others))
 
     para, grads, states = plan.shards
-    width = plan.gradient_bytes
-    # PyTorch's loss holds three fp32 copies of the logits; fused losses, which Megatron and
-    # older FSDP trainers take, two.
-    logit = 12 if plan.is_fsdp and plan.year >= _PLAIN_LOSS else 8
-    terms = {
-        "parameters": (sharded(ELEMENT, para), f"sharded by {para}"),
-        "gradients": (sharded(width, grads), f"{width} bytes each, sharded by {grads}"),
-        "optimizer states": (sharded(12, states), f"sharded by {states}"),
-        "gathered weights": (2 * ELEMENT * sum(layer_weights(plan)) * plan.is_fsdp, "2 layers"),
+    habits = plan.habits
+    gathered = 2 * ELEMENT * sum(layer_weights(plan)) if para > 1 else 0.0
+    return {
+        "parameters": sharded(habits.weight_bytes, para),
+        "gradients": sharded(plan.gradient_bytes, grads),
+        "optimizer states": sharded(12, states),
+        "optimizer step": sharded(habits.transient, states),
+        "gathered weights": gathered,
         "activations": _activations(plan),
-        "logits": (logit * plan.tokens * plan.model.vocab / plan.tp, "and their gradient"),
-        "context": (_CONTEXT, "driver, NCCL, fragmentation"),
+        "logits": habits.logit_bytes * plan.tokens * plan.model.vocab / plan.tp,
+        "context": _CONTEXT,
     }
-    shown = [
-        Term(name=n, value=value, text=text) for n, (value, text) in terms.items() if value
-    ]
-    total = sum(term.value for term in shown)
-    return Term(name="memory", value=total, text="fullest rank", level=0), *shown
 
 
-def _activations(plan: Plan) -> tuple[float, str]:
-    """Return the bytes of saved activations, and how they come about."""
-    tokens, layers = plan.tokens / plan.tp, _stage_layers(plan)
+def _in_flight(plan: Plan) -> float:
+    """Return the micro-batches whose activations the first stage holds, all virtual stages."""
+    if plan.vp == 1:
+        return float(min(plan.micro_batches, plan.pp))
+    return min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
+
+
+def _activations(plan: Plan) -> float:
+    """Return the bytes of saved activations."""
+    tokens, layers = plan.tokens / plan.tp, plan.stage_layers
     layer, full = _saved(plan), 2 * plan.model.hidden
     share = 1 - plan.recomputed
-    flight = float(min(plan.micro_batches, plan.pp))
-    if plan.vp > 1:
-        flight = min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
     saved = max(1, layers - plan.offloaded) * (share * layer + (1 - share) * full)
     again = layer if share < 1 else 0.0
-    text = f"{layers} layers of {flight:.3g} micro-batches, recompute {plan.recompute}"
-    return tokens * (flight * saved + again), text
-
-
-def _stage_layers(plan: Plan) -> int:
-    """Return the layers of the fullest rank."""
-    return -(-(plan.model.layers + plan.model.mtp_layers) // plan.pp)
+    return tokens * (_in_flight(plan) * saved + again)
 
 
 def _saved(plan: Plan) -> float:

@@ -29,6 +29,7 @@ from fastcomm.isp.layer import (
     layer_cost,
     optimizer,
 )
+from fastcomm.isp.trainers import TRAINERS
 
 Array = NDArray[Any]
 Costs = dict[str, Any]  # seconds and rates by name
@@ -238,8 +239,6 @@ def _parameters(
 
 # Bytes of the CUDA context, NCCL buffers and fragmentation.
 CONTEXT_BYTES = 1.5e9
-# Bytes per parameter during the optimizer's step: an fp32 gradient and flat buffers.
-_TRANSIENT = 16
 
 
 def memory(grid: StrategyGrid, question: Question) -> Bytes:
@@ -274,7 +273,7 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
         for terms in (activations, others)
     )
     fixed = weights + grads + 12 * states
-    peak = fixed + _TRANSIENT * states
+    peak = fixed + TRAINERS["internevo"].transient * states
     return {
         "total_mm_cost": CONTEXT_BYTES + np.maximum(fixed + activation + buffers, peak),
         "os_mm_cost": 12 * states,

@@ -21,7 +21,9 @@ _WITHIN = {  # a constant outside would lose its meaning
     "gemm_slowdown": (0.9, 1.5),
     "host_layer_s": (1e-5, 20e-3),
     "host_experts": (1.0, 15.0),
+    "host_expert": (0.01, 1.0),
     "experts_slowdown": (0.8, 2.5),
+    "straggling": (1e-4, 0.02),
     "step_s": (1e-4, 1.0),
 }
 # Weight of the squared distance to the shipped constants, in logarithms: a constant that no run

@@ -17,11 +17,20 @@ from fastcomm.checks import RANKS, Range, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.model import Model
-from fastcomm.isp.plan import RECIPES, UNKNOWN, YEAR, Plan, parse_date, parse_overlap
+from fastcomm.isp.plan import (
+    RECIPES,
+    UNKNOWN,
+    YEAR,
+    Plan,
+    parse_date,
+    parse_overlap,
+    virtual_stages,
+)
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
 from fastcomm.isp.presets import PRESETS
 from fastcomm.isp.tables import read_table
+from fastcomm.isp.trainers import DEFAULT
 from fastcomm.units import GIB, parse_quantity
 
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")
@@ -35,6 +44,7 @@ _TRIED = {
     "recompute": ("none", "selective", "full"),
     "sharding": ("zero1", "zero3"),
 }
+_DEEPEP, _HYBRIDEP = 2025.25, 2025.8  # years from which on trainers had them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +245,8 @@ def base_plan(row: _ROW, model: Model) -> Plan:
         domain=domain,
         precision=(row.get("precision") or "bf16").lower(),
         overlap=overlap in {"", UNKNOWN} or parse_overlap(overlap, "overlap"),
-        dispatch=(row.get("moe_dispatch") or "alltoall").lower(),
         gradients=row.get("gradients", "").lower(),
+        trainer=_trainer(row),
         year=parse_date(date, "date") if date else YEAR,
         graphs=_graphs(detail),
         offloaded=int(_amount(detail, r"activations of (\d+) layers offloaded") or 0),
@@ -255,6 +265,28 @@ def _network(row: _ROW, name: str) -> tuple[int, float]:
     usual = _NODE_GBPS.get(name, 3200) * per_node / 8
     gbps = _positive(row, "node_gbps") or usual
     return domain, gbps * 1e9 / 8 * domain / per_node
+
+
+# Trainers by source of published runs, and of its rows with other sharding.
+_SOURCES = {
+    "llm-foundry": "fsdp",
+    "torchtitan": "fsdp2",
+    "automodel": "fsdp2",
+    "megatron-bridge": "nemo",
+    "dgxc-benchmarking": "nemo",
+    "deepseek-v3-report": "nemo",
+}
+_SHARDED = {"": "fsdp2", "nemo": "nemo-fsdp", "megatron": "nemo-fsdp"}
+
+
+def _trainer(row: _ROW) -> str:
+    """Return the trainer of a row: its column, or what its source and sharding tell."""
+    if own := row.get("trainer", "").lower():
+        return own
+    usual = _SOURCES.get(row.get("source", ""), "")
+    if row.get("sharding", "").lower().startswith(("zero3", "hsdp")):
+        return _SHARDED.get(usual, usual)
+    return usual or DEFAULT
 
 
 _PARTIAL_GRAPHS = 0.2  # share of launches in graphs of attention and routing
@@ -280,17 +312,19 @@ def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str
     """
     sizes = {name: _whole(row, name, "1") for name in ("tp", "pp", "cp", "ep", "etp")}
     base = replace(base_plan(row, model), **sizes)  # type: ignore[arg-type]
-    names = ("micro_batch", "vp", "recompute", "sharding")
+    names = ("micro_batch", "vp", "recompute", "sharding", "moe_dispatch")
     plans: list[Plan] = []
     odd: list[Plan] = []
     problems: list[ConfigError] = []
-    for micro, virtual, recompute, sharding in product(*(_values(row, n, base) for n in names)):
+    tried = product(*(_values(row, name, base) for name in names))
+    for micro, virtual, recompute, sharding, dispatch in tried:
         plan = replace(
             base,
             micro_batch=_whole({"micro_batch": micro}, "micro_batch"),
             vp=_whole({"vp": virtual}, "vp"),
             recompute=recompute,
             sharding=sharding,
+            dispatch=dispatch,
         )
         try:
             plan.check_values()
@@ -312,18 +346,17 @@ def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     if text not in {"", UNKNOWN}:
         return (text,)
     if name == "vp":
-        return _stages(base)
+        return [str(number) for number in virtual_stages(base)]
+    if name == "moe_dispatch":
+        return _dispatches(base)
     return _TRIED[name]
 
 
-def _stages(base: Plan) -> list[str]:
-    """Return the virtual stages to try: embedding and head may count as layers."""
-    if base.pp == 1:
-        return ["1"]
-    counts = [base.model.layers + base.model.mtp_layers + more for more in range(3)]
-    return [
-        str(n) for n in range(1, 13) if n == 1 or any(c % (base.pp * n) == 0 for c in counts)
-    ]
+def _dispatches(base: Plan) -> list[str]:
+    """Return the dispatches of experts to try: those that trainers of the year had."""
+    begins = {"alltoall": 0.0, "deepep": _DEEPEP, "hybridep": _HYBRIDEP}
+    has_experts = base.model.experts is not None and base.ep > 1
+    return [n for n, year in begins.items() if year <= base.year and (has_experts or not year)]
 
 
 def price_run(run: TrainingRun, constants: Constants) -> RunPrice:

@@ -90,8 +90,14 @@ def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGr
             if question.sp and sp not in question.sp:
                 continue
             rows = _rows(question, world // pp // sp, pp)
-            for algo in question.algos:
+            for algo in _distinct(question.algos, sp):
                 yield from _layouts(question, (world, pp, sp, algo), rows, counts)
+
+
+def _distinct(algos: tuple[str, ...], sp: int) -> tuple[str, ...]:
+    """Return the algorithms that differ: MSP, FSP and MTP are one without sequence shards."""
+    tensor = [algo for algo in algos if algo != "isp"]
+    return algos if sp > 1 else tuple(a for a in algos if a == "isp" or a == tensor[0])
 
 
 def _layouts(

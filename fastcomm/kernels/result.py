@@ -289,9 +289,9 @@ class Kernels(TableResult):
         first = f"{subject} {percent(share)} of the step"
         first += f" ({format_ns(per_step)} of {format_ns(self.step_ns)})"
         if share > 1:
-            what, verb = subject.rsplit(" ", 1)
+            noun, verb = subject.rsplit(" ", 1)
             first = (
-                f"{what} {'sums' if verb == 'takes' else 'sum'} to {format_ns(per_step)} in a "
+                f"{noun} {'sums' if verb == 'takes' else 'sum'} to {format_ns(per_step)} in a "
                 f"step of {format_ns(self.step_ns)}, as several run at once"
             )
         slow = self._slow_sentence()

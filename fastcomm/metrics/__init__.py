@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import breakdown, gaps, idle, pieces, traffic
+from fastcomm.metrics import breakdown, gaps, idle, network, pieces, traffic
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
@@ -44,6 +44,7 @@ class RankNote:
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
+    host: str | None = None  # digest of its host's name
     gpu: str | None = None  # name of its device, as the trace has it
 
 
@@ -62,6 +63,7 @@ class Partial:
     tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
     idle: pa.Table | None = None  # `idle.EVIDENCE`: a row per rank, cause and name
+    sent: pa.Table | None = None  # `network.sent_by_rank`
 
     def pieces(self) -> tuple[Piece, ...]:
         """Return all events, in memory and in spill files."""
@@ -134,6 +136,7 @@ class Partial:
             members=_group_members(stack, view.labels),
             tagged=_tagged(stack),
             idle=idle.evidence(on_clock, idle_times, only),
+            sent=network.sent_by_rank(view),
         )
 
 
@@ -159,6 +162,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         unused=meta.unused,
         is_host_run=meta.is_host_run,
         steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
+        host=meta.host,
         gpu=meta.gpu,
     )
 
@@ -247,6 +251,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         spilled_windows=tuple(path for part in parts for path in part.spilled_windows),
         sums=_merged([part.sums for part in parts]),
         idle=_merged([part.idle for part in parts]),
+        sent=_merged([part.sent for part in parts]),
     )
 
 
@@ -313,19 +318,19 @@ def _tagged(stack: Stack) -> pa.Table:
 
 
 def described(tagged: pa.Table, groups: pa.Table) -> pa.Table:
-    """Append description, size and candidates of each row's group.
+    """Append description, size, candidates and level of each row's group.
 
     Parameters
     ----------
     tagged
         Rows of `_tagged`: `rank`, and as `place` the group's row among those of the rank.
     groups
-        Groups of all ranks, sorted by rank.
+        Groups of all ranks with their `level`, sorted by rank.
 
     Returns
     -------
     pyarrow.Table
-        `tagged` with three more columns; null without a group, but `candidates` are then empty.
+        `tagged` with four more columns; null without a group, but `candidates` are then empty.
 
     """
     place, rank = filled(tagged["place"], 0), tagged["rank"].to_numpy()
@@ -333,7 +338,7 @@ def described(tagged: pa.Table, groups: pa.Table) -> pa.Table:
     row = pa.array(
         first + place, mask=tagged["place"].combine_chunks().is_null().to_numpy(False)
     )
-    for name in ("description", "size", "candidates"):
+    for name in ("description", "size", "candidates", "level"):
         column = groups[name].combine_chunks().take(row)
         tagged = tagged.append_column(
             name, column.fill_null("") if name == "candidates" else column

@@ -160,7 +160,7 @@ def across(
         spread,
         is_aligned=is_aligned,
         is_host_run=material.is_host_run,
-        job=_job(material),
+        job=expected_members(material),
     )
     if comparison.ungrouped.matched:
         groups |= group_of_all_ranks(material.ranks)
@@ -230,7 +230,7 @@ def _common_wait_caused(
     return max(by_tag, key=lambda by_rank: sum(by_rank.values()), default={})
 
 
-def _job(material: Material) -> ExpectedMembers:
+def expected_members(material: Material) -> ExpectedMembers:
     """Return the expected members of collectives of unknown groups."""
     size = filled(material.groups["size"], 0)
     is_smaller = bool(((size > 1) & (size < len(material.ranks))).any())

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.metrics import (
     Partial,
@@ -37,6 +38,14 @@ from fastcomm.metrics.breakdown import (
 from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.headline import StepTimes, symptoms
 from fastcomm.metrics.idle import IdleName
+from fastcomm.metrics.network import LevelUse, Network, network
+from fastcomm.metrics.nodes import (
+    FoundNodes,
+    NodeFacts,
+    find_nodes,
+    group_levels,
+    joined_levels,
+)
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
@@ -56,6 +65,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     clock_alignment: ClockAlignment = "collectives",
     spread: Spread = one_by_one,
     with_tables: bool = True,
+    node_facts: NodeFacts | None = None,
 ) -> Metrics:
     """Compute the metrics from the merged partial of all ranks.
 
@@ -79,6 +89,8 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         Maps a function over arguments, maybe in other processes.
     with_tables
         Whether the tables include those with a row per event or window.
+    node_facts
+        What is stated about nodes and their bandwidths.
 
     """
     ranks = tuple(note.rank for note in partial.notes)
@@ -87,7 +99,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
     agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
-    material = _material(partial)
+    material = material_of(partial)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     comparison, tables = across(material, clock_alignment, spread)
     over_all = _over_all(partial, material.pieces, tags, spread)
@@ -95,6 +107,11 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     times = rank_times(partial.iterations)
     volume = traffic.volume(material.sums, count, timed)
     size = world_size or agreed_world_size
+    facts = node_facts or NodeFacts()
+    nodes = find_nodes({note.rank: note.host for note in partial.notes}, facts, size)
+    traffic_by_level, node_pairs = _network(
+        partial, nodes, facts, count, missing.get("times", ())
+    )
     expected = expected_ranks(ranks, size, skipped)
     summary = _Summary.of(
         partial.iterations,
@@ -118,6 +135,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         windows=over_all.windows if timed else None,
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
+        network=traffic_by_level,
         host_communication=traffic.host_communication(partial.iterations),
         is_host_run=material.is_host_run,
         warnings=(
@@ -126,13 +144,16 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *gaps.undivided_idle(idle.undivided(partial.iterations), len(ranks)),
             *note_warnings(partial.notes, missing, outside),
             *clock_warnings(comparison),
+            *nodes.warnings,
         ),
         world_size=size,
         gpus=tuple(sorted({note.gpu for note in partial.notes if note.gpu is not None})),
         skipped=tuple(skipped),
         missing=missing,
         tables={
-            **_small_tables(partial, material.sums, link),
+            **_small_tables(partial, material.sums, link, nodes),
+            "network": table_of(LevelUse, traffic_by_level.levels),
+            "node_pairs": node_pairs,
             "ranks": table_of(RankTime, times),
             **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
@@ -143,7 +164,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     )
 
 
-def _material(partial: Partial) -> Material:
+def material_of(partial: Partial) -> Material:
     """Return the data by which ranks are compared."""
     return Material(
         ranks=tuple(note.rank for note in partial.notes),
@@ -218,14 +239,38 @@ class _Summary:
         )
 
 
-def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[str, pa.Table]:
+def _network(
+    partial: Partial,
+    nodes: FoundNodes,
+    facts: NodeFacts,
+    iterations: int | None,
+    untimed: Sequence[int],
+) -> tuple[Network, pa.Table]:
+    """Return the traffic by level, and by pair of nodes; `untimed` are ranks without times."""
+    assert partial.sent is not None  # of at least one rank
+    return network(
+        partial.sent,
+        partial.members,
+        nodes,
+        facts,
+        iterations=iterations,
+        ranks=len(partial.notes) - len(untimed),
+        untimed=untimed,
+    )
+
+
+def _small_tables(
+    partial: Partial, sums: pa.Table, link: float | None, nodes: FoundNodes
+) -> dict[str, pa.Table]:
     """Return the tables with a row per iteration, rank or process group."""
+    levels = group_levels(partial.groups, partial.members, nodes.nodes)
+    groups = partial.groups.append_column("level", levels)
     return {
         "iterations": traffic.iteration_rates(partial.iterations, link),
         "bandwidth_by_rank": traffic.by_rank(sums, link),
-        "groups": partial.groups,
+        "groups": groups,
         "group_members": partial.members,
-        "group_tags": _group_tags(partial),
+        "group_tags": _group_tags(partial, groups),
     }
 
 
@@ -294,14 +339,24 @@ def _with_names(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Tabl
     return table
 
 
-def _group_tags(partial: Partial) -> pa.Table:
-    """Return a row per kind of group and tag: the tag's source, and how many ranks have it."""
+def _group_tags(partial: Partial, groups: pa.Table) -> pa.Table:
+    """Return a row per kind of group and tag: the tag's source, and how many ranks have it.
+
+    `groups` are those of the partial with their levels.
+    """
     keys = ["description", "size", "tag", "tag_source", "candidates"]
-    groups = partial.groups
     if partial.tagged is not None:
         groups = described(partial.tagged, groups)
     rows = groups.group_by(keys, use_threads=False).aggregate(
-        [("rank", "count_distinct"), ("events", "sum")]
+        [
+            ("rank", "count_distinct"),
+            ("events", "sum"),
+            ("level", "distinct", pc.CountOptions(mode="all")),
+        ]
     )
-    rows = rows.rename_columns([*keys, "on_ranks", "events"])
+    levels = [joined_levels(levels) for levels in rows["level_distinct"].to_pylist()]
+    rows = rows.drop_columns("level_distinct").append_column(
+        "level", pa.array(levels, pa.string())
+    )
+    rows = rows.rename_columns([*keys, "on_ranks", "events", "level"])
     return rows.sort_by([(key, "ascending") for key in ("tag", "description", "size")])

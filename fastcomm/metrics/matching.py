@@ -6,9 +6,9 @@ that memory stays bounded; results are small, and are merged over cells.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -122,54 +122,96 @@ def compare_all(
         Expected members of collectives of unknown groups; None: these are not matched.
 
     """
-    shares = pieces_.shares(pieces)
-    ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
-    offsets, unaligned = clock_offsets(
-        pieces, spread, ungrouped_.ends, job.ranks if job else (), is_host_run=is_host_run
+    aligned = AlignedEvents.of(
+        pieces, spread, is_aligned=is_aligned, is_host_run=is_host_run, job=job
     )
-    clocks = Clocks(
-        {offset.rank: offset.offset_ns for offset in offsets}, is_aligned, unaligned
-    )
-    parts = spread(partial(_compare, pieces, clocks), shares)
-    if spans := ungrouped_.spans():
-        size = len(job.ranks) if job else 0
-        parts += spread(partial(_compare_ungrouped, pieces, clocks, ungrouped_, size), spans)
+    parts = spread(partial(_compare, aligned), aligned.shares())
     skewed, transfers, waits, matched = zip(*parts, strict=True)
     return RankComparison(
         pieces=pieces,
         spread=spread,
-        offsets=offsets,
-        clocks=clocks,
+        offsets=aligned.offsets,
+        clocks=aligned.clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
-        ungrouped=ungrouped_,
+        ungrouped=aligned.ungrouped,
         skews=skewed,
         transfers=Transfers.merge(transfers),
         waits=WaitSums.merge(waits),
     )
 
 
+class Share(NamedTuple):
+    """Some communication that fits into memory, with all events of each collective."""
+
+    rows: range  # cells, or numbers of collectives without a group
+    has_groups: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignedEvents:
+    """The communication of all ranks on aligned clocks, which is matched share by share."""
+
+    pieces: Sequence[Piece]
+    offsets: tuple[ClockOffset, ...]
+    clocks: Clocks
+    ungrouped: Ungrouped
+    size: int  # of the group of all ranks, for collectives without a group
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Sequence[Piece],
+        spread: Spread,
+        *,
+        is_aligned: bool = True,
+        is_host_run: bool = False,
+        job: ExpectedMembers | None = None,
+    ) -> Self:
+        """Align the clocks of ranks; the parameters are those of `compare_all`."""
+        ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
+        ranks = job.ranks if job else ()
+        offsets, unaligned = clock_offsets(
+            pieces, spread, ungrouped_.ends, ranks, is_host_run=is_host_run
+        )
+        by_rank = {offset.rank: offset.offset_ns for offset in offsets}
+        return cls(
+            pieces=pieces,
+            offsets=offsets,
+            clocks=Clocks(by_rank, is_aligned, unaligned),
+            ungrouped=ungrouped_,
+            size=len(ranks),
+        )
+
+    def shares(self) -> list[Share]:
+        """Divide the communication."""
+        spans = self.ungrouped.spans()
+        return [
+            *(Share(cells) for cells in pieces_.shares(self.pieces)),
+            *(Share(span, has_groups=False) for span in spans),
+        ]
+
+    def read(self, share: Share, names: Sequence[str] = _COLUMNS) -> pa.Table:
+        """Return columns of the events of a share; collectives without a group have one."""
+        if share.has_groups:
+            return pieces_.read(self.pieces, share.rows, names)
+        table = self.ungrouped.read(self.pieces, share.rows, names)
+        sizes = pa.array(np.full(table.num_rows, self.size))
+        return table.set_column(table.column_names.index("group_size"), "group_size", sizes)
+
+    def match(self, events: CommunicationEvents) -> tuple[MatchedEvents, MatchCounts]:
+        """Match the events of a share."""
+        return match_events(events, self.clocks)
+
+
 _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
-def _compare(pieces: Sequence[Piece], clocks: Clocks, cells: Cells) -> _Part:
-    """Compare the ranks by the communication of some cells."""
-    events = CommunicationEvents.of(_events(pieces, cells))
-    matched, counts = match_events(events, clocks)
-    return _part(events, matched, counts)
-
-
-def _compare_ungrouped(
-    pieces: Sequence[Piece], clocks: Clocks, ungrouped_: Ungrouped, size: int, span: range
-) -> _Part:
-    """Compare collectives of unknown groups as collectives of a group of all ranks."""
-    events = CommunicationEvents.of(ungrouped_.read(pieces, span, _COLUMNS))
-    events = replace(events, group_size=np.full(len(events.rank), size))
-    matched, counts = match_events(events, clocks)
-    counts = counts._replace(by_number=0, by_ends=counts.by_number)
-    return _part(events, matched, counts)
-
-
-def _part(events: CommunicationEvents, matched: MatchedEvents, counts: MatchCounts) -> _Part:
+def _compare(aligned: AlignedEvents, share: Share) -> _Part:
+    """Compare the ranks by a share of their communication."""
+    events = CommunicationEvents.of(aligned.read(share))
+    matched, counts = aligned.match(events)
+    if not share.has_groups:
+        counts = counts._replace(by_number=0, by_ends=counts.by_number)
     collectives = MatchedCollectives.of(events, matched)
     return skews(collectives), Transfers.of(collectives), WaitSums.of(events, matched), counts
 

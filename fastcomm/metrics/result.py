@@ -22,6 +22,7 @@ from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.idle import IdleName
+from fastcomm.metrics.network import Network
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume
 from fastcomm.options import ByteKind
@@ -31,6 +32,28 @@ from fastcomm.units import format_ns
 
 NO_FLOPS = "not counted, as that reads all events: pass --flops"
 _NOT_COUNTED = StepFlops.without(NO_FLOPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Work per second of the mean step; None is unknown."""
+
+    tokens_per_step: int | None = None  # of all ranks, from --tokens-per-step
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_s_per_gpu: float | None = None  # of the model, without recomputation
+
+    @property
+    def sentence(self) -> str:
+        """The known numbers; empty if there is none."""
+        parts = []
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s".replace(",", " "))
+        if self.tokens_per_s_per_gpu is not None:
+            parts.append(f"{self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU".replace(",", " "))
+        if self.tflops_per_s_per_gpu is not None:
+            parts.append(f"{self.tflops_per_s_per_gpu:.4g} TFLOP/s/GPU")
+        return f"Throughput: {', '.join(parts)}." if parts else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -52,6 +75,7 @@ class Metrics(Result):
     volume: dict[str, Volume]
     overlap: Overlap
     across: Across
+    network: Network
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
     idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
     idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
@@ -62,6 +86,7 @@ class Metrics(Result):
     world_size: int | None = None  # number of ranks of the job; null if unknown
     gpus: tuple[str, ...] = ()  # names of the devices in the traces
     flops: StepFlops = _NOT_COUNTED
+    tokens_per_step: int | None = None  # of all ranks
     skipped: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     missing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by data
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
@@ -70,6 +95,21 @@ class Metrics(Result):
     def expected_ranks(self) -> int:
         """Number of ranks of the run, read or not."""
         return expected_ranks(self.ranks, self.world_size, self.skipped)
+
+    @property
+    def throughput(self) -> Throughput:
+        """Tokens and FLOPs of the model per second of the mean step."""
+        step = self.iteration.mean_ns
+        if not step:
+            return Throughput(tokens_per_step=self.tokens_per_step)
+        tokens, flops = self.tokens_per_step, self.flops.model_per_step
+        rate = None if tokens is None else tokens / step * 1e9
+        return Throughput(
+            tokens_per_step=tokens,
+            tokens_per_s=rate,
+            tokens_per_s_per_gpu=None if rate is None else rate / self.expected_ranks,
+            tflops_per_s_per_gpu=None if flops is None else flops / step / 1e3,
+        )
 
     @property
     def measured_ranks(self) -> tuple[int, ...]:
@@ -180,10 +220,12 @@ class Metrics(Result):
             "host_communication": None
             if self.host_communication is None
             else asdict(self.host_communication),
+            "network": self.network.to_dict(),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
             "flops": self.flops.to_dict(),
+            "throughput": asdict(self.throughput),
             "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
             "failed": [asdict(rank) for rank in self.skipped],

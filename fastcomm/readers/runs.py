@@ -131,6 +131,8 @@ def open_run(
             *_assumed(config, [source.rank for source in sources.sources], sources.world_size),
         ),
         link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
+        scale_up=config.scale_up,
+        scale_out=config.scale_out,
         skipped=_numbered([*detected.skipped, *sources.skipped], sources),
     )
     return replace(

@@ -215,12 +215,12 @@ class TerminalTable:
 
 def _without_trailing_blanks(line: Sequence[Segment]) -> list[Segment]:
     """Return the segments of a line without the blanks at its end."""
-    kept = list(line)
-    while kept and not kept[-1].text.strip():
-        kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
-    return kept
+    segments = list(line)
+    while segments and not segments[-1].text.strip():
+        segments.pop()
+    if segments:
+        segments[-1] = Segment(segments[-1].text.rstrip(), segments[-1].style)
+    return segments
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from fastcomm.report.console import (
 )
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import (
+    counted,
     format_bandwidth,
     format_bytes,
     format_ns,
@@ -23,6 +24,68 @@ from fastcomm.units import (
 _MOST_ROWS = 8
 _MOST_CULPRITS = 3
 _NOISE = 0.005  # of a step: ranks that differ by less are not worth a line
+
+
+_LEVELS = {"node": "inside nodes", "network": "between nodes"}
+
+
+def network(metrics: Metrics, *, by_parallelism: bool) -> TerminalTable:
+    """Return the traffic inside and between nodes.
+
+    With `by_parallelism`, each one has a row, too; else the table is empty without limits of
+    the network to compare with.
+    """
+    rows = table(
+        "network", "sent/step/GPU", "bandwidth of a GPU", "of limit", "events", drop=("events",)
+    )
+    if not (by_parallelism or any(metrics.network.limits.values())):
+        return rows
+    for use in metrics.network.levels:
+        if (use.tag is None and use.events) or (use.tag and by_parallelism):
+            rows.add_row(
+                _LEVELS[use.level] if use.tag is None else f"  {use.tag}",
+                na(use.bytes_per_step_per_gpu, format_bytes),
+                na(use.bandwidth, format_bandwidth),
+                percent(use.utilization),
+                str(use.events),
+            )
+    return rows
+
+
+def _node_pairs(metrics: Metrics) -> TerminalTable:
+    """Return the pairs of nodes between which the most bytes are sent."""
+    rows = table("between nodes", "sent/step", "bandwidth of a GPU", "events")
+    for pair in metrics.network.pairs[:_MOST_ROWS]:
+        rows.add_row(
+            f"{pair.source} to {pair.target}",
+            na(pair.bytes_per_step, format_bytes),
+            na(pair.bandwidth, format_bandwidth),
+            str(pair.events),
+        )
+    return rows
+
+
+_NODES_BY = {
+    "hosts": "hosts as the traces name them",
+    "gpus_per_node": "--gpus-per-node, which ranks fill in order",
+    "cluster": "of the cluster's size, which ranks fill in order",
+}
+
+
+def _network_note(metrics: Metrics) -> str:
+    """Return what nodes are, and what the table of the network leaves out; or why it is n/a."""
+    traffic = metrics.network
+    if traffic.nodes_by is None:
+        return f"Traffic inside and between nodes is n/a: {traffic.unknown}."
+    undivided = (
+        f" The level of {counted(traffic.undivided_events, 'event')} is unknown."
+        if traffic.undivided_events
+        else ""
+    )
+    return (
+        f"Network: bus bytes that ranks send, and these over the durations of their events, "
+        f"waits included. Nodes: {_NODES_BY[traffic.nodes_by]}.{undivided}"
+    )
 
 
 def culprits(metrics: Metrics) -> TerminalTable:
@@ -136,6 +199,7 @@ def tables(metrics: Metrics) -> list[TerminalTable]:
     return [
         _exposed(metrics),
         _bandwidth(metrics),
+        _node_pairs(metrics),
         waits(metrics.across),
         skew(metrics.across),
         slow_links(metrics.across),
@@ -199,8 +263,9 @@ def _windows(metrics: Metrics) -> TerminalTable:
 def _groups(metrics: Metrics) -> TerminalTable:
     """Return the table of process groups, and where their parallelism is known from."""
     rows = table(
-        *("process groups", "ranks each", "parallelism", "known by", "on ranks", "events"),
-        drop=("on ranks",),
+        *("process groups", "ranks each", "parallelism", "known by", "level", "on ranks"),
+        "events",
+        drop=("on ranks", "level"),
     )
     for row in metrics.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
         rows.add_row(
@@ -208,6 +273,7 @@ def _groups(metrics: Metrics) -> TerminalTable:
             na(row["size"], str),
             row["tag"],
             escape(known_by(row)),
+            na(row["level"], str),
             str(row["on_ranks"]),
             str(row["events"]),
         )
@@ -245,6 +311,8 @@ def notes(metrics: Metrics) -> Iterator[str]:
         if link
         else "utilization is n/a without --link-bandwidth."
     )
+    if metrics.volume and len(metrics.ranks) > 1:
+        yield _network_note(metrics)
     unsized = ", ".join(
         f"{speed.events_without_bytes} of {tag}"
         for tag, speed in metrics.bandwidth.items()

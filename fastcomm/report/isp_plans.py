@@ -12,9 +12,12 @@ from fastcomm.isp.evaluation import (
     Evaluation,
     ExpectedError,
     PriceResult,
+    expected_error,
     strategy_text,
     suspect,
 )
+from fastcomm.isp.plan_search import PlanSearch, bottleneck
+from fastcomm.isp.plan_step import PlanPrice, price_plan
 from fastcomm.isp.run_calibration import RunCalibration
 from fastcomm.isp.runs import GroupError, RunPrice
 from fastcomm.report import files
@@ -59,6 +62,94 @@ def _expected(expected: ExpectedError) -> str:
         f"error to expect: {percent(expected.median, 0)} (median on published runs), in one of "
         f"ten more than {percent(expected.most, 0)}"
     )
+
+
+_SEARCH_LEGEND = (
+    "tensor, pipeline, context, expert: GPUs of each parallelism; 4 x 5 are 5 virtual stages "
+    "a GPU. micro-batches: number a step x sequences in each. recompute: a number counts "
+    "layers of a stage. bottleneck: longest term besides GEMM, experts and attention, of the "
+    "step. A row is the fastest strategy of its layout."
+)
+
+
+def show_search(result: PlanSearch, top: int) -> None:
+    """Print the `top` fastest layouts of a search, and the error to expect."""
+    console = plain_console()
+    job, prices = result.job, result.prices(top)
+    best = prices[0]
+    head = (
+        f"Fastest: {strategy_text(best.plan)}: {format_s(best.step_s)} a step, "
+        f"{best.tokens_per_s_per_gpu:.0f} tokens/s/GPU, MFU {percent(best.mfu)} (causal "
+        f"attention, bf16 peak), {best.memory_bytes / 2**30:.1f} GiB"
+    )
+    say(console, escape(head), hanging=2)
+    say(
+        console,
+        escape(
+            f"{job.model.name} on {job.gpus} {gpu(job.gpu).name}, {job.global_batch} x "
+            f"{job.seq_len} tokens a step, as {job.habits.title} trains; {result.candidates} "
+            f"strategies, {len(result.plans)} fit"
+        ),
+        hanging=2,
+    )
+    say(console, _expected(expected_error(best)), hanging=2)
+    console.print(_layouts(prices))
+    if result.note:
+        notes([result.note])
+    say(console, _SEARCH_LEGEND, hanging=2, style="dim")
+
+
+def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
+    """Return the table of the fastest strategy of each layout."""
+    plans = [price.plan for price in prices]
+    optional = {
+        "context": any(plan.cp > 1 for plan in plans),
+        "expert": plans[0].model.experts is not None,
+    }
+    sizes = ["tensor", "pipeline", *(name for name, used in optional.items() if used), "data"]
+    columns = ("micro-batches", "sharding", "recompute", "step", "tokens/s/GPU", "MFU", "GiB")
+    rows = table(
+        "layout", *sizes, *columns, "bottleneck", drop=("sharding", "step", "data", "MFU")
+    )
+    for place, price in enumerate(prices, 1):
+        plan = price.plan
+        virtual = f" x {plan.vp}" if plan.vp > 1 else ""
+        spread = f" (tensor {plan.etp})" if plan.etp > 1 else ""
+        cells = {
+            "tensor": str(plan.tp),
+            "pipeline": f"{plan.pp}{virtual}",
+            "context": str(plan.cp),
+            "expert": f"{plan.ep}{spread}",
+            "data": str(plan.dp),
+        }
+        name, share = bottleneck(price)
+        rows.add_row(
+            str(place),
+            *(cells[size] for size in sizes),
+            f"{plan.micro_batches} x {plan.micro_batch}",
+            plan.sharding,
+            plan.recompute,
+            format_s(price.step_s),
+            _with_error(price),
+            percent(price.mfu),
+            f"{price.memory_bytes / 2**30:.1f}",
+            f"{name} {percent(share, 0)}",
+        )
+    return rows
+
+
+def _with_error(price: PlanPrice) -> str:
+    """Return the throughput, with the median error to expect of it."""
+    median = expected_error(price).median
+    error = "" if median is None else f" ± {percent(median, 0)}"
+    return f"{price.tokens_per_s_per_gpu:.0f}{error}"
+
+
+def explain_plan(result: PlanSearch, place: int) -> None:
+    """Print the terms of the fastest strategy of a layout; `place` counts from 0."""
+    row = result.layouts[place]
+    price = price_plan(row.plan, result.constants)
+    show_price(PriceResult(price=price, note=result.note))
 
 
 def show_evaluation(result: Evaluation, top: int) -> None:
@@ -176,13 +267,15 @@ def show_calibration(fit: RunCalibration) -> None:
     )
 
 
-def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> None:
+def write(
+    result: Evaluation | PriceResult | PlanSearch, folder: Path | None, name: str
+) -> None:
     """Write the JSON document and the table of a result into a folder.
 
     Parameters
     ----------
     result
-        Its table is `runs` or `terms`.
+        Its table is `runs`, `terms` or `strategies`.
     folder
         Made if it does not exist; None writes nothing.
     name
@@ -191,5 +284,6 @@ def write(result: Evaluation | PriceResult, folder: Path | None, name: str) -> N
     """
     if folder is not None:
         document = {f"{name}.json": results.dumps(result.to_dict())}
-        rows = "runs" if isinstance(result, Evaluation) else "terms"
+        names = {Evaluation: "runs", PriceResult: "terms", PlanSearch: "strategies"}
+        rows = names[type(result)]
         files.write_tables(folder, document, {rows: result.to_arrow()})

@@ -76,7 +76,12 @@ def show(
         say(console, line, hanging=2)
     if metrics.breakdown.exact["idle"] is not None and console.is_terminal:
         console.print(_stack(metrics, min(_BAR, console.width - 4)))
-    tables = [_breakdown(metrics), _parallelisms(metrics), details.culprits(metrics)]
+    tables = [
+        _breakdown(metrics),
+        _parallelisms(metrics),
+        details.network(metrics, by_parallelism=full),
+        details.culprits(metrics),
+    ]
     if full:
         tables += details.tables(metrics)
     if spec:
@@ -100,6 +105,7 @@ def _sentences(metrics: Metrics, *, full: bool) -> list[str]:
     if more := len(metrics.findings) - len(printed):
         lines.append(f"{counted(more, 'more finding')} with --full.")
     lines += [f"[green]{escape(metrics.health)}[/]"] if metrics.health else []
+    lines += [metrics.throughput.sentence] if metrics.throughput.sentence else []
     return lines + [escape(line) for line in metrics.flops.sentences if _has_flops(metrics)]
 
 

@@ -38,6 +38,13 @@ _META = {
     "world_size": int | None,
     "clock": str | None,
 }
+# Stores of older releases lack these.
+_LATER_META = {
+    "gpu": str | None,
+    "host": str | None,
+    "is_truncated": bool,
+    "is_host_run": bool,
+}
 _EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
     name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
@@ -229,10 +236,8 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
         raise TypeError("device_notes are no texts")
-    if not isinstance(meta.get("gpu"), str | None):
-        raise TypeError(f"gpu {str(meta['gpu'])[:40]!r}")
-    for name in ("is_truncated", "is_host_run"):
-        if not isinstance(meta.get(name, False), bool):
+    for name, later in _LATER_META.items():
+        if name in meta and not isinstance(meta[name], later):
             raise TypeError(f"{name} {str(meta[name])[:40]!r}")
     return metadata
 

@@ -62,6 +62,8 @@ class RunTraces:
     world_size: int | None
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, if configured
+    scale_up: float | None = None  # of a GPU inside its node, bytes per second
+    scale_out: float | None = None  # of a GPU between nodes
     skipped: tuple[SkippedRank, ...] = ()
     # The ranks with a file, if the number of ranks is known only after reading their events.
     untold: tuple[int, ...] = ()

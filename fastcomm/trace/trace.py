@@ -71,6 +71,7 @@ class Meta:
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     gpu: str | None = None  # name of the device, as the trace has it
+    host: str | None = None  # digest of its host's name, equal for the ranks of one host
 
 
 def validate(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:

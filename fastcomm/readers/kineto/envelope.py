@@ -24,6 +24,7 @@ _DOCUMENT = re.compile(rb"[{\[]|[\s,;\]]*\[\s*\{|" + re.escape(GZIP) + b"|" + re
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
 # A list behind a trace that is a bare list: no value or event can begin there.
@@ -198,6 +199,8 @@ def recovered_members(text: bytes) -> dict[str, Any]:
     recovered: dict[str, Any] = {}
     if base := _BASE.search(text):
         recovered["baseTimeNanoseconds"] = int(base[1])
+    if host := _HOST.search(text):
+        recovered["host_name"] = host[1].decode(errors="replace")
     if info := _INFO.search(text):
         inside = text[info.end() :]
         for attempt in (inside, _MISSING.sub(b": null", inside)):

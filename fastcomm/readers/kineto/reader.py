@@ -1,6 +1,7 @@
 """Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ HOST_RUN = (
 SUFFIXES = head.SUFFIXES
 _MOST_DEVICES = 1 << 16
 _LONGEST_GPU = 200  # letters of the name of a GPU
+_ANY_HOST = ("", "localhost", "localhost.localdomain")  # names that tell no host from another
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 # Times relative to a base time span at most three months; times since 1970 are larger.
 _ABSOLUTE = 1_600_000_000_000_000_000
@@ -112,6 +114,7 @@ def read(
         is_truncated=scanned.is_truncated,
         is_host_run=is_host_run,
         gpu=_gpu(scanned.envelope.get("deviceProperties")),
+        host=_host(scanned.envelope.get("host_name")),
     )
     return assemble(events, lanes, collectives, options, meta)
 
@@ -155,6 +158,13 @@ def _gpu(devices: object) -> str | None:
     names = {device.get("name") for device in devices if isinstance(device, dict)}
     name = names.pop() if len(names) == 1 else None
     return name[:_LONGEST_GPU] if isinstance(name, str) else None
+
+
+def _host(name: object) -> str | None:
+    """Return a digest of the host's name, which is private; None if nothing tells it."""
+    if not isinstance(name, str) or name.strip().lower() in _ANY_HOST:
+        return None
+    return blake2b(name.encode(), digest_size=8).hexdigest()
 
 
 def _stated(

@@ -2,8 +2,8 @@
 
 This module has the parts of a page, and `render`, which writes it. A page consists of sections
 of figures and tables; `glossary` defines every number. Each other module builds the sections of
-one topic, or the page of one command. Figures are plain data for plotly.js. Their colors are
-properties of the style sheet ("var(--c-TP)"), so that one page has light, dark and print modes.
+one topic, or the page of one command. `charts` are plain data, which `draw` draws. Their colors
+are properties of the style sheet, so that one page has light, dark and print modes.
 
 Numbers are formatted by `fastcomm.units`, with a thin space before the unit. Unknown values are
 `NA`; a `Fact` gives the reason.
@@ -27,15 +27,16 @@ from markupsafe import Markup
 from fastcomm import units
 from fastcomm.errors import FastcommError, inert
 from fastcomm.report import files
+from fastcomm.report.html.charts import MINUS, THIN, Chart
 from fastcomm.report.html.definitions import definitions
+from fastcomm.report.html.draw import draw
+from fastcomm.report.html.svg import patterns
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
 from fastcomm.version import __version__
 
 T = TypeVar("T")
 
 NA = "n/a"
-THIN = "\u202f"
-MINUS = "\u2212"
 
 Spec = dict[str, Any]
 
@@ -151,6 +152,7 @@ class PageTable:
     caption: str
     columns: tuple[PageColumn, ...]
     rows: tuple[tuple[PageCell, ...], ...]
+    hidden: str = ""  # what the last column has, which a switch shows
 
     @property
     def can_filter(self) -> bool:
@@ -163,7 +165,7 @@ class FigureView:
     """One of several charts of a figure; the reader selects one."""
 
     label: str
-    spec: Spec
+    chart: Chart
     note: str = ""
 
 
@@ -178,7 +180,6 @@ class Figure:
     terms: tuple[str, ...] = ()  # keys of the definitions of what is drawn
     note: str = ""
     table: PageTable | None = None
-    legend: tuple[tuple[str, str], ...] = ()  # name and label, where the chart has none
     choice: str = "View"  # label of the selection of views
 
 
@@ -228,6 +229,14 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A small chart without a title."""
+
+    chart: Chart
+    alt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageFinding:
     """A finding, its evidence, and the command to run next."""
 
@@ -237,6 +246,8 @@ class PageFinding:
     then: str  # what the command finds out
     cost_ns: float  # of a step
     moment: str = ""  # fragment of a link to a moment of the timeline
+    picture: Picture | None = None
+    answer: Sentence = ()  # what a fix saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +315,9 @@ def used_keys(page: Page) -> set[str]:
     keys = {fact.key for fact in page.facts}
     keys |= _of_words(page.headline)
     for finding in page.findings:
-        keys |= _of_words(finding.title) | {fact.key for fact in finding.evidence}
+        keys |= _of_words((*finding.title, *finding.answer)) | {
+            fact.key for fact in finding.evidence
+        }
     for section in page.sections:
         keys |= _of_words(section.lead)
         for block in section.blocks:
@@ -331,16 +344,15 @@ def _of_block(block: Block) -> set[str]:
 
 def html(page: Page) -> str:
     """Return the whole document; equal pages have equal bytes."""
-    # page.js comes first: tables and definitions work while plotly.js is loaded.
     blocks = [block for section in page.sections for block in section.blocks]
     has_timeline = any(isinstance(block, PageTimeline) for block in blocks)
-    own = ["page.js", "timeline.js"] if has_timeline else ["page.js"]
-    scripts = [*map(_text, own), _plotly()]
+    scripts = [_text("page.js"), *([_text("timeline.js")] if has_timeline else [])]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
         scripts=[Markup(script) for script in scripts],
         style=Markup(_text("style.css")),
+        patterns=patterns(),
         policy=_policy(scripts),
         glossary=definitions(used_keys(page), is_host_run=page.is_host_run),
         version=__version__,
@@ -375,6 +387,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "json": json_text,
         "plain": plain,
+        "drawn": draw,
         "url": lambda name: quote(os.fsencode(name)),
     }
     environment.tests |= {
@@ -398,13 +411,6 @@ def _inert(value: Any) -> Any:
 def _text(name: str) -> str:
     """Return the content of a file of the templates."""
     return (resources("fastcomm.report.html") / "templates" / name).read_text("utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """Return plotly.js from the Python package."""
-    script = resources("plotly") / "package_data" / "plotly.min.js"
-    return script.read_text("utf-8").replace("</script", "<\\/script")
 
 
 def _policy(scripts: list[str]) -> str:

@@ -15,22 +15,13 @@ from fastcomm.report.html import (
     FigureView,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     rank_cell,
     text,
     unknown_section,
 )
-from fastcomm.report.html.drawing import (
-    QUIET_LEGEND,
-    axis,
-    fill,
-    height_of,
-    rounded,
-    rows_axis,
-    spec,
-)
+from fastcomm.report.html.charts import BarChart, Part, RowMarks
 
 _MS = 1e6
 _ENDS = 12  # ranks shown at each end of the order
@@ -86,40 +77,33 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
         ends = f"The {_ENDS} of {len(ranks)} ranks that cause the most waiting"
         note = f"{ends}, and the {_ENDS} that cause the least."
     names = [f"rank {row.rank}" for row in shown]
-    bars = [
-        _bar("waits for others", "gap", names, [row.wait_ns for row in shown]),
-        _bar("wait caused", "TP", names, [row.caused_ns for row in shown]),
-    ]
-    drawn = spec(
-        bars,
-        height_of(2 * len(names), 200, 17),
-        barmode="group",
-        bargap=0.25,
-        xaxis=axis("ms per step", rangemode="tozero"),
-        yaxis=rows_axis(names),
+    drawn = BarChart(
+        rows=names,
+        parts=(
+            _part("waits for others", "gap", names, [row.wait_ns for row in shown]),
+            _part("wait caused", "TP", names, [row.caused_ns for row in shown]),
+        ),
+        title="ms per step",
+        is_stacked=False,
     )
     return Figure(
         name="waits-chart",
         title="Wait time of each rank, and the wait that it causes",
         alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
-        views=(FigureView(label="All", spec=drawn, note=note),),
+        views=(FigureView(label="All", chart=drawn, note=note),),
         terms=("waits.wait_ns", "waits.wait_caused_ns"),
-        legend=(("gap", "waits for others"), ("TP", "wait caused")),
         table=_waits_table(shown),
     )
 
 
-def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
+def _part(name: str, look: str, names: list[str], values: list[float]) -> Part:
     """Return a bar for each row of `names`; `look` names the color, `values` are in ns."""
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": names,
-        "x": [rounded(ns / _MS) for ns in values],
-        "marker": fill(look),
-        "hovertemplate": f"%{{y}} {name}: %{{x:.3f}} ms<extra></extra>",
-    }
+    return Part(
+        name=name,
+        look=look,
+        values=[ns / _MS for ns in values],
+        tips=[f"{row}, {name}: {html.ns(ns)}" for row, ns in zip(names, values, strict=True)],
+    )
 
 
 def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
@@ -145,10 +129,10 @@ def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
 
 
 _POINTS = (
-    ("skew, median", "skew_p50_ns", "circle-open", "var(--c-TP)"),
-    ("skew, p95", "skew_p95_ns", "circle", "var(--c-TP)"),
-    ("transfer, median", "transfer_p50_ns", "diamond-open", "var(--c-DP)"),
-    ("transfer, p95", "transfer_p95_ns", "diamond", "var(--c-DP)"),
+    ("skew, median", "skew_p50_ns", "circle-open", "TP"),
+    ("skew, p95", "skew_p95_ns", "circle", "TP"),
+    ("transfer, median", "transfer_p50_ns", "diamond-open", "DP"),
+    ("transfer, p95", "transfer_p95_ns", "diamond", "DP"),
 )
 
 
@@ -159,31 +143,25 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
     """
     top = classes[:_MOST_CLASSES]
     names = [_class(row) for row in top]
-    points: list[Spec] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": label,
-            "y": names,
-            "x": [rounded(getattr(row, key) / _MS) for row in top],
-            "marker": {"symbol": symbol, "size": 10, "color": color},
-            "hovertemplate": f"%{{y}}, {label}: %{{x:.3f}} ms<extra></extra>",
-        }
-        for label, key, symbol, color in _POINTS
-    ]
-    drawn = spec(
-        points,
-        height_of(len(top), 220, 30),
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis("ms", rangemode="tozero"),
-        yaxis=rows_axis(names) | {"showgrid": True},
+    marks = tuple(
+        RowMarks(
+            name=label,
+            symbol=symbol,
+            look=look,
+            values=[getattr(row, key) / _MS for row in top],
+            tips=[
+                f"{name}, {label}: {html.ns(getattr(row, key))}"
+                for name, row in zip(names, top, strict=True)
+            ],
+        )
+        for label, key, symbol, look in _POINTS
     )
+    drawn = BarChart(rows=names, marks=marks, title="ms")
     return Figure(
         name="skew-chart",
         title="Arrival skew, and the transfer time after it",
         alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
-        views=(FigureView(label="All", spec=drawn),),
+        views=(FigureView(label="All", chart=drawn),),
         terms=("skew.skew_ns", "skew.transfer_ns"),
         note="Sorted by wait time.",
         table=_skew_table(classes),

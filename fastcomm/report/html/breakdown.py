@@ -8,18 +8,16 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
     Block,
-    Fact,
     Figure,
     FigureView,
     Missing,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
 )
-from fastcomm.report.html.drawing import axis, fill, height_of, rows_axis, spec
+from fastcomm.report.html.charts import BarChart, Part
 
 MEASURES = {
     "time": "iteration time",
@@ -42,7 +40,6 @@ def kind(name: str) -> str:
 _MS = 1e6
 _ENDS = 12  # ranks shown at each end of the order
 _MOST_ROWS = 40
-_LABELLED = 0.045  # share of the bar; narrower parts have no label
 
 
 def section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
@@ -107,30 +104,31 @@ def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
         title="Time of a step by activity",
         alt=f"Stacked bar of the job: {spoken}.",
         views=(
-            FigureView(label="Job", spec=_job(exact, metrics.iteration.mean_ns or 0.0)),
+            FigureView(label="Job", chart=_job(exact, metrics.iteration.mean_ns or 0.0)),
             _by_rank(ranks, list(exact)),
             _by_iteration(metrics, list(exact)),
         ),
         terms=tuple(f"exact.{name}" for name in exact),
-        legend=tuple((kind(name), label(name)) for name in exact),
     )
 
 
-def _job(exact: dict[str, float], mean_ns: float) -> Spec:
+def _job(exact: dict[str, float], mean_ns: float) -> BarChart:
     """Return one bar of the mean step; `exact` has the share (0 to 1) of each category."""
-    bars = [
-        _bar(
-            name,
-            ["all ranks"],
-            [share * 100],
-            text=[f"{label(name).removeprefix('exposed ')}<br>{share:.1%}"],
-            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean_ns)} per step"
-            "<extra></extra>",
+    parts = tuple(
+        Part(
+            name=label(name),
+            look=kind(name),
+            values=(share * 100,),
+            labels=(f"{kind(name)} {html.percent(share)}",),
+            tips=(
+                f"{label(name)}: {html.percent(share)}, {html.ns(share * mean_ns)} per step",
+            ),
         )
-        | ({} if share >= _LABELLED else {"text": None})
         for name, share in exact.items()
-    ]
-    return _stacked(bars, ["all ranks"], "share of the step, %", height=116, hide_rows=True)
+    )
+    return BarChart(
+        rows=("",), parts=parts, title="share of the step, %", most=100, row_height=44
+    )
 
 
 def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
@@ -154,7 +152,7 @@ def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
         if name in names
     }
     labels = [at if isinstance(at, str) else f"rank {ranks.ranks[at]}" for at in rows]
-    return FigureView(label="Ranks", spec=_rows(labels, values), note=note)
+    return FigureView(label="Ranks", chart=_rows(labels, values), note=note)
 
 
 def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
@@ -167,63 +165,24 @@ def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
         else f"Means over ranks and {means.width} iterations."
     )
     values = {name: means.ns[name].tolist() for name in names}
-    return FigureView(label="Iterations", spec=_rows(rows, values), note=note)
+    return FigureView(label="Iterations", chart=_rows(rows, values), note=note)
 
 
-def _rows(labels: list[str], values: dict[str, list[float]]) -> Spec:
+def _rows(labels: list[str], values: dict[str, list[float]]) -> BarChart:
     """Return a stacked bar for each label; `values` has times in ns by category and label."""
-    bars = [
-        _bar(
-            name,
-            labels,
-            [round(ns / _MS, 4) for ns in lengths],
-            hover=f"{label(name)}: %{{x:.3f}} ms<extra>%{{y}}</extra>",
+    parts = tuple(
+        Part(
+            name=label(name),
+            look=kind(name),
+            values=[ns / _MS for ns in lengths],
+            tips=[
+                f"{row}, {label(name)}: {html.ns(ns)}"
+                for row, ns in zip(labels, lengths, strict=True)
+            ],
         )
         for name, lengths in values.items()
-    ]
-    return _stacked(bars, labels, "ms per step", height=height_of(len(labels), 200))
-
-
-def _bar(
-    name: str, labels: list[str], x: list[float], *, hover: str, text: list[str] | None = None
-) -> Spec:
-    """Return the part of each bar that shows one category.
-
-    `name` is the category, `x` the length of the part in each bar, `hover` plotly's template
-    for the tooltip, `text` a label inside each part (None: no labels).
-    """
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": label(name),
-        "y": labels,
-        "x": x,
-        "marker": fill(kind(name)),
-        "hovertemplate": hover,
-        "text": text,
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "constraintext": "none",
-        "textfont": {"size": 12, "color": f"var(--on-{kind(name)})"},
-    }
-
-
-def _stacked(
-    bars: list[Spec], rows: list[str], title: str, height: int, *, hide_rows: bool = False
-) -> Spec:
-    """Return the chart of stacked bars; `title` labels the horizontal axis.
-
-    `height` is in pixels. `hide_rows` is for one bar in percent: no label, range 0 to 100.
-    """
-    return spec(
-        bars,
-        height,
-        barmode="stack",
-        bargap=0.28,
-        xaxis=axis(title, rangemode="tozero", **({"range": [0, 100]} if hide_rows else {})),
-        yaxis=rows_axis(rows, visible=not hide_rows),
     )
+    return BarChart(rows=labels, parts=parts, title="ms per step")
 
 
 def _table(metrics: Metrics, why: str) -> PageTable:
@@ -238,14 +197,8 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         step = None if share is None or mean is None else share * mean
         has_formula = name not in ("memcpy", "exposed_mixed")
         cell = number(spec_share, html.percent, why) if has_formula else text("", "")
-        rows.append(
-            (
-                text(label(name)),
-                number(share, html.percent, why, share=share),
-                number(step, html.ns, why),
-                cell,
-            )
-        )
+        cells = number(share, html.percent, why, share=share), number(step, html.ns, why)
+        rows.append((text(label(name)), *cells, cell))
     if metrics.host_communication:
         alone = metrics.host_communication.alone_ns_per_step
         share = None if alone is None or not mean else alone / mean
@@ -253,10 +206,11 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         rows.append((text("host's collectives, part of idle"), *cells, text("", "")))
     return PageTable(
         name="breakdown-table",
-        caption="Exact shares, and shares by the specification's formula",
+        caption="Shares of the step",
         columns=columns(
             "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
         ),
+        hidden="specification formulas",
         rows=tuple(rows),
     )
 
@@ -338,29 +292,4 @@ def _idle_names(metrics: Metrics) -> PageTable:
             )
             for entry in metrics.idle_names
         ),
-    )
-
-
-def facts(metrics: Metrics, why: str) -> tuple[Fact, ...]:
-    """Return the numbers at the head of the page; `why` explains unknown numbers."""
-    parts = metrics.breakdown.parts or {}
-    return (
-        html.fact(
-            "iteration.mean_ns", metrics.iteration.mean_ns, html.ns, label="per step", why=why
-        ),
-        html.fact(
-            "exact.exposed",
-            parts.get("exposed"),
-            html.percent,
-            label="exposed communication",
-            why=why,
-        ),
-        html.fact(
-            "overlap.average_overlap_ratio",
-            metrics.overlap.average_overlap_ratio,
-            html.percent,
-            label="of communication overlapped",
-            why=why if metrics.volume else "no communication was recorded",
-        ),
-        html.fact("exact.idle", parts.get("idle"), html.percent, label="idle", why=why),
     )

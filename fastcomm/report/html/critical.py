@@ -15,13 +15,12 @@ from fastcomm.report.html import (
     PageFinding,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
 )
 from fastcomm.report.html import path as path_
-from fastcomm.report.html.drawing import ACCENT, MUTED, axis, rounded, shown, spec
+from fastcomm.report.html.charts import ChartLine, Level, LineChart, linear
 
 _MS = 1e6
 _MOST = 3
@@ -234,7 +233,7 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
         name=f"sweep-{place}",
         title=f"The step by {name}",
         alt=f"Line from {ends[0]} at {sweep.labels[0]} to {ends[1]} at {sweep.labels[-1]}.",
-        views=(FigureView(label="All", spec=_line(sweep, name, before_ns)),),
+        views=(FigureView(label="All", chart=_line(sweep, name, before_ns)),),
         terms=("whatif.span_ns",),
         table=PageTable(
             name=f"sweep-{place}-table",
@@ -245,30 +244,20 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
     )
 
 
-def _line(sweep: EditSweep, name: str, before_ns: int) -> Spec:
+def _line(sweep: EditSweep, name: str, before_ns: int) -> LineChart:
     """Return the step time by the factor of edit `name`, with a dashed line at `before_ns`."""
-    today: Spec = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": before_ns / _MS,
-        "y1": before_ns / _MS,
-        "line": {"color": MUTED, "dash": "dash", "width": 1.5},
-    }
-    line: Spec = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": list(sweep.values),
-        "y": [rounded(span / _MS, 6) for span in sweep.span_ns],
-        "line": {"color": ACCENT, "width": 2.5},
-        "marker": {"size": 8},
-        "hovertemplate": "%{x}: %{y:.3f} ms<extra></extra>",
-    }
-    return spec(
-        [line],
-        320,
-        xaxis=axis(f"value of {shown(name)}"),
-        yaxis=axis("step, ms"),
-        shapes=[today],
+    times = [span / _MS for span in sweep.span_ns]
+    line = ChartLine(
+        name=name,
+        points=list(zip(sweep.values, times, strict=True)),
+        tips=[
+            f"{value}: {html.ns(span)}"
+            for value, span in zip(sweep.labels, sweep.span_ns, strict=True)
+        ],
+    )
+    return LineChart(
+        lines=(line,),
+        x=linear(f"value of {name}", sweep.values, from_zero=False),
+        y=linear("step, ms", [*times, before_ns / _MS], from_zero=False),
+        level=Level(value=before_ns / _MS, label="today"),
     )

@@ -13,22 +13,19 @@ from fastcomm.report.html import (
     Page,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
 )
-from fastcomm.report.html.drawing import (
-    DASHES,
-    INK,
-    QUIET_LEGEND,
-    SYMBOLS,
-    axis,
-    bars,
-    heat,
-    rounded,
-    series_color,
-    spec,
+from fastcomm.report.html.charts import (
+    BarChart,
+    ChartLine,
+    HeatChart,
+    LineChart,
+    RowMarks,
+    linear,
+    row_bars,
+    ticked,
 )
 from fastcomm.units import counted
 
@@ -99,7 +96,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
         name="times-chart",
         title="Dispatch of all layers",
         alt="Bars of the schedules, with their bounds as marks; the table has all numbers.",
-        views=(FigureView(label="All", spec=_bars(ranked)),),
+        views=(FigureView(label="All", chart=_bars(ranked)),),
         terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
     )
     return Section(
@@ -110,31 +107,22 @@ def _times(ranked: list[StrategyResult]) -> Section:
     )
 
 
-def _bars(ranked: list[StrategyResult]) -> Spec:
+def _bars(ranked: list[StrategyResult]) -> BarChart:
     """Return bars of the dispatch time of each schedule, with marks at its lower bounds."""
-    drawn = bars(
+    return row_bars(
         [strategy.name for strategy in ranked],
         [strategy.total_s * _MS for strategy in ranked],
         [html.ns(strategy.total_s * NS) for strategy in ranked],
         "dispatch, ms",
-    )
-    drawn["data"][0] |= {
-        "showlegend": False,
-        "textposition": "auto",
-        "insidetextanchor": "start",
-        "insidetextfont": {"color": "var(--on-compute)"},
-    }
-    drawn["data"] += [
-        _marks(ranked, "best possible", [strategy.optimal_s for strategy in ranked], "diamond"),
-        _marks(
-            ranked,
-            "bound of its class",
-            [strategy.bound_s for strategy in ranked],
-            "line-ns-open",
+        marks=(
+            _marks(
+                ranked, "best possible", [strategy.optimal_s for strategy in ranked], "diamond"
+            ),
+            _marks(
+                ranked, "bound of its class", [strategy.bound_s for strategy in ranked], "bar"
+            ),
         ),
-    ]
-    drawn["layout"] |= {"showlegend": True, "legend": QUIET_LEGEND}
-    return drawn
+    )
 
 
 def _times_table(ranked: list[StrategyResult]) -> PageTable:
@@ -161,31 +149,25 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
     return PageTable(name="times-table", caption="Schedules", columns=heads, rows=rows)
 
 
-def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str) -> Spec:
-    """Return a mark at `seconds` for each schedule.
-
-    `name` is the entry of the legend, `symbol` the shape of the mark as plotly names it.
-    """
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [rounded(value * _MS) for value in seconds],
-        "y": [strategy.name for strategy in ranked],
-        "marker": {
-            "symbol": symbol,
-            "size": 12,
-            "color": INK,
-            "line": {"width": 2.5, "color": INK},
-        },
-        "hovertemplate": f"%{{y}}, {name}: %{{x:.3f}} ms<extra></extra>",
-    }
+def _marks(
+    ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str
+) -> RowMarks:
+    """Return a mark at `seconds` for each schedule; `name` is the entry of the legend."""
+    return RowMarks(
+        name=name,
+        symbol=symbol,
+        values=[value * _MS for value in seconds],
+        tips=[
+            f"{strategy.name}, {name}: {html.ns(value * NS)}"
+            for strategy, value in zip(ranked, seconds, strict=True)
+        ],
+    )
 
 
 def _loads(ranked: list[StrategyResult]) -> Section:
     """Return the section on the tokens of each GPU and kind of link, a view per schedule."""
     views = tuple(
-        FigureView(label=strategy.name, spec=_load(strategy), note=_rule(strategy))
+        FigureView(label=strategy.name, chart=_load(strategy), note=_rule(strategy))
         for strategy in ranked
     )
     rows = tuple(
@@ -243,18 +225,17 @@ def _rule(strategy: StrategyResult) -> str:
     return f"A cell shows the largest of {share} GPUs." if share > 1 else ""
 
 
-def _load(strategy: StrategyResult) -> Spec:
+def _load(strategy: StrategyResult) -> HeatChart:
     """Return the heat map of tokens by kind of link (down) and GPU (across)."""
     share = _share(strategy)
     grid = np.maximum.reduceat(strategy.loads, np.arange(0, strategy.gpus, share), axis=0).T
-    drawn = heat(grid.tolist(), LOAD_NAMES, "GPU %{x}, %{y}: %{z} tokens", "tokens")
-    drawn["x"] = [str(gpu) for gpu in range(0, strategy.gpus, share)]
-    category = {"type": "category", "showgrid": False}
-    return spec(
-        [drawn],
-        260,
-        xaxis=axis("GPU", nticks=24, **category),
-        yaxis=axis("", autorange="reversed", **category),
+    return HeatChart(
+        grid=grid.tolist(),
+        rows=LOAD_NAMES,
+        columns=[str(gpu) for gpu in range(0, strategy.gpus, share)],
+        unit="tokens",
+        tip="GPU {column}, {row}: {value}",
+        x="GPU",
     )
 
 
@@ -317,7 +298,7 @@ def sweep(grid: DispatchSweep) -> Page:
         name="sweep-chart",
         title="Dispatch at each point of the grid",
         alt=f"Lines of the schedules over {len(labels)} workloads; the table has all numbers.",
-        views=(FigureView(label="All", spec=_lines(grid, labels)),),
+        views=(FigureView(label="All", chart=_lines(grid, labels)),),
         terms=("dispatch.total_s",),
         table=_points(grid, labels),
     )
@@ -332,32 +313,26 @@ def sweep(grid: DispatchSweep) -> Page:
     )
 
 
-def _lines(grid: DispatchSweep, labels: list[str]) -> Spec:
+def _lines(grid: DispatchSweep, labels: list[str]) -> LineChart:
     """Return a line of dispatch times per schedule; `labels` name the points of the grid."""
+    times = {
+        name: [point.strategies[name].total_s for point in grid.points]
+        for name in grid.points[0].strategies
+    }
     lines = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": labels,
-            "y": [rounded(point.strategies[name].total_s * _MS) for point in grid.points],
-            "line": {
-                "color": series_color(place),
-                "dash": DASHES[place % len(DASHES)],
-                "width": 2,
-            },
-            "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
-            "hovertemplate": f"{name}, %{{x}}: %{{y:.3f}} ms<extra></extra>",
-        }
-        for place, name in enumerate(grid.points[0].strategies)
+        ChartLine(
+            name=name,
+            points=[(float(at), value * _MS) for at, value in enumerate(seconds)],
+            tips=[
+                f"{name}, {label}: {html.ns(value * NS)}"
+                for label, value in zip(labels, seconds, strict=True)
+            ],
+        )
+        for name, seconds in times.items()
     ]
-    return spec(
-        lines,
-        380,
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis("", type="category"),
-        yaxis=axis("dispatch, ms", rangemode="tozero"),
+    most = [value * _MS for seconds in times.values() for value in seconds]
+    return LineChart(
+        lines=lines, x=ticked("", labels, 6), y=linear("dispatch, ms", most), height=340
     )
 
 

@@ -86,6 +86,23 @@ _BREAKDOWN = {
         "what faster communication could save",
         "sum of all exposed shares of the exact partition",
     ),
+    "exposed.wait": _of(
+        "Exposed waiting",
+        "exposed communication before the last rank of a collective has arrived, as a share of "
+        "the step",
+    ),
+    "exposed.transfer": _of(
+        "Exposed transfer",
+        "exposed communication after the last rank of a collective has arrived, as a share of "
+        "the step: what faster links could save at most",
+    ),
+    "throughput.tokens": _of(
+        "Tokens per second",
+        "tokens of a step of all ranks, from --tokens-per-step, divided by the mean step",
+    ),
+    "flops.mfu": _of(
+        "MFU", "FLOPs of the model, without recomputation, as a share of the peak of the GPU"
+    ),
     "exact.memcpy": _of("Copies", "the time in which only copies or memsets run"),
     "exact.idle": _of("Idle", "the time in which nothing runs on the device"),
     **{
@@ -309,6 +326,9 @@ _PATH = {
     "whatif.share": _of("Share of the original", "time with edits divided by time without"),
     "whatif.error": _of(
         "Replay error", "largest error of a replay without edits, of any event"
+    ),
+    "whatif.saved": _of(
+        "Saved", "how much shorter the replayed step of the critical path is with the edit"
     ),
     "whatif.speedup": _of(
         "Speedup", "the window without edits divided by the window with edits"

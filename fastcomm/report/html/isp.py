@@ -17,23 +17,11 @@ from fastcomm.report.html import (
     PageCell,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
 )
-from fastcomm.report.html.drawing import (
-    INK,
-    QUIET_LEGEND,
-    SYMBOLS,
-    axis,
-    bars,
-    heat,
-    height_of,
-    rounded,
-    series_color,
-    spec,
-)
+from fastcomm.report.html.charts import ChartLine, HeatChart, LineChart, linear, row_bars
 from fastcomm.units import GIB, format_gib
 
 _NS = 1e9
@@ -124,7 +112,7 @@ def _front(result: SearchResult) -> Section:
                 title="Speed and memory of the feasible strategies",
                 alt=f"Scatter plot of strategies; a line connects the {len(front)} of the "
                 "Pareto front.",
-                views=(FigureView(label="All", spec=_scatter(result, front)),),
+                views=(FigureView(label="All", chart=_scatter(result, front)),),
                 terms=("isp.tgs", "isp.memory"),
                 note=_sampled(result.feasible),
                 table=_strategies("front-table", "Pareto front", front),
@@ -141,7 +129,7 @@ def _sampled(count: int) -> str:
     return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
 
 
-def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
+def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
     """Return the chart of memory (GiB, across) and tokens/s/GPU (up) of strategies.
 
     A sample of the feasible ones are points, the Pareto front is a line.
@@ -150,49 +138,40 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
     algo, tgs, memory = (
         np.asarray(result.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
     )
-    clouds: list[Spec] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name.upper(),
-            "x": [rounded(size / GIB) for size in memory[algo == place].tolist()],
-            "y": [rounded(rate) for rate in tgs[algo == place].tolist()],
-            "marker": {
-                "symbol": f"{SYMBOLS[place]}-open",
-                "size": 7,
-                "color": series_color(place),
-                "opacity": 0.75,
-            },
-            "hovertemplate": f"{name.upper()}: %{{y:.0f}} tokens/s/GPU, %{{x:.1f}} GiB"
-            "<extra></extra>",
-        }
-        for place, name in enumerate(ALGOS)
-        if (algo == place).any()
+    clouds = [
+        ChartLine(
+            name=name.upper(),
+            points=list(
+                zip((memory[algo == at] / GIB).tolist(), tgs[algo == at].tolist(), strict=True)
+            ),
+            has_line=False,
+        )
+        for at, name in enumerate(ALGOS)
+        if (algo == at).any()
     ]
-    line: Spec = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": "front",
-        "x": [rounded(record["total_mm_cost"] / GIB) for record in front],
-        "y": [rounded(record["tgs"]) for record in front],
-        "line": {"color": INK, "width": 1.5, "shape": "vh"},
-        "marker": {"size": 4, "color": INK},
-        "hoverinfo": "skip",
-    }
-    return spec(
-        [*clouds, line],
-        400,
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis("memory, GiB"),
-        yaxis=axis("tokens/s/GPU", rangemode="tozero"),
+    line = ChartLine(
+        name="front",
+        points=[(record["total_mm_cost"] / GIB, record["tgs"]) for record in front],
+        tips=[
+            f"{record['algo_type'].upper()}: {html.whole(record['tgs'])} tokens/s/GPU, "
+            f"{format_gib(record['total_mm_cost'])}"
+            for record in front
+        ],
+        look="open",
+    )
+    x, y = zip(*(point for cloud in (*clouds, line) for point in cloud.points), strict=True)
+    return LineChart(
+        lines=(*clouds, line),
+        x=linear("memory, GiB", x, from_zero=False),
+        y=linear("tokens/s/GPU", y),
+        height=380,
     )
 
 
 def _ranking(result: SearchResult) -> Section:
     """Return the section on the best strategy of each algorithm, and the fastest of all."""
     best = result.best_by_algo()
-    drawn = bars(
+    drawn = row_bars(
         [name.upper() for name in best],
         [record["tgs"] for record in best.values()],
         [html.whole(record["tgs"]) for record in best.values()],
@@ -208,7 +187,7 @@ def _ranking(result: SearchResult) -> Section:
                 name="algos-chart",
                 title="The best of each algorithm",
                 alt="Bars of the best strategy of each algorithm.",
-                views=(FigureView(label="All", spec=drawn),),
+                views=(FigureView(label="All", chart=drawn),),
                 terms=("isp.tgs",),
             ),
             _strategies("ranking-table", "The fastest", result.best(_RANKED)),
@@ -311,20 +290,20 @@ def _grid(sweep: SearchSweep) -> Figure:
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
     names = [html.whole(length) for length in lengths]
     grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
-    drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "tokens/s/GPU")
-    drawn["x"] = [html.whole(world) for world in worlds]
-    category = {"type": "category", "showgrid": False}
-    shown = spec(
-        [drawn],
-        height_of(len(lengths), 220, 40),
-        xaxis=axis("GPUs", **category),
-        yaxis=axis("tokens/sequence", **category),
+    shown = HeatChart(
+        grid=grid,
+        rows=names,
+        columns=[html.whole(world) for world in worlds],
+        unit="tokens/s/GPU",
+        tip="{column} GPUs, {row} tokens: {value}",
+        x="GPUs",
+        y="tokens/sequence",
     )
     return Figure(
         name="sweep-chart",
         title="Tokens/s/GPU of the best strategy",
         alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
-        views=(FigureView(label="All", spec=shown),),
+        views=(FigureView(label="All", chart=shown),),
         terms=("isp.tgs",),
     )
 

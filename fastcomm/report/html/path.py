@@ -15,17 +15,17 @@ from fastcomm.report.html import (
     PageCell,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
 )
-from fastcomm.report.html.drawing import INK, axis, color, height_of, rounded, rows_axis, spec
+from fastcomm.report.html.charts import Lane, LaneChart
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
-_PIXELS = 1500  # pieces of a lane closer than 1/1500 of the step are drawn as one
+_PIXELS = 1000  # pieces of a lane closer than 1/1000 of the step are drawn as one
+_LOOK_ORDER = ("compute", *TAGS, "memcpy", "gap", "host")
 _MOST_RANKS = 24
 _MOST_NAMES = 40
 _TAGGED = "gpu_communication_bound"
@@ -91,14 +91,14 @@ def _strip(path: CriticalPath) -> Figure:
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
     lanes = [(label(name, path), own == name) for name in classes]
-    views = [FigureView(label="Kind of work", spec=_lanes(table, lanes))]
+    views = [FigureView(label="Kind of work", chart=_lanes(table, lanes))]
     if path.is_joined:
         ranks = table["rank"].to_numpy()
         on_path = path.by_rank().sort_by([("on_path_ns", "descending")])["rank"].to_pylist()
         chosen = sorted(on_path[:_MOST_RANKS])
         note = "" if len(on_path) <= _MOST_RANKS else f"The {_MOST_RANKS} ranks longest on it."
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
-        views.append(FigureView(label="Rank", spec=_lanes(table, by_rank), note=note))
+        views.append(FigureView(label="Rank", chart=_lanes(table, by_rank), note=note))
     spoken = ", ".join(
         f"{label(name, path)} {html.percent(share)}" for name, share in _shares(path)[:4]
     )
@@ -108,23 +108,10 @@ def _strip(path: CriticalPath) -> Figure:
         alt=f"Strip of the step by kind of work: {spoken}.",
         views=tuple(views),
         terms=("path.time_ns", "path.length_ns"),
-        legend=_legend(table, own, classes),
         choice="Lanes by",
         note="Communication has the color of its parallelism. Pieces closer than "
         f"1/{_PIXELS} of the step are drawn as one.",
     )
-
-
-def _legend(
-    table: pa.Table, bound_by: np.ndarray, classes: Sequence[str]
-) -> tuple[tuple[str, str], ...]:
-    """Return name and label of each look that is drawn.
-
-    `bound_by` is the class of each row of `table`; only rows of `classes` are drawn.
-    """
-    looks = _look_of(table)[np.isin(bound_by, classes)]
-    order = ("compute", *TAGS, "memcpy", "gap", "host")
-    return tuple((look, _look_label(look)) for look in order if look in looks)
 
 
 def _shares(path: CriticalPath) -> list[tuple[str, float]]:
@@ -135,34 +122,35 @@ def _shares(path: CriticalPath) -> list[tuple[str, float]]:
     return [(name, ns / total) for name, ns in falling if ns > 0]
 
 
-def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> Spec:
-    """Return the chart of lanes; each lane is a label and a mask of the rows of `table`.
-
-    Each look is one trace, so that it is once in the legend.
-    """
+def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> LaneChart:
+    """Return the chart of lanes; each lane is a label and a mask of the rows of `table`."""
     start, stop = (
         table[name].to_numpy().astype(np.float64) for name in ("start_ns", "stop_ns")
     )
     begin = float(start.min()) if len(start) else 0.0
-    least = (float(stop.max()) - begin) / _PIXELS if len(stop) else 0.0
+    length = float(stop.max()) - begin if len(stop) else 0.0
     looks = _look_of(table)
-    bars: list[Spec] = []
-    for look in sorted(set(looks.tolist())):
-        pieces = [
-            (lane, *piece)
-            for lane, own in lanes
-            for piece in _merged(start, stop, own & (looks == look), least)
-        ]
-        if pieces:
-            bars.append(_bar(look, pieces, begin))
-    names = [lane for lane, _ in lanes]
-    return spec(
-        bars,
-        height_of(len(lanes), 190, 30),
-        barmode="overlay",
-        bargap=0.25,
-        xaxis=axis("ms from the start of the step", rangemode="tozero"),
-        yaxis=rows_axis(names),
+    drawn = []
+    for look in _LOOK_ORDER:
+        for row, (lane, own) in enumerate(lanes):
+            if not (mask := own & (looks == look)).any():
+                continue
+            pieces = _merged(start, stop, mask, length / _PIXELS)
+            total = html.ns(float((stop - start)[mask].sum()))
+            drawn.append(
+                Lane(
+                    row=row,
+                    name=_look_label(look),
+                    look=look,
+                    pieces=[((a - begin) / _MS, (b - begin) / _MS) for a, b in pieces],
+                    tip=f"{lane}, {_look_label(look)}: {total}",
+                )
+            )
+    return LaneChart(
+        rows=[lane for lane, _ in lanes],
+        title="ms from the start of the step",
+        lanes=drawn,
+        most=length / _MS,
     )
 
 
@@ -195,22 +183,6 @@ def _merged(
         else:
             pieces.append([a, b])
     return [(a, b) for a, b in pieces]
-
-
-def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spec:
-    """Return bars of one color; `pieces` are (lane, start, stop) in ns, drawn from `begin`."""
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": look,
-        "y": [lane for lane, _, _ in pieces],
-        "base": [rounded((a - begin) / _MS, 6) for _, a, _ in pieces],
-        "x": [rounded((b - a) / _MS, 4) for _, a, b in pieces],
-        "text": [f"{html.ns(b - a)}, from {html.ns(a - begin)}" for _, a, b in pieces],
-        "textposition": "none",
-        "marker": {"color": color(look), "line": {"width": 0, "color": INK}},
-        "hovertemplate": f"{_look_label(look)} %{{text}}<extra>%{{y}}</extra>",
-    }
 
 
 def _look_label(look: str) -> str:

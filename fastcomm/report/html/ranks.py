@@ -15,14 +15,13 @@ from fastcomm.report.html import (
     PageTable,
     Quantiles,
     Section,
-    Spec,
     columns,
     number,
     rank_cell,
     unknown_section,
 )
 from fastcomm.report.html.breakdown import MEASURES, label
-from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
+from fastcomm.report.html.charts import HeatChart
 from fastcomm.units import counted
 
 _Grid = NDArray[np.float64]  # shape (ranks, iterations); NaN if unknown
@@ -134,7 +133,7 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, iterations: np.ndarray) -> 
         )
     return FigureView(
         label=MEASURES[name],
-        spec=_cells(small, _bins(ranks, down), _bins(iterations, across), MEASURES[name]),
+        chart=_cells(small, _bins(ranks, down), _bins(iterations, across), MEASURES[name]),
         note=rule,
     )
 
@@ -145,17 +144,20 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
     return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
 
 
-def _cells(grid: _Grid, ranks: list[str], iterations: list[str], measure: str) -> Spec:
+def _cells(grid: _Grid, ranks: list[str], iterations: list[str], measure: str) -> HeatChart:
     """Return the chart of a grid in ms, with the labels of its `ranks` and `iterations`.
 
     `grid` has shape (ranks, iterations), in ns; NaN (unknown) is an empty cell.
     """
-    values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
-    hover = f"rank %{{y}}, iteration %{{x}}<br>{measure} %{{z}} ms"
-    drawn = heat(values, ranks, hover, "ms") | {"x": iterations}
-    has_numbers = has_room(grid.size, grid.shape[1])
-    height = height_of(len(ranks), 240, 30) if has_numbers else 460
-    return grid_spec(drawn, height, x="iteration", y="rank", nticks=16)
+    return HeatChart(
+        grid=[[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()],
+        rows=ranks,
+        columns=iterations,
+        unit="ms",
+        tip=f"rank {{row}}, iteration {{column}}, {measure}: {{value}}",
+        x="iteration",
+        y="rank",
+    )
 
 
 def _quantiles(ranks: RankMeans) -> Quantiles:

@@ -19,7 +19,7 @@ from fastcomm.report.html import (
     number,
     text,
 )
-from fastcomm.report.html.drawing import bars, grid_spec, heat, height_of, shown
+from fastcomm.report.html.charts import HeatChart, row_bars
 
 _MS = 1e6
 _MOST_RANKS = 96
@@ -97,10 +97,14 @@ def _heat_map(replayed: Replayed) -> Figure:
         totals.update(by_category)
     kinds = [kind for kind, _ in totals.most_common()]
     pids = [pid for pid in replayed.replayer.pids if pid in sums][:_MOST_RANKS]
-    grid = [[sums[pid].get(kind, 0.0) / _MS for kind in kinds] for pid in pids]
-    names = [shown(pid or "all") for pid in pids]
-    drawn = heat(grid, names, "%{y}, %{x}: %{z} ms", "ms")
-    drawn["x"] = [shown(kind) for kind in kinds]
+    names = [pid or "all" for pid in pids]
+    drawn = HeatChart(
+        grid=[[sums[pid].get(kind, 0.0) / _MS for kind in kinds] for pid in pids],
+        rows=names,
+        columns=kinds,
+        unit="ms",
+        tip="{row}, {column}: {value}",
+    )
     return Figure(
         name="replay-heat",
         title="Time of each rank by kind of operation",
@@ -108,7 +112,7 @@ def _heat_map(replayed: Replayed) -> Figure:
         views=(
             FigureView(
                 label="All",
-                spec=grid_spec(drawn, height_of(len(names), 220, 30)),
+                chart=drawn,
                 note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
             ),
         ),
@@ -137,7 +141,7 @@ def _path(session: Session) -> Section:
 def _bottlenecks(removed: Sequence[Removed]) -> Section:
     """Return the section on the time saved by removing each operation of the path."""
     top = removed[:_MOST_BARS]
-    drawn = bars(
+    drawn = row_bars(
         [removal.node for removal in top],
         [removal.saved_ns / _MS for removal in top],
         [html.ns(removal.saved_ns) for removal in top],
@@ -151,7 +155,7 @@ def _bottlenecks(removed: Sequence[Removed]) -> Section:
             name="bottlenecks-chart",
             title="Time saved per step without each operation",
             alt=f"Bars of the {len(top)} operations whose removal saves the most time.",
-            views=(FigureView(label="All", spec=drawn),),
+            views=(FigureView(label="All", chart=drawn),),
             terms=("replay.saved_ns",),
             table=PageTable(
                 name="bottlenecks", caption="Operations of the path", columns=heads, rows=rows

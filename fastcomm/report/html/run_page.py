@@ -1,30 +1,28 @@
 """Page of a run: findings, sections, and the data files next to the page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from fastcomm import arrow_files
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
-from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import files, html
 from fastcomm.report.commands import Suggestions
 from fastcomm.report.details import group_name, known_by
 from fastcomm.report.html import (
-    Fact,
     Page,
-    PageFinding,
     PageTable,
     Section,
     across,
     breakdown,
+    causes,
     columns,
     many,
     number,
@@ -33,76 +31,11 @@ from fastcomm.report.html import (
     ranks,
     speed,
     text,
+    unmeasured,
     volume,
 )
 from fastcomm.report.html import timeline as timelines
-from fastcomm.trace.run import ranks_words, skipped_lines
-
-MOST = 8
-
-# Evidence worth a number on the page: its label, and how it is written.
-_EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "compute_ns": ("compute per step", html.ns),
-    "peers_compute_ns": ("compute of its peers", html.ns),
-    "idle_ns": ("idle per step", html.ns),
-    "peers_idle_ns": ("idle time of its peers", html.ns),
-    "idle_cause_ns": ("idle per step for its largest cause", html.ns),
-    "wait_ns": ("waits for others", html.ns),
-    "peers_wait_ns": ("its peers wait", html.ns),
-    "bus_bw": ("bus bandwidth", html.rate),
-    "peers_bus_bw": ("bus bandwidth of its peers", html.rate),
-    "expert_bytes": ("expert traffic per step", html.size),
-    "peers_expert_bytes": ("expert traffic of its peers", html.size),
-    "exposed_wait_ns": ("waiting for the last rank", html.ns),
-    "exposed_transfer_ns": ("transfer", html.ns),
-    "overlap": ("of communication overlaps compute", html.percent),
-    "spread_ns": ("spread between steps", html.ns),
-}
-
-
-def findings(
-    suggestions: Suggestions, timeline: Timeline | None = None
-) -> tuple[PageFinding, ...]:
-    """Return the findings of a run in the order in which the terminal prints them.
-
-    With a timeline, each has a link to the moment that shows it.
-    """
-    return tuple(
-        _finding(finding, suggestions, timeline)
-        for finding in suggestions.metrics.findings[:MOST]
-    )
-
-
-def _finding(
-    finding: Finding, suggestions: Suggestions, timeline: Timeline | None
-) -> PageFinding:
-    """Return a finding with its cost, its evidence, and the command to run next.
-
-    The cost is in ns per step, and a share of the step. The command is empty if none is known.
-    """
-    command = suggestions.next(finding)
-    return PageFinding(
-        title=(finding.text,),
-        evidence=(
-            html.fact("findings.cost_ns", finding.cost_ns, html.ns, label="per step"),
-            html.fact("findings.share", finding.share, html.percent, label="of the step"),
-            Fact(key="findings.confidence", text=finding.confidence, label="confidence"),
-            *_evidence(finding),
-        ),
-        command=command.line if command else "",
-        then=command.purpose if command else "",
-        cost_ns=finding.cost_ns,
-        moment=timelines.link(timeline.moment(finding)) if timeline else "",
-    )
-
-
-def _evidence(finding: Finding) -> list[Fact]:
-    """Return the numbers that support a finding, as far as they are known."""
-    return [
-        html.fact("findings.evidence", getattr(finding.evidence, name), form, label=label)
-        for name, (label, form) in _EVIDENCE.items()
-        if getattr(finding.evidence, name) is not None
-    ]
+from fastcomm.trace.run import skipped_lines
 
 
 def run_page(
@@ -111,6 +44,7 @@ def run_page(
     *,
     options: Sequence[str] = (),
     critical: CriticalPath | str | None = None,
+    answers: Sequence[Candidate | None] = (),
     timeline: Timeline | str | None = None,
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
@@ -124,6 +58,8 @@ def run_page(
         Command line arguments that name and read the run; suggested commands repeat them.
     critical
         The critical path, or the reason why there is none; None: the page has neither.
+    answers
+        For each finding what its fix saves in the step of the path; None where unknown.
     timeline
         The timeline, or the reason why there is none; None: the page has neither.
     data
@@ -143,18 +79,23 @@ def run_page(
         ranks.section(metrics, by_rank, why),
         across.section(metrics),
     ]
-    if isinstance(critical, CriticalPath):
-        sections.append(path.section(critical))
-    sections.append(_measured_evidence(metrics))
+    measured, unknown = unmeasured.divided(sections, metrics)
+    sections = [
+        *measured,
+        *([path.section(critical)] if isinstance(critical, CriticalPath) else []),
+        *([unknown] if unknown is not None else []),
+        _measured_evidence(metrics),
+    ]
     return Page(
         title="Communication report",
         source=" ".join(paths),
         headline=(metrics.headline,),
         health=metrics.health or "",
-        facts=(*_about(metrics, why), *breakdown.facts(metrics, why)),
-        findings=findings(
+        facts=causes.facts(metrics, why),
+        findings=causes.findings(
             Suggestions(metrics=metrics, arguments=(*paths, *options)),
             timeline if isinstance(timeline, Timeline) else None,
+            answers,
         ),
         sections=tuple(sections),
         warnings=(
@@ -165,20 +106,6 @@ def run_page(
         data=tuple(data),
         is_host_run=metrics.is_host_run,
     )
-
-
-def _about(metrics: Metrics, why: str) -> tuple[Fact, ...]:
-    """Return the number of ranks and of iterations; `why` explains an unknown number."""
-    count = len(metrics.measured_ranks)
-    return (
-        html.fact("ranks", count, html.whole, label=_of_ranks(count, metrics.expected_ranks)),
-        html.fact("iterations", metrics.iterations, html.whole, label="iterations", why=why),
-    )
-
-
-def _of_ranks(count: int, expected: int) -> str:
-    """Return the label after the number of ranks, as in "of 8 ranks"."""
-    return ranks_words(count, expected).removeprefix(str(count)).strip()
 
 
 def _left_out(metrics: Metrics) -> list[str]:
@@ -253,6 +180,7 @@ def write_report(  # noqa: PLR0913 - one keyword per choice
     output: str | Path = "report.html",
     *,
     critical: CriticalPath | str | None = None,
+    answers: Sequence[Candidate | None] = (),
     timeline: Timeline | str | None = None,
     paths: Sequence[str],
     options: Sequence[str] = (),
@@ -269,6 +197,8 @@ def write_report(  # noqa: PLR0913 - one keyword per choice
         The HTML file.
     critical
         The critical path, or the reason why there is none.
+    answers
+        For each finding what its fix saves in the step of the path; None where unknown.
     timeline
         The timeline, or the reason why there is none.
     paths, options
@@ -290,6 +220,12 @@ def write_report(  # noqa: PLR0913 - one keyword per choice
     place = (folder, str(folder)) if folder is not None else (beside, beside.name)
     data = write(metrics.to_arrow(), *place) if with_data else []
     page = run_page(
-        metrics, paths, options=options, critical=critical, timeline=timeline, data=data
+        metrics,
+        paths,
+        options=options,
+        critical=critical,
+        answers=answers,
+        timeline=timeline,
+        data=data,
     )
     html.write(page, output)

@@ -1,5 +1,6 @@
 """Page section on bandwidth: by parallelism and by message size, compared with the link."""
 
+import math
 from itertools import groupby
 from typing import Any
 
@@ -14,22 +15,17 @@ from fastcomm.report.html import (
     PageTable,
     Section,
     Sentence,
-    Spec,
     columns,
     number,
     text,
 )
-from fastcomm.report.html.drawing import (
-    DASHES,
-    INK,
-    QUIET_LEGEND,
-    SYMBOLS,
-    axis,
-    bars,
-    room,
-    rounded,
-    series_color,
-    spec,
+from fastcomm.report.html.charts import (
+    Axis,
+    ChartLine,
+    Level,
+    LineChart,
+    linear,
+    row_bars,
     tick,
 )
 
@@ -93,23 +89,21 @@ def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
 def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
     """Return bars of the mean bus bandwidth; `by_tag` has it in bytes per second."""
     tags, link = list(by_tag), metrics.link_bandwidth
-    most = max([*by_tag.values(), link or 0.0]) / _GB
-    drawn = bars(
+    drawn = row_bars(
         tags,
         [by_tag[tag] / _GB for tag in tags],
         [_bar_label(metrics, tag) for tag in tags],
         "mean bus bandwidth, GB/s",
-        looks=tags,
-        **_link_line(link, "x"),
+        tags,
+        level=_link_line(link),
     )
-    drawn["layout"]["xaxis"]["range"] = room(most)
     spoken = ", ".join(f"{tag} {html.rate(value)}" for tag, value in by_tag.items())
     line = f" The link has {html.rate(link)}." if link else ""
     return Figure(
         name="bandwidth-chart",
         title="Bus bandwidth by parallelism",
         alt=f"Bars: {spoken}.{line}",
-        views=(FigureView(label="All", spec=drawn),),
+        views=(FigureView(label="All", chart=drawn),),
         terms=("bandwidth.avg_bus_bw", "bandwidth.avg_bus_util", "link_bandwidth"),
         note="" if link else f"No share of the link: {NO_LINK}.",
     )
@@ -123,38 +117,9 @@ def _bar_label(metrics: Metrics, tag: str) -> str:
     return html.percent(speed.avg_bus_util)
 
 
-def _link_line(link: float | None, side: str) -> dict[str, Any]:
-    """Return the layout of a dashed line at the bandwidth of the link.
-
-    `link` is in bytes per second; None or 0: no line. `side` is the axis of bandwidths, x or y.
-    """
-    if not link:
-        return {}
-    at = link / _GB
-    ends = (
-        {"x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
-        if side == "x"
-        else {"y0": at, "y1": at, "xref": "paper", "x0": 0, "x1": 1}
-    )
-    place: dict[str, Any] = (
-        {"x": at, "yref": "paper", "y": 1, "yanchor": "bottom", "xanchor": "right"}
-        if side == "x"
-        else {"y": at, "xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
-    )
-    return {
-        "shapes": [
-            {"type": "line", **ends, "line": {"color": INK, "width": 1.5, "dash": "dash"}}
-        ],
-        "annotations": [
-            {
-                **place,
-                "text": f"link {html.rate(link)}",
-                "showarrow": False,
-                "font": {"size": 12, "color": INK},
-            }
-        ],
-        "margin": {"l": 8, "r": 16, "t": 24, "b": 40},
-    }
+def _link_line(link: float | None) -> Level | None:
+    """Return the line at the bandwidth of the link in bytes per second; None: no line."""
+    return Level(value=link / _GB, label=f"link {html.rate(link)}") if link else None
 
 
 def _by_size(metrics: Metrics) -> Block:
@@ -167,21 +132,22 @@ def _by_size(metrics: Metrics) -> Block:
     lines = [(key, list(own)) for key, own in kinds]
     chosen = sorted(lines, key=lambda pair: -sum(row["count"] for row in pair[1]))[:_MOST_LINES]
     left_out = len(lines) - len(chosen)
-    drawn = spec(
-        [_line(place, *line) for place, line in enumerate(chosen)],
-        360,
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis("size of the message", type="log", **_ticks(rows)),
-        yaxis=axis("median bus bandwidth, GB/s", rangemode="tozero"),
-        **_link_line(metrics.link_bandwidth, "y"),
+    lines_ = [_line(*line) for line in chosen]
+    heights = [y for line in lines_ for _, y in line.points]
+    link = _link_line(metrics.link_bandwidth)
+    drawn = LineChart(
+        lines=lines_,
+        x=_sizes_axis(rows),
+        y=linear("median bus bandwidth, GB/s", [*heights, *([link.value] if link else [])]),
+        level=link,
+        height=330,
     )
     return Figure(
         name="sizes-chart",
         title=title,
         alt=f"Lines of the median bus bandwidth over the size, one for each of {len(chosen)} "
         "operations and group sizes; the table has the numbers.",
-        views=(FigureView(label="All", spec=drawn),),
+        views=(FigureView(label="All", chart=drawn),),
         terms=("collectives.p50_bus_bw", "collectives.size_from"),
         note=f"The {len(chosen)} kinds with most events; {left_out} more are in the table."
         if left_out
@@ -190,39 +156,34 @@ def _by_size(metrics: Metrics) -> Block:
     )
 
 
-def _line(place: int, kind: tuple[str, int | None], rows: list[dict[str, Any]]) -> Spec:
+def _line(kind: tuple[str, int | None], rows: list[dict[str, Any]]) -> ChartLine:
     """Return the line of one kind of collectives: operation and group size.
 
-    `place`, the number of the line from 0, determines its look. A row has one message size.
+    A row has one message size.
     """
     op, size = kind
     name = op if size is None else f"{op}, {size} ranks"
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": [row["size_from"] for row in rows],
-        "y": [rounded(row["p50_bus_bw"] / _GB) for row in rows],
-        "text": [
-            f"{html.size(row['size_from'])} to {html.size(2 * row['size_from'])}, "
-            f"{html.many(row['count'], 'event')}"
+    return ChartLine(
+        name=name,
+        points=[(math.log10(row["size_from"] or 1), row["p50_bus_bw"] / _GB) for row in rows],
+        tips=[
+            f"{name}, {html.size(row['size_from'])} to {html.size(2 * row['size_from'])}, "
+            f"{html.many(row['count'], 'event')}: {html.rate(row['p50_bus_bw'])}"
             for row in rows
         ],
-        "hovertemplate": f"{name}<br>%{{text}}<br>%{{y:.2f}} GB/s<extra></extra>",
-        "line": {
-            "color": series_color(place),
-            "width": 2,
-            "dash": DASHES[place % len(DASHES)],
-        },
-        "marker": {"size": 9, "symbol": SYMBOLS[place % len(SYMBOLS)]},
-    }
+    )
 
 
-def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return ticks at powers of ten, with formatted sizes."""
-    sizes = [row["size_from"] for row in rows]
-    powers = [10**power for power in range(16) if min(sizes) / 5 <= 10**power <= max(sizes) * 5]
-    return {"tickvals": powers, "ticktext": [tick(html.size(power)) for power in powers]}
+def _sizes_axis(rows: list[dict[str, Any]]) -> Axis:
+    """Return a logarithmic axis with ticks at powers of ten."""
+    sizes = [math.log10(row["size_from"] or 1) for row in rows]
+    low, high = min(sizes) - 0.15, max(sizes) + 0.15
+    powers = [power for power in range(16) if low <= power <= high]
+    if not powers:
+        low, high = math.floor(low), math.ceil(high)
+        powers = list(range(low, high + 1))
+    ticks = [(float(power), tick(html.size(10**power))) for power in powers]
+    return Axis(title="size of the message", low=low, high=high, ticks=ticks)
 
 
 def _collectives(metrics: Metrics) -> PageTable:

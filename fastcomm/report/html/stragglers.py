@@ -12,22 +12,18 @@ from fastcomm.report.html import (
     Page,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
     unknown_section,
 )
-from fastcomm.report.html.drawing import (
-    ACCENT,
-    MUTED,
-    QUIET_LEGEND,
-    axis,
-    bars,
-    heat,
-    height_of,
-    rounded,
-    spec,
+from fastcomm.report.html.charts import (
+    ChartLine,
+    HeatChart,
+    LineChart,
+    linear,
+    row_bars,
+    ticked,
 )
 from fastcomm.stragglers import Stragglers
 
@@ -86,9 +82,6 @@ def _workers(result: Stragglers) -> Section:
     grid = np.maximum.reduceat(workers, np.arange(0, len(workers), down), axis=0)
     firsts = range(0, len(workers), down)
     names = [f"data rank {a}" if down == 1 else f"from {a}" for a in firsts]
-    drawn = heat(grid.tolist(), names, "%{y}, %{x}: %{z}", "×")
-    drawn["x"] = [f"stage {stage}" for stage in range(grid.shape[1])]
-    category = {"type": "category", "showgrid": False}
     figure = Figure(
         name="workers-chart",
         title="Slowdown of each worker",
@@ -96,11 +89,12 @@ def _workers(result: Stragglers) -> Section:
         views=(
             FigureView(
                 label="All",
-                spec=spec(
-                    [drawn],
-                    min(560, height_of(len(names), 200)),
-                    xaxis=axis("", **category),
-                    yaxis=axis("", autorange="reversed", nticks=24, **category),
+                chart=HeatChart(
+                    grid=grid.tolist(),
+                    rows=names,
+                    columns=[f"stage {stage}" for stage in range(grid.shape[1])],
+                    unit="×",
+                    tip="{row}, {column}: {value}",
                 ),
                 note=f"A cell shows the largest of {down} data ranks." if down > 1 else "",
             ),
@@ -130,14 +124,14 @@ def _parts(result: Stragglers) -> Section:
     for kind, name in _KINDS:
         mean = dict(result.blocking[kind].mean)
         top = list(mean.items())[:_MOST_BARS]
-        drawn = bars(
+        drawn = row_bars(
             [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
             [value - 1 for _, value in top],
             [html.times(value) for _, value in top],
             "slowdown caused alone, minus 1",
             looks="TP",
         )
-        views.append(FigureView(label=name, spec=drawn))
+        views.append(FigureView(label=name, chart=drawn))
         rows = tuple((text(key), number(value, html.times)) for key, value in mean.items())
         heads = columns(name.lower(), ("slowdown caused alone", "stragglers.alone"))
         tables.append(
@@ -182,7 +176,7 @@ def _steps(result: Stragglers) -> Section:
         name="steps-chart",
         title="Time of each step",
         alt="Lines of the recorded, the replayed and the ideal time of each step.",
-        views=(FigureView(label="All", spec=_lines(result)),),
+        views=(FigureView(label="All", chart=_lines(result)),),
         terms=("stragglers.step_ns", "stragglers.ideal_ns"),
         table=PageTable(name="steps-table", caption="Steps", columns=heads, rows=rows),
     )
@@ -194,29 +188,27 @@ def _steps(result: Stragglers) -> Section:
     )
 
 
-def _lines(result: Stragglers) -> Spec:
+def _lines(result: Stragglers) -> LineChart:
     """Return lines of the recorded, the replayed and the ideal time over the steps."""
     lines = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": list(result.chosen),
-            "y": [rounded(float(value) / _MS, 6) for value in values],
-            "line": {"width": 2.25, "color": color, "dash": dash},
-            "hovertemplate": f"step %{{x}}, {name}: %{{y:.2f}} ms<extra></extra>",
-        }
-        for name, values, color, dash in (
-            ("recorded", result.base, MUTED, "dot"),
-            ("as measured", result.nodelay.whole, "var(--c-TP)", "solid"),
-            ("ideal", result.ideal.whole, ACCENT, "dash"),
+        ChartLine(
+            name=name,
+            points=[(float(at), float(ns) / _MS) for at, ns in enumerate(values)],
+            tips=[
+                f"step {step}, {name}: {html.ns(float(ns))}"
+                for step, ns in zip(result.chosen, values, strict=True)
+            ],
+            look=look,
+        )
+        for name, values, look in (
+            ("recorded", result.base, "gap"),
+            ("as measured", result.nodelay.whole, "TP"),
+            ("ideal", result.ideal.whole, "DP"),
         )
     ]
-    return spec(
-        lines,
-        320,
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis("step", type="category", nticks=24),
-        yaxis=axis("ms"),
+    times = [y for line in lines for _, y in line.points]
+    return LineChart(
+        lines=lines,
+        x=ticked("step", [str(step) for step in result.chosen]),
+        y=linear("ms", times, from_zero=False),
     )

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.breakdown import overlap_ns
+from fastcomm.metrics.breakdown import PhaseWindows, overlap_ns
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -14,23 +14,18 @@ from fastcomm.report.html import (
     Missing,
     PageTable,
     Section,
-    Spec,
     columns,
     number,
     text,
     unknown_section,
 )
-from fastcomm.report.html.drawing import (
-    DASHES,
-    QUIET_LEGEND,
-    axis,
-    bars,
-    fill,
-    height_of,
-    rounded,
-    rows_axis,
-    series_color,
-    spec,
+from fastcomm.report.html.charts import (
+    Axis,
+    BarChart,
+    ChartLine,
+    LineChart,
+    Part,
+    row_bars,
     tick,
 )
 
@@ -75,7 +70,7 @@ def volume_section(metrics: Metrics) -> Section:
         alt="Bars: "
         + ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
         + ".",
-        views=(FigureView(label="All", spec=_spec(by_tag, _unit(metrics))),),
+        views=(FigureView(label="All", chart=_bars(by_tag, _unit(metrics))),),
         terms=("volume.bytes_per_step_per_gpu",),
     )
     return Section(
@@ -89,11 +84,11 @@ def volume_section(metrics: Metrics) -> Section:
     )
 
 
-def _spec(by_tag: dict[str, float], unit: str) -> Spec:
+def _bars(by_tag: dict[str, float], unit: str) -> BarChart:
     """Return bars of bytes per step and rank, which is called `unit`, by parallelism."""
     values = [by_tag[tag] / _MB for tag in by_tag]
     labels = [html.size(count) for count in by_tag.values()]
-    return bars(list(by_tag), values, labels, f"MB per step and {unit}", looks=list(by_tag))
+    return row_bars(list(by_tag), values, labels, f"MB per step and {unit}", list(by_tag))
 
 
 def _table(metrics: Metrics) -> PageTable:
@@ -193,46 +188,34 @@ def _figure(metrics: Metrics) -> Figure:
         name="overlap-chart",
         title=_OVERLAP_TITLE,
         alt=f"Bars of overlapped and exposed communication. Overlap: {spoken}.",
-        views=(FigureView(label="All", spec=_overlap_spec(tags, overlapped, not_overlapped)),),
+        views=(FigureView(label="All", chart=_overlap_bars(tags, overlapped, not_overlapped)),),
         terms=("overlap.overlapped_ns", "overlap.not_overlapped_ns"),
-        legend=(("compute", "overlapped by compute"), ("open", "not overlapped")),
         table=PageTable(
             name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
         ),
     )
 
 
-def _overlap_spec(
+def _overlap_bars(
     tags: list[str], overlapped: tuple[float, ...], not_overlapped: tuple[float, ...]
-) -> Spec:
+) -> BarChart:
     """Return stacked bars, one per tag; the times are in ns per step and rank."""
-    bars: list[Spec] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": tags,
-            "x": [round(ns / _MS, 4) for ns in lengths],
-            "text": [html.ns(ns) for ns in lengths],
-            "textposition": "auto",
-            "textangle": 0,
-            "insidetextfont": {"color": f"var(--on-{look})"},
-            "marker": fill(look),
-            "hovertemplate": f"%{{y}}, {name}: %{{x:.3f}} ms<extra></extra>",
-        }
+    parts = tuple(
+        Part(
+            name=name,
+            look=look,
+            values=[ns / _MS for ns in lengths],
+            labels=[html.ns(ns) for ns in lengths],
+            tips=[
+                f"{tag}, {name}: {html.ns(ns)}" for tag, ns in zip(tags, lengths, strict=True)
+            ],
+        )
         for name, look, lengths in (
             ("overlapped by compute", "compute", overlapped),
             ("not overlapped", "open", not_overlapped),
         )
-    ]
-    return spec(
-        bars,
-        height_of(len(tags), 150, 34),
-        barmode="stack",
-        bargap=0.3,
-        xaxis=axis("ms per step and rank", rangemode="tozero"),
-        yaxis=rows_axis(tags),
     )
+    return BarChart(rows=tags, parts=parts, title="ms per step and rank")
 
 
 _MOST_PAIRS = 8
@@ -258,44 +241,52 @@ def windows_section(metrics: Metrics, why: str) -> Section:
         name="windows",
         title=title,
         lead=lead,
-        blocks=(_windows_figure(metrics),),
+        blocks=(_windows_figure(metrics, longest),),
         pitfall="A positive window is time without communication, not time without work: "
         "compute may fill it. A negative window means that the phases overlap.",
     )
 
 
-def _windows_figure(metrics: Metrics) -> Figure:
-    """Return the cumulative distributions of the pairs whose windows take the most time."""
+def _windows_figure(metrics: Metrics, longest: PhaseWindows) -> Figure:
+    """Return the distributions of the pairs whose windows take the most time.
+
+    `longest` is in color at first.
+    """
     windows = sorted(
         metrics.windows or (), key=lambda window: -abs(window.mean_ns) * window.count
     )
     drawn = windows[:_MOST_PAIRS]
     by_pair = _windows_lengths(metrics)
-    lines = [
-        _line(
-            place, f"{window.source} to {window.target}", by_pair[window.source, window.target]
-        )
-        for place, window in enumerate(drawn)
+    lines = [_line(window, by_pair[window.source, window.target]) for window in drawn]
+    ends = [
+        min(line.points[0][0] for line in lines),
+        max(line.points[-1][0] for line in lines),
     ]
-    ends = [min(line["x"][0] for line in lines), max(line["x"][-1] for line in lines)]
-    shown = spec(
-        lines,
-        380,
-        showlegend=True,
-        legend=QUIET_LEGEND,
-        xaxis=axis(
-            "length of the window", **_ticks(ends), range=[ends[0] - 0.2, ends[1] + 0.2]
-        ),
-        yaxis=axis("share of windows up to this length", tickformat=".0%", range=[-0.02, 1.02]),
+    x = Axis(
+        title="length of the window", low=ends[0] - 0.2, high=ends[1] + 0.2, ticks=_ticks(ends)
     )
+    y = Axis(
+        title="share of windows up to this length", low=0.0, high=1.02,
+        ticks=[(share / 100, html.percent(share / 100)) for share in (0, 25, 50, 75, 100)],
+    )  # fmt: skip
     return Figure(
         name="windows-chart",
         title="Distribution of window lengths by pair",
         alt=f"Cumulative distributions of {len(drawn)} pairs; the table has their means.",
-        views=(FigureView(label="All", spec=shown),),
+        views=(
+            FigureView(
+                label="All",
+                chart=LineChart(
+                    lines=lines,
+                    x=x,
+                    y=y,
+                    chosen=drawn.index(longest) if longest in drawn else 0,
+                ),
+            ),
+        ),
         terms=("windows.window_ns",),
-        note=f"The {len(drawn)} pairs that take the most time. The axis is linear up to 1 µs "
-        "and logarithmic beyond.",
+        note=f"The {len(drawn)} pairs that take the most time; choose one to bring it out. The "
+        "axis is linear up to 1 µs and logarithmic beyond.",
         table=_windows_table(metrics),
     )
 
@@ -313,29 +304,22 @@ def _windows_lengths(metrics: Metrics) -> dict[tuple[str, str], _Lengths]:
     }
 
 
-def _line(place: int, name: str, lengths: _Lengths) -> Spec:
-    """Return the cumulative distribution of `lengths` (ns), at limited resolution.
-
-    `place`, the number of the line from 0, determines its look.
-    """
+def _line(window: PhaseWindows, lengths: _Lengths) -> ChartLine:
+    """Return the cumulative distribution of `lengths` (ns), at limited resolution."""
     count = len(lengths)
     share = np.unique(np.linspace(1, count, min(count, _POINTS)).astype(np.int64))
-    at = lengths[share - 1]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [rounded(_axis_position(ns)) for ns in [at[0], *at]],
-        "y": [rounded(part / count) for part in [0, *share]],
-        "text": [html.ns(ns) for ns in [at[0], *at]],
-        "hovertemplate": f"{name}: %{{y:.0%}} are at most %{{text}}<extra></extra>",
-        "line": {
-            "color": series_color(place),
-            "width": 2.25,
-            "dash": DASHES[place % len(DASHES)],
-            "shape": "hv",
-        },
-    }
+    points = [(_axis_position(lengths[0]), 0.0)]
+    for part, ns in zip(share.tolist(), lengths[share - 1].tolist(), strict=True):
+        at = _axis_position(ns)
+        points += [(at, points[-1][1]), (at, part / count)]
+    name = f"{window.source} to {window.target}"
+    return ChartLine(
+        name=name,
+        points=points,
+        has_marks=False,
+        tip=f"{name}: half of {html.many(window.count, 'window')} are at most "
+        f"{html.ns(window.p50_ns)}, 95 % at most {html.ns(window.p95_ns)}",
+    )
 
 
 def _axis_position(ns: float) -> float:
@@ -344,15 +328,12 @@ def _axis_position(ns: float) -> float:
     return math.copysign(size if size <= 1 else 1 + math.log10(size), ns)
 
 
-def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
+def _ticks(ends: list[float]) -> list[tuple[float, str]]:
     """Return ticks between two axis positions."""
     sizes = [0.0, *(10.0**power for power in range(3, 13))]
     signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
-    inside = [ns for ns in signed if ends[0] - 0.5 <= _axis_position(ns) <= ends[1] + 0.5]
-    return {
-        "tickvals": [_axis_position(ns) for ns in inside],
-        "ticktext": ["0" if ns == 0 else tick(html.ns(ns)) for ns in inside],
-    }
+    inside = [ns for ns in signed if ends[0] - 0.2 <= _axis_position(ns) <= ends[1] + 0.2]
+    return [(_axis_position(ns), "0" if ns == 0 else tick(html.ns(ns))) for ns in inside]
 
 
 def _windows_table(metrics: Metrics) -> PageTable:

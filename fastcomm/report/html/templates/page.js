@@ -5,76 +5,23 @@
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
   const said = (name) => JSON.parse(document.getElementById("spec-" + name).textContent);
 
-  // Charts: colors are the style sheet's properties, so that a change of theme is a new drawing.
-  const PAPER_WIDTH = 690;
-  const charts = all(".chart").map((box) => ({ box, views: said(box.dataset.figure), at: 0 }));
+  // On paper everything is light.
+  addEventListener("beforeprint", () => (root.dataset.paper = "1"));
+  addEventListener("afterprint", () => delete root.dataset.paper);
 
-  function painted(value, style) {
-    if (typeof value === "string") {
-      return value.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
-    }
-    if (Array.isArray(value)) return value.map((each) => painted(each, style));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, painted(each, style)]));
-  }
-
-  function draw(chart) {
-    const { data, layout } = painted(chart.views[chart.at], getComputedStyle(root));
-    const width = root.dataset.paper ? PAPER_WIDTH : chart.box.clientWidth;
-    const options = { displayModeBar: false, responsive: false, showTips: false };
-    chart.width = width;
-    chart.box.style.minHeight = "";
-    return Plotly.react(chart.box, data, { ...layout, width }, options);
-  }
-
-  const drawAll = () => Promise.all(charts.map(draw));
-
-  // First what one sees, then the rest while nothing else is to be done.
-  async function drawInTurn() {
-    const seen = charts.filter(({ box }) => box.getBoundingClientRect().top < innerHeight);
-    for (const chart of seen) await draw(chart);
-    root.dataset.ready = "1";
-    for (const chart of charts.filter((each) => !seen.includes(each))) {
-      await new Promise((next) => requestIdleCallback(next, { timeout: 300 }));
-      if (!chart.width) await draw(chart);
-    }
-    root.dataset.drawn = charts.length;
-  }
-
-  const onScreen = () => root.dataset.ready && !root.dataset.paper && drawAll();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onScreen);
-  let resized;
-  addEventListener("resize", () => {
-    clearTimeout(resized);
-    resized = setTimeout(() => {
-      if (charts.some((chart) => chart.width !== chart.box.clientWidth)) onScreen();
-    }, 120);
-  });
-
-  // On paper everything is light, open, and as wide as the sheet.
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    root.dataset.paper = "1";
-    opened = all("details:not([open])");
-    opened.forEach((each) => (each.open = true));
-    drawAll();
-  });
-  addEventListener("afterprint", () => {
-    delete root.dataset.paper;
-    opened.forEach((each) => (each.open = false));
-    drawAll();
-  });
-
-  for (const chart of charts) {
-    const figure = chart.box.closest("figure");
-    all(".views input", figure).forEach((input) =>
-      input.addEventListener("change", () => {
-        chart.at = Number(input.value);
-        all("[data-view]", figure).forEach((note) => (note.hidden = note.dataset.view !== input.value));
-        draw(chart);
-      })
-    );
-  }
+  // Figures: one of several views, one of several lines.
+  all(".views input").forEach((input) =>
+    input.addEventListener("change", () =>
+      all(".view", input.closest("figure")).forEach((view) => (view.hidden = view.dataset.view !== input.value))
+    )
+  );
+  all(".lines button").forEach((button) =>
+    button.addEventListener("click", () => {
+      const chart = button.closest(".view");
+      all(".lines button", chart).forEach((each) => each.setAttribute("aria-pressed", each === button));
+      all(".series", chart).forEach((each) => each.classList.toggle("on", each.dataset.line === button.dataset.line));
+    })
+  );
 
   // Tables: sort by a head, filter by words.
   const key = (row, place) => row.cells[place].dataset.sort;
@@ -139,7 +86,10 @@
     if (why) parts.push(make("i", "Unknown here: " + why + "."));
     tip.replaceChildren(...parts);
     tip.hidden = false;
-    const spot = at.getBoundingClientRect();
+    place(at.getBoundingClientRect());
+  }
+
+  function place(spot) {
     const size = tip.getBoundingClientRect();
     const left = Math.max(8, Math.min(spot.left, innerWidth - size.width - 8));
     const above = spot.top - size.height - 8;
@@ -153,9 +103,68 @@
     tip.hidden = true;
   }
 
+  // Charts: the text of a mark, or of a pixel of a heat map.
+  const inflated = new Map();
+
+  async function levels(image) {
+    if (!inflated.has(image)) {
+      const bytes = Uint8Array.from(atob(image.dataset.levels), (each) => each.charCodeAt(0));
+      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+      inflated.set(image, new Uint8Array(await new Response(stream).arrayBuffer()));
+    }
+    return inflated.get(image);
+  }
+
+  async function pixel(image, event) {
+    const [wide, tall, low, high, most] = image.dataset.heat.split(" ").map(Number);
+    const box = image.getBoundingClientRect();
+    const at = (part, whole, count) => Math.max(0, Math.min(count - 1, Math.floor((part / whole) * count)));
+    const across = at(event.clientX - box.left, box.width, wide);
+    const down = at(event.clientY - box.top, box.height, tall);
+    const level = (await levels(image))[down * wide + across];
+    const value = level > most ? "unknown" : Number((low + (level / most) * (high - low)).toPrecision(3));
+    const fields = {
+      row: JSON.parse(image.dataset.rows)[down], column: JSON.parse(image.dataset.columns)[across], value,
+    };
+    return image.dataset.words.replace(/\{(row|column|value)\}/g, (_, name) => fields[name]);
+  }
+
+  function note(text, spot) {
+    tip.replaceChildren(make("span", text));
+    tip.hidden = false;
+    place(spot);
+  }
+
+  document.addEventListener("pointermove", async (event) => {
+    if (!event.target.matches?.(".pixels")) return;
+    const text = await pixel(event.target, event);
+    note(text, { left: event.clientX, top: event.clientY, bottom: event.clientY });
+  });
+
+  // The arrow keys go from mark to mark of a chart.
+  document.addEventListener("keydown", (event) => {
+    const chart = event.target.closest?.(".chart");
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const marks = chart && step ? all("[data-tip]", chart) : [];
+    if (!marks.length) return;
+    event.preventDefault();
+    const here = marks.findIndex((mark) => mark.classList.contains("here"));
+    const next = here < 0 ? (step > 0 ? 0 : marks.length - 1) : (here + step + marks.length) % marks.length;
+    marks[here]?.classList.remove("here");
+    marks[next].classList.add("here");
+    note(marks[next].dataset.tip, marks[next].getBoundingClientRect());
+    document.getElementById("spoken").textContent = marks[next].dataset.tip;
+  });
+
+  // Where the page scrolls below a pointer that rests, nothing was pointed at.
+  let pointed = "";
   document.addEventListener("pointerover", (event) => {
-    const what = meant(event.target);
+    const rests = pointed === (pointed = event.clientX + " " + event.clientY);
+    if (rests) return;
+    const mark = event.target.closest("[data-tip]");
+    const what = mark ? null : meant(event.target);
     hide();
+    if (mark) note(mark.dataset.tip, mark.getBoundingClientRect());
     if (what) waiting = setTimeout(() => show(what), what.slow ? 500 : 120);
   });
   document.addEventListener("focusin", (event) => {
@@ -163,10 +172,26 @@
     hide();
     if (what) show(what);
   });
+  document.addEventListener("focusout", (event) => all(".here", event.target).forEach((each) => each.classList.remove("here")));
   document.addEventListener("focusout", hide);
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  // Focus scrolls: what is shown for it moves along; what is shown for the pointer vanishes.
+  document.addEventListener("scroll", () => {
+    const at = document.activeElement;
+    const what = !tip.hidden && at.matches(":focus-visible") && meant(at);
+    if (what) place(what.at.getBoundingClientRect());
+    else hide();
+  }, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  const opens = () => {
+    const entry = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const closed = entry?.closest("details:not([open])");
+    if (!closed) return;
+    closed.open = true;
+    entry.scrollIntoView();
+  };
   all("a.term").forEach((link) => link.addEventListener("click", hide));
+  addEventListener("hashchange", opens);
+  opens();
 
   // Ranks by percent.
   for (const box of all(".quantiles")) {
@@ -211,5 +236,5 @@
   );
   all("main > section").forEach((section) => seen.observe(section));
 
-  addEventListener("DOMContentLoaded", drawInTurn);
+  root.dataset.ready = "1";
 })();

@@ -1,0 +1,338 @@
+"""Bytes and bandwidth by level of the network: inside nodes (NVLink) and between nodes (NIC).
+
+What a rank sends are its bus bytes. Of an event in a group of g ranks, p of them on the rank's
+own node, the other nodes get
+
+- 1 / p in a ring or a chain (all-reduce, all-gather, reduce-scatter, broadcast, reduce), which
+  visits each node once, and enters and leaves it by each of its GPUs in turn;
+- (g - p) / (g - 1) in an all-to-all;
+- all or nothing of a message, which counts at its sender.
+
+The rest stays inside the node. Where members or nodes are unknown, nothing is divided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.nodes import (
+    LEVELS,
+    ClusterNodes,
+    FoundNodes,
+    GroupNodes,
+    Level,
+    NodeFacts,
+    NodeRanks,
+)
+from fastcomm.metrics.pieces import NS
+from fastcomm.metrics.view import View
+from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
+from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm_kernels.arrays import NULL, Floats, Ints
+
+MOST_PAIRS = 64  # of nodes in a result; the table has all
+
+# How operations send.
+_RING, _EXCHANGE, _MESSAGE, _UNKNOWN, _NOTHING = range(5)
+_KIND_OF_OP = np.full(len(OPS), _RING, np.int8)
+_KIND_OF_OP[OP["AllToAll"]] = _EXCHANGE
+_KIND_OF_OP[OP["SendRecv"]] = _MESSAGE
+_KIND_OF_OP[OP["Barrier"]] = _NOTHING
+# A root sends or receives other bytes than the rest.
+_KIND_OF_OP[[OP["Gather"], OP["Scatter"], OP["OTHER"]]] = _UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelUse:
+    """Use of a level of the network by one parallelism, or by all."""
+
+    level: Level
+    tag: str | None  # null: all parallelisms
+    events: int  # that send over this level
+    bytes_per_step_per_gpu: float | None
+    bandwidth: float | None  # bytes over the level / durations of these events
+    utilization: float | None  # share of the level's limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePair:
+    """What one node sends to another."""
+
+    source: int
+    target: int
+    events: int
+    bytes_per_step: float | None
+    bandwidth: float | None  # of a GPU: bytes / durations of the events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Traffic inside and between nodes; without nodes, `unknown` says why."""
+
+    unknown: str | None
+    nodes: tuple[NodeRanks, ...] = ()  # by number; of the ranks that were read
+    nodes_by: Literal["hosts", "gpus_per_node", "cluster"] | None = None
+    limits: Mapping[Level, float | None]  # bytes/s of a GPU
+    levels: tuple[LevelUse, ...] = ()
+    undivided_events: int | None = None  # of unknown level
+    undivided_bytes_per_step_per_gpu: float | None = None
+    events_without_bytes: int | None = None
+    pair_count: int = 0
+    pairs: tuple[NodePair, ...] = ()  # the first `MOST_PAIRS`, most bytes first
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "unknown": self.unknown,
+            "nodes": [{"node": node.node, "ranks": list(node.ranks)} for node in self.nodes],
+            "nodes_by": self.nodes_by,
+            "limits": {level: self.limits.get(level) for level in LEVELS},
+            "levels": [asdict(use) for use in self.levels],
+            "undivided_events": self.undivided_events,
+            "undivided_bytes_per_step_per_gpu": self.undivided_bytes_per_step_per_gpu,
+            "events_without_bytes": self.events_without_bytes,
+            "node_pair_count": self.pair_count,
+            "node_pairs": [asdict(pair) for pair in self.pairs],
+        }
+
+
+def sent_by_rank(view: View) -> pa.Table:
+    """Sum up what ranks send, by parallelism, kind of operation, group and receiver.
+
+    Messages that a rank receives, barriers and groups of one rank send nothing.
+
+    Returns
+    -------
+    pyarrow.Table
+        Columns `rank`, `tag`, `kind`, `group` and `partner` (null if unknown), sorted by them;
+        `events`, and of these `unsized` of unknown bytes; `bytes`, and of events with a
+        duration `rated_bytes` and `rated_ns`.
+
+    """
+    comm = view.comm
+    kind = _KIND_OF_OP[comm.op]
+    partner = np.where(kind == _MESSAGE, comm.partner, NULL)
+    received = (partner != NULL) & ~comm.sends
+    own = np.flatnonzero(~received & (kind != _NOTHING) & (comm.group_size != 1))
+    rank = view.rank[comm.iteration[own]]
+    first, place = alike(rank, comm.tag[own], kind[own], comm.group[own], partner[own])
+    moved, took, count = comm.bus_bytes[own], comm.stop[own] - comm.start[own], len(first)
+    size = np.where(moved == NULL, 0, moved)
+    is_rated = (moved != NULL) & (took > 0)
+    return pa.table(
+        {
+            "rank": rank[first],
+            "tag": comm.tag[own][first],
+            "kind": kind[own][first],
+            "group": nullable(comm.group[own][first]),
+            "partner": nullable(partner[own][first]),
+            "events": np.bincount(place, minlength=count),
+            "unsized": np.bincount(place[moved == NULL], minlength=count),
+            "bytes": sums(place, size, count),
+            "rated_bytes": sums(place, np.where(is_rated, size, 0), count),
+            "rated_ns": sums(place, np.where(is_rated, took, 0), count),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Rows of `sent_by_rank` with their places among nodes."""
+
+    table: Mapping[str, Ints]
+    group: Ints  # index in `GroupNodes`, -1 if unknown
+    site: Ints  # of the sender in its group, -1 if unknown
+    node: Ints  # of the sender
+    target: Ints  # node of the receiver of a message, else -1
+    share: Floats  # that leaves the node; NaN if unknown
+
+    @classmethod
+    def of(cls, sent: pa.Table, nodes: ClusterNodes, groups: GroupNodes) -> Self:
+        """Divide what ranks send between the levels."""
+        table = {name: filled(sent[name]) for name in sent.column_names}
+        kind, node = table["kind"], nodes.of(table["rank"])
+        target = nodes.of(table["partner"])
+        group = lookup(groups.label, table["group"])
+        group = np.where((group >= 0) & groups.is_known[group], group, -1)
+        site = groups.sites(group, node)
+        own, size = groups.ranks[site], groups.size[group]
+        is_across = groups.sites_each[group] > 1
+        by_place = np.where(own == size, 0.0, np.where(own == 1, 1.0, np.nan))
+        in_group = np.select(
+            [kind == _RING, kind == _EXCHANGE, kind == _MESSAGE],
+            [
+                np.where(is_across, 1 / np.maximum(own, 1), 0.0),
+                (size - own) / np.maximum(size - 1, 1),
+                by_place,
+            ],
+            np.nan,
+        )
+        in_group[site < 0] = np.nan
+        is_direct = (kind == _MESSAGE) & (target >= 0) & (node >= 0)
+        share = np.where(is_direct, target != node, in_group)
+        return cls(
+            table=table,
+            group=group,
+            site=site,
+            node=node,
+            target=np.where(is_direct, target, -1),
+            share=np.zeros(len(node)) if nodes.is_single else share,
+        )
+
+
+NO_PAIRS = pa.table(
+    {
+        **dict.fromkeys(("source", "target", "events"), pa.array([], pa.int64())),
+        **dict.fromkeys(("bytes_per_step", "bandwidth"), pa.array([], pa.float64())),
+    }
+)
+
+
+class _Steps(NamedTuple):
+    """What bytes per step refer to."""
+
+    number: int | None
+    untimed: Ints  # ranks of unknown times
+    ranks: int  # number of ranks of known times
+
+
+def network(
+    sent: pa.Table,
+    members: pa.Table,
+    nodes: FoundNodes,
+    facts: NodeFacts,
+    *,
+    iterations: int | None,
+    ranks: int,
+    untimed: Sequence[int] = (),
+) -> tuple[Network, pa.Table]:
+    """Divide the traffic of a run between the levels of its network.
+
+    Parameters
+    ----------
+    sent
+        Rows of `sent_by_rank` of all ranks.
+    members
+        Ranks of each process group, `Partial.members`.
+    nodes
+        Nodes of the ranks.
+    facts
+        Bandwidths of a GPU on each level.
+    iterations
+        Number of steps; None if unknown.
+    ranks
+        Number of ranks whose times are known.
+    untimed
+        Ranks whose times are unknown.
+
+    Returns
+    -------
+    tuple of Network and pyarrow.Table
+        The result, and all pairs of nodes: the fields of `NodePair`.
+
+    """
+    if nodes.nodes is None:
+        return Network(unknown=nodes.unknown, limits=facts.limits), NO_PAIRS
+    groups = GroupNodes.of(members, nodes.nodes)
+    rows = _Sent.of(sent, nodes.nodes, groups)
+    steps = _Steps(iterations or None, np.array(untimed, np.int64), ranks)
+    is_undivided = np.isnan(rows.share)
+    timed, pairs = _timed(rows, steps), _pairs(rows, groups, steps)
+    result = Network(
+        unknown=None,
+        nodes=nodes.nodes.members(),
+        nodes_by=nodes.nodes.by,
+        limits=facts.limits,
+        levels=tuple(_uses(rows, steps, facts.limits)),
+        undivided_events=int(rows.table["events"][is_undivided].sum()),
+        undivided_bytes_per_step_per_gpu=None
+        if timed is None
+        else float(timed[is_undivided].sum() / steps.ranks),
+        events_without_bytes=int(rows.table["unsized"].sum()),
+        pair_count=pairs.num_rows,
+        pairs=tuple(NodePair(**pair) for pair in pairs.slice(0, MOST_PAIRS).to_pylist()),
+    )
+    return result, pairs
+
+
+def _timed(rows: _Sent, steps: _Steps) -> Floats | None:
+    """Return the bytes of each row per step, 0 for ranks without times; None if unknown."""
+    if steps.number is None or not steps.ranks:
+        return None
+    is_timed = ~np.isin(rows.table["rank"], steps.untimed)
+    return np.where(is_timed, rows.table["bytes"], 0) / steps.number
+
+
+def _uses(
+    rows: _Sent, steps: _Steps, limits: Mapping[Level, float | None]
+) -> Iterator[LevelUse]:
+    """Yield the use of each level by all, and by each parallelism that uses it."""
+    timed, tag = _timed(rows, steps), rows.table["tag"]
+    for level in LEVELS:
+        share = np.nan_to_num(rows.share if level == "network" else 1 - rows.share)
+        for name in (None, *TAGS):
+            own = (share > 0) & (True if name is None else tag == TAGS.index(name))
+            if name is not None and not own.any():
+                continue
+            took = int(rows.table["rated_ns"][own].sum())
+            rate = (rows.table["rated_bytes"] * share)[own].sum() / took * NS if took else None
+            limit = limits.get(level)
+            yield LevelUse(
+                level=level,
+                tag=name,
+                events=int(rows.table["events"][own].sum()),
+                bytes_per_step_per_gpu=None
+                if timed is None
+                else float((timed * share)[own].sum() / steps.ranks),
+                bandwidth=None if rate is None else float(rate),
+                utilization=None if rate is None or not limit else float(rate) / limit,
+            )
+
+
+def _pairs(rows: _Sent, groups: GroupNodes, steps: _Steps) -> pa.Table:
+    """Return a row per field of `NodePair`, for each pair of nodes; the most bytes first."""
+    sends = zip(*_sends(rows, groups), strict=True)
+    row, target, part = (np.concatenate(parts) for parts in sends)
+    first, place = alike(rows.node[row], target)
+    count, timed = len(first), _timed(rows, steps)
+    moved = np.zeros(len(row)) if timed is None else timed[row] * part
+    of_pair = np.bincount(place, moved, minlength=count)
+    rated = np.bincount(place, rows.table["rated_bytes"][row] * part, minlength=count)
+    took = sums(place, rows.table["rated_ns"][row], count)
+    pairs = pa.table(
+        {
+            "source": rows.node[row][first],
+            "target": target[first],
+            "events": sums(place, rows.table["events"][row], count),
+            "bytes_per_step": pa.array(of_pair, mask=np.full(count, timed is None)),
+            "bandwidth": pa.array(rated / np.maximum(took, 1) * NS, mask=took == 0),
+        }
+    )
+    return pairs.take(pa.array(np.argsort(-of_pair, kind="stable")))
+
+
+def _sends(rows: _Sent, groups: GroupNodes) -> Iterator[tuple[Ints, Ints, Floats]]:
+    """Yield rows that leave their node, the node that receives, and the share of the bytes.
+
+    A ring goes from each node of a group to its next one, by number.
+    """
+    is_across = np.nan_to_num(rows.share) > 0
+    direct = np.flatnonzero(is_across & (rows.target >= 0))
+    yield direct, rows.target[direct], rows.share[direct]
+    kind = rows.table["kind"]
+    ring = np.flatnonzero(is_across & (kind == _RING))
+    after = rows.site[ring] + 1
+    group = rows.group[ring]
+    after = np.where(after == groups.first[group + 1], groups.first[group], after)
+    yield ring, groups.node[after], rows.share[ring]
+    exchange = np.flatnonzero(is_across & (kind == _EXCHANGE))
+    count = groups.sites_each[rows.group[exchange]]
+    row = np.repeat(exchange, count)
+    begin = np.cumsum(count) - count
+    site = np.arange(len(row)) + np.repeat(groups.first[rows.group[exchange]] - begin, count)
+    is_other = site != rows.site[row]
+    row, site = row[is_other], site[is_other]
+    yield row, groups.node[site], groups.ranks[site] / (groups.size[rows.group[row]] - 1)

@@ -1,0 +1,339 @@
+"""Findings of a run's page: evidence, a small picture, what a fix saves, the next command."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastcomm.analyses.timeline import Timeline
+from fastcomm.critical_path.candidates import Candidate
+from fastcomm.metrics import idle
+from fastcomm.metrics.breakdown import RankMeans
+from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.result import Metrics
+from fastcomm.metrics.traffic import divided
+from fastcomm.report import html
+from fastcomm.report.commands import Suggestions
+from fastcomm.report.html import Fact, PageFinding, Picture, Sentence
+from fastcomm.report.html import timeline as timelines
+from fastcomm.report.html.breakdown import label
+from fastcomm.report.html.charts import BarChart, Part, RowMarks, line_look, row_bars
+from fastcomm.trace.run import named_ranks, ranges
+from fastcomm_kernels.arrays import Floats
+
+MOST = 8
+_MS = 1e6
+_LARGEST = "the largest part"
+_MOST_PEERS = 40  # marks of a picture
+_LONG, _FEW = 60, 8  # characters of a list of ranks, and ranks of a longer one
+
+# Evidence worth a number on the page: its label, and how it is written.
+_EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "compute_ns": ("compute per step", html.ns),
+    "peers_compute_ns": ("compute of its peers", html.ns),
+    "idle_ns": ("idle per step", html.ns),
+    "peers_idle_ns": ("idle time of its peers", html.ns),
+    "idle_cause_ns": ("idle per step for its largest cause", html.ns),
+    "wait_ns": ("waits for others", html.ns),
+    "peers_wait_ns": ("its peers wait", html.ns),
+    "bus_bw": ("bus bandwidth", html.rate),
+    "peers_bus_bw": ("bus bandwidth of its peers", html.rate),
+    "expert_bytes": ("expert traffic per step", html.size),
+    "peers_expert_bytes": ("expert traffic of its peers", html.size),
+    "exposed_wait_ns": ("waiting for the last rank", html.ns),
+    "exposed_transfer_ns": ("transfer", html.ns),
+    "overlap": ("of communication overlaps compute", html.percent),
+    "spread_ns": ("spread between steps", html.ns),
+}
+# What the picture of a finding on ranks compares.
+_COMPARED = {
+    "straggler": ("compute", "compute"),
+    "hot_expert": ("compute", "compute"),
+    "imbalanced_stage": ("compute", "compute"),
+    "jittery_host": ("idle", "idle time"),
+    "pauses": ("idle", "idle time"),
+}
+
+
+def findings(
+    suggestions: Suggestions,
+    timeline: Timeline | None = None,
+    answers: Sequence[Candidate | None] = (),
+) -> tuple[PageFinding, ...]:
+    """Return the findings of a run in the order in which the terminal prints them.
+
+    With a timeline, each has a link to the moment that shows it. `answers` has for each what
+    its fix saves, if that was replayed.
+    """
+    metrics = suggestions.metrics
+    padded = [*answers, *(None for _ in metrics.findings[len(answers) :])]
+    return tuple(
+        _finding(finding, suggestions, timeline, answer)
+        for finding, answer in zip(metrics.findings[:MOST], padded, strict=False)
+    )
+
+
+def _finding(
+    finding: Finding,
+    suggestions: Suggestions,
+    timeline: Timeline | None,
+    answer: Candidate | None,
+) -> PageFinding:
+    """Return a finding with its cost, its evidence, and the command to run next.
+
+    The cost is in ns per step, and a share of the step. The command is empty if none is known.
+    """
+    command = suggestions.next(finding)
+    return PageFinding(
+        title=(finding.text.replace(ranges(finding.ranks), _short(finding.ranks)),),
+        evidence=(
+            html.fact("findings.cost_ns", finding.cost_ns, html.ns, label="per step"),
+            html.fact("findings.share", finding.share, html.percent, label="of the step"),
+            Fact(key="findings.confidence", text=finding.confidence, label="confidence"),
+            *_evidence(finding),
+        ),
+        command=command.line if command else "",
+        then=command.purpose if command else "",
+        cost_ns=finding.cost_ns,
+        moment=timelines.link(timeline.moment(finding)) if timeline else "",
+        picture=_picture(finding, suggestions.metrics),
+        answer=_answer(finding, answer) if answer else (),
+    )
+
+
+def _short(ranks: Sequence[int]) -> str:
+    """Return ranks as ranges, of many the first few and the number of the others."""
+    text = ranges(ranks)
+    if len(text) <= _LONG:
+        return text
+    return f"{ranges(ranks[:_FEW])} and {html.whole(len(ranks) - _FEW)} more"
+
+
+def _evidence(finding: Finding) -> list[Fact]:
+    """Return the numbers that support a finding, as far as they are known."""
+    return [
+        html.fact("findings.evidence", getattr(finding.evidence, name), form, label=text)
+        for name, (text, form) in _EVIDENCE.items()
+        if getattr(finding.evidence, name) is not None
+    ]
+
+
+def _answer(finding: Finding, answer: Candidate) -> Sentence:
+    """Return what a fix saves in the step of the critical path, as it was replayed."""
+    edit = answer.edit.text
+    if finding.kind == "exposed_communication":
+        fix = f"{finding.evidence.tag} communication in half the time"
+    elif finding.kind == "slow_link":
+        fix = "This link as fast as its peers"
+    elif finding.kind == "idle":
+        fix = "Without launch delays" if "launches" in edit else "Without gaps between kernels"
+    else:
+        fix = f"With {named_ranks(finding.ranks)} as fast as its peers"
+    if answer.saved_ns <= 0:
+        return (f"What if? {fix}: the replayed step is not shorter ({edit}).",)
+    return (
+        f"What if? {fix}: the replayed step is ",
+        html.fact("whatif.saved", answer.saved_ns, html.ns),
+        " shorter, ",
+        html.fact("whatif.span_ns", answer.after_ns, html.ns),
+        f" ({edit}; {_trust(answer)}).",
+    )
+
+
+def _trust(answer: Candidate) -> str:
+    """Return how far off a prediction may be, or why that is unknown."""
+    width = answer.interval.width_ns
+    return (
+        f"error unknown: {answer.interval.reason}" if width is None else f"± {html.ns(width)}"
+    )
+
+
+def _picture(finding: Finding, metrics: Metrics) -> Picture | None:
+    """Return the picture of a finding; None if there is nothing to compare."""
+    if finding.kind == "exposed_communication":
+        return _step(metrics)
+    if finding.kind == "idle":
+        return _causes(metrics)
+    if finding.kind == "slow_link":
+        return _link(finding)
+    if finding.kind == "late_rank":
+        caused = {row.rank: row.caused_ns for row in metrics.across.by_rank}
+        return _beside(finding.ranks, caused, "wait caused") if caused else None
+    if finding.kind not in _COMPARED:
+        return None
+    name, noun = _COMPARED[finding.kind]
+    means = RankMeans.of(metrics.tables["iterations"])
+    return _beside(finding.ranks, _by_rank(means, means.ns[name]), noun)
+
+
+def _by_rank(means: RankMeans, values: Floats) -> dict[int, float]:
+    """Return the known values by rank."""
+    pairs = zip(means.ranks.tolist(), values.tolist(), strict=True)
+    return {rank: value for rank, value in pairs if not np.isnan(value)}
+
+
+def _beside(ranks: Sequence[int], values: Mapping[int, float], noun: str) -> Picture | None:
+    """Return the ranks of a finding beside all others on one axis; values are in ns."""
+    own = [rank for rank in ranks if rank in values][:_MOST_PEERS]
+    others = sorted((rank for rank in values if rank not in ranks), key=lambda r: values[r])
+    if not own or not others:
+        return None
+    places = np.linspace(0, len(others) - 1, min(len(others), _MOST_PEERS)).astype(np.int64)
+    name = f"{'rank' if len(own) == 1 else 'ranks'} {_short(own)}"
+    marks = [
+        *(_mark("other ranks", "circle-open", "open", rank, values[rank], noun)
+          for rank in (others[place] for place in places.tolist())),
+        *(_mark(name, "diamond", "TP", rank, values[rank], noun) for rank in own),
+    ]  # fmt: skip
+    chart = BarChart(rows=("",), title=f"{noun}, ms per step", marks=marks)
+    middle = html.ns(values[others[len(others) // 2]])
+    alt = f"{name} has {html.ns(values[own[0]])} of {noun}, the median of the others {middle}."
+    return Picture(chart=chart, alt=alt)
+
+
+def _mark(name: str, symbol: str, look: str, rank: int, ns: float, noun: str) -> RowMarks:
+    """Return the mark of one rank."""
+    tip = f"rank {rank}: {html.ns(ns)} of {noun}"
+    return RowMarks(name=name, symbol=symbol, look=look, values=(ns / _MS,), tips=(tip,))
+
+
+def _link(finding: Finding) -> Picture | None:
+    """Return the bandwidth of a link beside its peers."""
+    own, peers = finding.evidence.bus_bw, finding.evidence.peers_bus_bw
+    if own is None or peers is None:
+        return None
+    rates = (own, peers)
+    labels = [html.rate(rate) for rate in rates]
+    names = ("this link", "its peers")
+    chart = row_bars(names, [r / 1e9 for r in rates], labels, "GB/s", ("TP", "compute"))
+    return Picture(chart=chart, alt=f"This link: {labels[0]}; its peers: {labels[1]}.")
+
+
+def _step(metrics: Metrics) -> Picture | None:
+    """Return the mean step: compute, waiting, transfer, copies and idle time."""
+    parts, mean = metrics.breakdown.parts, metrics.iteration.mean_ns
+    if parts is None or not mean:
+        return None
+    exposed = (parts["exposed"] or 0.0) * mean
+    wait, transfer = divided(metrics.exposure) or (0.0, 0.0)
+    rest = max(exposed - wait - transfer, 0.0)
+    times = [
+        ("compute", "compute", (parts["compute"] or 0.0) * mean),
+        ("waiting for the last rank", "gap", wait),
+        ("transfer", "TP", transfer),
+        ("exposed, not divided", "mixed", rest),
+        ("copies", "memcpy", (parts["memcpy"] or 0.0) * mean),
+        ("idle", "idle", (parts["idle"] or 0.0) * mean),
+    ]
+    return _stack([part for part in times if part[2] > mean / 1000], "of the mean step")
+
+
+def _causes(metrics: Metrics) -> Picture | None:
+    """Return the idle time of the mean step by cause."""
+    mean = metrics.iteration.mean_ns or 0.0
+    shares = sorted(metrics.idle.items(), key=lambda pair: -(pair[1] or 0.0))
+    times = [
+        (idle.TEXTS[cause], line_look(place)[0], share * mean)
+        for place, (cause, share) in enumerate(shares)
+        if share
+    ]
+    return _stack(times, "of idle time") if times else None
+
+
+def _stack(times: Sequence[tuple[str, str, float]], whole: str) -> Picture:
+    """Return one stacked bar; `times` are name, look and ns, `whole` is what they make up."""
+    total = sum(ns for _, _, ns in times) or 1.0
+    parts = tuple(
+        Part(
+            name=name,
+            look=look,
+            values=(ns / _MS,),
+            labels=(html.ns(ns),),
+            tips=(f"{name}: {html.ns(ns)}, {html.percent(ns / total)} {whole}",),
+        )
+        for name, look, ns in times
+    )
+    spoken = ", ".join(f"{name} {html.ns(ns)}" for name, _, ns in times)
+    chart = BarChart(rows=("",), title="ms per step", parts=parts, most=total / _MS)
+    return Picture(chart=chart, alt=f"Parts {whole}: {spoken}.")
+
+
+def facts(metrics: Metrics, why: str) -> tuple[Fact, ...]:
+    """Return the six numbers at the head of the page; `why` explains unknown numbers."""
+    return (_step_fact(metrics, why), _throughput(metrics, why), *_shares(metrics, why))
+
+
+def _step_fact(metrics: Metrics, why: str) -> Fact:
+    """Return the time of a step, with the number of ranks and steps behind it."""
+    size = f"{html.many(len(metrics.measured_ranks), 'rank')}"
+    if metrics.expected_ranks > len(metrics.measured_ranks):
+        size += f" of {metrics.expected_ranks}"
+    steps = metrics.iterations
+    count = "" if steps is None else f", {html.many(steps, 'step')}"
+    return html.fact(
+        "iteration.mean_ns", metrics.iteration.mean_ns, html.ns,
+        label=f"per step: {size}{count}", why=why,
+    )  # fmt: skip
+
+
+def _throughput(metrics: Metrics, why: str) -> Fact:
+    """Return tokens per second, else the utilization of the FLOPs, else the overlap."""
+    tokens = metrics.throughput.tokens_per_s
+    if tokens is not None:
+        per_gpu = metrics.throughput.tokens_per_s_per_gpu or 0.0
+        beside = [f"tokens/s, {html.whole(per_gpu)} per GPU"]
+        if metrics.flops.mfu is not None:
+            beside.append(f"MFU {html.percent(metrics.flops.mfu)}")
+        return html.fact("throughput.tokens", tokens, html.whole, label=", ".join(beside))
+    if metrics.flops.mfu is not None:
+        return html.fact("flops.mfu", metrics.flops.mfu, html.percent, label="MFU")
+    return html.fact(
+        "overlap.average_overlap_ratio",
+        metrics.overlap.average_overlap_ratio,
+        html.percent,
+        label="of communication overlapped",
+        why=why if metrics.volume else "no communication was recorded",
+    )
+
+
+def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
+    """Return the largest share of the step, wait and transfer of communication, and idle."""
+    mean = metrics.iteration.mean_ns
+    exact = metrics.breakdown.exact
+    parts = {name: share for name, share in exact.items() if share and name != "idle"}
+    largest = max(parts, key=lambda name: parts[name], default="compute")
+    whole = metrics.breakdown.parts or {}
+    empty = whole.get("idle")
+    is_idle = empty is not None and empty > parts.get(largest, 0.0)
+    cause = idle.largest(metrics.idle) if None not in metrics.idle.values() else None
+    labels = [
+        "idle",
+        *([_LARGEST] if is_idle else []),
+        *([f"mostly {idle.TEXTS[cause]}"] if cause else []),
+    ]
+    return (
+        html.fact(
+            f"exact.{largest}", exact.get(largest), html.percent, why=why,
+            label=label(largest) if is_idle else f"{label(largest)}, {_LARGEST}",
+        ),
+        *_exposed(metrics, whole, mean, why),
+        html.fact("exact.idle", empty, html.percent, label=", ".join(labels), why=why),
+    )  # fmt: skip
+
+
+def _exposed(
+    metrics: Metrics, whole: Mapping[str, float | None], mean: float | None, why: str
+) -> tuple[Fact, ...]:
+    """Return waiting and transfer of exposed communication if known, else it and copies."""
+    parts = divided(metrics.exposure)
+    if parts is None or not mean:
+        names = {"exposed": "exposed communication", "memcpy": "copies"}
+        return tuple(
+            html.fact(f"exact.{name}", whole.get(name), html.percent, label=text, why=why)
+            for name, text in names.items()
+        )
+    wait, transfer = (part / mean for part in parts)
+    return (
+        html.fact("exposed.wait", wait, html.percent, label="exposed: waits for the last rank"),
+        html.fact("exposed.transfer", transfer, html.percent, label="exposed: transfer"),
+    )
