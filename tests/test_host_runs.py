@@ -225,6 +225,25 @@ def test_paths_and_what_ifs_of_a_run_without_a_device_name_no_device():
         assert "device" not in text
 
 
+def test_a_what_if_of_a_run_without_a_device_has_no_interval():
+    """The errors of made-up jobs on devices say nothing about runs of the host."""
+    for words in (("what-if", RUN), ("replay", RUN)):
+        whole = json.loads(invoke(*words, "--scale", "comm:DP=0.5", "--json").stdout)
+        interval = whole.get("what_if", whole)["interval"]
+        assert interval["low_ns"] is interval["high_ns"] is None
+        assert "not validated on runs of the host" in interval["edit_error_of"]
+
+
+def test_compute_of_a_run_without_a_device_is_operators_that_enqueue_nothing():
+    def saved(target):
+        whole = json.loads(invoke("what-if", RUN, "--scale", f"{target}=0", "--json").stdout)
+        return whole["before_ns"] - whole["after_ns"]
+
+    assert 0 < saved("compute") <= saved("host")
+    candidates = json.loads(invoke("what-if", RUN, "--json").stdout)["candidates"]
+    assert any(one["edit"].startswith("scale name:") for one in candidates)
+
+
 def test_a_store_has_the_same_metrics(metrics, tmp_path):
     invoke("ingest", RUN, "--output", tmp_path / "store")
     stored = json.loads(invoke("metrics", tmp_path / "store", "--json").stdout)
@@ -321,6 +340,7 @@ def test_a_mesh_that_is_made_again_changes_no_group_and_no_match(tmp_path, metri
         ["critical-path"],
         ["critical-path", "--rank", "0"],
         ["what-if", "--scale", "host=0.5"],
+        ["what-if"],
         ["info", "--all"],
         ["kernels"],
     ],

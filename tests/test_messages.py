@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.exchange import arrivals
 from fastcomm.exchange.messages import Messages, Sides, match_messages
+from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NONE, NULL
 
 ROUTES = st.sampled_from([(0, 1), (1, 0), (0, 2), (2, 1)])
@@ -228,3 +230,21 @@ def test_an_event_is_a_row_for_each_of_its_messages():
     assert found.peer.tolist() == [1, 2, 3, 5, 0]
     assert found.is_send.tolist() == [True, True, False, False, True]
     assert found.is_only.tolist() == [False, False, False, True, True]
+
+
+def test_the_transfer_of_a_message_ends_with_its_receive():
+    """A send on the host ends when the sender waits for it, long after the message is there."""
+    columns = {
+        "op": [OP["SendRecv"]] * 2,
+        "rank": [0, 1],
+        "partner": [1, 0],
+        "sends": [True, False],
+        "start": [10, 30],
+        "stop": [900, 55],
+    }
+    columns = {name: np.array(values) for name, values in columns.items()}
+    events = SimpleNamespace(**columns)
+    pair = arrivals.Participants(np.arange(2), np.zeros(2, np.int64), 1)
+    matched = arrivals.MatchedEvents.of(events, pair, np.zeros(2, np.int64))
+    assert matched.transfer.tolist() == [55 - 30]
+    assert matched.wait.tolist() == [20, 0]

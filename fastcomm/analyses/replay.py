@@ -151,6 +151,7 @@ def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session
         path=critical_path(replayed),
         step=step.number,
         read=step.read,
+        is_host_run=run_step.path.about.is_host_run,
         notes=(*run_step.notes, *run_step.path.about.notes),
     )
 

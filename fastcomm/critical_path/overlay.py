@@ -101,9 +101,7 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
                 file.write(piece)
 
 
-def redrawn(
-    trace: Trace, path: CriticalPath, drawing: Drawing
-) -> Iterator[bytes | memoryview]:
+def redrawn(trace: Trace, path: CriticalPath, drawing: Drawing) -> Iterator[bytes | memoryview]:
     """Yield what `write` writes, in pieces; raise `FastcommError` if the trace has changed."""
     yield from _pieces(_text(place(trace.meta.path)), trace, path, drawing)
 

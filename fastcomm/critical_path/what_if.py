@@ -34,6 +34,7 @@ _NEVER = -(1 << 61)  # weight of a removed constraint
 _DELAYS = {"launches": "launch", "gaps": "kernel_kernel", "hostgaps": "dependency"}
 _MOST_NS = 1e18  # of all events together: above it integers overflow
 _S = 1e9
+_ENQUEUES = r"c10d::|_c10d_functional(_autograd)?::"  # operators that enqueue collectives
 _SPREAD = 4  # ratio of sizes from which on a latency can be told from a bandwidth
 
 
@@ -70,12 +71,20 @@ class EditedStep:
 class StepEvents(TextColumns):
     """The events of a step, as edits select them."""
 
-    def __init__(self, events: pa.Table, ranks: pa.Array) -> None:
-        """Take a table of the columns `rules.EVENT`, and the rank of each of its rows."""
+    def __init__(self, events: pa.Table, ranks: pa.Array, *, is_host_run: bool = False) -> None:
+        """Take a table of the columns `rules.EVENT`, and the rank of each of its rows.
+
+        In a run of the host, compute is what operators take that enqueue no collective.
+        """
         on_device = events["is_device"].fill_null(False)
         is_comm = pc.is_valid(events["op"])
         is_kernel = pc.fill_null(pc.equal(events["kind"], "kernel"), False)
         work = pc.and_not(on_device, is_comm)
+        compute = pc.and_(work, is_kernel)
+        if is_host_run:
+            is_operator = pc.fill_null(pc.equal(events["kind"], "cpu_op"), False)
+            enqueues = pc.match_substring_regex(events["name"], _ENQUEUES)
+            compute = pc.and_not(is_operator, enqueues)
         parallelism = pc.if_else(is_comm, pc.fill_null(events["tag"], "OTHER"), None)
 
         def where(mask: pa.ChunkedArray, column: object) -> pa.ChunkedArray:
@@ -87,7 +96,7 @@ class StepEvents(TextColumns):
                 "link": parallelism,
                 "wait": parallelism,
                 "op": events["op"],
-                "compute": where(pc.and_(work, is_kernel), "compute"),
+                "compute": where(compute, "compute"),
                 "copy": where(pc.and_not(work, is_kernel), "copy"),
                 "host": where(pc.invert(on_device), "host"),
                 "kernel": where(on_device, events["name"]),
@@ -135,7 +144,9 @@ class Replay(peers.OwnedEdges):
         """The events of `events`, as edits select them."""
         rank = np.zeros(len(self.rows), np.int64)
         rank[self.owner] = self.rank
-        return StepEvents(self.events, pa.array(rank, mask=self.rows == NONE))
+        ranks = pa.array(rank, mask=self.rows == NONE)
+        is_host_run = self.critical.about.is_host_run
+        return StepEvents(self.events, ranks, is_host_run=is_host_run)
 
     def edited(self, edits: Sequence[Edit]) -> Constraints:
         """Return the constraints after edits in their order.

@@ -143,8 +143,8 @@ class MatchedEvents:
     is_awaited: Flags  # per row: whether other members wait for it
     last_arrival: Ints  # per collective: when all members that others wait for have arrived
     # Per collective: from the last arrival to the lower median of its ends. Of rooted
-    # collectives and messages, which some members finish early, to the last end. Negative where
-    # clocks are not aligned well enough.
+    # collectives, which some members finish early, to the last end; of messages to the end
+    # of the receive. Negative where clocks are not aligned well enough.
     transfer: Ints
 
     @classmethod
@@ -167,7 +167,11 @@ class MatchedEvents:
             events.start[participants.row] - ahead[participants.row],
             events.stop[participants.row] - ahead[participants.row],
         )
-        ends = stop[np.lexsort((stop, participants.number))]
+        op = events.op[participants.row]
+        # The operation that sends may end long after the message has arrived.
+        is_sent = (op == _MESSAGE) & events.sends[participants.row]
+        ended = np.where(is_sent, np.iinfo(np.int64).min, stop)
+        ends = stop[np.lexsort((ended, participants.number))]
         order = np.lexsort((start, participants.number))
         row, number, start = participants.row[order], participants.number[order], start[order]
         edges = np.searchsorted(number, np.arange(participants.count + 1))

@@ -85,6 +85,27 @@ class Interval:
         return f"Interval: {low} to {high}, by {self.because}."
 
 
+def not_validated(*, is_host_run: bool, one_rank: bool) -> str | None:
+    """Return why measured errors do not apply to a step of a run; None if they do.
+
+    Parameters
+    ----------
+    is_host_run
+        Whether ranks compute and communicate without a device.
+    one_rank
+        Whether the step is that of one rank.
+
+    """
+    if is_host_run:
+        return (
+            "what-ifs are not validated on runs of the host: pauses between operators stay as "
+            "long as measured, and extra operators that no peer has are not healed"
+        )
+    if one_rank:
+        return "the validated steps are those of all ranks, and this is one rank"
+    return None
+
+
 def validation() -> dict[str, float]:
     """Return the largest relative error of the step time by kind of edit.
 

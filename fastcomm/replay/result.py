@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from fastcomm.graph.edit_errors import Interval
+from fastcomm.graph.edit_errors import Interval, not_validated
 from fastcomm.graph.edits import Edit
 from fastcomm.readers.dpro.statistics import StepTime
 from fastcomm.readers.dpro.trial import Trial
@@ -112,6 +112,7 @@ class Session(Result):
     path: ReplayPath
     step: int | None = None  # its number in the trace or trial; None for another part
     read: ReadRanks | None = None  # of a run; None for a trial
+    is_host_run: bool = False  # whether ranks compute and communicate without a device
     notes: tuple[str, ...] = ()  # what the replay leaves out or guesses, a sentence each
     edits: tuple[Edit, ...] = ()
     changed: Replayed | None = None  # with the edits
@@ -133,8 +134,9 @@ class Session(Result):
         reason = None
         if self.read is None:
             reason = "the validated steps are those of runs, and this is a trial of dPRO"
-        elif len(self.read.ranks) == 1:
-            reason = "the validated steps are those of all ranks, and this is one rank"
+        else:
+            one_rank = len(self.read.ranks) == 1
+            reason = not_validated(is_host_run=self.is_host_run, one_rank=one_rank)
         return Interval.of(self.changed.mean_ns, error, self.edits, reason)
 
     def error_of(self, pid: str) -> float | None:
