@@ -244,6 +244,11 @@ def test_compute_of_a_run_without_a_device_is_operators_that_enqueue_nothing():
     assert any(one["edit"].startswith("scale name:") for one in candidates)
 
 
+def test_a_rank_is_not_healed():
+    done = invoke("what-if", RUN, "--heal", "rank:1", code=2)
+    assert "ranks are not healed in runs of the host" in done.stderr
+
+
 def test_a_store_has_the_same_metrics(metrics, tmp_path):
     invoke("ingest", RUN, "--output", tmp_path / "store")
     stored = json.loads(invoke("metrics", tmp_path / "store", "--json").stdout)
@@ -348,7 +353,7 @@ def test_a_mesh_that_is_made_again_changes_no_group_and_no_match(tmp_path, metri
 def test_texts_on_a_run_without_a_device_name_none(command):
     name, *options = command
     text = invoke(name, RUN, *options).stdout.lower()
-    text = text.replace("a run without a device", "")
+    text = text.replace("a run without a device", "").replace("--gpus-per-node", "")
     for word in ("device", "gpu", "launch", "between kernels"):
         assert word not in text, text
 

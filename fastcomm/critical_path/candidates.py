@@ -94,8 +94,9 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
         overlap.append(tag)
         if path.is_joined:
             remove.append(f"wait:{tag}")
-    if path.is_joined:
+    if path.is_joined and not path.about.is_host_run:
         heal += [f"rank:{rank}" for rank in _slow_ranks(replay, before_ns)]
+    if path.is_joined:
         links = peers.slow_links(replay, replay.plain.weight)[:_MOST_SUSPECTS]
         heal += [f"link:{first}-{second}" for first, second in links]
     if not path.about.is_host_run:

@@ -257,6 +257,11 @@ class Replay(peers.OwnedEdges):
             edges = self._edges(edit, transfers=True)
             now.weight[edges] = peers.transfers(self, now.weight, edges, edit)
             return
+        if self.critical.about.is_host_run:
+            raise ConfigError(
+                f"{edit}: ranks are not healed in runs of the host, whose operators differ in "
+                "number; shorten what the rank does more, as in rank:5+name:aten::mm=0.5 of scale"
+            )
         is_healed = self.own & select(self.selectable, edit.target)[self.owner]
         healed = np.unique(self.rank[is_healed]).tolist()
         edges, weights = peers.of_ranks(self, now.weight, healed, edit)

@@ -99,7 +99,7 @@ def not_validated(*, is_host_run: bool, one_rank: bool) -> str | None:
     if is_host_run:
         return (
             "what-ifs are not validated on runs of the host: pauses between operators stay as "
-            "long as measured, and extra operators that no peer has are not healed"
+            "long as measured, though a thread may wait in them"
         )
     if one_rank:
         return "the validated steps are those of all ranks, and this is one rank"
