@@ -260,7 +260,7 @@ class Replay(peers.OwnedEdges):
         if self.critical.about.is_host_run:
             raise ConfigError(
                 f"{edit}: ranks are not healed in runs of the host, whose operators differ in "
-                "number; shorten what the rank does more, as in rank:5+name:aten::mm=0.5 of scale"
+                "number; shorten what the rank does more: scale rank:5+name:aten::mm=0.5"
             )
         is_healed = self.own & select(self.selectable, edit.target)[self.owner]
         healed = np.unique(self.rank[is_healed]).tolist()
