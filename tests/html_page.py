@@ -162,6 +162,7 @@ def many_ranks(parts, times):
         windows=_again(_thinned(one.windows), times, count),
         groups=_again(one.groups, times, count),
         members=one.members,
+        sent=_again(one.sent, times, count),
     )
 
 
