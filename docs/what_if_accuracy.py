@@ -77,6 +77,12 @@ CHANGES = (
     Change("EP hidden", {"overlap": "EP"}, {"factors": (("comm:EP", _NOTHING),)}),
     Change("no straggler", {"heal": "rank:{straggler}"}, {"straggler": None}),
     Change(
+        "no hot expert",
+        {"heal": "rank:{straggler}"},
+        {"straggler": None},
+        {"fault": "hot_expert", "slowdown": 60},
+    ),
+    Change(
         "no slow link",
         {"heal": "link:{straggler}-{partner}"},
         {"straggler": None},

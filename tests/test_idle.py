@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from fastcomm.metrics import Partial
 from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
+from fastcomm.trace.host_activity import GARBAGE, LOADING
 from fastcomm.trace.idle import idle_times
 from fastcomm.trace.schema import CAUSES, NARROW
 from fastcomm.trace.trace import Trace
@@ -318,3 +320,22 @@ def test_idle_times_are_those_of_hta(name):
     path = folder / Path(case["trace"]).name
     found = get_idle_time_breakdown(path, case["idle_time_breakdown"][0]["rank"]).to_pylist()
     assert sorted(map(str, found)) == sorted(map(str, case["idle_time_breakdown"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", LOADING),
+        ("torch/utils/data/dataloader.py(701): __next__", LOADING),
+        ("train.py(3): load_data", LOADING),
+        ("get_batch", LOADING),
+        ("/home/me/dataloader_project/train.py(10): forward", None),
+        ("offload_batch", None),
+        ("load_batch_norm", None),
+        ("gc_collect", GARBAGE),
+        ("<built-in function collect> gc.collect", GARBAGE),
+    ],
+)
+def test_names_of_ranges_tell_loading_and_garbage_collection(name, rule):
+    rules = [own for own in (LOADING, GARBAGE) if re.search(own.pattern, name)]
+    assert rules == ([] if rule is None else [rule])

@@ -504,3 +504,10 @@ def test_all_ranks_are_drawn(tmp_path):
             ends.pop()
         assert not ends or one["ts"] + one["dur"] <= ends[-1] + 1e-6
         ends.append(one["ts"] + one["dur"])
+
+
+def test_a_host_that_launches_too_late_is_a_candidate(tmp_path):
+    write(Job.of(1, steps=1, straggler=0, fault="launch_bound", slowdown=2_200), tmp_path)
+    table = invoke(tmp_path).stdout
+    assert "scale host=0.5" in table
+    assert "remove host-gaps" in table

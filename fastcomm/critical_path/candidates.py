@@ -100,7 +100,8 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
         links = peers.slow_links(replay, replay.plain.weight)[:_MOST_SUSPECTS]
         heal += [f"link:{first}-{second}" for first, second in links]
     if not path.about.is_host_run:
-        remove += ["launches", "gaps"]
+        remove += ["launches", "gaps", "host-gaps"]
+        scale.append("host=0.5")
     key = "name" if path.about.is_host_run else "kernel"
     scale += [f'{key}:"{name}"={_FASTER}' for name in _longest_kernels(replay)]
     options = EditOptions(

@@ -33,11 +33,12 @@ class NameRule(NamedTuple):
     pattern: str
 
 
-GARBAGE = NameRule(("annotation", "python"), r"(?i)\bgc\.collect\b|\bgc\b|garbage.?collect")
+GARBAGE = NameRule(("annotation", "python"), r"(?i)\bgc[._]collect|\bgc\b|garbage.?collect")
+# Not in the directories of a Python function's file.
 LOADING = NameRule(
     ("annotation", "python", "cpu_op"),
-    r"(?i)data_?loader|data.?load|batch.?generator|data.?iter(ator)?\b"
-    r"|(load|fetch|get|next|read|wait_for)_?batch|input.?pipeline",
+    r"(?i)(data_?loader|data.?load|batch.?generator|data.?iter(ator)?\b|(?<![a-z])load_?data"
+    r"|(?<![a-z])(load|fetch|get|next|read|wait_for)_?batch(?!_?norm)|input.?pipeline)(?!.*/)",
 )
 SYNCHRONIZING = NameRule(
     ("runtime",),
