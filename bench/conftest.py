@@ -123,12 +123,10 @@ def _fresh_garbage():
     """Take what earlier modules left out of the garbage collector's sight.
 
     It decides by all that lives how often it looks at everything: plain Python, with objects,
-    was twice as fast or half as fast by what had run before. The second collection makes it
-    forget how much that was.
+    was twice as fast or half as fast by what had run before.
     """
     gc.collect()
     gc.freeze()
-    gc.collect()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import Edit, conditions
 from fastcomm.graph.selection import TextColumns, select
 from fastcomm.trace.columns import filled
+from fastcomm.trace.host_activity import ENQUEUING_ON_HOST
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
@@ -34,7 +35,6 @@ _NEVER = -(1 << 61)  # weight of a removed constraint
 _DELAYS = {"launches": "launch", "gaps": "kernel_kernel", "hostgaps": "dependency"}
 _MOST_NS = 1e18  # of all events together: above it integers overflow
 _S = 1e9
-_ENQUEUES = r"c10d::|_c10d_functional(_autograd)?::"  # operators that enqueue collectives
 _SPREAD = 4  # ratio of sizes from which on a latency can be told from a bandwidth
 
 
@@ -83,7 +83,7 @@ class StepEvents(TextColumns):
         compute = pc.and_(work, is_kernel)
         if is_host_run:
             is_operator = pc.fill_null(pc.equal(events["kind"], "cpu_op"), False)
-            enqueues = pc.match_substring_regex(events["name"], _ENQUEUES)
+            enqueues = pc.match_substring_regex(events["name"], ENQUEUING_ON_HOST.pattern)
             compute = pc.and_not(is_operator, enqueues)
         parallelism = pc.if_else(is_comm, pc.fill_null(events["tag"], "OTHER"), None)
 
