@@ -1,15 +1,14 @@
-"""The critical path and its replay, on a real window many times in a row."""
+"""The critical path and its replay, on a window many times in a row."""
 
-import gzip
 import json
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import oracle_critical_path as oracle
 import pyarrow as pa
 import pytest
 from tiled import tiled
+from timing import best, printed
 
 from fastcomm.compat import hta_events, hta_graph
 from fastcomm.critical_path import corrected
@@ -28,16 +27,36 @@ from fastcomm.synthetic import write as write_job
 from fastcomm_kernels import graph as graphs
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
-TIMES = 37  # a million events
+TIMES = 37  # half a million events, a million of the real trace
 WHOLE = TimeRange(start=-(1 << 62), stop=1 << 62)
 OPTIONS = TraceOptions(whole=True)
+ROUNDS = 8
+
+
+# The definition in plain Python, from rows: links, window, graph and path, or the last two
+# alone. Prints its seconds per row.
+DEFINITION = """
+import gzip, json, sys
+from pathlib import Path
+from time import process_time
+import oracle_critical_path as oracle, oracle_hta_trace as rules
+data, seconds = Path(sys.argv[1]).read_bytes(), []
+rows = oracle.read(json.loads(gzip.decompress(data)))
+clipped = oracle.window(rows, "", 0)
+for _ in range(9):
+    begun = process_time()
+    if sys.argv[2] == "whole":
+        rules.link(rows)
+        clipped = oracle.window(rows, "", 0)
+    oracle.longest_path(oracle.Graph(rows, clipped, (), False))
+    seconds.append(process_time() - begun)
+print(min(seconds) / len(clipped))
+"""
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A real trace, or a made-up one where there is none."""
-    if REAL.exists():
-        return REAL
+    """A made-up rank: what every clone has."""
     (found,) = write_job(
         Job.of(ranks=8), tmp_path_factory.mktemp("job"), ranks=[0], filler_bytes=8_000_000
     )
@@ -46,25 +65,11 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def large(path):
+    return repeated(path)
+
+
+def repeated(path):
     return tiled(reader.read(path, OPTIONS), TIMES)
-
-
-@pytest.fixture(scope="module")
-def document(path):
-    data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-
-
-@pytest.fixture
-def definition(document):
-    """The definition in plain Python, from rows that are read and linked."""
-    rows = oracle.read(document)
-    clipped = oracle.window(rows, "", 0)
-
-    def run():
-        return oracle.longest_path(oracle.Graph(rows, clipped, (), False))
-
-    return run, len(clipped)
 
 
 def bound(trace):
@@ -75,20 +80,25 @@ def bound(trace):
     )
 
 
-def test_the_corrected_path(bar, large, definition):
-    run, count = definition
-    graph, _ = bound(large)
-    bar(
-        "critical_path",
-        lambda: bound(large),
-        run,
-        count=len(graph.event) // 2,
-        yardstick_count=count,
-    )
+def beside_definition(run, path, count, part="whole"):
+    """Measure the definition and `run`, which handles `count` events; seconds an event."""
+    run()  # compiles
+    return lambda: (printed(DEFINITION, path, part), best(run, rounds=ROUNDS)[0] / count)
 
 
-def test_the_path_of_hta(bar, large, definition):
-    run, count = definition
+@pytest.mark.skipif(not REAL.exists(), reason="the real trace is in the shared data")
+def test_the_path_of_a_real_trace(quotient):
+    trace = repeated(REAL)
+    count = len(bound(trace)[0].event) // 2
+    quotient("critical_path_real", beside_definition(lambda: bound(trace), REAL, count))
+
+
+def test_the_corrected_path(quotient, path, large):
+    count = len(bound(large)[0].event) // 2
+    quotient("critical_path", beside_definition(lambda: bound(large), path, count))
+
+
+def test_the_path_of_hta(quotient, path, large):
     linked = hta_events.linked(large, keep_last=True)
     clipped = hta_events.clip(linked, "", 0)
 
@@ -96,7 +106,7 @@ def test_the_path_of_hta(bar, large, definition):
         graph = hta_graph.build(clipped)
         return longest_path(graph, np.where(graph.weight <= -1000, 0, graph.weight))
 
-    bar("critical_path_hta", ours, run, count=len(clipped.rows), yardstick_count=count)
+    quotient("critical_path_hta", beside_definition(ours, path, len(clipped.rows), "graph"))
 
 
 def test_a_replay(bar, large):

@@ -132,10 +132,7 @@ def test_trainer_space(bar):
     )
 
 
-def test_command(held):
-    whole, imports = best_of_processes(
-        [sys.executable, "-m", "fastcomm", *COMMAND],
-        [sys.executable, "-c", "import numba"],
-        rounds=7,
-    )
-    held("isp_command", whole / imports)
+def test_command(quotient):
+    whole = [sys.executable, "-m", "fastcomm", *COMMAND]
+    imports = [sys.executable, "-c", "import numba"]
+    quotient("isp_command", lambda: best_of_processes(whole, imports, rounds=7))

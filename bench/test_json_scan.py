@@ -1,14 +1,12 @@
 """The scanner beside a parser that everyone has, and a whole rank beside its scan."""
 
 import gzip
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
-from timing import best
+from timing import PARSED, best, printed
 
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import envelope, reader
@@ -20,19 +18,6 @@ from fastcomm_kernels._llvm import PADDING
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 ROUNDS = 60
-# A parser that everyone has, in a process of its own: where many objects live, Python's garbage
-# collector looks at new ones less often, and orjson is up to half faster. Prints its seconds.
-PARSED = """
-import sys
-from time import process_time
-import orjson
-text, seconds = sys.stdin.buffer.read(), []
-for _ in range(15):
-    begun = process_time()
-    orjson.loads(text)
-    seconds.append(process_time() - begun)
-print(min(seconds))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +49,25 @@ def scan_of(text):
     return scan
 
 
-def test_scan(held, text):
+def test_scan(quotient, text, tmp_path):
     scan = scan_of(text)
     scan()  # compiles
-    seconds, parsed = [], []
-    for _ in range(4):
-        seconds += best(scan, rounds=ROUNDS)
-        command = [sys.executable, "-c", PARSED]
-        done = subprocess.run(command, input=text, check=True, capture_output=True)
-        parsed.append(float(done.stdout))
-    held("scan", min(parsed) / min(seconds))
+    plain = tmp_path / "trace.json"
+    plain.write_bytes(text)
+    quotient("scan", lambda: (printed(PARSED, plain, 15), *best(scan, rounds=ROUNDS)))
 
 
-def test_a_rank(held, tmp_path):
+def test_a_rank(quotient, tmp_path):
     """One of thousands of small ranks: what is around scan and inflate is mostly calls."""
     (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
-    whole, scan, inflate = best(
+    runs = (
         lambda: reader.read(path, TraceOptions()),
         scan_of(document(path)),
         lambda: deque(blocks(path), maxlen=0),
-        rounds=ROUNDS,
     )
-    held("kineto_rank", whole / (scan + inflate))
+
+    def measure():
+        whole, scan, inflate = best(*runs, rounds=ROUNDS)
+        return whole, scan + inflate
+
+    quotient("kineto_rank", measure)

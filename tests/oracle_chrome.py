@@ -78,14 +78,22 @@ def lane(value):
 
 
 def is_wanted(event):
-    name = event.get("name")
-    name = name if isinstance(name, str) else ""
-    is_named, cat = name.startswith(NAMED), event.get("cat")
+    is_named, cat = has_selected_name(event), event.get("cat")
     return event.get("ph") == "X" and (
         cat in KEPT
         or (cat == "cpu_op" and is_named)
         or (cat == "python_function" and (is_named or is_long(event)))
     )
+
+
+def has_selected_name(event):
+    name = event.get("name")
+    return isinstance(name, str) and name.startswith(NAMED)
+
+
+def is_kept_by_length(event):
+    """Whether only its length keeps an event: its args are not read."""
+    return event.get("cat") == "python_function" and not has_selected_name(event)
 
 
 def is_long(event):
@@ -100,7 +108,8 @@ def record(event):
     if start is None or length is None or abs(start) >= FAR or not 0 <= length < FAR:
         return None
     name, args = event.get("name"), event.get("args")
-    args = args if isinstance(args, dict) else {}
+    if not isinstance(args, dict) or is_kept_by_length(event):
+        args = {}
     return {
         "kind": KINDS[event["cat"]],
         "name": fit(name) if isinstance(name, str) else "",

@@ -95,7 +95,8 @@ def _nodes(selected: Selected) -> kernels.Nodes:
     """Return the nodes of a window in the order of their times."""
     rows, n = selected.rows, len(selected.rows)
     # Order of ends at the same time: work first, then the call that began last.
-    tie = np.where(selected.is_device, np.arange(n), 2 * n - np.arange(n))
+    tie = np.arange(2 * n, n, -1)
+    tie[selected.is_device] = np.flatnonzero(selected.is_device)
     ends = np.argsort(rows.stop, kind="stable")
     graphs.settle(ends, rows.stop, tie)
     return kernels.nodes_of(rows.start, rows.stop, ends)
@@ -145,26 +146,27 @@ def _forward_threads(selected: Selected, trace: Trace) -> dict[int, int]:
     rows = selected.rows
     is_op = rows.kind == KIND["cpu_op"]
     backward, forward = (
-        set(rows.lane[is_op & rows.containing(text)].tolist())
+        np.unique(rows.lane[is_op & rows.containing(text)]).tolist()
         for text in ("autograd", "forward")
     )
     if len(backward) == len(forward) == 1 and backward != forward:
-        return {backward.pop(): forward.pop()}
+        return {backward[0]: forward[0]}
     args = trace.args
     if args is None or not {"sequence", "forward_thread"} <= set(args.column_names):
         return {}
-    thread = filled(args["forward_thread"], 0)[rows.row]
-    sequence = filled(args["sequence"])[rows.row]
-    has_number = is_op & (sequence != NULL)
-    first = np.flatnonzero(has_number & (thread == 0))
-    again = np.flatnonzero(has_number & (thread > 0))
+    ops = np.flatnonzero(is_op)
+    sequence = filled(args["sequence"])[rows.row[ops]]
+    has_number = sequence != NULL
+    ops, sequence = ops[has_number], sequence[has_number]
+    thread, lane = filled(args["forward_thread"], 0)[rows.row[ops]], rows.lane[ops]
+    first, again = np.flatnonzero(thread == 0), np.flatnonzero(thread > 0)
     if not len(first) or not len(again):
         return {}
     first = first[np.argsort(sequence[first], kind="stable")]
     at = lookup(sequence[first], sequence[again])
     joined = at >= 0
     lanes = rows.lanes.num_rows
-    key = rows.lane[again[joined]].astype(np.int64) * lanes + rows.lane[first[at[joined]]]
+    key = lane[again[joined]].astype(np.int64) * lanes + lane[first[at[joined]]]
     counts = np.bincount(key, minlength=lanes * lanes)
     often = np.argsort(counts, kind="stable")
     pairs = [divmod(k, lanes) for k in often[counts[often] > 0].tolist()]

@@ -22,11 +22,14 @@ from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
-# Calls that return when work launched before has ended.
-_WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
-_WAITS_ON_HOST = r"^wait for a collective$|_functional(_autograd)?::wait_tensor$"
-_WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
-_WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
+# Calls that return when work launched before has ended: all work of a device or a stream, work
+# before an event, or a collective of the host.
+_WAITS = (
+    r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
+    r"|^(cuda|hip|cu)StreamSynchronize"
+    r"|^(cuda|hip|cu)EventSynchronize"
+    r"|^wait for a collective$|_functional(_autograd)?::wait_tensor$"
+)
 # Calls that return when their copy has ended.
 _COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
 # Copies that their call waits for, whatever its name.
@@ -63,27 +66,31 @@ class Selected:
         """
         whole = EventRows.whole(trace)
         is_work = whole.of_kind("kernel", "memcpy", "memset")
-        is_sync = whole.kind == KIND["sync"]
-        call = np.full(len(whole), NONE, np.int32)
-        on_device = np.flatnonzero(is_work | is_sync)
-        call[on_device] = whole.launch_of(on_device)
+        on_device = np.flatnonzero(is_work | (whole.kind == KIND["sync"]))
+        call = whole.launch_of(on_device)
         inside = (whole.start >= window.start) & (whole.start < window.stop)
         host = whole.of_kind("runtime", "cpu_op")
         for regex in data_load:
-            host |= ~is_work & ~is_sync & whole.matching(regex)
+            of_text = whole.matching(regex)
+            of_text[on_device] = False
+            host |= of_text
         host &= inside
-        launched = np.where(call >= 0, host[call], inside)
-        is_selected = host | (is_work & launched)
+        launched = np.where(call >= 0, host[call], inside[on_device])
+        is_sync = ~is_work[on_device] & launched & (call >= 0)
+        is_own = is_work[on_device] & launched
+        is_selected = host
+        is_selected[on_device[is_own]] = True
         order = _ordered(whole, is_work, np.flatnonzero(is_selected))
         place = np.full(len(whole) + 1, NONE, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        syncs = np.flatnonzero(is_sync & launched & (call >= 0))
+        launch = np.full(len(order), NONE, np.int32)
+        launch[place[on_device[is_own]]] = place[call[is_own]]
         return cls(
             rows=whole.without("position", "stream", "wait_stream", "wait_record").take(order),
             is_device=is_work[order],
-            call=place[call[order]],
-            syncs=whole.take(syncs),
-            sync_call=place[call[syncs]],
+            call=launch,
+            syncs=whole.take(on_device[is_sync]),
+            sync_call=place[call[is_sync]],
         )
 
 
@@ -109,9 +116,7 @@ def waits_of(
     rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)
-    call = rows.kind == KIND["runtime"]
-    for regex in (_WAITS_FOR_DEVICE, _WAITS_FOR_STREAM, _WAITS_FOR_EVENT, _WAITS_ON_HOST):
-        role[call & rows.matching(regex)] = kernels.FOR_SOMETHING
+    role[(rows.kind == KIND["runtime"]) & rows.matching(_WAITS)] = kernels.FOR_SOMETHING
     streams = _Streams.of(selected)
     for name, kind in (
         ("Stream Sync", kernels.FOR_STREAM),

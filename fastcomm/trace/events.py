@@ -271,7 +271,8 @@ class EventRows(EventColumns):
 
     def by_name(self, flags: pa.Array) -> Flags:
         """Return a flag per row, from a flag for each of the distinct `names`."""
-        by_row: Flags = flags.to_numpy(zero_copy_only=False)[self.name]
+        # Half the time of an index in brackets.
+        by_row: Flags = flags.to_numpy(zero_copy_only=False).take(self.name)
         return by_row
 
 

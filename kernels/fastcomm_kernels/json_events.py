@@ -39,7 +39,7 @@ from fastcomm_kernels.string_tables import SLOT, find, first_word, intern, strin
 # details, and their columns are undefined.
 KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range(10)
 # Which events of a kind are kept: none, all, those whose name has a selected prefix, or these
-# and those of at least LONG ns.
+# and those of at least LONG ns. Args of the latter are not read.
 KEEP_NONE, KEEP_ALL, KEEP_NAMED, KEEP_LONG = range(4)
 LONG = 20_000
 # A selection is one column: these cells; then, at the places in them, a table of categories and
@@ -129,11 +129,24 @@ def keeps(plan: Address, kind: int, text: Address, name: int, size: int, length:
         return keep != KEEP_NONE
     if keep == KEEP_LONG and (length == NULL or length >= LONG):
         return True
+    return is_selected(plan, text, name, size)
+
+
+@kernel
+def is_selected(plan: Address, text: Address, name: int, size: int) -> bool:
+    """Return whether a name of `size` bytes has one of the selected prefixes."""
     word = first_word(text, name, size)
     for k in range(get(plan, _PREFIXES), get(plan, _PREFIXES_END), 2):
         if word & get(plan, k + 1) == get(plan, k):
             return True
     return False
+
+
+@kernel
+def is_only_long(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
+    """Return whether only its length keeps an event, so that its args are not read."""
+    keep = get(plan, get(plan, _KEEP) + kind)
+    return keep == KEEP_LONG and not is_selected(plan, text, name, size)
 
 
 @kernel
@@ -299,6 +312,22 @@ def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
 
 
 @kernel
+def known_key(text: Address, i: int) -> tuple[int, int]:
+    """Return the key of an event in quotes at `i`, and the index of its last quote.
+
+    Another key is 0 here. A branch for each size of a key, which the processor predicts.
+    """
+    key = load64(text, i + 1)
+    if key & _3_BYTES in (_PH, _TS):
+        return key & _3_BYTES, i + 3
+    if key & _4_BYTES in (_CAT, _PID, _TID, _DUR):
+        return key & _4_BYTES, i + 4
+    if key & _5_BYTES in (_NAME, _ARGS):
+        return key & _5_BYTES, i + 5
+    return 0, i
+
+
+@kernel
 def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     """Read the event whose brace is at `i`, and return the index behind it, or ``~index``.
 
@@ -320,16 +349,9 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     while byte(text, i) != CLOSE:
         if byte(text, i) != QUOTE:
             return ~i
-        # A branch for each size of a key, which the processor predicts.
-        key = load64(text, i + 1)
-        if key & _3_BYTES in (_PH, _TS):
-            key, end = key & _3_BYTES, i + 3
-        elif key & _4_BYTES in (_CAT, _PID, _TID, _DUR):
-            key, end = key & _4_BYTES, i + 4
-        elif key & _5_BYTES in (_NAME, _ARGS):
-            key, end = key & _5_BYTES, i + 5
-        else:
-            key, end = 0, string_end(text, i + 1)
+        key, end = known_key(text, i)
+        if key == 0:
+            end = string_end(text, i + 1)
             if end < 0:
                 return end
             if spells_letters(text, i + 1, end):
@@ -372,8 +394,10 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             has_args = True
             clear(into, ARGS, get(plan, DETAILS))
             put(rows, at + DETAIL, NULL)
-            is_object = byte(text, i) == OPEN
-            i = read_args(text, i, plan, into) if is_object else skip_value(text, i)
+            is_read = byte(text, i) == OPEN and not (
+                kind >= 0 and size >= 0 and is_only_long(plan, kind, text, name, size)
+            )
+            i = read_args(text, i, plan, into) if is_read else skip_value(text, i)
         else:
             phase = _OTHER if key == _PH else phase
             i = skip_value(text, i)
@@ -388,8 +412,9 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     if not -_FAR < start < _FAR or not 0 <= length < _FAR:
         put(rows, at + KIND, INVALID)
         return i + 1
-    if not has_args:
+    if not has_args or is_only_long(plan, kind, text, name, max(size, 0)):
         clear(into, ARGS, get(plan, DETAILS))
+        put(rows, at + DETAIL, NULL)
     put(rows, at + KIND, kind)
     put(rows, at + STOP, start + length)
     put(rows, at + NAME, intern(into.strings, into.pool, text, name, max(size, 0)))
