@@ -261,6 +261,7 @@ def test_one_gpu_with_experts_does_not_communicate():
 
 def test_the_spread_is_searched_and_dense_records_have_it_too():
     said = {"world_size": 64, "seq_len": 4096, "global_batch": "4Mi", "cluster": "h100"}
+    said["trainer"] = "internevo"
     found = isp_search.search_strategies(model="mixtral-8x7b", **said)
     assert set(found.columns["ep"]) == {1, 2, 4, 8}
     assert found.best(1)[0]["ep"] == 8

@@ -15,6 +15,7 @@ from fastcomm.analyses.doctor import examine
 from fastcomm.analyses.stats import RunStatistics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.dispatch import placement, simulation, sweeps
+from fastcomm.errors import FastcommError
 from fastcomm.isp import search
 from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
@@ -169,6 +170,19 @@ def searched(seq_lens):
     return search.sweep(isp.question_of(asked), setting(asked).cluster, seq_lens)
 
 
+ASKED = {"model": "llama3-8b", "gpus": 16, "cluster": "h100", "global_batch": 64}
+
+
+def test_a_search_from_python_is_that_of_the_command():
+    """Where the trainer's strategies are searched, and where InternEvo's are."""
+    for asked in (ASKED, ASKED | {"cluster": "a800", "seq_len": "8Ki", "global_batch": "1Mi"}):
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+        found = json.loads(invoke("isp", *words, "--json").stdout)
+        assert json.loads(json.dumps(fastcomm.search_strategies(**asked).to_dict())) == found
+    with pytest.raises(FastcommError, match="gpus or world_size"):
+        fastcomm.search_strategies(**ASKED, world_size=16)
+
+
 def placed(rule):
     workload = fastcomm.Workload.of(RECIPE)
     terms = simulation.terms_of(RECIPE)
@@ -187,6 +201,7 @@ RESULTS = {
     "stragglers": lambda _, table: fastcomm.find_stragglers(table),
     "search": lambda *_: searched(()),
     "search sweep": lambda *_: searched((4096,)),
+    "search of a trainer": lambda *_: fastcomm.search_strategies(**ASKED),
     "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
     "place": lambda *_: placed("local"),
     "dispatch sweep": lambda *_: sweeps.sweep(

@@ -195,7 +195,7 @@ def _calibration(fit: RunCalibration | None) -> dict[str, Any] | None:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PriceResult(TableResult):
     """The price of one strategy, with the error to expect."""
 
@@ -267,7 +267,7 @@ def _row(row: RunPrice) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation(TableResult):
     """Runs of a table beside what is predicted for them."""
 

@@ -50,7 +50,7 @@ class RankedPlan:
         return plan.tp, plan.pp, plan.cp, plan.ep
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanSearch(TableResult):
     """The plans of a search that fit, fastest first, and how many did not.
 
@@ -63,7 +63,7 @@ class PlanSearch(TableResult):
     least_memory: float | None  # bytes of the smallest candidate; None without candidates
     constants: Constants
     note: str = ""
-    top: int | None = None  # most layouts of the JSON document
+    top: int | None = 6  # most layouts of the JSON document
     launch: str | None = None  # arguments of a trainer for the fastest plan
 
     @cached_property

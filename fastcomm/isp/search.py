@@ -14,6 +14,7 @@ from fastcomm.isp import ALGOS, Question, question_of
 from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.layer import Correction
+from fastcomm.isp.plan_search import PlanSearch, search_plans
 from fastcomm.isp.price import memory, price
 from fastcomm.isp.result import (
     FeasibleCells,
@@ -25,6 +26,7 @@ from fastcomm.isp.result import (
     with_units,
 )
 from fastcomm.isp.space import Counts, grids
+from fastcomm.isp.trainers import trainer_of
 from fastcomm.options import SearchOptions
 from fastcomm.result import TableResult
 
@@ -162,21 +164,23 @@ def _width(question: Question) -> float:
 
 @shows(SearchOptions)
 @python_names()
-def search_strategies(**options: Any) -> SearchResult:
+def search_strategies(**options: Any) -> SearchResult | PlanSearch:
     """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
 
     Parameters
     ----------
     **options
-        Fields of `SearchOptions`. Required are `model` (a preset, a size such as "7B", or a
-        file), `world_size` (number of GPUs), `seq_len` (tokens), and a batch: `global_batch`
-        (tokens per step), or `micro_bsz` and `micro_num`. Numbers may be texts such as "64Ki".
+        Fields of `SearchOptions`; `gpus` is another name of `world_size`. Required are `model`
+        (a preset, a size such as "7B", or a file), the number of GPUs, and the batch of a step,
+        `global_batch`. It counts sequences if it has no unit, tokens as in "4Mi"; for
+        InternEvo always tokens, and `seq_len` (tokens) is required there.
 
     Returns
     -------
-    SearchResult
-        Feasible strategies, ranked by tokens/s/GPU, with step times in seconds and memory in
-        bytes (`to_dict` and `to_arrow`: ns and bytes).
+    PlanSearch or SearchResult
+        Feasible strategies, ranked by tokens/s/GPU. `SearchResult` is that of InternEvo, which
+        is searched on clusters without a measured GPU, with options of its own, and with
+        `trainer="internevo"`.
 
     Raises
     ------
@@ -184,9 +188,15 @@ def search_strategies(**options: Any) -> SearchResult:
         If an option is unknown, missing or invalid.
 
     """
+    if "gpus" in options:
+        if "world_size" in options:
+            raise ConfigError("search_strategies: pass gpus or world_size, which are the same")
+        options["world_size"] = options.pop("gpus")
     search_options = build(SearchOptions, options, "search_strategies")
     if search_options.compat is not None:
         raise ConfigError("compat: use fastcomm.compat.isp.search_strategies instead")
+    if trainer_of(search_options) != "internevo":
+        return search_plans(search_options)
     hardware = setting(search_options)
     result = search(question_of(search_options), hardware.cluster, attention=hardware.attention)
     return replace(result, calibration=hardware.calibration)
