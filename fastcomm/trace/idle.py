@@ -241,8 +241,8 @@ def _in_windows(idle: IdleIntervals, start: Ints, stop: Ints) -> IdleTimes:
     cause = idle.cause[interval].astype(np.int64)
     ns = np.zeros(len(start) * len(CAUSES), np.int64)
     np.add.at(ns, window * len(CAUSES) + cause, length)
-    ns = ns.reshape(len(start), len(CAUSES))
-    return IdleTimes(ns=ns, evidence=_evidence(window, cause, idle, interval, length))
+    by_window = ns.reshape(len(start), len(CAUSES))
+    return IdleTimes(ns=by_window, evidence=_evidence(window, cause, idle, interval, length))
 
 
 def _evidence(
