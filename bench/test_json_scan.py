@@ -4,17 +4,13 @@ import gzip
 from collections import deque
 from pathlib import Path
 
-import numpy as np
 import pytest
-from timing import PARSED, best, printed
+from timing import PARSED, best, printed, scan_of
 
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import envelope, reader
-from fastcomm.readers.kineto.selection import METRICS
+from fastcomm.readers.kineto import reader
 from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels import json_scan, string_tables
-from fastcomm_kernels._llvm import PADDING
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 ROUNDS = 60
@@ -28,25 +24,6 @@ def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scan")
     (path,) = write(Job.of(ranks=8), folder, ranks=[0], filler_bytes=10_000_000, compress=False)
     return path.read_bytes()
-
-
-def scan_of(text):
-    """A scan of a whole text into rows that are already there."""
-    block = np.frombuffer(text + bytes(PADDING), np.uint8)
-    rows = np.empty((1 << 17, METRICS.scan_columns.width()), np.int64)
-    strings, state = (
-        string_tables.no_strings(1 << 16, 1 << 22),
-        np.zeros(json_scan.STATE_SIZE, np.int64),
-    )
-    begin = envelope.events_begin(text, 0)
-
-    def scan():
-        state[:] = 0
-        state[json_scan.AT], state[json_scan.LAST] = begin, 1
-        why = json_scan.scan(block, len(text), state, METRICS.plan, strings, rows)
-        assert why == json_scan.DONE
-
-    return scan
 
 
 def test_scan(quotient, text, tmp_path):

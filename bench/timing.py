@@ -1,10 +1,17 @@
-"""Seconds of the processor, for functions and for whole processes."""
+"""Seconds of the processor, for functions and whole processes; and the scan of a text."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 from time import process_time
+
+import numpy as np
+
+from fastcomm.readers.kineto import envelope
+from fastcomm.readers.kineto.selection import METRICS
+from fastcomm_kernels import json_scan, string_tables
+from fastcomm_kernels._llvm import PADDING
 
 TESTS = Path(__file__).parents[1] / "tests"
 # A parser that everyone has, on a file. In a process of its own: where many objects live,
@@ -65,3 +72,22 @@ def printed(code, *arguments):
     variables = {**environment(), "PYTHONPATH": path}
     done = subprocess.run(command, check=True, capture_output=True, env=variables)
     return float(done.stdout.splitlines()[-1])
+
+
+def scan_of(text):
+    """A scan of a whole text into rows that are already there."""
+    block = np.frombuffer(text + bytes(PADDING), np.uint8)
+    rows = np.empty((1 << 17, METRICS.scan_columns.width()), np.int64)
+    strings, state = (
+        string_tables.no_strings(1 << 16, 1 << 22),
+        np.zeros(json_scan.STATE_SIZE, np.int64),
+    )
+    begin = envelope.events_begin(text, 0)
+
+    def scan():
+        state[:] = 0
+        state[json_scan.AT], state[json_scan.LAST] = begin, 1
+        why = json_scan.scan(block, len(text), state, METRICS.plan, strings, rows)
+        assert why == json_scan.DONE
+
+    return scan

@@ -180,6 +180,32 @@ def test_several_lengths_make_a_sweep(tmp_path):
     assert len(json.loads(call(*asked, "--json"))["cells"]) == 4
 
 
+def test_the_scaling_factor_of_a_sweep_is_the_time_of_one_gpu_over_n_times_that_of_n():
+    tiny = ("--model", "0.25B", "--seq-len", "2Ki,4Ki", "--global-batch", "256Ki")
+    asked = (*tiny, "--cluster", "h100", "--trainer", "internevo", "--json", "--world-size")
+    cells = json.loads(call(*asked, "1,4"))["cells"][:2]
+    one, four = (cell["best"]["total_latency_ns"] for cell in cells)
+    assert [cell["scaling_factor"] for cell in cells] == [1, pytest.approx(one / (4 * four))]
+    without_one = json.loads(call(*asked, "2,4"))["cells"][:2]
+    assert [cell["scaling_factor"] for cell in without_one] == [None, None]
+    assert without_one[0]["scaling"] == 1
+
+
+def test_a_table_of_measured_communication_replaces_the_links_of_a_cluster(tmp_path):
+    table = tmp_path / "hccl.csv"
+    rows = [f"all_to_all,8,{size},{1e-4 + size / 20e9}" for size in (1 << 20, 1 << 24, 1 << 28)]
+    table.write_text("\n".join(["op,ngpu,bytes,lat_s", *rows]))
+    asked = ("--cluster", "ascend910b", "--trainer", "internevo", "--json")
+    asked = (*("--model", "7B", "--world-size", "8", "--seq-len", "4Ki"), *asked)
+    asked = (*asked, "--global-batch", "1Mi", "--algorithms", "isp", "--sp-sizes", "8")
+    before, after = (
+        json.loads(call(*asked, *more)) for more in ((), ("--calibrate", str(table)))
+    )
+    assert "communication was not" in before["notes"][0]
+    costs = [document["best"][0]["sp_comm_cost_ns"] for document in (before, after)]
+    assert costs[1] > 2 * costs[0]
+
+
 @pytest.mark.parametrize("algo", ["isp", "msp", "fsp", "mtp", "dsp"])
 def test_one_strategy_is_explained_term_by_term(algo):
     text = call(*ASKED, "--algorithms", algo, "--explain", "2")

@@ -35,7 +35,7 @@ def test_the_design_note_s_formulas_give_its_numbers():
     assert formulas.gradients(8, volume, *LINK, 4) == pytest.approx(4 * once)
     assert formulas.states(8, volume, *LINK) == pytest.approx(3 * once)
     # 9 hours on one, 1.25 on eight.
-    assert formulas.scaling_efficiency(1 / (8 * 1.25), 1 / 9) == pytest.approx(0.9)
+    assert formulas.scaling_factor(1 / (8 * 1.25), 1 / 9) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

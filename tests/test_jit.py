@@ -1,7 +1,10 @@
 """Test the cache of compiled kernels, and its failures."""
 
+import io
+import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from fault_tools import in_time, nobody
+from numba.core.environment import Environment
 
 from fastcomm_kernels import _jit
 
@@ -380,3 +384,16 @@ def test_the_location_and_state_of_the_code_can_be_queried(folders, monkeypatch)
     for is_off in (0, 1):
         monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", is_off)
         assert _jit.has_jit() is not bool(is_off)
+
+
+@pytest.mark.parametrize(("module", "is_loaded"), [("json", True), ("absent", False)])
+def test_the_environment_of_code_is_loaded_without_its_module(module, is_loaded):
+    made = Environment({"__name__": module})
+    made.consts[:] = [7, "seven"]
+    made.env_name = f"of {module}"
+    data = pickle.dumps(made)
+    loaded = _jit._Unpickler(io.BytesIO(data)).load()
+    assert (loaded.env_name, loaded.consts) == (made.env_name, made.consts)
+    assert loaded.globals == (vars(json) if is_loaded else {"__name__": "absent"})
+    assert pickle.dumps(loaded) == data
+    assert _jit._Unpickler(io.BytesIO(data)).load() is loaded

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from hashlib import blake2b
 
 import pyarrow as pa
 import pytest
@@ -270,6 +271,46 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
     everything = [trace.events, trace.lanes, trace.comm, trace.groups, repr(trace.meta)]
     assert "SECRET" not in json.dumps([str(each) for each in everything])
     assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", ["sqlite", "parquetdir"])
+def test_the_host_and_the_gpu_of_an_export_are_those_of_the_same_kineto_run(tmp_path, kind):
+    job = Job.of(ranks=16)
+    write_nsys(job, tmp_path / "nsys", per_report=8, kind=kind)
+    write(job, tmp_path / "kineto")
+    runs = [open_run(tmp_path / name) for name in ("nsys", "kineto")]
+    metas = [[run.read(rank).meta for rank in run.ranks] for run in runs]
+    assert {meta.gpu for meta in metas[0]} == {meta.gpu for meta in metas[1]}
+    assert len({meta.host for meta in metas[0]}) == 2
+    nodes, expected = (compute_metrics(run).network for run in runs)
+    assert nodes.nodes_by == "hosts"
+    assert nodes.nodes == expected.nodes
+
+
+@pytest.mark.parametrize(
+    ("hosts", "number"),
+    [
+        ([], 0),
+        ([(1, "localhost")], 0),
+        ([(None, "a")], 1),
+        ([(1, "a"), (1, "a")], 1),
+        ([(1, "a"), (1, "b")], 0),
+        ([(2, "b"), (1, "a")], 1),
+        ([(2, "b"), (3, "c")], 0),
+    ],
+)
+def test_the_host_of_a_process_is_that_of_its_machine(tmp_path, hosts, number):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[0])
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname'")
+        rows = [(None if vid is None else vid << 48, name) for vid, name in hosts]
+        insert = "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, 'Running', 'Hostname', 4, ?)"
+        database.executemany(insert, rows)
+        database.commit()
+    host = open_run(tmp_path).read(0).meta.host
+    assert (host is not None) == (number == 1)
+    assert host is None or host == blake2b(b"a", digest_size=8).hexdigest()
 
 
 def test_reading_everything_includes_operators_and_waits(tmp_path):

@@ -13,7 +13,7 @@ from fastcomm import arrow_files
 from fastcomm.analyses.stragglers import analyse_stragglers
 from fastcomm.cli import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
-from fastcomm.executors import dask
+from fastcomm.executors import Local, dask
 from fastcomm.options import StragglerOptions
 from fastcomm.stragglers import RankScenarios, SubsetScenario, operations, rank_scenarios
 from fastcomm.stragglers import model as model_
@@ -79,6 +79,38 @@ def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
     assert there == here
     steps = ("--steps", "1,3", "--dask", cluster.address)
     assert '"steps": [\n    1,\n    3\n  ]' in invoke(table, "--json", *steps).stdout
+
+
+@pytest.mark.compiled
+def test_the_result_is_that_of_one_process_with_any_number_of_workers(job, tmp_path):
+    table = job / "table.parquet"
+    here = asked_for(job, tmp_path / "here", table)
+    assert asked_for(job, tmp_path / "two", table, "--workers", 2) == here
+    assert "no such file" in invoke(tmp_path / "a.csv", "--workers", 2, code=2).stderr
+
+
+@pytest.mark.compiled
+def test_an_object_is_made_once_in_each_process(tmp_path):
+    held = Local(workers=2).hold(partial(made_and_listed, tmp_path))
+    processes = held.apply([os_process] * 20)
+    assert sorted({str(process) for process in processes} | {str(os.getpid())}) == sorted(
+        path.name for path in tmp_path.iterdir()
+    )
+    assert all(path.read_text() == "made\n" for path in tmp_path.iterdir())
+    assert held.apply([os_process]) == [os.getpid()]
+    with pytest.raises(FastcommError, match="a worker was killed"):
+        held.apply([fatal_question] * 2)
+    held.close()
+
+
+def made_and_listed(folder):
+    """Add a line to a file that is named after the process."""
+    with (folder / str(os.getpid())).open("a") as file:
+        file.write("made\n")
+
+
+def os_process(_):
+    return os.getpid()
 
 
 @pytest.mark.compiled

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from fastcomm.analyses.kernels import answered
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.hardware import load_node
-from fastcomm.kernels.result import Kernels
-from fastcomm.kernels.totals import WorkQuestion
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.findings import Evidence, Finding, findings_table, in_order
@@ -18,6 +16,9 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
+
+if TYPE_CHECKING:
+    from fastcomm.kernels.result import Kernels
 
 
 def compute_metrics(
@@ -71,6 +72,10 @@ def compute_metrics(
     measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
+    # Slow imports, and most runs are measured without FLOPs.
+    from fastcomm.analyses.kernels import answered
+    from fastcomm.kernels.totals import WorkQuestion
+
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
     (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
     findings = in_order([*measured.findings, *_slow_gemms(kernels)])
@@ -78,7 +83,7 @@ def compute_metrics(
     return replace(measured, flops=kernels.flops, findings=findings, tables=tables)
 
 
-def _slow_gemms(kernels: Kernels) -> list[Finding]:
+def _slow_gemms(kernels: "Kernels") -> list[Finding]:
     """Return a finding for GEMMs that take longer than they need to."""
     step = kernels.step_ns or 0.0
     return [

@@ -13,6 +13,7 @@ from fastcomm.cli.options import (
     cluster_options,
     edit_options,
     executor_for,
+    workers_option,
 )
 from fastcomm.cli.results import (
     print_json,
@@ -27,6 +28,7 @@ _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
   fastcomm stragglers trace.parquet --heal rank:6 --trace replayed.json
+  fastcomm stragglers trace.parquet --workers 8
   fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
   fastcomm stragglers trace.parquet --steps 12 --json | jq .slowdown_by_optype
 """
@@ -55,6 +57,7 @@ Examples:
 @edit_options
 @trace_option
 @builds(options=StragglerOptions, execution=ExecutionOptions)
+@workers_option(not_with=("--dask",))
 @cluster_options
 @result_options("stragglers.json, and the files of the published study", xlsx=False)
 def run(

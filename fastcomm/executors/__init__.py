@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.executors.processes import Processes
+from fastcomm.executors.processes import CopiedObject, Processes
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, Spread, one_by_one
 from fastcomm.trace.trace import Trace
@@ -51,20 +51,6 @@ class SharedObject(Protocol[S_co]):
     def close(self) -> None:
         """Release the object."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalObject(Generic[S]):
-    """A `SharedObject` in the memory of this process."""
-
-    target: S
-
-    def apply(self, functions: Sequence[Callable[[S], T]]) -> list[T]:
-        """Call functions with the object, one after another; return their results in order."""
-        return [function(self.target) for function in functions]
-
-    def close(self) -> None:
-        """Do nothing: Python frees the object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,8 +341,8 @@ class Local:
         return function()
 
     def hold(self, make: Callable[[], T]) -> SharedObject[T]:
-        """Create an object in this process."""
-        return LocalObject(target=make())
+        """Create an object in this process; with several workers, also in each of them."""
+        return CopiedObject(make, self.workers)
 
 
 def executor_of(workers: int | Executor) -> Executor:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
+from uuid import uuid4
 
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.process import SIGNALS, deferred, safe_children, temporary_folder
@@ -121,9 +122,38 @@ class Processes:
             return [future.result() for future in futures]
         except BrokenProcessPool as error:
             raise FastcommError(
-                "a worker was killed while ranks were compared. Probably it ran out of memory: "
-                "use fewer workers, or fewer --steps"
+                "a worker was killed while ranks were compared or scenarios replayed. Probably "
+                "it ran out of memory: use fewer workers, or fewer --steps"
             ) from error
+
+
+class CopiedObject(Generic[A]):
+    """A `SharedObject` in this process; with several workers, each of them has a copy."""
+
+    def __init__(self, make: Callable[[], A], workers: int) -> None:
+        """Make the object here, so that its errors are raised here; workers make it later."""
+        self.key, self.make, self.target = uuid4().hex, make, make()
+        self.processes = Processes(workers)
+
+    def apply(self, functions: Sequence[Callable[[A], B]]) -> list[B]:
+        """Call functions with the object in parallel, and return their results in order."""
+        if self.processes.number == 1 or len(functions) == 1:
+            return [function(self.target) for function in functions]
+        return self.processes.spread(partial(_apply, self.key, self.make), functions)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.processes.__exit__(None, None, None)
+
+
+_copies: dict[str, Any] = {}  # of a worker
+
+
+def _apply(key: str, make: Callable[[], A], function: Callable[[A], B]) -> B:
+    """Call a function with the object of a key, which a worker makes once."""
+    if key not in _copies:
+        _copies[key] = make()
+    return function(_copies[key])
 
 
 def _call(function: Callable[[A], B], thing: A) -> Future[B]:

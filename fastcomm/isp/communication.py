@@ -323,8 +323,11 @@ def all_to_all(
     return ring(shard, calls * volume, alpha, bandwidth)
 
 
-def scaling_efficiency(rate: float, rate_of_one: float) -> float:
-    """Return the scaling efficiency T_1 / (T_N N): tokens/s/GPU of N GPUs over that of one."""
+def scaling_factor(rate: float, rate_of_one: float) -> float:
+    """Return the scaling factor T_1 / (N T_N) of N GPUs that do the work of one.
+
+    `rate` and `rate_of_one` are tokens/s/GPU of N GPUs and of one.
+    """
     return rate / rate_of_one
 
 

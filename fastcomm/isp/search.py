@@ -13,6 +13,7 @@ from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp import ALGOS, Question, question_of
 from fastcomm.isp.block import StrategyGrid
 from fastcomm.isp.calibration import setting
+from fastcomm.isp.communication import scaling_factor
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.plan_search import PlanSearch, search_plans
 from fastcomm.isp.price import memory, price
@@ -267,8 +268,10 @@ class SweepPoint:
     feasible: int
     best: Record | None
     why: str  # why there is no strategy; empty if there is one
-    # tokens/s/GPU over those of the smallest world size with a strategy: T_1 / (T_N N).
+    # tokens/s/GPU over those of the smallest world size with a strategy.
     scaling: float | None = None
+    # T_1 / (N T_N) of equal work; None if one GPU was not searched, or has no strategy.
+    scaling_factor: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the search as a JSON object."""
@@ -293,7 +296,7 @@ class SearchSweep(TableResult):
         cells = self.contents()["cells"]
         best: Record = next((cell["best"] for cell in cells if cell["best"]), {})
         names = [name for name in best if name not in {"world_size", "seq_len"}]
-        own = ("world_size", "seq_len", "candidates", "feasible", "scaling")
+        own = ("world_size", "seq_len", "candidates", "feasible", "scaling", "scaling_factor")
         rows = [
             {name: cell[name] for name in own}
             | {name: (cell["best"] or {}).get(name) for name in names}
@@ -331,20 +334,27 @@ def sweep(
     -------
     SearchSweep
         A cell per sequence length and world size, world sizes ascending. `scaling` is the rate
-        per GPU divided by that of the smallest world size with a result.
+        per GPU divided by that of the smallest world size with a result, and `scaling_factor`
+        divided by that of one GPU.
 
     """
     cells, common = [], None
     for seq_len in seq_lens:
-        smallest_rate = None
+        smallest_rate = rate_of_one = None
         for world in sorted(question.world_sizes):
             point = replace(question, world_sizes=(world,), seq_len=seq_len)
             cell, cell_notes = _cell(point, cluster, attention)
             if cell.candidates:
                 common = [note for note in cell_notes if common is None or note in common]
             if cell.best:
-                smallest_rate = smallest_rate or cell.best["tgs"]
-                cell = replace(cell, scaling=cell.best["tgs"] / smallest_rate)
+                rate = cell.best["tgs"]
+                smallest_rate = smallest_rate or rate
+                rate_of_one = rate if world == 1 else rate_of_one
+                cell = replace(
+                    cell,
+                    scaling=rate / smallest_rate,
+                    scaling_factor=rate_of_one and scaling_factor(rate, rate_of_one),
+                )
             cells.append(cell)
     return SearchSweep(cells=tuple(cells), notes=tuple(common or notes(cluster)))
 

@@ -123,8 +123,10 @@ def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
     """
     if isinstance(where, pa.Table):
         return where.select(names)
+    # A file is opened many times, and handing one batch to a thread takes longer than this.
+    options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.memory_map(os.fsencode(where)) as source:
-        return pa.ipc.open_file(source).read_all().select(names)
+        return pa.ipc.open_file(source, options=options).read_all().select(names)
 
 
 def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Table:

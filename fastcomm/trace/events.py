@@ -67,11 +67,11 @@ class EventColumns:
     def __len__(self) -> int:
         return len(self.start)
 
-    def of_kind(self, *kinds: str) -> Flags:
-        """Return whether each row is of one of these kinds."""
+    def of_kind(self, *kinds: str, rows: Ints | None = None) -> Flags:
+        """Return whether each event, or each of some rows, is of one of these kinds."""
         chosen = np.zeros(len(KIND), np.bool_)
         chosen[[KIND[kind] for kind in kinds]] = True
-        return chosen[self.kind]
+        return chosen[self.kind if rows is None else self.kind[rows]]
 
     def rows(self, *kinds: str) -> Ints:
         """Return the ascending rows of events whose `kind` is one of `kinds`."""

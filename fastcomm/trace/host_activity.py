@@ -6,7 +6,7 @@ an instant, the first counts. `idle` has the causes.
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -82,6 +82,13 @@ class Pieces(NamedTuple):
     name: Ints
 
 
+# The ranks of a run have the same names.
+@lru_cache(1 << 13)
+def _has_match(pattern: str, text: str) -> bool:
+    """Return whether a pattern is found in a text."""
+    return re.search(pattern, text) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostActivity:
     """What the threads of the host do, by the rules above."""
@@ -107,7 +114,7 @@ class HostActivity:
         events = self.events
         rows = events.rows(*_ON_HOST)
         long_enough = events.stop[rows] - events.start[rows] >= LEAST_RANGE_NS
-        may_be_short = ~events.of_kind("cpu_op", "python")[rows]
+        may_be_short = ~events.of_kind("cpu_op", "python", rows=rows)
         rows = rows[(long_enough | may_be_short) & (events.start[rows] < events.stop[rows])]
         order: Ints = rows[
             np.lexsort((-events.stop[rows], events.start[rows], events.lane[rows]))
@@ -126,9 +133,8 @@ class HostActivity:
 
     def named(self, rows: Ints, rule: NameRule) -> Flags:
         """Return whether a rule applies to each row."""
-        return (
-            self.events.of_kind(*rule.kinds)[rows] & self._matches(rule)[self.events.name[rows]]
-        )
+        is_kind = self.events.of_kind(*rule.kinds, rows=rows)
+        return is_kind & self._matches(rule)[self.events.name[rows]]
 
     @cached_property
     def _by_rule(self) -> dict[NameRule, Flags]:
@@ -137,9 +143,11 @@ class HostActivity:
     def _matches(self, rule: NameRule) -> Flags:
         """Return whether each name matches a rule; names of the device are not searched."""
         if rule not in self._by_rule:
-            texts, pattern = self.events.texts, re.compile(rule.pattern)
+            texts = self.events.texts
             flags = np.zeros(len(texts), np.bool_)
-            flags[self._used] = [bool(pattern.search(texts[c])) for c in self._used.tolist()]
+            flags[self._used] = [
+                _has_match(rule.pattern, texts[c]) for c in self._used.tolist()
+            ]
             self._by_rule[rule] = flags
         return self._by_rule[rule]
 
@@ -175,12 +183,12 @@ class ThreadLayers:
     def of(cls, host: HostActivity, lane: int) -> Self:
         """Build the layers of a thread that launches device work."""
         events, rows = host.events, host.of_lane(lane)
-        of = events.of_kind
-        calls, functions = of("runtime")[rows], rows[of("python")[rows]]
+        of = partial(events.of_kind, rows=rows)
+        calls, functions = of("runtime"), rows[of("python")]
         syncs = host.named(rows, SYNCHRONIZING)
         launches = calls & ~syncs & (host.is_linked[rows] | host.named(rows, LAUNCHING))
-        ops = rows[of("cpu_op")[rows]]
-        ranges = rows[of("annotation")[rows]]
+        ops = rows[of("cpu_op")]
+        ranges = rows[of("annotation")]
         work = np.concatenate(
             [ops, ranges[~host.is_mark(ranges)], rows[calls & ~syncs & ~launches]]
         )
@@ -201,8 +209,8 @@ class ThreadLayers:
     def of_host_run(cls, host: HostActivity) -> Self:
         """Build the layers of all threads of a run without an accelerator."""
         rows = host.rows
-        is_op = host.events.of_kind("cpu_op")[rows]
-        functions = rows[host.events.of_kind("python")[rows]]
+        is_op = host.events.of_kind("cpu_op", rows=rows)
+        functions = rows[host.events.of_kind("python", rows=rows)]
         layers = {
             "garbage": rows[host.named(rows, GARBAGE)],
             # The time of operators is compute, that of loaders included.

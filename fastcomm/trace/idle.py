@@ -239,9 +239,10 @@ def _in_windows(idle: IdleIntervals, start: Ints, stop: Ints) -> IdleTimes:
     inside = owner >= 0
     interval, length, window = interval[inside], length[inside], rows[owner[inside]]
     cause = idle.cause[interval].astype(np.int64)
-    ns = np.zeros((len(start), len(CAUSES)), np.int64)
-    np.add.at(ns, (window, cause), length)
-    return IdleTimes(ns=ns, evidence=_evidence(window, cause, idle, interval, length))
+    ns = np.zeros(len(start) * len(CAUSES), np.int64)
+    np.add.at(ns, window * len(CAUSES) + cause, length)
+    by_window = ns.reshape(len(start), len(CAUSES))
+    return IdleTimes(ns=by_window, evidence=_evidence(window, cause, idle, interval, length))
 
 
 def _evidence(

@@ -1,7 +1,8 @@
 """One rank's trace in memory; its tables are validated here and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Self
 
 import numpy as np
@@ -72,6 +73,25 @@ class Meta:
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     gpu: str | None = None  # name of the device, as the trace has it
     host: str | None = None  # digest of its host's name, equal for the ranks of one host
+
+
+_LONGEST_GPU = 200  # letters of the name of a GPU
+_ANY_HOST = ("", "localhost", "localhost.localdomain")  # names that tell no host from another
+
+
+def gpu_name(names: Iterable[object]) -> str | None:
+    """Return the name that all devices have, shortened; None if they differ or have none."""
+    names = list(names)
+    name = names[0] if names else None
+    is_common = isinstance(name, str) and name and all(other == name for other in names)
+    return str(name)[:_LONGEST_GPU] if is_common else None
+
+
+def host_digest(name: object) -> str | None:
+    """Return a digest of a host's name, which is private; None if it tells no host."""
+    if not isinstance(name, str) or name.strip().lower() in _ANY_HOST:
+        return None
+    return blake2b(name.encode(), digest_size=8).hexdigest()
 
 
 def validate(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:

@@ -1,7 +1,6 @@
 """Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
 from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.trace.trace import Meta, Trace
+from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
 
@@ -54,8 +53,6 @@ HOST_RUN = (
 
 SUFFIXES = head.SUFFIXES
 _MOST_DEVICES = 1 << 16
-_LONGEST_GPU = 200  # letters of the name of a GPU
-_ANY_HOST = ("", "localhost", "localhost.localdomain")  # names that tell no host from another
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 # Times relative to a base time span at most three months; times since 1970 are larger.
 _ABSOLUTE = 1_600_000_000_000_000_000
@@ -114,7 +111,7 @@ def read(
         is_truncated=scanned.is_truncated,
         is_host_run=is_host_run,
         gpu=_gpu(scanned.envelope.get("deviceProperties")),
-        host=_host(scanned.envelope.get("host_name")),
+        host=host_digest(scanned.envelope.get("host_name")),
     )
     return assemble(events, lanes, collectives, options, meta)
 
@@ -155,16 +152,7 @@ def _selected(
 def _gpu(devices: object) -> str | None:
     """Return the name that all devices of a file have; None without one."""
     devices = devices if isinstance(devices, list) else []
-    names = {device.get("name") for device in devices if isinstance(device, dict)}
-    name = names.pop() if len(names) == 1 else None
-    return name[:_LONGEST_GPU] if isinstance(name, str) else None
-
-
-def _host(name: object) -> str | None:
-    """Return a digest of the host's name, which is private; None if nothing tells it."""
-    if not isinstance(name, str) or name.strip().lower() in _ANY_HOST:
-        return None
-    return blake2b(name.encode(), digest_size=8).hexdigest()
+    return gpu_name([device.get("name") for device in devices if isinstance(device, dict)])
 
 
 def _stated(

@@ -1,8 +1,8 @@
 """Name the tables and columns of an Nsight Systems export that fastcomm reads.
 
-Nothing else is read: not the environment, captured output, or properties of the host. An absent
-table has no rows; an absent column is null. Types are those that readers get: the types in
-files differ by kind of export and version.
+Nothing else is read: not captured output, nor properties of the host, of which only the name
+of `SYSTEM` is used, and of `GPUS` the names. An absent table has no rows; an absent column is
+null. Types are those that readers get: the types in files differ by kind of export and version.
 """
 
 INTEGER, TEXT, BLOB = "integer", "text", "blob"
@@ -26,11 +26,14 @@ EXPORT = "META_DATA_EXPORT"
 SESSION = "TARGET_INFO_SESSION_START_TIME"
 ANALYSIS = "ANALYSIS_DETAILS"
 MPI_RANKS = "MPI_RANKS"
+GPUS = "TARGET_INFO_GPU"
+SYSTEM = "TARGET_INFO_SYSTEM_ENV"  # has the environment, too
+HOST_NAME = "Hostname"  # the row of SYSTEM with the name of the host
 
 TABLES = frozenset(
     [
         *(KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, CUDA_EVENT, GRAPH, NODES, OLD_NODES, NVTX),
-        *(STRINGS, SCHEMAS, ENTRIES, EXPORT, SESSION, ANALYSIS, MPI_RANKS),
+        *(STRINGS, SCHEMAS, ENTRIES, EXPORT, SESSION, ANALYSIS, MPI_RANKS, GPUS, SYSTEM),
     ]
 )
 
@@ -85,6 +88,8 @@ PUSH_POP, START_END, DOMAIN = 59, 60, 75
 
 # globalTid has the thread in these low bits, and the process above.
 THREAD_BITS = 24
+# globalPid has the machine in its bits from this one on.
+MACHINE_BIT = 48
 _PROCESS_BITS = (1 << 24) - 1
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
 from fastcomm.errors import TraceFileError, shell_quoted
 from fastcomm.readers.communication import Collectives
@@ -15,7 +16,7 @@ from fastcomm.readers.nsys.layout import STRINGS
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import KernelParts
 from fastcomm.trace.events import Events
-from fastcomm.trace.trace import SMALL
+from fastcomm.trace.trace import SMALL, gpu_name, host_digest
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 
@@ -162,6 +163,28 @@ def _unowned_warnings(share: float) -> list[str]:
         "left out; export the report again"
     )
     return [text] if share else []
+
+
+def host_of(export: Export, process: int) -> str | None:
+    """Return a digest of the name of a process's host (`g >> 24`); None if nothing tells it.
+
+    A report that was joined from several machines names the host of each.
+    """
+    rows = export.rows(
+        layout.SYSTEM, ("name", "value", "globalVid"), where=[f"name = '{layout.HOST_NAME}'"]
+    )
+    rows = rows.where(pc.equal(rows.texts("name"), layout.HOST_NAME).to_numpy())
+    if rows.count > 1:
+        machine = process >> (layout.MACHINE_BIT - layout.THREAD_BITS)
+        rows = rows.where(rows["globalVid"] >> layout.MACHINE_BIT == machine)
+    names = set(rows.texts("value").to_pylist())
+    return host_digest(names.pop()) if len(names) == 1 else None
+
+
+def gpu_of(export: Export) -> str | None:
+    """Return the name that all devices of an export have; None without one."""
+    names = set(export.rows(layout.GPUS, ("name",)).texts("name").to_pylist())
+    return gpu_name(names)
 
 
 def mpi_ranks(export: Export) -> dict[int, int]:

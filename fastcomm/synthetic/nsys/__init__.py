@@ -14,6 +14,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.files import check_replaceable
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.kineto import DEVICES
 from fastcomm.synthetic.nsys.big import write_nsys_big
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
 from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, MACHINE, PUSH_POP, Clock, Host
@@ -84,7 +85,7 @@ def report(
             tables.add("MPI_RANKS", globalTid=process.main, rank=process.rank)
     _add_launcher(tables, time)
     _add_session(tables, time, variant, processes)
-    _add_capture(tables, variant)
+    _add_capture(tables, variant, ranks[0] // DEVICES)
     _add_export(tables, f"nsys_{ranks[0]}", variant, kind)
     _add_enums(tables)
     for name in sorted(tables.rows):
@@ -198,8 +199,8 @@ def _add_session(
         )
 
 
-def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
-    """Add how the profiler was started, with an environment that must stay private."""
+def _add_capture(tables: ReportTables, variant: NsysVariant, node: int) -> None:
+    """Add how the profiler was started, with a host and environment that must stay private."""
     mode = "Node" if variant.graph == "node" else "Graph"
     for name, value in (
         ("CAPTURE_EVENT_TYPE", "NvtxEvents"),
@@ -211,14 +212,17 @@ def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
         ("APPLICATION_WORKING_DIRECTORY", f"/home/{SECRET_ENVIRONMENT}"),
     ):
         tables.add("META_DATA_CAPTURE", name=name, value=value)
-    for name in ("Hostname", "EnvironmentVariables"):
+    for name, value in (
+        ("Hostname", f"{SECRET_ENVIRONMENT}-node{node:04d}"),
+        ("DeviceEnvironment", f"WANDB_MODE={SECRET_ENVIRONMENT}"),
+    ):
         tables.add(
             "TARGET_INFO_SYSTEM_ENV",
             globalVid=MACHINE,
             devStateName="Running",
             name=name,
             nameEnum=4,
-            value=f"{name}={SECRET_ENVIRONMENT}",
+            value=value,
         )
     tables.add(
         "DIAGNOSTIC_EVENT",
