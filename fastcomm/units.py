@@ -1,7 +1,7 @@
 """Parse and format bandwidths, sizes, times and counts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
@@ -197,6 +197,12 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return noun
     return _IRREGULAR.get(noun, f"{noun}es" if noun.endswith(_HISSING) else f"{noun}s")
+
+
+def enumeration(names: Iterable[str]) -> str:
+    """Return names as in a sentence: "A", "A and B", "A, B and C"."""
+    *first, last = list(names) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def counted(count: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.report import html
 from fastcomm.units import (
     counted,
+    enumeration,
     format_bandwidth,
     format_binary_bytes,
     format_bytes,
@@ -168,3 +169,16 @@ def test_nouns_agree_with_their_count():
     ]
     assert [counted(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
     assert html.many(1, "rank") == "1 rank"
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["TP"], "TP"),
+        (["DP", "TP"], "DP and TP"),
+        (["DP", "PP", "TP"], "DP, PP and TP"),
+    ],
+)
+def test_names_are_listed_as_in_a_sentence(names, text):
+    assert enumeration(names) == text

@@ -18,7 +18,7 @@ from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import measure, measure_options, print_json, result_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
-from fastcomm.units import format_ns
+from fastcomm.units import enumeration, format_ns
 
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
@@ -252,7 +252,7 @@ def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
         typed = [option_name for option_name in typed if option_name == "--steps"]
     if names and typed:
         raise ConfigError(
-            f"{', '.join(typed)}: no effect on saved metrics ({' and '.join(names)}); pass "
+            f"{', '.join(typed)}: no effect on saved metrics ({enumeration(names)}); pass "
             "traces, or leave it out"
         )
 
@@ -307,7 +307,7 @@ def _kernels(
     if no_kernels:
         return [], ()
     if saved := [run.name for run in runs if run.saved is not None]:
-        return [], (f"kernels are not compared: {' and '.join(saved)} has saved metrics alone",)
+        return [], (f"kernels are not compared: {enumeration(saved)} has saved metrics alone",)
     if executor.is_here:
         kernels.compile_kernels()
     question = WorkQuestion(by=COMPARED, steps=metrics.steps)

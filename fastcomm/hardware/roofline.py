@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from fastcomm.hardware.surfaces import Gpu, gpu
-from fastcomm.units import percent
+from fastcomm.units import enumeration, percent
 
 NA = "n/a"
 
@@ -109,7 +109,7 @@ class StepFlops:
                 missing.setdefault(self.unknown[name], []).append(name.upper())
         return (
             f"{'; '.join(parts)}{peak}.{time}",
-            *(f"{' and '.join(names)}: {NA} ({reason})." for reason, names in missing.items()),
+            *(f"{enumeration(names)}: {NA} ({reason})." for reason, names in missing.items()),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fastcomm.hardware.measurements import (
 )
 from fastcomm.options import SearchOptions
 from fastcomm.trace.schema import OPS
+from fastcomm.units import enumeration
 
 if TYPE_CHECKING:
     from fastcomm.readers.kineto.operators import ShapedCall
@@ -272,7 +273,7 @@ def fit_work(
         missing = [] if gemms else ["GEMM"]
         missing += [] if len(attention) == 2 else ["attention"]  # noqa: PLR2004
         skipped.append(
-            f"{' and '.join(missing)} not fully measured: the curve of the cluster is used"
+            f"{enumeration(missing)} not fully measured: the curve of the cluster is used"
         )
     elif cluster.note:
         cluster = replace(cluster, note="")

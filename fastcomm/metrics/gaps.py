@@ -17,7 +17,7 @@ from fastcomm.metrics.view import ON_DEVICE, Stack
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.trace.schema import KINDS
 from fastcomm.trace.trace import LACKS, NO_DEVICE, Trace
-from fastcomm.units import counted, percent, plural
+from fastcomm.units import counted, enumeration, percent, plural
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
 
@@ -131,7 +131,7 @@ def reason(missing: Mapping[str, Sequence[int]]) -> str:
         for key in (*NO_DEVICE, "times", "compute")
         if key in missing
     ]
-    return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
+    return f"the input has {enumeration(reasons)}" if reasons else "there is no iteration"
 
 
 _IS_DEVICE = np.isin(KINDS, ON_DEVICE)

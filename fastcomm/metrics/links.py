@@ -19,7 +19,7 @@ from fastcomm.metrics.skew import LABEL, NO_PAIR, Transfers
 from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
-from fastcomm.units import format_bandwidth, format_ns, percent
+from fastcomm.units import enumeration, format_bandwidth, format_ns, percent
 from fastcomm_kernels.arrays import Floats, Ints
 
 Label = int
@@ -346,7 +346,7 @@ def _finding(
     doubt = f" Clocks may be wrong by as much: {error} per collective." if by_clocks else ""
     return Finding(
         kind="slow_link",
-        text=f"{_link_of(ranks)} slow: {' and '.join(tags)} collectives reach "
+        text=f"{_link_of(ranks)} slow: {enumeration(tags)} collectives reach "
         f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
         f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
         f"step).{doubt}",
