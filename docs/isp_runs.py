@@ -35,6 +35,7 @@ from fastcomm.isp.runs import (
     price_run,
 )
 from fastcomm.isp.tables import load_models
+from fastcomm.isp.trainers import TRAINERS
 
 PAGE = Path(__file__).with_name("isp-runs.md")
 EVALUATION = Path(__file__).parents[1] / "fastcomm" / "isp" / "evaluation.py"
@@ -52,6 +53,7 @@ NEUTRAL = Constants(
     straggling=0.001,
     step_s=20e-3,
 )
+FACTOR = TRAINERS["deepspeed"].host_factor
 _HEAD = """\
 # Fixed strategies: how far off
 
@@ -83,10 +85,12 @@ of predicted and measured throughput is {order:.2f}, over pairs that differ by m
 {fits} of {runs} runs are predicted to fit. No source says which strategies ran out of memory.
 
 Of 1440 iterations of Megatron-DeepSpeed on 1 to 8 A100 of one node (vTrain), times are off by
-{single:.1f} % on average, and the strategy predicted to be the fastest takes
-{regret:.1f} % longer than the fastest measured one, on average over {groups} jobs.
+{0:.1f} % on average, and the strategy predicted to be the fastest takes
+{1:.1f} % longer than the fastest measured one, on average over {groups} jobs.
 One constant of the trainer was fitted to them: its host takes 1.55 times as long to launch a
-layer. Without it the numbers are {plain:.1f} % and {plain_regret:.1f} %."""
+layer. Without it the numbers are {2:.1f} % and {3:.1f} %. Fitted without each of the
+{models} models in turn, it is {factors}; on the model left out, the numbers are {4:.1f} % and
+{5:.1f} %."""
 _LEFT_OUT = """\
 With one constant at its start, the others as fitted, the mean absolute error of all runs is:"""
 _HELD_OUT = """\
@@ -208,15 +212,8 @@ def classes(rows: Sequence[RunPrice]) -> str:
     for name, (belongs, bar) in CLASSES.items():
         own = [row for row in rows if belongs(row)]
         bias = np.mean([row.error for row in own if row.error is not None])
-        lines.append(
-            [
-                name,
-                str(len(own)),
-                f"{mean_error(own) * 100:.1f} %",
-                f"{bias * 100:+.1f} %",
-                f"{bar * 100:.0f} %",
-            ]
-        )
+        shares = f"{mean_error(own):.1%}", f"{bias:+.1%}", f"{bar:.0%}"
+        lines.append([name, str(len(own)), *(share.replace("%", " %") for share in shares)])
     return _table(["class", "runs", "mean error", "bias", "bar"], lines)
 
 
@@ -260,15 +257,19 @@ def left_out(runs: Sequence[TrainingRun]) -> str:
     return _table(["constant at its start", "mean error"], rows)
 
 
-def single_node(path: Path, trainer: str = "deepspeed") -> tuple[float, float, int]:
-    """Mean error of vTrain's iterations, mean regret of the fastest, and number of jobs.
+Jobs = dict[tuple[int, ...], list[tuple[float, float]]]
 
-    A job is a model, a batch and a number of GPUs. The regret is the measured time of the
-    strategy that is predicted to be the fastest, over that of the fastest, minus 1.
+
+def node_jobs(path: Path, factor: float = FACTOR) -> Jobs:
+    """Predicted and measured times of vTrain's iterations in s, by job.
+
+    A job is a model (its hidden size, heads and layers come first), a length, a batch and a
+    number of GPUs. `factor` takes the place of the host's factor of Megatron-DeepSpeed.
     """
+    constants = replace(Constants(), host_layer_s=Constants().host_layer_s * factor / FACTOR)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [list(row.values()) for row in csv.DictReader(file)]
-    jobs: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+    jobs: Jobs = {}
     for row in rows:
         gpus, batch, micro, hidden, heads, layers, seq_len, tp, _dp, pp = map(int, row[:10])
         gpt = Model(
@@ -296,15 +297,37 @@ def single_node(path: Path, trainer: str = "deepspeed") -> tuple[float, float, i
             sharding="ddp",
             recompute="full",
             precision="fp16",
-            trainer=trainer,
+            trainer="deepspeed",
             overlap=False,
             year=2022.0,
         )
-        pair = price_plan(plan, Constants()).step_s, float(row[10]) / 1e3
-        jobs.setdefault((gpus, batch, hidden, heads, layers, seq_len), []).append(pair)
+        pair = price_plan(plan, constants).step_s, float(row[10]) / 1e3
+        jobs.setdefault((hidden, heads, layers, seq_len, gpus, batch), []).append(pair)
+    return jobs
+
+
+def single_node(jobs: Jobs) -> tuple[float, float, int]:
+    """Mean error of the times, mean regret of the fastest, and number of jobs.
+
+    The regret is the measured time of the predicted fastest over that of the fastest, minus 1.
+    """
     off = [abs(mine / measured - 1) for pairs in jobs.values() for mine, measured in pairs]
     regret = [min(pairs)[1] / min(t for _, t in pairs) - 1 for pairs in jobs.values()]
     return float(np.mean(off)), float(np.mean(regret)), len(jobs)
+
+
+def factor_held_out(path: Path) -> tuple[list[float], float, float]:
+    """Factors fitted without one model, then mean error and regret on the jobs of each."""
+    grid = {float(factor): node_jobs(path, factor) for factor in np.arange(1, 2.01, 0.05)}
+    factors, judged = [], Jobs()
+    for model in sorted({key[:3] for key in grid[1.0]}):
+
+        def error(factor: float, out: tuple[int, ...] = model) -> float:
+            return single_node({k: v for k, v in grid[factor].items() if k[:3] != out})[0]
+
+        factors.append(min(grid, key=error))
+        judged |= {k: v for k, v in grid[factors[-1]].items() if k[:3] == model}
+    return factors, *single_node(judged)[:2]
 
 
 def _numbers(off: list[float]) -> list[str]:
@@ -322,7 +345,6 @@ def constants() -> str:
     rows = [
         [f"`{name}`", f"{getattr(NEUTRAL, name):g}", f"{getattr(Constants(), name):g}", meaning]
         for name, meaning in _MEANING.items()
-        if name in CALIBRATED
     ]
     return _table(["constant", "before", "fitted", "meaning"], rows)
 
@@ -358,17 +380,17 @@ def page(folder: Path) -> str:
     write_expected(runs, unseen)
     rows = vouched(runs)
     iterations = folder.parent / "isp" / "vtrain_single.csv"
-    single, regret, jobs = single_node(iterations)
-    plain, plain_regret, _ = single_node(iterations, "megatron")
+    single, regret, jobs = single_node(node_jobs(iterations))
+    plain, plain_regret, _ = single_node(node_jobs(iterations, 1.0))
+    factors, *judged = factor_held_out(iterations)
     text = _ORDER.format(
+        *(100 * share for share in (single, regret, plain, plain_regret, *judged)),
         order=order(rows),
         fits=sum(row.price.fits for row in rows),
         runs=len(rows),
-        single=single * 100,
-        regret=regret * 100,
         groups=jobs,
-        plain=plain * 100,
-        plain_regret=plain_regret * 100,
+        models=len(factors),
+        factors=" or ".join(f"{factor:.2f}" for factor in sorted(set(factors))),
     )
     parts = [_HEAD, _GROUPS, groups(runs), _CLASSES, classes(rows), text, _HELD_OUT, unseen]
     parts += [_CONSTANTS, constants(), _LEFT_OUT, left_out(runs)]

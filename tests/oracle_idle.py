@@ -12,7 +12,7 @@ from oracle_kineto import RUNTIME, comm_events, device_work, iterations
 
 APART = 100_000  # ns: calls of a thread at most this far apart launch without a pause
 SHORT = 20_000  # ns: shorter operators and functions are no cause
-LATE = 100_000  # ns: queued communication that starts later waits for others
+LATE = 100_000  # ns: what starts later after its launch was queued
 
 RANGES = ("user_annotation", "python_function")
 
@@ -51,8 +51,9 @@ def cause_at(t, trace, events, work, edges):
         return "unknown", None if b is None else name
     thread = [e for e in events if lane(e) == lane(launch) and on_host(e)]
     before = b is None or t < launch["start"]
-    if b is not None and launch["stop"] <= a:
-        waits = communicates(ends, trace) and b - a > LATE
+    queued = max(a, launch["stop"])
+    if b is not None and (launch["stop"] <= a or (t >= queued and b - queued > LATE)):
+        waits = communicates(ends, trace) and b - queued > LATE
         return ("pipeline_bubble" if waits else "kernel_gaps"), name
     cause, evidence = by_thread(t, thread, events, trace, name) if before else (None, None)
     if not before or cause == "launch_bound":

@@ -22,9 +22,10 @@ COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
 _PATTERNS = {
     "attention": r"flash_(?:fwd|bwd)|flash_attn|fmha|attention|(?<![a-z])mha_|sdpa|paged_attn"
     r"|flashattn|(?<![a-z])flash::",
+    "pooling": r"(?:max|avg|average)_?pool|pooling",
     "convolution": r"^(?!.*cutlass::gemm).*(?:conv(?!ert)|wgrad(?!_gemm)|dgrad|[fp]prop"
-    r"|winograd|igemm|nchwto|nhwcto|nchw2|cnhw2|batched_transpose|im2col|max_?pool|avg_?pool"
-    r"|pooling|scudnn|cutlass_cudnn|bwd_weight|bwd_data)",
+    r"|winograd|igemm|nchwto|nhwcto|nchw2|cnhw2|batched_transpose|im2col|scudnn"
+    r"|cutlass_cudnn|bwd_weight|bwd_data)",
     "GEMM": r"(?<!fb)gemm|gemv|cublas|nvjet|cijk_|matmul|(?<![a-z])[bm]mm(?:_|$)|splitkreduce"
     r"|cutlass|xmma|dot_kernel|_mma_|fc-dtype|epilogue::impl",
     "normalization": r"(?:layer|batch|group|rms|instance)_?norm|(?<![a-z])bn_[fb]w|welford"

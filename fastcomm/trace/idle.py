@@ -5,7 +5,8 @@ call that launched the next work, from `l0` to `l1` on a thread of the host, div
 
 - If the call ended before `a`, the work was queued: `kernel_gaps`, or `pipeline_bubble` if it
   is communication that starts late.
-- From `l0` on, the work was being launched: `launch_bound`.
+- From `l0` on, the work was being launched: `launch_bound`. If the work starts late after `l1`,
+  it was queued from `l1` on.
 - Before `l0`, the first layer of `host_activity` counts that covers an instant on the thread of
   the call; without any, the cause is `unknown`.
 
@@ -35,8 +36,8 @@ from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import Ints
 
-# Queued communication that starts later than this after the device became idle waits for
-# others; before, it is a gap between kernels.
+# Work starts late if it does so more than this after its launch and after the device became
+# idle; communication then waits for others. A launch takes some 10 us to reach the device.
 LEAST_BUBBLE_NS = 100_000
 _MOST_NAMES = 3  # of a step and cause, as evidence
 _ON_DEVICE = ("kernel", "memcpy", "memset", "host_work")
@@ -180,14 +181,19 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     is_launched = launch >= 0
     l0, l1 = (np.where(is_last, b, np.where(is_launched, c[launch], a)) for c in host.times)
     name = np.where(gaps.work >= 0, events.name[gaps.work], NO_NAME).astype(np.int64)
-    queued = is_launched & (l1 <= a)
-    waits = queued & host.is_comm[gaps.work] & (b - a > LEAST_BUBBLE_NS)
-    by_host = is_launched & ~queued
+    by_host = is_launched & (l1 > a)
+    is_late = is_launched & (b - np.maximum(l1, a) > LEAST_BUBBLE_NS)
+    # Where the host ends, and the work is queued.
+    launched = np.where(by_host & ~is_late, b, np.maximum(l1, a))
+    waits = is_late & host.is_comm[gaps.work]
     parts = [
         _parts(a[~is_launched], b[~is_launched], "unknown", name[~is_launched]),
         *(
-            _parts(a[rows], b[rows], cause, name[rows])
-            for rows, cause in ((queued & ~waits, "kernel_gaps"), (waits, "pipeline_bubble"))
+            _parts(launched[rows], b[rows], cause, name[rows])
+            for rows, cause in (
+                (is_launched & ~waits, "kernel_gaps"),
+                (waits, "pipeline_bubble"),
+            )
         ),
     ]
     middle = np.clip(l0, a, b)
@@ -200,7 +206,7 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
         pieces = layers.pieces(a[rows], middle[rows], name[rows])
         parts.append(_blamed(pieces, drained[pieces.interval]))
         launching = (
-            _parts(middle[rows][flags], b[rows][flags], cause, names[flags])
+            _parts(middle[rows][flags], launched[rows][flags], cause, names[flags])
             for flags, cause, names in (
                 (~is_drained, "launch_bound", name[rows]),
                 (is_drained, "synchronization", drained),

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 RANKS, BLOCKS, STEPS = 4, 6, 10
 SUSPECT = 2
@@ -47,6 +48,7 @@ _ARGS = ("Record function id", "Input Dims", "Input type", "Concrete Inputs")
 
 def main() -> None:
     """Record the jobs of the command line, or all."""
+    signal.signal(signal.SIGTERM, _end)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("jobs", nargs="*", default=JOBS, metavar="KIND-FAULT")
@@ -57,6 +59,12 @@ def main() -> None:
             continue
         truth = _steady(name, arguments.folder / name)
         print(f"{name}: {truth['clean_ms']} ms a step, {truth['cost_ms']:+.1f} ms by the fault")
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    """Exit by an exception, so that processes, namespaces and control groups are removed."""
+    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the removal
+    raise SystemExit(128 + number)
 
 
 def _steady(name: str, folder: Path) -> dict[str, Any]:
@@ -130,19 +138,29 @@ def _run(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = []
-    for rank, (place, group) in enumerate(zip(places, groups, strict=True)):
-        network = {"MASTER_ADDR": "127.0.0.1"}
-        if place is not None:
-            network = {"MASTER_ADDR": f"{_NETWORK}.1", "GLOO_SOCKET_IFNAME": "eth0"}
-        enter = [] if place is None else ["ip", "netns", "exec", place]
-        words = [*enter, sys.executable, _WORKER, kind, fault, out, BLOCKS, STEPS]
-        own = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
-        process = subprocess.Popen(list(map(str, words)), env={**os.environ, **network, **own})
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(process.pid))
-        processes.append(process)
-    codes = [process.wait() for process in processes]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, (place, group) in enumerate(zip(places, groups, strict=True)):
+            network = {"MASTER_ADDR": "127.0.0.1"}
+            if place is not None:
+                network = {"MASTER_ADDR": f"{_NETWORK}.1", "GLOO_SOCKET_IFNAME": "eth0"}
+            enter = [] if place is None else ["ip", "netns", "exec", place]
+            words = [*enter, sys.executable, _WORKER, kind, fault, out, BLOCKS, STEPS]
+            own = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
+            process = subprocess.Popen(
+                list(map(str, words)),
+                env={**os.environ, **network, **own},
+                start_new_session=True,
+            )
+            processes.append(process)
+            if group is not None:
+                (group / "cgroup.procs").write_text(str(process.pid))
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # its busy neighbors, too
+                process.wait()
     if any(codes):
         raise SystemExit(f"{kind}-{fault}: processes ended with {codes}")
 

@@ -1,0 +1,64 @@
+"""The script that records jobs leaves nothing behind when it is ended early."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs"
+WAIT_S = 60
+# A worker that starts a neighbor, and says that both run.
+WORKER = """
+import os, pathlib, subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({folder!r}, "neighbor" + os.environ["RANK"]).write_text(str(other.pid))
+pathlib.Path({folder!r}, os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+MAIN = """
+import pathlib, sys
+import record
+record._WORKER = pathlib.Path(sys.argv.pop())
+record._CONTROL = pathlib.Path("absent")
+record.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_terminated_recording_ends_its_processes_and_removes_its_files(tmp_path):
+    folder, scratch = tmp_path / "pids", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(folder=str(folder)))
+    environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(JOBS)}
+    words = [sys.executable, "-c", MAIN, str(tmp_path / "out"), "ddp-sleep", str(worker)]
+    with subprocess.Popen(words, env=environment) as recording:
+        until = time.monotonic() + WAIT_S
+        while len(pids := _pids(folder)) < 8 and time.monotonic() < until:
+            time.sleep(0.05)
+        recording.send_signal(signal.SIGTERM)
+        assert recording.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert len(pids) == 8
+    while any(map(_runs, pids)) and time.monotonic() < until:
+        time.sleep(0.05)  # a killed process takes a while to end
+    assert not [pid for pid in pids if _runs(pid)]
+    assert not list(scratch.iterdir())
+
+
+def _pids(folder: Path) -> list[int]:
+    """Return the process ids that were written completely."""
+    return [int(text) for path in folder.iterdir() if (text := path.read_text())]
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that ended may wait to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
