@@ -123,15 +123,15 @@ def _matched(nodes: _EventNodes, times: pa.Table, only: int) -> tuple[Ints, Ints
     rank = (
         [only] * len(event) if "rank" not in times.column_names else times["rank"].to_pylist()
     )
-    given = list(zip(rank, event.tolist(), strict=True))
-    known = list(zip(nodes.rank.tolist(), nodes.event.tolist(), strict=True))
-    place = {key: row for row, key in enumerate(given)}
-    if len(place) < len(given):
-        twice = [key for row, key in enumerate(given) if place[key] != row]
+    table_keys = list(zip(rank, event.tolist(), strict=True))
+    graph_keys = list(zip(nodes.rank.tolist(), nodes.event.tolist(), strict=True))
+    place = {key: row for row, key in enumerate(table_keys)}
+    if len(place) < len(table_keys):
+        twice = [key for row, key in enumerate(table_keys) if place[key] != row]
         raise ConfigError(f"times: {_listed(twice)} more than once in the table")
-    if unknown := sorted(place.keys() - set(known)):
+    if unknown := sorted(place.keys() - set(graph_keys)):
         raise ConfigError(f"times: {_listed(unknown)} not in the graph")
-    if missing := [key for key in known if key not in place]:
+    if missing := [key for key in graph_keys if key not in place]:
         raise ConfigError(
             f"times: {_listed(missing)} not in the table; `times()` of the path has all events"
         )
@@ -141,7 +141,7 @@ def _matched(nodes: _EventNodes, times: pa.Table, only: int) -> tuple[Ints, Ints
         raise ConfigError(
             f"times: row {row}: start {start[row]} or duration {duration[row]} is no time in ns"
         )
-    rows = np.array([place[key] for key in known], np.int64)
+    rows = np.array([place[key] for key in graph_keys], np.int64)
     return start[rows], duration[rows]
 
 
@@ -167,16 +167,18 @@ def _retimed(graph: Graph, time: Ints, order: Ints) -> tuple[Graph, int]:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     is_met = time[graph.source] <= time[graph.target]
-    kept = np.flatnonzero(is_met)
-    source, target = place[graph.source[kept]], place[graph.target[kept]]
+    met_edges = np.flatnonzero(is_met)
+    source, target = place[graph.source[met_edges]], place[graph.target[met_edges]]
     is_explained = np.zeros(len(order), np.bool_)
     is_explained[:1] = is_explained[target] = True
     alone = np.flatnonzero(~is_explained)
     source, target = np.append(source, alone - 1), np.append(target, alone)
     rows = np.argsort(target, kind="stable")
     source, target, time = source[rows], target[rows], time[order]
-    kind = np.append(graph.kind[kept], np.full(len(alone), EDGE_KIND["unexplained"], np.int8))
-    owner = np.append(graph.owner[kept], np.full(len(alone), NONE, np.int32))
+    kind = np.append(
+        graph.kind[met_edges], np.full(len(alone), EDGE_KIND["unexplained"], np.int8)
+    )
+    owner = np.append(graph.owner[met_edges], np.full(len(alone), NONE, np.int32))
     retimed = Graph(
         event=graph.event[order],
         time=time,
