@@ -5,12 +5,17 @@ import json
 
 import kineto_text as k
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from critical_path_traces import documents
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
+from fastcomm.analyses.critical_path import with_times_of
+from fastcomm.cli import main
 from fastcomm.compat import hta
 from fastcomm.critical_path import saved
 from fastcomm.critical_path.analysis import analyze
@@ -229,3 +234,46 @@ def test_graphs_by_the_rules_of_hta_are_refused(tmp_path):
     found = hta.find_path(trace_of(file), Window(annotation=""))
     with pytest.raises(FastcommError, match="find the path without compat"):
         found.with_times(found.times())
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_command_reads_the_times_of_a_file(tmp_path, path, ending):
+    def slower(times):
+        times[0, SYNC][1] += 20 * US
+
+    table, file = changed(path, slower), tmp_path / f"simulated.{ending}"
+    writer = {"csv": pa_csv.write_csv, "parquet": pq.write_table}[ending]
+    writer(table, file)
+    command = ["critical-path", str(tmp_path / "rank0.json"), "--annotation", ""]
+    command += ["--json", "--times", str(file)]
+    said = CliRunner().invoke(main, command)
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout)["path"]["wall_ns"] == path.wall_ns + 20 * US
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("event,start_ns,duration_ns\n", "simulated.csv: times: 6 events"),
+        ("event,start_ns\n1,2\n", "simulated.csv: times: no column duration_ns"),
+        ("name\nx\n", "simulated.csv: times: no column event, start_ns, duration_ns"),
+        ("event,start_ns,duration_ns\n1,early,3\n", "simulated.csv: times: "),
+        ("event,start_ns,duration_ns\n1,2\n", "simulated.csv: not a readable Parquet or CSV"),
+    ],
+)
+def test_a_damaged_file_of_times_is_named(tmp_path, path, text, said):
+    file = tmp_path / "simulated.csv"
+    file.write_text(text)
+    command = ["critical-path", str(tmp_path / "rank0.json"), "--annotation", ""]
+    result = CliRunner().invoke(main, [*command, "--times", str(file)])
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(folder, content):
+    found = found_in(k.write(folder / "rank0.json", EVENTS))
+    file = folder / "simulated.csv"
+    file.write_bytes(content)
+    with pytest.raises(FastcommError, match=r"simulated\.csv"):
+        with_times_of(found, file)
