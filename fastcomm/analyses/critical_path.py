@@ -13,6 +13,7 @@ from fastcomm.analyses import preparation
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.candidates import Candidate, try_each
+from fastcomm.critical_path.given_times import TIMES_BY_RANK
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import WindowError
@@ -249,6 +250,24 @@ class _RankWindow:
 def together(parts: Sequence[Parts]) -> Parts:
     """Merge the paths of several ranks."""
     return {rank: part_of_rank for part in parts for rank, part_of_rank in part.items()}
+
+
+def with_times_of(path: CriticalPath, file: Path) -> CriticalPath:
+    """Return the path for the times in a Parquet or CSV file: see `CriticalPath.with_times`.
+
+    Raises FastcommError, with the name of the file, if it cannot be read or does not fit.
+    """
+    from fastcomm.readers import table_rows
+
+    present = table_rows.columns_of(file)
+    names = [name for name in TIMES_BY_RANK.names if name in present]
+    rows = list(table_rows.batches(file, names)) if names else []
+    # A file without rows has no types.
+    empty = pa.table({name: pa.array([], pa.int64()) for name in names})
+    try:
+        return path.with_times(pa.concat_tables(rows) if rows else empty)
+    except FastcommError as error:
+        raise FastcommError(f"{file}: {error}") from error
 
 
 def draw(

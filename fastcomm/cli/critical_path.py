@@ -29,6 +29,7 @@ Examples:
   fastcomm critical-path traces/ --rank 3
   fastcomm critical-path trace.json.gz --annotation ProfilerStep --compat hta
   fastcomm critical-path traces/ --rank 3 --overlay path.json.gz --save path
+  fastcomm critical-path traces/ --rank 3 --times simulated.csv
 """
 
 
@@ -72,6 +73,15 @@ Examples:
     needs=("--deps",),
     help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
+@option(
+    "--times",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    group=RULES,
+    not_with=("--compat", "--deps", "--overlay"),
+    help="Use the times of FILE (Parquet or CSV), such as a simulator's, instead of the "
+    "measured ones.",
+)
 @compat_option(*literals(PathOptions, "compat"), of="HTA, with the first step by default")
 @option(
     "--zero-weight-launches",
@@ -92,6 +102,7 @@ def run(
     files: ResultFiles,
     path_files: PathFiles,
     path_options: PathOptions,
+    times: Path | None,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -105,6 +116,10 @@ def run(
     """
     alone = path_files.overlay is not None or path_files.save is not None
     critical = find_path(paths, path_options, reading, execution, alone=alone)
+    if times is not None:
+        from fastcomm.analyses.critical_path import with_times_of
+
+        critical = with_times_of(critical, times)
     _write_path_files(critical, path_files)
     if files.html is not None:
         _write_page(critical, paths, path_options, reading, files.html)

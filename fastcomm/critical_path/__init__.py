@@ -4,7 +4,7 @@
 event is its position in the trace's file.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from fastcomm.checks import check_path, takes
 from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.across import RankJoin
 from fastcomm.critical_path.candidates import Candidate
+from fastcomm.critical_path.given_times import times_of, with_times
 from fastcomm.critical_path.graph_edit import GraphEdit
 from fastcomm.critical_path.path import FoundPath, shares, sums_by
 from fastcomm.critical_path.rules import (
@@ -263,6 +264,36 @@ class CriticalPath(FoundPath, Result):
 
         """
         return GraphEdit(self, CriticalPath.of)
+
+    def times(self) -> pa.Table:
+        """Return the times of the events of the graph, for `with_times`.
+
+        Columns: rank, event (its id), name, start_ns and duration_ns; a row per event, by rank
+        and id.
+        """
+        return times_of(self)
+
+    def with_times(self, times: pa.Table) -> "CriticalPath":
+        """Return the path for other times of all events, such as those of a simulator.
+
+        Constraints that the new times contradict are left out, and counted in `notes`.
+
+        Parameters
+        ----------
+        times
+            A row per event of the graph, with the columns event, start_ns and duration_ns,
+            and for several ranks rank; `times()` has all of them. Other columns are ignored.
+
+        Raises
+        ------
+        ConfigError
+            If an event is unknown, missing or repeated, or a time is out of range.
+        FastcommError
+            If a column is missing or has nulls, or the path was found by HTA's rules.
+
+        """
+        path = CriticalPath.of(with_times(self, times))
+        return replace(path, skipped=self.skipped, warnings=self.warnings)
 
     def save(self, out_dir: str) -> str:
         """Write the graph and its path to `out_dir` with the ending .zip; return that name.
