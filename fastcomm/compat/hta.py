@@ -17,6 +17,10 @@ from fastcomm.compat import hta_events, hta_graph
 from fastcomm.compat.hta_events import Linked, clip
 from fastcomm.compat.hta_graph import RULES, SEARCHED_FROM_NS, longest
 from fastcomm.compat.hta_idle import get_idle_time_breakdown
+from fastcomm.compat.hta_queues import (
+    get_queue_length_summary,
+    get_time_spent_blocked_on_full_queue,
+)
 from fastcomm.critical_path import CriticalPath, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
@@ -40,6 +44,8 @@ __all__ = [
     "critical_path_analysis",
     "find_path",
     "get_idle_time_breakdown",
+    "get_queue_length_summary",
+    "get_time_spent_blocked_on_full_queue",
     "overlay_critical_path_analysis",
     "restore_cpgraph",
 ]

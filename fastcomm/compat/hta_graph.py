@@ -181,8 +181,8 @@ def _device(clipped: Clipped) -> kernels.Device:
     row = window[(on_device & linked_to)[window]]
     time = np.where(role > 0, rows.stop, rows.start)
     row = _by_stop(time, rows.position, row)
-    launches = _launches(linked)
-    queue = _queue(linked, launches)
+    launches = launch_rows(linked)
+    queue = queue_lengths(linked, launches)
     waited, behind = _recorded(linked, launches)
     call = linked.partner[row]
     of_call = np.append(behind, np.int32(NONE))[call]
@@ -197,13 +197,13 @@ def _stream_codes(stream: Ints, role: Numbers) -> Numbers:
     return code
 
 
-def _launches(linked: Linked) -> Ints:
+def launch_rows(linked: Linked) -> Ints:
     """Return the rows of calls that are launches in HTA, by start."""
     rows: Ints = np.flatnonzero(linked.has_partner & linked.rows.named(LAUNCHES))
     return rows
 
 
-def _queue(linked: Linked, launches: Ints) -> Numbers:
+def queue_lengths(linked: Linked, launches: Ints) -> Numbers:
     """Return the queue length of its stream at each launch and each start of work."""
     rows = linked.rows
     (code,), count = codes(rows.correlation)

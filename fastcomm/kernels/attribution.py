@@ -30,7 +30,7 @@ from fastcomm_kernels.grouping import Codes
 _MODULE = re.compile(r"nn\.Module: (.+?)_(\d+)$")
 BACKWARD = "autograd::engine::evaluate_function"
 # Keys that need only the device work, and not what the host did.
-DEVICE_KEYS: tuple[KernelKey, ...] = ("name", "category", "stream")
+DEVICE_KEYS: tuple[KernelKey, ...] = ("name", "category")
 
 # Between the name of an operator, and the shapes and types of its inputs.
 INPUTS = "\x1f"

@@ -15,6 +15,8 @@ from fastcomm.kernels import KeySums, statistics
 from fastcomm.kernels.attribution import split_labels
 from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops
 from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
+from fastcomm.kernels.queues import COLUMNS as OF_QUEUES
+from fastcomm.kernels.queues import queue_columns
 from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
 from fastcomm.options import KernelKey
 from fastcomm.result import TableResult
@@ -142,10 +144,15 @@ class Kernels(TableResult):
         """Columns that are null in every row, and why."""
         texts = [rank.flops for rank in self.ranks if isinstance(rank.flops, str)]
         reason = texts[0] if texts else "no operator around a launch has a known cost"
-        names = [*_OF_FLOPS, *(OPERANDS.names if self.by == "operator" else ())]
+        operands = OPERANDS.names if self.by == "operator" else ()
+        names = [*_OF_FLOPS, *operands, *self._of_queues.names]
         names = [name for name in names if self.table[name].null_count == len(self.table)]
         gpu = self.flops.unknown.get("hfu", reason)
-        reasons = {**dict.fromkeys(_OF_FLOPS, reason), **dict.fromkeys(_OF_PEAK, gpu)}
+        reasons = {
+            **dict.fromkeys(_OF_FLOPS, reason),
+            **dict.fromkeys(_OF_PEAK, gpu),
+            **dict.fromkeys(OF_QUEUES.names, "no launch of this work was recorded"),
+        }
         return {name: reasons.get(name, reason) for name in names}
 
     @property
@@ -174,6 +181,7 @@ class Kernels(TableResult):
             **{name: table[name] for name in table.column_names},
             **cost_columns(self._rows, table, has_roof=self._has_roof),
             **split_labels(table["name"].to_pylist()),
+            **queue_columns(self.totals.queues, table["name"].to_pylist()),
             "category": [self._categories[name] for name in table["name"].to_pylist()],
             "per_step_ns": [total / self.steps for total in totals] if self.steps else None,
             "share": [self.share(total) for total in totals],
@@ -182,11 +190,16 @@ class Kernels(TableResult):
             "slowdown": [one and one.slowdown for one in slow],
             "cost_ns": [one and self._cost_ns(one) for one in slow] if self.steps else None,
         }
-        schema = self._with_operands(COLUMNS)
+        schema = pa.schema([*self._with_operands(COLUMNS), *self._of_queues])
         return pa.table(
             [_column(columns.get(field.name), field.type, table.num_rows) for field in schema],
             schema=schema,
         )
+
+    @property
+    def _of_queues(self) -> pa.Schema:
+        """Columns of launches and queues: of streams."""
+        return OF_QUEUES if self.by == "stream" else pa.schema([])
 
     def _with_operands(self, schema: pa.Schema) -> pa.Schema:
         return pa.schema([*schema, *(OPERANDS if self.by == "operator" else ())])

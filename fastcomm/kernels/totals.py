@@ -24,6 +24,7 @@ from fastcomm.kernels.flops import (
     problems,
     row_costs,
 )
+from fastcomm.kernels.queues import QUEUES, queues
 from fastcomm.options import KernelKey
 from fastcomm.trace.events import matches
 from fastcomm.trace.run import Content, ranges
@@ -99,6 +100,7 @@ class WorkTotals:
     rows: dict[KernelKey, pa.Table]  # ROWS, sorted
     durations: dict[KernelKey, pa.Table]  # DURATIONS, sorted
     problems: pa.Table  # GEMMs by their size: PROBLEMS
+    queues: pa.Table  # of streams, if they are asked for: QUEUES
 
     @property
     def counted(self) -> tuple[RankWork, ...]:
@@ -135,12 +137,17 @@ class WorkTotals:
             spent = duration[is_own]
             numbers = {}
             if isinstance(costs, WorkCosts):
-                of_operators = key not in DEVICE_KEYS
+                of_operators = key not in (*DEVICE_KEYS, "stream")
                 numbers = row_costs(costs, at, spent, of_operators=of_operators)
             rows[key], durations[key] = _tables(
                 trace.meta.rank, work, labels, at, spent, numbers
             )
-        return cls(ranks=(about,), rows=rows, durations=durations, problems=sizes)
+        waiting = QUEUES.empty_table()
+        if "stream" in question.by:
+            waiting = queues(work, chosen)
+        return cls(
+            ranks=(about,), rows=rows, durations=durations, problems=sizes, queues=waiting
+        )
 
 
 def _costs(work: Work, question: WorkQuestion) -> WorkCosts | str:
@@ -266,6 +273,7 @@ def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
         rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
         durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
         problems=merged_problems([part.problems for part in parts]),
+        queues=_joined([part.queues for part in parts]),
     )
 
 

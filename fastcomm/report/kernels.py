@@ -18,6 +18,7 @@ _HEADINGS = (
     "slowest rank",
 )
 _OF_FLOPS = ("TFLOP/s", "of peak", "memory", "near")
+_OF_QUEUES = ("queued", "most", "launch delay")
 _EVEN = 0.01  # relative difference up to which ranks are equally fast
 _DROP = ("median", "max", "per step", "category", "p95", "mean")
 _LONGEST = 60  # letters of the shapes of an operator
@@ -95,7 +96,7 @@ def _rows(kernels: Kernels, top: int) -> TerminalTable:
     """Return the table of the rows with the longest totals."""
     rows = table(_NOUNS.get(kernels.by, kernels.by), *_headings(kernels), drop=_DROP)
     for row in kernels.table.slice(0, top).to_pylist():
-        rows.add_row(*map(escape, _cells(row, has_flops=_has_flops(kernels))))
+        rows.add_row(*map(escape, _cells(row, kernels)))
     return rows
 
 
@@ -105,14 +106,20 @@ def _has_flops(kernels: Kernels) -> bool:
     return has_rates or kernels.flops.executed_per_step is not None
 
 
+def _has_queues(kernels: Kernels) -> bool:
+    """Return whether any launch of the work of a stream was recorded."""
+    return kernels.by == "stream" and "queue_mean" not in kernels.unknown
+
+
 def _headings(kernels: Kernels) -> tuple[str, ...]:
-    return (*_HEADINGS, *(_OF_FLOPS if _has_flops(kernels) else ()))
+    of_queues = _OF_QUEUES if _has_queues(kernels) else ()
+    return (*_HEADINGS, *(_OF_FLOPS if _has_flops(kernels) else ()), *of_queues)
 
 
 _NOUNS = {"name": "kernel"}
 
 
-def _cells(row: dict[str, Any], *, has_flops: bool) -> Sequence[str]:
+def _cells(row: dict[str, Any], kernels: Kernels) -> Sequence[str]:
     """Return the cells of a row, formatted with their units."""
     times = (format_ns(row[name]) for name in ("mean_ns", "median_ns", "p95_ns", "max_ns"))
     costs = (
@@ -130,7 +137,17 @@ def _cells(row: dict[str, Any], *, has_flops: bool) -> Sequence[str]:
         str(row["count"]),
         *times,
         _slowest(row),
-        *(costs if has_flops else ()),
+        *(costs if _has_flops(kernels) else ()),
+        *(_queue(row) if _has_queues(kernels) else ()),
+    )
+
+
+def _queue(row: dict[str, Any]) -> Sequence[str]:
+    """Return the cells of the queue of a stream."""
+    return (
+        na(row["queue_mean"], "{:.1f}".format),
+        na(row["queue_max"], str),
+        na(row["launch_delay_mean_ns"], format_ns),
     )
 
 
@@ -160,7 +177,7 @@ def markdown(kernels: Kernels, top: int) -> str:
         f"|{' --- |' * 2}{' ---: |' * (len(headings) - 2)}",
     ]
     for row in kernels.table.slice(0, top).to_pylist():
-        name, *cells = map(_plain, _cells(row, has_flops=_has_flops(kernels)))
+        name, *cells = map(_plain, _cells(row, kernels))
         lines.append(f"| {' | '.join([f'`{name}`', *cells])} |")
     notes = [text for text in (_more(kernels, top), *kernels.notes) if text]
     lines += [f"\n*{_plain(note)}*" for note in notes]
