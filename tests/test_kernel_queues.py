@@ -108,11 +108,14 @@ def test_the_table_of_streams_shows_queues(tmp_path):
     said = invoke("kernels", trace_of([(0, 1, 10, 7)], tmp_path), "--by", "stream", "--wide")
     assert "launch delay" in said.stdout
     assert "9.00 us" in said.stdout
+    markdown = invoke("kernels", tmp_path, "--by", "stream", "--format", "markdown").stdout
+    assert "launch delay" in markdown
+    assert "9.00 us" in markdown
 
 
-# What HTA 0.5.0 returned for these traces, made to keep events at the same time in their order:
-# rank, first stream, count, mean, std, median and maximum; then a number of entries, the time in
-# us with as many, and its share.
+# What HTA 0.5.0 returned for these traces, made to keep events at one time in order: rank,
+# first stream, count, mean, std, median and maximum; then a number of entries, the time in us
+# with as many, and its share.
 BY_HTA = {
     "nccl_2rank_rank0.json.gz": (
         *(0, 7, 5004, 0.8229416466826539, 1.06336579393224, 1.0, 10.0),

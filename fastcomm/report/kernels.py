@@ -94,7 +94,8 @@ def _categories(kernels: Kernels) -> TerminalTable:
 
 def _rows(kernels: Kernels, top: int) -> TerminalTable:
     """Return the table of the rows with the longest totals."""
-    rows = table(_NOUNS.get(kernels.by, kernels.by), *_headings(kernels), drop=_DROP)
+    drop = (*_DROP, *_OF_FLOPS) if _has_queues(kernels) else _DROP
+    rows = table(_NOUNS.get(kernels.by, kernels.by), *_headings(kernels), drop=drop)
     for row in kernels.table.slice(0, top).to_pylist():
         rows.add_row(*map(escape, _cells(row, kernels)))
     return rows
