@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fastcomm.metrics.findings import Suspect, sharing
 from fastcomm.metrics.outliers import HeatArrays
 from fastcomm.metrics.suspects import Measurements, own_work
 
@@ -203,3 +204,19 @@ def test_the_stages_above_the_widest_gap_are_one_finding(stages, ranks, cost):
     excess = {rank: stages[rank // 2] for rank in range(RANKS)}
     found = own_work(known_of(excess, stage={rank: rank // 2 for rank in excess}))
     assert told(found) == ([(ranks, cost)] if ranks else [])
+
+
+def test_a_suspect_that_costs_nothing_in_the_mean_has_a_share_of_its_steps():
+    def suspect(rank, mean, excess):
+        return Suspect(
+            rows=np.array([rank]),
+            rank=rank,
+            others=np.array([0]),
+            mean=mean,
+            middle=50.0 * MS,
+            excess=np.array(excess, float) * MS,
+        )
+
+    uneven, steady = suspect(3, 50.0 * MS, [4, 0]), suspect(5, 52.0 * MS, [2, 2])
+    shares = [each.share for each in sharing([uneven, steady], lambda _: {})]
+    assert shares == [pytest.approx(3 / 4), pytest.approx(3 / 4)]

@@ -294,7 +294,7 @@ def sharing(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspe
     them. Steps alone underestimate suspects that are late at different collectives of a step.
     So a suspect gets at least the mean of two gains: its whole cost, if it is fixed last, and
     the wait for it alone, if it is fixed sooner. Delays of one rank add up, and count as one
-    suspect.
+    suspect. Costs are ns: a suspect of less than 1 ns, such as 0, shares what its steps share.
 
     Returns
     -------
@@ -312,7 +312,7 @@ def sharing(suspects: Sequence[Suspect], caused: CommonWaitCaused) -> list[Suspe
         excess[row] += suspect.excess
         cost[row] += suspect.cost
         alone[row] = max(alone[row], awaited)
-    least = (cost + (count - 1) * np.minimum(alone, cost)) / (count * cost)
+    least = (cost + (count - 1) * np.minimum(alone, cost)) / np.maximum(count * cost, 1.0)
     own = _shapley(excess)
     own_share = np.divide(own, excess, out=np.ones_like(own), where=excess > 0)
     return [
