@@ -26,6 +26,7 @@ Examples:
   fastcomm kernels traces/
   fastcomm kernels traces/ --by operator --match 'mm$' --step 12
   fastcomm kernels traces/ --by layer --rank 0 --format csv > layers.csv
+  fastcomm kernels traces/ --by stream --html kernels.html
 """
 _ROWS = 20  # of a printed table, unless --top says otherwise
 
@@ -98,7 +99,7 @@ class PrintOptions:
 )
 @builds(shown=PrintOptions, files=ResultFiles, kernels=KernelOptions)
 @run_options
-@result_options("kernels.json, and rows of all and of each rank as CSV and Parquet", html=False)
+@result_options("kernels.json, and rows of all and of each rank as CSV and Parquet")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -130,6 +131,11 @@ def run(
     say(*(f"skipped: {rank}" for rank in summed.read.skipped))
     if files.output is not None:
         report.write(summed, files.output, xlsx=files.xlsx)
+    if files.html is not None:
+        from fastcomm.report.html import kernels as pages
+        from fastcomm.report.html import write as write_page
+
+        write_page(pages.page(summed, ", ".join(paths)), files.html)
     rows = _ROWS if shown.top is None else shown.top
     if files.as_json or shown.format_ == "json":
         document = summed.to_dict()

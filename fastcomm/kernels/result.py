@@ -23,6 +23,7 @@ from fastcomm.result import TableResult
 from fastcomm.trace.columns import Groups, filled
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
+from fastcomm_kernels.arrays import Floats
 
 _LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
 _LEAST_COST = 1e-3  # of the step
@@ -238,6 +239,15 @@ class Kernels(TableResult):
         arrays = [_column(columns[field.name], field.type, len(rows)) for field in schema]
         return pa.table(arrays, schema=schema)
 
+    def ns_by_category(self) -> dict[str, Floats]:
+        """Return the time of each category in the mean step of each rank of `ranks`, in ns."""
+        place = {rank.rank: at for at, rank in enumerate(self.ranks)}
+        ns = {name: np.zeros(len(place)) for name in self.by_category}
+        for row in self._of_ranks("category").to_pylist():
+            rank = row["rank"]
+            ns[row["category"]][place[rank]] = row["total_ns"] / self._steps_of[rank]
+        return ns
+
     @property
     def _rows(self) -> pa.Table:
         return self.totals.rows[self.by]
@@ -331,13 +341,13 @@ class Kernels(TableResult):
 
     def _busy_sentence(self) -> str | None:
         """Return the sentence on the rank of a host run whose operators take far longest."""
-        ns = dict.fromkeys(self._steps_of, 0.0)
-        for row in self._of_ranks("category").to_pylist():
-            if row["category"] != COMMUNICATION:
-                ns[row["rank"]] += row["total_ns"] / self._steps_of[row["rank"]]
-        if len(ns) < _LEAST_PEERS:
+        if len(self.ranks) < _LEAST_PEERS:
             return None
-        *others, (rank, most) = sorted(ns.items(), key=lambda item: item[1])
+        by_category = self.ns_by_category()
+        own = [ns for name, ns in by_category.items() if name != COMMUNICATION]
+        busy = np.sum(own, axis=0) if own else np.zeros(len(self.ranks))
+        ns = zip((rank.rank for rank in self.ranks), busy.tolist(), strict=True)
+        *others, (rank, most) = sorted(ns, key=lambda item: item[1])
         peers = float(np.median([total for _, total in others]))
         if most < _LEAST_HOST_EXCESS * peers:
             return None

@@ -103,6 +103,9 @@ _BREAKDOWN = {
     "flops.mfu": _of(
         "MFU", "FLOPs of the model, without recomputation, as a share of the peak of the GPU"
     ),
+    "flops.hfu": _of(
+        "HFU", "FLOPs that the device executes, as a share of the peak of the GPU"
+    ),
     "exact.memcpy": _of("Copies", "the time in which only copies or memsets run"),
     "exact.idle": _of("Idle", "the time in which nothing runs on the device"),
     **{
@@ -398,6 +401,38 @@ _ISP = {
     "isp.changed": _of("Would be", "tokens/s/GPU of the best strategy with this change"),
 }
 
+_KERNELS = {
+    "kernels.share": _of("Of step", "time in the mean step of a rank, as share of that step"),
+    "kernels.total": _of("Total", "sum of the durations over all ranks and steps"),
+    "kernels.count": _of("Count", "number of kernels and copies of all ranks and steps"),
+    "kernels.mean": _of("Mean", "mean duration"),
+    "kernels.median": _of("Median", "median of the durations"),
+    "kernels.p95": _of("p95", "95th percentile of the durations"),
+    "kernels.max": _of("Longest", "the longest duration"),
+    "kernels.slowdown": _of(
+        "Slowest rank",
+        "the rank with the longest total among ranks with equally many such kernels, and by "
+        "how much that is above the median of the others",
+    ),
+    "kernels.flops": _of("TFLOP/s", "rate of the FLOPs of operators whose shapes are recorded"),
+    "kernels.peak": _of("Of peak", "this rate as share of the GPU's peak in its precision"),
+    "kernels.memory": _of(
+        "Of memory", "bytes per second, as share of the bandwidth that large copies reach"
+    ),
+    "kernels.queue": _of(
+        "Queued",
+        "number of kernels that are launched and have not begun, as mean over the time from "
+        "the first launch of the stream to the last start",
+    ),
+    "kernels.delay": _of(
+        "Launch delay", "mean time from the end of the launching call to the start of the work"
+    ),
+    "kernels.by_rank": _of(
+        "Beside the median",
+        "time of a category in the mean step of a rank, divided by the median over all ranks",
+    ),
+}
+
 _DISPATCH = {
     "dispatch.total_s": _of("Dispatch", "dispatch time, summed over all layers"),
     "dispatch.combine_s": _of("Combine", "combine time (the way back), summed over all layers"),
@@ -420,5 +455,5 @@ _DISPATCH = {
 
 GLOSSARY: dict[str, Definition] = {
     **_RUN, **_BREAKDOWN, **_WINDOWS, **_BANDWIDTH, **_VOLUME, **_OVERLAP, **_GROUPS,
-    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_DISPATCH,
+    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_KERNELS, **_DISPATCH,
 }  # fmt: skip

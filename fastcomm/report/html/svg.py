@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from fastcomm.errors import inert
 
-_CHARACTER, _CAPITAL = 6.9, 2.2  # pixels of a character, and how much wider a capital is
+_CHARACTER, _CAPITAL = 7.4, 2.2  # pixels of a character, and how much wider a capital is
 WIDE = 1000
 _PATTERNS = {
     "DP": "M-2 2L2-2M0 8L8 0M6 10L10 6",

@@ -1,0 +1,225 @@
+"""Page of `fastcomm kernels`: what takes the time of the step, and which rank is slower."""
+
+import numpy as np
+
+from fastcomm.kernels.names import COMMUNICATION
+from fastcomm.kernels.result import Kernels
+from fastcomm.report import html
+from fastcomm.report.html import (
+    Fact,
+    Figure,
+    FigureView,
+    Page,
+    PageCell,
+    PageTable,
+    Section,
+    columns,
+    number,
+    text,
+    unknown_section,
+)
+from fastcomm.report.html.charts import Chart, HeatChart, row_bars, shortened
+
+_MOST_BARS = 24
+_MOST_RANKS = 96  # columns of the heat map
+_MOST_CATEGORIES = 8
+_MOST_ROWS = 1000  # of the table
+_COLUMNS = (
+    ("of step", "kernels.share", "share", html.percent),
+    ("total", "kernels.total", "total_ns", html.ns),
+    ("count", "kernels.count", "count", html.whole),
+    ("mean", "kernels.mean", "mean_ns", html.ns),
+    ("median", "kernels.median", "median_ns", html.ns),
+    ("p95", "kernels.p95", "p95_ns", html.ns),
+    ("longest", "kernels.max", "max_ns", html.ns),
+    ("slowest rank", "kernels.slowdown", "slowdown", None),
+    ("TFLOP/s", "kernels.flops", "tflops_per_s", "{:.3g}".format),
+    ("of peak", "kernels.peak", "peak_share", html.percent),
+    ("of memory", "kernels.memory", "memory_share", html.percent),
+    ("queued", "kernels.queue", "queue_mean", "{:.1f}".format),
+    ("launch delay", "kernels.delay", "launch_delay_mean_ns", html.ns),
+)
+_ONE = "only one rank was read"
+
+
+def page(kernels: Kernels, source: str) -> Page:
+    """Return the page of the kernels of a run; `source` names its traces."""
+    sentences = (*(f"{finding.text}." for finding in kernels.findings), *kernels.notes)
+    return Page(
+        title="Kernels",
+        source=source,
+        headline=(kernels.headline,),
+        facts=_facts(kernels),
+        sections=(_rows(kernels), _ranks(kernels)),
+        warnings=(*kernels.warnings, *sentences),
+        is_host_run=kernels.is_host_run,
+    )
+
+
+def _facts(kernels: Kernels) -> tuple[Fact, ...]:
+    """Return the length of the step, the utilization, and what is counted."""
+    flops = kernels.flops
+    whys = {name: flops.unknown.get(name) or "not counted" for name in ("mfu", "hfu")}
+    return (
+        html.fact(
+            "iteration.mean_ns",
+            kernels.step_ns,
+            html.ns,
+            label="per step",
+            why="the traces have no steps",
+        ),
+        html.fact("ranks", len(kernels.read.ranks), html.whole, label="ranks"),
+        html.fact("flops.mfu", flops.mfu, html.percent, label="MFU", why=whys["mfu"]),
+        html.fact("flops.hfu", flops.hfu, html.percent, label="HFU", why=whys["hfu"]),
+    )
+
+
+def _rows(kernels: Kernels) -> Section:
+    """Return the section with the bars of categories and rows, and the table of rows."""
+    title = "What takes the time?"
+    rows = kernels.table.slice(0, _MOST_ROWS).to_pylist()
+    if not rows:
+        return unknown_section("rows", title, "What takes the time is", "Work", "there is none")
+    by_category = _bars(kernels, list(kernels.by_category.items()))
+    by_row = _bars(kernels, [(row["name"], row["total_ns"]) for row in rows[:_MOST_BARS]])
+    more = kernels.table.num_rows - len(rows)
+    figure = Figure(
+        name="kernels-chart",
+        title="Time by category, and of the longest rows",
+        alt="Bars of time; the table has all numbers.",
+        views=(
+            FigureView(label="Category", chart=by_category),
+            FigureView(label=kernels.by.capitalize(), chart=by_row),
+        ),
+        terms=("kernels.share", "kernels.total"),
+        choice="By",
+        table=_table(kernels, rows),
+        note=f"The table leaves out {html.many(more, 'shorter row')}." if more > 0 else "",
+    )
+    first = rows[0]
+    return Section(
+        name="rows",
+        title=title,
+        lead=(
+            f"{shortened(first['name'])} takes the most: ",
+            html.fact("kernels.total", first["total_ns"], html.ns),
+            " in all.",
+        ),
+        blocks=(figure,),
+        pitfall="Times on different streams overlap: shares may add up to more than 100 %.",
+    )
+
+
+def _bars(kernels: Kernels, totals: list[tuple[str, int]]) -> Chart:
+    """Return bars of time: in the mean step of a rank, or without steps in all."""
+    steps = kernels.steps or 1
+    labels = [
+        html.ns(ns / steps)
+        + ("" if (share := kernels.share(ns)) is None else f", {html.percent(share)}")
+        for _, ns in totals
+    ]
+    return row_bars(
+        [name for name, _ in totals],
+        [ns / steps / 1e6 for _, ns in totals],
+        labels,
+        "ms per step and rank" if kernels.steps else "ms in all",
+    )
+
+
+def _table(kernels: Kernels, rows: list[dict[str, object]]) -> PageTable:
+    """Return the table of rows, without columns that are unknown in all of them."""
+    shown = [
+        column for column in _COLUMNS if any(row.get(column[2]) is not None for row in rows)
+    ]
+    heads = columns(kernels.by, "category", *((label, key) for label, key, _, _ in shown))
+    return PageTable(
+        name="kernels-table",
+        caption="The longest first",
+        columns=heads,
+        rows=tuple(
+            (
+                text(_label(row)),
+                text(row["category"]),
+                *(_cell(row, column, form) for _, _, column, form in shown),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _label(row: dict[str, object]) -> str:
+    """Return the name of a row, with the shapes of the inputs of an operator."""
+    shapes = row.get("shapes") or ()
+    return " ".join([str(row["name"]), *map(str, shapes)])  # type: ignore[call-overload]
+
+
+def _cell(row: dict[str, object], column: str, form: object) -> PageCell:
+    """Return a cell; the slowest rank is sorted by how much slower it is."""
+    value = row[column]
+    if column == "slowdown" and isinstance(value, float):
+        rank = row["slowest_rank"]
+        label = "even" if rank is None else f"{rank} ({html.signed_percent(value - 1)})"
+        return PageCell(text=label, sort=value)
+    return number(value, form, why="unknown for this row")  # type: ignore[arg-type]
+
+
+def _ranks(kernels: Kernels) -> Section:
+    """Return the section with the time of each rank in each category, beside the median."""
+    title = "Is a rank slower than its peers?"
+    names, grid = _grid(kernels)
+    if len(grid) < 2 or not names:  # noqa: PLR2004
+        why = _ONE if len(grid) < 2 else "all work is communication"  # noqa: PLR2004
+        return unknown_section("ranks", title, "Whether a rank is slower is", "By rank", why)
+    ranks = [rank.rank for rank in kernels.ranks]
+    down = max(1, -(-len(grid) // _MOST_RANKS))
+    cells = np.maximum.reduceat(grid, np.arange(0, len(grid), down), axis=0).T
+    row, place = np.unravel_index(int(np.argmax(grid)), grid.shape)
+    figure = Figure(
+        name="ranks-chart",
+        title="Time of each rank, divided by the median of all",
+        alt=f"Heat map of {len(grid)} ranks and {len(names)} categories.",
+        views=(
+            FigureView(
+                label="All",
+                chart=HeatChart(
+                    grid=cells.tolist(),
+                    rows=names,
+                    columns=[
+                        f"rank {rank}" if down == 1 else f"from rank {rank}"
+                        for rank in ranks[::down]
+                    ],
+                    unit="×",
+                    tip="{row}, {column}: {value}",
+                ),
+                note=f"A cell shows the slowest of {down} ranks." if down > 1 else "",
+            ),
+        ),
+        terms=("kernels.by_rank",),
+    )
+    return Section(
+        name="ranks",
+        title=title,
+        lead=(
+            f"The largest difference is that of rank {ranks[row]} in {names[place]}: ",
+            html.fact("kernels.by_rank", float(grid[row, place]), html.times),
+            " the median.",
+        ),
+        blocks=(figure,),
+        pitfall="Ranks of different stages do different work: only ranks with equally many "
+        "kernels of a row are compared in its slowest rank.",
+    )
+
+
+def _grid(kernels: Kernels) -> tuple[list[str], np.ndarray[tuple[int, int], np.dtype]]:
+    """Return the largest categories but communication, and ranks by their times.
+
+    The array has a row per rank and a column per category: the time a step, divided by the
+    median of all ranks.
+    """
+    ns = kernels.ns_by_category()
+    names = [name for name in kernels.by_category if name != COMMUNICATION]
+    middle = {name: float(np.median(ns[name])) for name in names}
+    names = [name for name in names if middle[name] > 0][:_MOST_CATEGORIES]
+    if not names:
+        return [], np.ones((len(kernels.ranks), 0))
+    return names, np.stack([ns[name] / middle[name] for name in names], axis=1)
