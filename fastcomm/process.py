@@ -118,13 +118,40 @@ def _restore() -> None:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
-_AGAIN_S = 0.02  # until a signal is sent again whose exception was ignored
+_AGAIN_S = 0.02  # until a signal is sent again whose exception was lost
 
 _last_signal_s = -_QUIET_S
-_to_send: int | None = None  # signal whose exception was ignored
+_to_send: int | None = None  # signal whose exception was lost
+_on_its_way = (0, 0)  # process and identity of the exception that was raised last
 _is_ignored = False  # whether an exception that is raised now would be ignored
 _deferrals = 0
 _deferred: list[int] = []
+
+
+class _Sent:
+    """An exception of a signal, which sends the signal again where Python or C code drops it.
+
+    Code in C that looks for something, such as an optional module, forgets every exception.
+    One that is not forgotten lives until `interruptible` or the command ends.
+    """
+
+    number = 0
+
+    def __del__(self) -> None:
+        """Send the signal again if this is the exception that is on its way."""
+        if (
+            _on_its_way == (os.getpid(), id(self))
+            and signal.getsignal(self.number) is interrupt
+        ):
+            _send_again(self.number)
+
+
+class _Interrupted(_Sent, KeyboardInterrupt):
+    """Ctrl-C."""
+
+
+class _Terminated(_Sent, SystemExit):
+    """The end by a signal."""
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -142,9 +169,16 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
     if monotonic() - _last_signal_s < _QUIET_S:
         return
     _last_signal_s = monotonic()
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    sys.exit(128 + number)
+    raise _exception_of(number)
+
+
+def _exception_of(number: int) -> _Interrupted | _Terminated:
+    """Return the exception of a signal, which is on its way from now on."""
+    global _on_its_way  # noqa: PLW0603
+    error = _Interrupted() if number == signal.SIGINT else _Terminated(128 + number)
+    error.number = number
+    _on_its_way = os.getpid(), id(error)
+    return error
 
 
 @contextmanager
@@ -167,7 +201,7 @@ def deferred() -> Iterator[None]:
 
 def handle() -> None:
     """Handle signals by `interrupt`, also while a destructor runs."""
-    sys.unraisablehook = _send_again
+    sys.unraisablehook = _print_others
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell wants it
             signal.signal(number, interrupt)
@@ -176,7 +210,7 @@ def handle() -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Handle signals by `interrupt` in this block; do nothing outside of the main thread."""
-    global _to_send
+    global _to_send, _on_its_way  # noqa: PLW0603
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -189,27 +223,30 @@ def interruptible() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = unraisable
+        _on_its_way = 0, 0
         if _to_send is not None:
             unhandled, _to_send = _to_send, None
             signal.raise_signal(unhandled)
 
 
-def _send_again(args: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again whose exception Python cannot raise; print other errors."""
-    global _last_signal_s, _to_send, _is_ignored  # noqa: PLW0603
-    if not isinstance(args.exc_value, KeyboardInterrupt | SystemExit):
+def _print_others(args: "sys.UnraisableHookArgs") -> None:
+    """Print an error that Python cannot raise, unless its signal is sent again."""
+    if not isinstance(args.exc_value, _Sent):
         sys.__unraisablehook__(args)
-        return
+
+
+def _send_again(number: int) -> None:
+    """Send a signal again whose exception was lost."""
+    global _last_signal_s, _to_send, _is_ignored  # noqa: PLW0603
     _is_ignored = True
     _last_signal_s = -_QUIET_S
-    is_interrupt = isinstance(args.exc_value, KeyboardInterrupt)
-    _to_send = signal.SIGINT if is_interrupt else signal.SIGTERM
+    _to_send = number
     threading.Thread(target=_send_until_handled, daemon=True).start()
     _is_ignored = False  # last, as Python looks for signals after calls
 
 
 def _send_until_handled() -> None:
-    """Send the signal whose exception was ignored until its handler may raise it."""
+    """Send the signal whose exception was lost until its handler may raise it."""
     while True:
         sleep(_AGAIN_S)
         number = _to_send

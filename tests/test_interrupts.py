@@ -54,6 +54,7 @@ def interrupted(call, number):
         sys.settrace(tracer)
         gc.enable()
         signal.signal(signal.SIGINT, handler)
+        process._on_its_way = 0, 0
     return interrupt.left < 0, raised
 
 

@@ -218,12 +218,12 @@ class Ends:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0)
 
-with interruptible():
-    try:
+try:
+    with interruptible():
         Ends()
         time.sleep(20)
-    except KeyboardInterrupt:
-        print("interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 
@@ -237,6 +237,42 @@ def test_a_signal_inside_a_destructor_is_not_lost(busy_s):
         text=True,
     )
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+_IN_CODE_THAT_FORGETS = """
+import os, signal, time
+from fastcomm.process import interruptible
+
+def forgets(number):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    except BaseException:
+        pass
+
+try:
+    with interruptible():
+        forgets(signal.{})
+        print("forgotten")
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 0), ("SIGTERM", 128 + signal.SIGTERM)])
+def test_a_signal_whose_exception_is_dropped_comes_again(name, code):
+    """As by code in C that looks for an optional module."""
+    begun = monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_CODE_THAT_FORGETS.format(name)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    said = "forgotten\n" + ("interrupted\n" if name == "SIGINT" else "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
+    assert monotonic() - begun < 10
 
 
 def test_workers_start_with_a_long_temporary_path(many, tmp_path):
