@@ -128,7 +128,7 @@ _deferrals = 0
 _deferred: list[int] = []
 
 
-class _Sent:
+class _BySignal:
     """An exception of a signal, which sends the signal again where Python or C code drops it.
 
     Code in C that looks for something, such as an optional module, forgets every exception.
@@ -146,11 +146,11 @@ class _Sent:
             _send_again(self.number)
 
 
-class _Interrupted(_Sent, KeyboardInterrupt):
+class _Interrupted(_BySignal, KeyboardInterrupt):
     """Ctrl-C."""
 
 
-class _Terminated(_Sent, SystemExit):
+class _Terminated(_BySignal, SystemExit):
     """The end by a signal."""
 
 
@@ -231,7 +231,7 @@ def interruptible() -> Iterator[None]:
 
 def _print_others(args: "sys.UnraisableHookArgs") -> None:
     """Print an error that Python cannot raise, unless its signal is sent again."""
-    if not isinstance(args.exc_value, _Sent):
+    if not isinstance(args.exc_value, _BySignal):
         sys.__unraisablehook__(args)
 
 
