@@ -12,6 +12,7 @@ from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.files import aside, check_no_input
+from fastcomm.readers.chakra import GROUPS_FILE
 from fastcomm.trace.run import RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 
@@ -59,7 +60,7 @@ def convert(
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:
         check_no_input(folder / chakra.file_name(source.rank))
-    check_no_input(folder / chakra.GROUPS_FILE)
+    check_no_input(folder / GROUPS_FILE)
     write = partial(_write, folder=folder, world=world)
     task = Task(measure=write, merge=_joined, finish=both, content="all")
     try:
@@ -92,7 +93,7 @@ def write_groups(written: Sequence[Written], folder: Path) -> Path:
             raise FastcommError(
                 f"groups {groups[number]} and {ranks} have the same number, {number}"
             )
-    path = folder / chakra.GROUPS_FILE
+    path = folder / GROUPS_FILE
     text = json.dumps({str(number): groups[number] for number in sorted(groups)})
     with aside(path) as unfinished:
         unfinished.write_text(text + "\n", "utf-8")

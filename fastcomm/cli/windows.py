@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.checks import invalid, shortened
+from fastcomm.checks import invalid, option_name, shortened
 from fastcomm.cli.commands import OUTPUT, WINDOW, option
 from fastcomm.cli.options import (
     ExecutionOptions,
@@ -17,6 +17,7 @@ from fastcomm.cli.options import (
     with_options,
 )
 from fastcomm.cli.values import NUMBER, RANK, OutputFile, whole
+from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions, Window
 
 if TYPE_CHECKING:
@@ -138,11 +139,13 @@ def find_path(
         Whether to use one rank alone, rather than all.
 
     """
-    from fastcomm.analyses import preparation
+    from fastcomm.analyses import execution_traces, preparation
     from fastcomm.analyses.critical_path import critical_path
     from fastcomm.cli.messages import say, warn
     from fastcomm.report.console import progress
 
+    if execution_traces.is_execution_trace(paths):
+        return _of_execution_traces(paths, options, reading, execution, alone=alone)
     is_of_one_rank = alone or options.is_of_one_rank
     if is_of_one_rank:
         execution = replace(execution, workers=1)
@@ -163,6 +166,40 @@ def find_path(
     warn(path.warnings)
     say(*(f"skipped: {rank}" for rank in path.skipped))
     return path
+
+
+def _of_execution_traces(
+    paths: tuple[str, ...],
+    options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+    *,
+    alone: bool,
+) -> "CriticalPath":
+    """Return the path of execution traces; raise ConfigError for options that they lack.
+
+    Skipped ranks are printed to stderr.
+    """
+    from fastcomm.analyses.execution_traces import execution_trace_path
+    from fastcomm.cli.messages import say
+
+    _refuse(options, replace(PathOptions(), rank=options.rank))
+    _refuse(reading, replace(ReadOptions(), keep_going=reading.keep_going))
+    _refuse(execution, ExecutionOptions())
+    path = execution_trace_path(
+        *paths, rank=options.rank, alone=alone, keep_going=reading.keep_going
+    )
+    say(*(f"skipped: {rank}" for rank in path.skipped))
+    return path
+
+
+def _refuse(given: Any, allowed: Any) -> None:
+    """Raise ConfigError for an option that is not as in `allowed`."""
+    for each in fields(given):
+        if getattr(given, each.name) != getattr(allowed, each.name):
+            raise ConfigError(
+                f"{option_name(each.name)} has no effect on execution traces: leave it out"
+            )
 
 
 def _without_effect(rank: int | None, reading: ReadOptions, run: "RunTraces") -> list[str]:

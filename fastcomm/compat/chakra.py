@@ -3,105 +3,22 @@
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.errors import FastcommError
 from fastcomm.files import aside
 from fastcomm.graph import EDGE_KIND
+from fastcomm.readers.chakra import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, messages
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import Ints
 
-PACKAGE = "ChakraProtoMsg"
-COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # of NodeType
-# CollectiveCommType of the collectives that ASTRA-sim simulates, by fastcomm's names.
-COLLECTIVES = {
-    "AllReduce": 0,
-    "AllGather": 2,
-    "Broadcast": 5,
-    "AllToAll": 6,
-    "ReduceScatter": 7,
-}
-
-# Fields by message: name (with a star if repeated), number, type of descriptor.proto.
-_UINT64, _STRING, _MESSAGE, _INT32, _INT64, _BOOL, _ENUM = 4, 9, 11, 5, 3, 8, 14
-_FIELDS: dict[str, list[tuple[str, int, int]]] = {
-    "AttributeProto": [
-        ("name", 1, _STRING),
-        ("int32_val", 7, _INT32),
-        ("int64_val", 9, _INT64),
-        ("bool_val", 27, _BOOL),
-        ("string_val", 29, _STRING),
-    ],
-    "GlobalMetadata": [("version", 1, _STRING), ("attr*", 2, _MESSAGE)],
-    "Node": [
-        ("id", 1, _UINT64),
-        ("name", 2, _STRING),
-        ("type", 3, _ENUM),
-        ("ctrl_deps*", 4, _UINT64),
-        ("data_deps*", 5, _UINT64),
-        ("start_time_micros", 6, _UINT64),
-        ("duration_micros", 7, _UINT64),
-        ("attr*", 10, _MESSAGE),
-    ],
-}
-_NODE_TYPES = (
-    *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),
-    *("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE"),
-)
-
-
-class ChakraMessages(NamedTuple):
-    """Classes of the protobuf messages."""
-
-    Attribute: Any
-    Metadata: Any
-    Node: Any
-
-
-@cache
-def messages() -> ChakraMessages:
-    """Return the classes of the messages; raise FastcommError if protobuf is not installed."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError as error:
-        raise FastcommError(
-            "Chakra traces need protobuf: pip install 'fastcomm[chakra]'"
-        ) from error
-    file = descriptor_pb2.FileDescriptorProto(
-        name="fastcomm_chakra.proto", package=PACKAGE, syntax="proto3"
-    )
-    types = file.enum_type.add(name="NodeType")
-    for number, name in enumerate(_NODE_TYPES):
-        types.value.add(name=name, number=number)
-    for message, fields in _FIELDS.items():
-        described = file.message_type.add(name=message)
-        for name, number, kind in fields:
-            _describe(described.field.add(), name, number, kind)
-        if message == "AttributeProto":
-            # One of several values: with a oneof, false and 0 are written, too.
-            described.oneof_decl.add(name="value")
-            for field in described.field:
-                if field.name != "name":
-                    field.oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    classes = message_factory.GetMessageClassesForFiles([file.name], pool)
-    return ChakraMessages(*(classes[f"{PACKAGE}.{name}"] for name in _FIELDS))
-
-
-def _describe(field: Any, name: str, number: int, kind: int) -> None:
-    """Describe one field, which is repeated if its name ends with a star."""
-    field.name, field.number, field.type = name.removesuffix("*"), number, kind
-    field.label = 3 if name.endswith("*") else 1
-    if kind in (_MESSAGE, _ENUM):
-        field.type_name = f".{PACKAGE}.{'AttributeProto' if kind == _MESSAGE else 'NodeType'}"
+# Collectives that ASTRA-sim simulates.
+_SIMULATED = ("AllReduce", "AllGather", "Broadcast", "AllToAll", "ReduceScatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +76,6 @@ def execution(trace: Trace) -> Execution:
     )
 
 
-GROUPS_FILE = "trace.groups.json"
 _US = 1000  # ns
 _SEVEN_BITS = 0x7F
 
@@ -382,6 +298,6 @@ def _untimed(
         return "its size is unknown"
     if op == "SendRecv":
         return None if any(partners) else "the other rank of the message is unknown"
-    if op not in COLLECTIVES:
+    if op not in _SIMULATED:
         return f"ASTRA-sim does not simulate {op}"
     return None if ranks else "the ranks of its group are unknown"

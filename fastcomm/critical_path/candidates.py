@@ -82,7 +82,11 @@ def _tried(replay: Replay, edit: Edit, before_ns: int, replay_error_ns: int) -> 
 def unvalidated(replay: Replay) -> str | None:
     """Return why measured errors of what-ifs do not apply to a step; None if they do."""
     path = replay.critical
-    return not_validated(is_host_run=path.about.is_host_run, one_rank=not path.is_joined)
+    return not_validated(
+        is_host_run=path.about.is_host_run,
+        is_replay=path.about.is_replay,
+        one_rank=not path.is_joined,
+    )
 
 
 def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
@@ -94,7 +98,7 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
         overlap.append(tag)
         if path.is_joined:
             remove.append(f"wait:{tag}")
-    if path.is_joined and not path.about.is_host_run:
+    if path.is_joined and not (path.about.is_host_run or path.about.is_replay):
         heal += [f"rank:{rank}" for rank in _slow_ranks(replay, before_ns)]
     if path.is_joined:
         links = peers.slow_links(replay, replay.plain.weight)[:_MOST_SUSPECTS]

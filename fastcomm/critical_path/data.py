@@ -7,7 +7,7 @@ work, with unlimited threads and streams. Only leaf operators are used, which ca
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,10 @@ from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.critical_path.waits import Selected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
+from fastcomm.readers.chakra import COLLECTIVE, COMPUTE, ChakraNode
 from fastcomm.readers.execution_trace import Storage, TracedOperator
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
@@ -100,9 +101,7 @@ def data_dependencies(
             "by `Record function id` nor by names and their order. Use traces of one run"
         )
     by_id = {operator.id: operator for operator in operators}
-    leaves = _leaves(trace, joined, by_id)
-    _launch(trace, leaves)
-    _produce(leaves)
+    leaves = _connected_leaves(trace, joined, by_id)
     origin = min(leaf.start for leaf in leaves)
     _unlimited(leaves)
     table = _table(path, leaves, by_id, origin)
@@ -117,6 +116,51 @@ def data_dependencies(
         span_ns=max(max(leaf.stop, leaf.work_stop) for leaf in leaves) - origin,
         bound_ns=max(max(leaf.host_done, leaf.work_done) for leaf in leaves),
     )
+
+
+def operations(trace: Trace, operators: Sequence[TracedOperator]) -> Sequence[ChakraNode]:
+    """Return the leaf operators of an execution trace with their data dependencies and times.
+
+    Operator k is node 2k, and its device work, if any, node 2k + 1. They wait for their
+    producers as in `data_dependencies`. Raises FastcommError if `trace`, which must have all
+    events, has no operator of the execution trace.
+
+    """
+    rows = np.flatnonzero(trace.events["kind"].to_numpy() == KIND["cpu_op"])
+    joined, _ = _join(trace, rows, operators)
+    if not joined:
+        raise FastcommError(f"{trace.meta.path}: no operator of the execution trace is in it")
+    leaves = _connected_leaves(trace, joined, {operator.id: operator for operator in operators})
+    comm = (trace.comm[name].to_pylist() for name in ("event", "op"))
+    op_of = {row: OPS[op] for row, op in zip(*comm, strict=True)}
+    nodes: list[ChakraNode] = []
+    for k, leaf in enumerate(leaves):
+        hosts = tuple(2 * producer for producer in leaf.producers)
+        works = tuple(2 * each + 1 for each in leaf.producers if leaves[each].work_ns)
+        host = ChakraNode(
+            id=2 * k,
+            name=leaf.operator.name,
+            kind=COMPUTE,
+            before=hosts if leaf.work_ns else (*hosts, *works),
+            duration=leaf.stop - leaf.start,
+            is_host=True,
+            thread=leaf.operator.thread,
+        )
+        nodes.append(host)
+        if leaf.work_ns:
+            op = next((op_of[row] for row in leaf.works if row in op_of), None)
+            work = replace(
+                host,
+                id=2 * k + 1,
+                kind=COMPUTE if op is None else COLLECTIVE,
+                before=works,
+                begun=(2 * k,),
+                duration=leaf.work_ns,
+                is_host=False,
+                op=op,
+            )
+            nodes.append(work)
+    return nodes
 
 
 def _join(
@@ -195,6 +239,19 @@ def _leaves(
     if not leaves:
         raise FastcommError(f"{trace.meta.path}: the execution trace has no tensors")
     return sorted(leaves, key=lambda leaf: (leaf.start, leaf.operator.order))
+
+
+def _connected_leaves(
+    trace: Trace, joined: Mapping[int, int], by_id: Mapping[int, TracedOperator]
+) -> list[_LeafOperator]:
+    """Return the leaf operators with their device work and their producers.
+
+    `joined` is the event's row of each operator by its id.
+    """
+    leaves = _leaves(trace, joined, by_id)
+    _launch(trace, leaves)
+    _produce(leaves)
+    return leaves
 
 
 def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:

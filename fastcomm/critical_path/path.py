@@ -54,9 +54,11 @@ class FoundPath:
 
     @property
     def trace(self) -> Trace:
-        """The trace of the one rank whose path was searched; TypeError for another path."""
+        """The trace of the one rank whose path was searched; FastcommError for another path."""
         if not isinstance(self.events, TraceEvents):
-            raise TypeError(self.events)
+            raise FastcommError(
+                f"{self.about.path}: this needs the path of one rank by a profiler's trace"
+            )
         return self.events.trace
 
     @property

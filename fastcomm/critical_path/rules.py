@@ -287,6 +287,7 @@ class PathSource:
     data_load: tuple[str, ...] = ()  # regular expressions of events that load data
     notes: tuple[str, ...] = ()
     is_host_run: bool = False  # whether the host computes and communicates, without a device
+    is_replay: bool = False  # whether times are those of the dependencies of execution traces
 
     def noting(self, note: str) -> Self:
         """Return a copy with one more note, before all others."""

@@ -262,6 +262,11 @@ class Replay(peers.OwnedEdges):
                 f"{edit}: ranks are not healed in runs of the host, whose operators differ in "
                 "number; shorten what the rank does more: scale rank:5+name:aten::mm=0.5"
             )
+        if self.critical.about.is_replay:
+            raise ConfigError(
+                f"{edit}: ranks are not healed in execution traces, which do not tell whose "
+                "operations correspond; shorten what the rank does more: scale rank:5=0.8"
+            )
         is_healed = self.own & select(self.selectable, edit.target)[self.owner]
         healed = np.unique(self.rank[is_healed]).tolist()
         edges, weights = peers.of_ranks(self, now.weight, healed, edit)

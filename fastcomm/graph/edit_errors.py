@@ -85,17 +85,21 @@ class Interval:
         return f"Interval: {low} to {high}, by {self.because}."
 
 
-def not_validated(*, is_host_run: bool, one_rank: bool) -> str | None:
+def not_validated(*, is_host_run: bool, is_replay: bool, one_rank: bool) -> str | None:
     """Return why measured errors do not apply to a step of a run; None if they do.
 
     Parameters
     ----------
     is_host_run
         Whether ranks compute and communicate without a device.
+    is_replay
+        Whether its times are those of the dependencies of execution traces.
     one_rank
         Whether the step is that of one rank.
 
     """
+    if is_replay:
+        return "what-ifs are not validated on execution traces"
     if is_host_run:
         return (
             "what-ifs are not validated on runs of the host: pauses between operators stay as "

@@ -15,7 +15,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.files import place
-from fastcomm.readers.kineto.stream import CutShortError, document
+from fastcomm.readers.kineto.stream import CutShortError, blocks, document
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")
@@ -46,6 +46,16 @@ def find(trace: Trace) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def is_one(path: Path) -> bool:
+    """Return whether a file begins like an execution trace of PyTorch."""
+    if not path.is_file() or not path.name.endswith((".json", ".json.gz")):
+        return False
+    head = next(iter(blocks(path, 1 << 12)), b"")
+    return (
+        re.match(rb'\s*\{\s*"schema"\s*:\s*"\d+\.\d+\.\d+[^"]*"\s*,\s*"pid"', head) is not None
+    )
 
 
 def read(path: Path) -> list[TracedOperator]:

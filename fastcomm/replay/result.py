@@ -136,7 +136,9 @@ class Session(Result):
             reason = "the validated steps are those of runs, and this is a trial of dPRO"
         else:
             one_rank = len(self.read.ranks) == 1
-            reason = not_validated(is_host_run=self.is_host_run, one_rank=one_rank)
+            reason = not_validated(
+                is_host_run=self.is_host_run, is_replay=False, one_rank=one_rank
+            )
         return Interval.of(self.changed.mean_ns, error, self.edits, reason)
 
     def error_of(self, pid: str) -> float | None:

@@ -97,11 +97,12 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     console.print(shown)
     worst = next(iter(path.waits_caused().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
+        tag = "" if worst["tag"] == "OTHER" else f"{worst['tag']} "
         say(
             console,
-            f"Rank {worst['rank']} makes its {worst['tag']} group "
-            f"({escape(worst['group'])}) wait: {format_ns(worst['later_ns'])} more than it "
-            "waits itself.",
+            f"Rank {worst['rank']} makes its {tag}group "
+            f"({escape(worst['group'] or 'all ranks')}) wait: "
+            f"{format_ns(worst['later_ns'])} more than it waits itself.",
         )
     offsets = {rank: ns for rank, ns in path.across.offsets.items() if ns}
     texts = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in offsets.items()) or "none"
