@@ -14,6 +14,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fastcomm import hardware
+from fastcomm.analyses.chakra import convert
+from fastcomm.analyses.execution_traces import execution_trace_path
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat import dpro
@@ -21,6 +23,7 @@ from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import Recipe, workload
+from fastcomm.executors import executor_of
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
@@ -209,6 +212,21 @@ def _generated(path: Path) -> None:
     workload.write(recipe, path)
 
 
+def _chakra(path: Path) -> None:
+    folder = path.with_name("chakra_of_job")
+    write(_JOB, folder / "traces")
+    convert(open_run(folder / "traces"), folder / "et", executor_of(1))
+    (folder / "et" / "trace.0.et").rename(path)
+    shutil.rmtree(folder)
+
+
+_CHAKRA = """{"workload_graph": [
+ {"Id": 1, "Name": "a", "NodeType": 4, "runtime": 10, "is_cpu_op": true},
+ {"Id": 2, "Name": "b", "NodeType": 7, "data_deps": [1], "runtime": 5, "comm_type": 0},
+ {"Id": 3, "Name": "c", "NodeType": 5, "ctrlDeps": [2], "comm_dst": 1, "comm_tag": 3}
+]}"""
+
+
 def _execution(path: Path) -> None:
     tensor = [3, 7, 0, 64, 4, "cuda:0"]
     nodes = [
@@ -368,6 +386,8 @@ _SEEDS = (
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
     Seed(name="scanned.json", make=_text(_UNIFORM), read=partial(_stats, whole=False)),
+    Seed(name="trace.0.et", make=_chakra, read=execution_trace_path),
+    Seed(name="chakra.0.json", make=_text(_CHAKRA), read=execution_trace_path),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),

@@ -49,26 +49,26 @@ def execution_trace_path(
     preparation.compile_critical_path()
     if len(paths) == 1 and execution_trace.is_one(Path(paths[0])):
         return find_path([_of_pytorch(Path(paths[0]))], {})
-    found = chakra.find(paths)
-    if found is None:
+    file_of_rank = chakra.find(paths)
+    if file_of_rank is None:
         raise ConfigError(f"{paths[0] if paths else 'paths'}: no execution trace")
     if alone and rank is None:
-        rank = min(found)
+        rank = min(file_of_rank)
     if rank is not None:
-        if rank not in found:
-            known = ", ".join(map(str, found))
-            raise ConfigError(f"rank {rank}: not among the execution traces of ranks {known}")
-        found = {rank: found[rank]}
+        if rank not in file_of_rank:
+            ranks = ", ".join(map(str, file_of_rank))
+            raise ConfigError(f"rank {rank}: not among the execution traces of ranks {ranks}")
+        file_of_rank = {rank: file_of_rank[rank]}
     traces: list[ChakraTrace] = []
     skipped: list[SkippedRank] = []
-    for number, path in found.items():
+    for number, path in file_of_rank.items():
         try:
             traces.append(chakra.read(path, number))
         except FastcommError as error:
             if not keep_going:
                 raise
             skipped.append(SkippedRank(rank=number, path=str(path), error=str(error)))
-    unread = by_rank(skipped, len(found))
+    unread = by_rank(skipped, len(file_of_rank))
     groups = chakra.read_groups(traces[0].path.parent)
     return replace(find_path(traces, groups), skipped=unread)
 

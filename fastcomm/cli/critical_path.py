@@ -30,6 +30,7 @@ Examples:
   fastcomm critical-path trace.json.gz --annotation ProfilerStep --compat hta
   fastcomm critical-path traces/ --rank 3 --overlay path.json.gz --save path
   fastcomm critical-path traces/ --rank 3 --times simulated.csv
+  fastcomm critical-path astra/trace.0.et
 """
 
 
@@ -108,11 +109,12 @@ def run(
 ) -> None:
     """Find the chain of work that determines the step time.
 
-    PATH is a trace, or a directory of traces. The path goes through all ranks, joined by their
-    collectives, or through the first rank where they cannot be joined. Prints the time on the
-    path by class (host, compute, communication, launch delay, gaps) and the operators with the
-    most time on it. --compat, --overlay, --save and --deps analyze one rank, by default the
-    first.
+    PATH is a trace, or a directory of traces; also execution traces of Chakra (trace.0.et) or
+    PyTorch (torch_et_0.json), whose recorded dependencies are then replayed. The path goes
+    through all ranks, joined by their collectives, or through the first rank where they cannot
+    be joined. Prints the time on the path by class (host, compute, communication, launch delay,
+    gaps) and the operators with the most time on it. --compat, --overlay, --save and --deps
+    analyze one rank, by default the first.
     """
     alone = path_files.overlay is not None or path_files.save is not None
     critical = find_path(paths, path_options, reading, execution, alone=alone)

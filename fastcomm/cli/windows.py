@@ -193,12 +193,12 @@ def _of_execution_traces(
     return path
 
 
-def _refuse(given: Any, allowed: Any) -> None:
+def _refuse(options: Any, allowed: Any) -> None:
     """Raise ConfigError for an option that is not as in `allowed`."""
-    for each in fields(given):
-        if getattr(given, each.name) != getattr(allowed, each.name):
+    for field in fields(options):
+        if getattr(options, field.name) != getattr(allowed, field.name):
             raise ConfigError(
-                f"{option_name(each.name)} has no effect on execution traces: leave it out"
+                f"{option_name(field.name)} has no effect on execution traces: leave it out"
             )
 
 

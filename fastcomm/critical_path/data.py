@@ -135,8 +135,8 @@ def operations(trace: Trace, operators: Sequence[TracedOperator]) -> Sequence[Ch
     op_of = {row: OPS[op] for row, op in zip(*comm, strict=True)}
     nodes: list[ChakraNode] = []
     for k, leaf in enumerate(leaves):
-        hosts = tuple(2 * producer for producer in leaf.producers)
-        works = tuple(2 * each + 1 for each in leaf.producers if leaves[each].work_ns)
+        hosts = tuple(2 * place for place in leaf.producers)
+        works = tuple(2 * place + 1 for place in leaf.producers if leaves[place].work_ns)
         host = ChakraNode(
             id=2 * k,
             name=leaf.operator.name,

@@ -63,7 +63,16 @@ def find_path(
         If the dependencies have a cycle, or the durations are too long for 64 bits of ns.
 
     """
-    return _Builder(traces, groups).path()
+    whole = _ExecutionGraph(traces, groups)
+    if len(traces) == 1 or whole.meetings:
+        return whole.path()
+    first = _ExecutionGraph(traces[:1], groups)
+    first.notes.insert(
+        0,
+        f"this is the path of rank {traces[0].rank} alone: ranks cannot be joined (no two of "
+        "them have communication of one group)",
+    )
+    return first.path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class _EdgeColumns:
         self.owner.append(owner)
 
 
-class _Builder:
+class _ExecutionGraph:
     """Builds the graph: operation k starts at node 2k and ends at 2k + 1; then all meetings."""
 
     def __init__(
@@ -163,12 +172,17 @@ class _Builder:
         roots = np.flatnonzero(~has_source)
         start = np.array([node.start for node in self.operations])
         begin = start[event[roots]]
-        for node, at in zip(roots.tolist(), (begin - begin.min()).tolist(), strict=True):
+        for node, at in zip(
+            roots.tolist(), (begin - begin.min(initial=_MOST_NS)).tolist(), strict=True
+        ):
             if node != roots[0]:
                 columns.add(int(roots[0]), node, EDGE_KIND["unexplained"], at)
         source, target = np.array(columns.source), np.array(columns.target)
         names = [self.operations[k].name for k in event.tolist()]
-        topological = acyclic_order(source, target, names).astype(np.int64)
+        try:
+            topological = acyclic_order(source, target, names).astype(np.int64)
+        except FastcommError as error:
+            raise FastcommError(f"{self.traces[0].path}: {error}") from error
         place = np.empty(nodes, np.int64)
         place[topological] = np.arange(nodes)
         rows = np.argsort(place[target], kind="stable")

@@ -20,7 +20,7 @@ from fastcomm.critical_path.rules import (
     classes,
     short_names,
 )
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
@@ -54,9 +54,9 @@ class FoundPath:
 
     @property
     def trace(self) -> Trace:
-        """The trace of the one rank whose path was searched; FastcommError for another path."""
+        """The trace of the one rank whose path was searched; ConfigError for another path."""
         if not isinstance(self.events, TraceEvents):
-            raise FastcommError(
+            raise ConfigError(
                 f"{self.about.path}: this needs the path of one rank by a profiler's trace"
             )
         return self.events.trace

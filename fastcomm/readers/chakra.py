@@ -1,6 +1,6 @@
 """Chakra execution traces: their messages, and a reader of protobuf and JSON files.
 
-A file is one rank: a header and nodes, each after its length, or a JSON object with a list of
+A file is one rank: a header and nodes, entry after its length, or a JSON object with a list of
 nodes. The format is MLCommons' `et_def.proto`; ASTRA-sim and PyTorch's converter use it.
 """
 
@@ -35,6 +35,11 @@ COLLECTIVES = {
     "Barrier": 9,
 }
 _BLOCK = 8  # reduce-scatter of blocks
+SUFFIXES = (".et", ".et.gz")
+REMEDY = (
+    "execution traces of Chakra, which critical-path and what-if read; other commands need the "
+    "profiler's traces"
+)
 GROUPS_FILE = "trace.groups.json"
 
 # Fields by message: name (with a star if repeated), number, type of descriptor.proto.
@@ -97,9 +102,9 @@ def messages() -> ChakraMessages:
         if message == "AttributeProto":
             # One of several values: with a oneof, false and 0 are written, too.
             described.oneof_decl.add(name="value")
-            for each in described.field:
-                if each.name != "name":
-                    each.oneof_index = 0
+            for value in described.field:
+                if value.name != "name":
+                    value.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     classes = message_factory.GetMessageClassesForFiles([file.name], pool)
@@ -166,26 +171,26 @@ def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
         Two files have one rank, a rank is unknown, or other traces are among the paths.
 
     """
-    found: list[Path] = []
+    trace_files: list[Path] = []
     others: list[str | Path] = []
     for name in paths:
         path = Path(name)
         inside = [path]
         if path.is_dir():
-            inside = sorted(each for each in path.iterdir() if _has_suffix(each))
+            inside = sorted(entry for entry in path.iterdir() if _has_suffix(entry))
         elif not (_has_suffix(path) or _is_json_graph(path)):
             inside = []
-        found += inside
+        trace_files += inside
         others += [] if inside else [name]
-    if not found:
+    if not trace_files:
         return None
     if others:
         raise ConfigError(
-            f"{others[0]}: not a Chakra execution trace, as {found[0]} is; name only those"
+            f"{others[0]}: not a Chakra execution trace, as {trace_files[0]} is; name only those"
         )
     ranks: dict[int, Path] = {}
-    for path in found:
-        rank = _rank(path, is_alone=len(found) == 1)
+    for path in trace_files:
+        rank = _rank(path, is_alone=len(trace_files) == 1)
         if rank in ranks:
             raise ConfigError(f"{ranks[rank]} and {path}: two traces of rank {rank}")
         ranks[rank] = path
@@ -193,7 +198,7 @@ def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
 
 
 def _has_suffix(path: Path) -> bool:
-    return path.name.endswith((".et", ".et.gz"))
+    return path.name.endswith(SUFFIXES)
 
 
 def _is_json_graph(path: Path) -> bool:
@@ -275,7 +280,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _of_message(message: Any) -> ChakraNode:
     values = {
-        each.name: getattr(each, each.WhichOneof("value") or "name") for each in message.attr
+        entry.name: getattr(entry, entry.WhichOneof("value") or "name")
+        for entry in message.attr
     }
     return _node(
         {
@@ -345,11 +351,11 @@ def _number(value: Any, most: int) -> int:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    return tuple(_number(each, _MOST_ID) for each in value or ())
+    return tuple(_number(entry, _MOST_ID) for entry in value or ())
 
 
 def read_groups(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each group from ``trace.groups.json``; nothing without that file.
+    """Return the ranks of entry group from ``trace.groups.json``; nothing without that file.
 
     Raises `TraceFileError` if the file has something else.
     """

@@ -12,6 +12,7 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.files import is_local
 from fastcomm.readers import (
     Format,
+    chakra,
     is_packed,
     is_unpacked_beside,
     packed,
@@ -196,6 +197,8 @@ def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sor
             sorting.packed[path] = remedy
         elif name is not None:
             sorting.by_format.setdefault(name, []).append(path)
+        elif is_named and path.name.endswith(chakra.SUFFIXES):
+            sorting.packed[path] = f"{path}: {chakra.REMEDY}"
         elif is_named:
             # Reading it reports what is wrong with it.
             sorting.by_format.setdefault(_FALLBACK, []).append(path)
@@ -216,6 +219,8 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
         return next(iter(sorting.packed.values()))
     measured = [kind.description for name, kind in FORMATS.items() if name != _NOT_MEASURED]
     kinds = "; ".join(reversed(measured))
+    if any(path.name.endswith(chakra.SUFFIXES) for path in sorting.unknown):
+        return f"{_paths_text(paths)}: {chakra.REMEDY}"
     return f"{_paths_text(paths)}: no trace; expected {kinds}"
 
 
