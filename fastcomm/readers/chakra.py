@@ -1,6 +1,6 @@
 """Chakra execution traces: their messages, and a reader of protobuf and JSON files.
 
-A file is one rank: a header and nodes, entry after its length, or a JSON object with a list of
+A file is one rank: a header and nodes, each after its length, or a JSON object with a list of
 nodes. The format is MLCommons' `et_def.proto`; ASTRA-sim and PyTorch's converter use it.
 """
 
@@ -171,7 +171,7 @@ def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
         Two files have one rank, a rank is unknown, or other traces are among the paths.
 
     """
-    trace_files: list[Path] = []
+    named: list[Path] = []
     others: list[str | Path] = []
     for name in paths:
         path = Path(name)
@@ -180,17 +180,17 @@ def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
             inside = sorted(entry for entry in path.iterdir() if _has_suffix(entry))
         elif not (_has_suffix(path) or _is_json_graph(path)):
             inside = []
-        trace_files += inside
+        named += inside
         others += [] if inside else [name]
-    if not trace_files:
+    if not named:
         return None
     if others:
         raise ConfigError(
-            f"{others[0]}: not a Chakra execution trace, as {trace_files[0]} is; name only those"
+            f"{others[0]}: not a Chakra execution trace, as {named[0]} is; name only those"
         )
     ranks: dict[int, Path] = {}
-    for path in trace_files:
-        rank = _rank(path, is_alone=len(trace_files) == 1)
+    for path in named:
+        rank = _rank(path, is_alone=len(named) == 1)
         if rank in ranks:
             raise ConfigError(f"{ranks[rank]} and {path}: two traces of rank {rank}")
         ranks[rank] = path
@@ -355,7 +355,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def read_groups(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of entry group from ``trace.groups.json``; nothing without that file.
+    """Return the ranks of each group from ``trace.groups.json``; nothing without that file.
 
     Raises `TraceFileError` if the file has something else.
     """
