@@ -282,3 +282,44 @@ def test_graphs_by_the_rules_of_hta_are_refused(tmp_path):
     trace = reader.read(k.write(tmp_path / "rank0.json", EVENTS), TraceOptions(whole=True))
     with pytest.raises(FastcommError, match="find the path without compat"):
         hta.find_path(trace, Window(annotation="")).edit()
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("joined")
+    write(Job.of(4, steps=2, layers=1, micro_batches=2), folder)
+    return fastcomm.open(folder).critical_path(step=11)
+
+
+def works(path):
+    """Rank, id, kind, operation and duration of each event of several ranks."""
+    starts = ~path.graph.is_end
+    ranks = [path.ranks[k] for k in path.across.rank_of[starts].tolist()]
+    rows = path.events.describe(path.graph.event[starts]).to_pylist()
+    return {(rank, row["id"]): row for rank, row in zip(ranks, rows, strict=True)}
+
+
+def test_a_scaled_kernel_is_a_shorter_event(joined):
+    """A what-if changes the weights that an edit of every event changes one by one."""
+    edit = joined.edit()
+    for event, row in works(joined).items():
+        if row["kind"] == "kernel" and row["op"] is None:
+            edit.set_duration(event, round((row["stop"] - row["start"]) * 0.5))
+    after = edit.recompute()
+    assert after.wall_ns == joined.what_if(scale=["compute=0.5"]).after_ns < joined.wall_ns
+
+
+def test_removed_gaps_are_edges_without_weight(joined):
+    graph, edit = joined.edit().to_networkx(), joined.edit()
+    for _, _, edge in graph.edges(data=True):
+        if edge["kind"] == "kernel_kernel":
+            edge["weight"] = 0
+    after = edit.from_networkx(graph).recompute()
+    assert after.wall_ns == joined.what_if(remove=["gaps"]).after_ns
+
+
+def test_an_edited_path_lists_the_skipped_ranks(tmp_path):
+    write(Job.of(4, steps=2, layers=1, micro_batches=1), tmp_path)
+    (tmp_path / "rank3.pt.trace.json.gz").write_bytes(b"")
+    joined = fastcomm.open(tmp_path, keep_going=True).critical_path()
+    assert joined.edit().recompute().skipped == joined.skipped != ()

@@ -263,7 +263,7 @@ class CriticalPath(FoundPath, Result):
             If the path was found by HTA's rules.
 
         """
-        return GraphEdit(self, CriticalPath.of)
+        return GraphEdit(self, self._with_sources)
 
     def times(self) -> pa.Table:
         """Return the times of the events of the graph, for `with_times`.
@@ -292,8 +292,11 @@ class CriticalPath(FoundPath, Result):
             If a column is missing or has nulls, or the path was found by HTA's rules.
 
         """
-        path = CriticalPath.of(with_times(self, times))
-        return replace(path, skipped=self.skipped, warnings=self.warnings)
+        return self._with_sources(with_times(self, times))
+
+    def _with_sources(self, path: FoundPath) -> "CriticalPath":
+        """Return a path with the skipped ranks and the warnings of this one."""
+        return replace(CriticalPath.of(path), skipped=self.skipped, warnings=self.warnings)
 
     def save(self, out_dir: str) -> str:
         """Write the graph and its path to `out_dir` with the ending .zip; return that name.
