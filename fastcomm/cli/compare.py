@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
@@ -14,16 +13,25 @@ import click
 from fastcomm.checks import shortened
 from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import measure, measure_options, print_json, result_options
+from fastcomm.cli.options import ExecutionOptions, builds, executor_for, open_traces
+from fastcomm.cli.results import (
+    ResultFiles,
+    measure,
+    measure_options,
+    print_json,
+    result_options,
+)
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
 from fastcomm.units import enumeration, format_ns
 
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
+    from fastcomm.analyses.timeline import Timeline
     from fastcomm.executors import Executor
     from fastcomm.kernels.result import Kernels
+    from fastcomm.metrics.result import Metrics
+    from fastcomm.trace.run import RunTraces
 
 _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
@@ -40,6 +48,7 @@ Examples:
   fastcomm compare monday/ tuesday/
   fastcomm metrics monday/ --output baseline/
   fastcomm compare baseline/ tuesday/
+  fastcomm compare monday/ tuesday/ --html change.html
   fastcomm compare baseline/ traces/ --fail-if 'iteration.mean_ns > +3%' \\
     --fail-if 'overlap.average_overlap_ratio < 50%'
 """
@@ -141,7 +150,8 @@ def _formatted(value: float | None) -> str:
     help="Do not compare kernels, operators and annotations, for which all events are read.",
 )
 @measure_options
-@result_options("compare.json, parts, values and kernels as CSV and Parquet", html=False)
+@result_options("compare.json, parts, values and kernels as CSV and Parquet")
+@builds(files=ResultFiles)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -151,9 +161,7 @@ def run(
     after: str,
     conditions: tuple[str, ...],
     no_kernels: bool,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
+    files: ResultFiles,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -171,31 +179,48 @@ def run(
     """
     from fastcomm.analyses.compare import compare
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.report import comparison as report
 
     parsed = [Condition.parsed(text) for text in conditions]
     runs = [_Side.of("BEFORE", before), _Side.of("AFTER", after)]
     _check_saved(ctx, runs)
     with executor_for(execution) as executor:
-        both, same = _measured(runs, metrics, reading, executor)
+        measured = _measured(
+            runs, metrics, reading, executor, with_tables=files.html is not None
+        )
+        both, same = ([side.document for side in sides] for sides in measured)
         kernels, why_not = _kernels(runs, same, metrics, reading, executor, no_kernels)
+        timelines = []
+        if files.html is not None:
+            timelines = [_timeline(side, reading, executor) for side in measured[1]]
     comparison = compare(*same, whole=(both[0], both[1]), kernels=kernels)
     if not comparison.is_same:
         comparison = replace(comparison, notes=(*comparison.notes, *why_not))
-    warn(_warnings(*(_unsaid(side, is_said=not as_json) for side in both)))
+    warn(_warnings(*(_unsaid(side, is_said=not files.as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
     comparison = replace(comparison, conditions_that_hold=holding)
-    if output is not None:
-        report.write(comparison, output, xlsx=xlsx)
-    if as_json:
-        print_json(comparison)
-    else:
-        report.show(comparison, [condition.text for condition in parsed])
+    if files.html is not None:
+        from fastcomm.report.html import comparison as pages
+        from fastcomm.report.html import write as write_page
+
+        write_page(pages.page(comparison, (before, after), timelines), files.html)
+    _show(comparison, [condition.text for condition in parsed], files)
     if holding:
         ctx.exit(REGRESSED)
     if any(side["failed"] for side in both):
         ctx.exit(INCOMPLETE)
+
+
+def _show(comparison: "Comparison", conditions: Sequence[str], files: ResultFiles) -> None:
+    """Print a comparison, and write its files if --output names a directory."""
+    from fastcomm.report import comparison as report
+
+    if files.output is not None:
+        report.write(comparison, files.output, xlsx=files.xlsx)
+    if files.as_json:
+        print_json(comparison)
+    else:
+        report.show(comparison, conditions)
 
 
 _MOST_WARNINGS = 8
@@ -257,35 +282,57 @@ def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """The metrics of a run as in JSON, and of traces the traces and the result."""
+
+    document: dict[str, Any]
+    traces: "RunTraces | None" = None
+    metrics: "Metrics | None" = None
+
+
 def _measured(
     runs: Sequence[_Side],
     metrics: MetricsOptions,
     reading: ReadOptions,
     executor: "Executor",
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    *,
+    with_tables: bool,
+) -> tuple[list[_Measured], list[_Measured]]:
     """Return the metrics of the runs, then those of the ranks that both have."""
     from fastcomm.analyses.compare import common_ranks
 
-    options = replace(metrics, with_tables=False)
+    options = replace(metrics, with_tables=with_tables)
 
-    def measured(run: _Side, reading: ReadOptions) -> dict[str, Any]:
+    def measured(run: _Side, reading: ReadOptions) -> _Measured:
         if run.saved is not None:
-            return run.saved
+            return _Measured(document=run.saved)
         with _named(run.name, run.path):
             traces = open_traces((run.path,), reading, executor, is_one_of_two=True)
             metrics = measure(traces, reading, options, executor)
-            return metrics.to_dict()
+            return _Measured(document=metrics.to_dict(), traces=traces, metrics=metrics)
 
     both = [measured(run, reading) for run in runs]
-    if (ranks := common_ranks(*both)) is None:
+    if (ranks := common_ranks(*(side.document for side in both))) is None:
         return both, both
     # A run is measured again by these ranks alone, if it has others.
     of_ranks = replace(reading, ranks=ranks)
     same = [
-        side if set(side["ranks"]) <= set(ranks) else measured(run, of_ranks)
+        side if set(side.document["ranks"]) <= set(ranks) else measured(run, of_ranks)
         for side, run in zip(both, runs, strict=True)
     ]
     return both, same
+
+
+def _timeline(side: _Measured, reading: ReadOptions, executor: "Executor") -> "Timeline | str":
+    """Return the timeline of a run, or why there is none."""
+    from fastcomm.analyses.timeline import find_timeline
+
+    if side.traces is None or side.metrics is None:
+        return "saved metrics have no events"
+    return find_timeline(
+        side.traces, side.metrics, workers=executor, keep_going=reading.keep_going
+    )
 
 
 def _kernels(

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fastcomm import result, units
 from fastcomm.analyses.cause_changes import CauseChange
-from fastcomm.analyses.compare import BreakdownChange, Comparison
+from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
 from fastcomm.analyses.kernel_changes import KernelChange
 from fastcomm.report import files
 from fastcomm.report.console import (
@@ -80,10 +80,11 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     `conditions` are the texts of --fail-if; each is printed with whether it holds.
     """
     console = plain_console()
-    headline = _headline(comparison)
+    text = headline(comparison)
+    shown = text if comparison.step.difference is None else f"[bold]{text}[/]"
     if comparison.incomplete:
-        headline = f"{headline.removesuffix('.')} [red]({escape(comparison.incomplete[0])})[/]"
-    say(console, headline)
+        shown = f"{shown.removesuffix('.')} [red]({escape(comparison.incomplete[0])})[/]"
+    say(console, shown)
     for line in comparison.incomplete[1:]:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
     for cause in comparison.causes[:_MOST_CAUSES]:
@@ -103,7 +104,7 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
         say(console, f"{mark} {escape(text)}", hanging=5)
 
 
-def _headline(comparison: Comparison) -> str:
+def headline(comparison: Comparison) -> str:
     """Return the sentence on the change of the step time."""
     step = comparison.step
     if step.before is None or step.after is None or step.difference is None:
@@ -113,8 +114,8 @@ def _headline(comparison: Comparison) -> str:
     relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
     change = f"{format_signed_ns(step.difference)}{relative}"
     return (
-        f"[bold]A step takes {format_ns(step.after, _STEP_DIGITS)} instead of "
-        f"{format_ns(step.before, _STEP_DIGITS)}: {change}[/]"
+        f"A step takes {format_ns(step.after, _STEP_DIGITS)} instead of "
+        f"{format_ns(step.before, _STEP_DIGITS)}: {change}"
     )
 
 
@@ -144,12 +145,12 @@ def _parts(comparison: Comparison) -> TerminalTable:
                 format_ns(part.before_ns),
                 format_ns(part.after_ns),
                 format_signed_ns(part.effect_ns),
-                _reasons(part),
+                reasons(part),
             )
     return rows
 
 
-def _reasons(part: BreakdownChange) -> str:
+def reasons(part: BreakdownChange) -> str:
     """Return what changed with a part of the step: "bytes +10.0 %, events +2.0 %"."""
     parts = []
     for reason in part.reasons:
@@ -161,7 +162,7 @@ def _reasons(part: BreakdownChange) -> str:
 def _show_kernels(console: Console, key: str, changes: Sequence[KernelChange]) -> None:
     """Print the changes with the largest effect on the step; new and vanished work apart."""
     rows = table(
-        *(_NOUNS[key], "category", "before", "after", "effect", "calls/step"),
+        *(NOUNS[key], "category", "before", "after", "effect", "calls/step"),
         drop=("category", "before"),
     )
     most = max((abs(change.effect_ns) for change in changes), default=0.0)
@@ -172,7 +173,7 @@ def _show_kernels(console: Console, key: str, changes: Sequence[KernelChange]) -
             escape(change.category),
             *(na(value, format_ns) for value in (change.before_ns, change.after_ns)),
             format_signed_ns(change.effect_ns),
-            _calls(change),
+            calls(change),
         )
     if rows.row_count:
         console.print(rows)
@@ -184,16 +185,31 @@ def _show_kernels(console: Console, key: str, changes: Sequence[KernelChange]) -
         ]
         more = f", and {len(own) - len(texts)} more" if len(own) > len(texts) else ""
         if own:
-            say(console, f"{state} {_NOUNS[key]}s: {', '.join(texts)}{more}", hanging=2)
+            say(console, f"{state} {NOUNS[key]}s: {', '.join(texts)}{more}", hanging=2)
 
 
-_NOUNS = {"name": "kernel", "operator": "operator", "annotation": "annotation"}
+NOUNS = {"name": "kernel", "operator": "operator", "annotation": "annotation"}
 
 
-def _calls(change: KernelChange) -> str:
+def calls(change: KernelChange) -> str:
     """Return the calls per step: "12", or before and after: "12 to 14"."""
     before, after = (f"{count or 0:.4g}" for count in (change.before_count, change.after_count))
     return before if before == after else f"{before} to {after}"
+
+
+def other_changes(comparison: Comparison) -> list[Value]:
+    """Return windows, bandwidth, volume and overlap that changed by 1 %, largest change first.
+
+    One statistic of each metric is listed.
+    """
+    values = [
+        change
+        for change in comparison.values
+        if abs(change.relative or 0) >= _WORTH
+        and change.name.startswith(("windows.", "bandwidth.", "volume.", "overlap."))
+        and (change.name.startswith("overlap.") or change.name.endswith(_SHOWN))
+    ]
+    return sorted(values, key=lambda change: -abs(change.relative or 0))
 
 
 def _changed(comparison: Comparison) -> TerminalTable:
@@ -203,21 +219,13 @@ def _changed(comparison: Comparison) -> TerminalTable:
     own.
     """
     rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
-    values = [
-        change
-        for change in comparison.values
-        if abs(change.relative or 0) >= _WORTH
-        and change.name.startswith(("windows.", "bandwidth.", "volume.", "overlap."))
-        and (change.name.startswith("overlap.") or change.name.endswith(_SHOWN))
-    ]
-    values.sort(key=lambda change: -abs(change.relative or 0))
-    for change in values[:_MOST_VALUES]:
-        cells = (_in_unit(change.name, value) for value in (change.before, change.after))
+    for change in other_changes(comparison)[:_MOST_VALUES]:
+        cells = (in_unit(change.name, value) for value in (change.before, change.after))
         rows.add_row(escape(change.name), *cells, signed_percent(change.relative or 0.0))
     return rows
 
 
-def _in_unit(name: str, value: float | None) -> str:
+def in_unit(name: str, value: float | None) -> str:
     """Format a value with the unit that its name implies."""
     if value is None:
         return "n/a"

@@ -90,12 +90,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneChart:
-    """Rows with pieces of time, from 0 to `most`."""
+    """Rows with pieces, on an axis from `least` to `most`; `labels` are texts after rows."""
 
     rows: Sequence[str]
     title: str
     lanes: Sequence[Lane]
     most: float
+    least: float = 0.0
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,23 +216,34 @@ def _lanes(chart: LaneChart) -> tuple[Markup, Markup]:
     is_long = _is_long(chart.rows)
     row, top = (42, 18) if is_long else (28, 0)
     height = row * len(chart.rows)
-    axis = linear(chart.title, [chart.most])
-    scale = WIDE / (axis.high or 1)
+    axis = linear(chart.title, [chart.least, chart.most])
+    scale = WIDE / (axis.high - axis.low)
     paths = []
     for lane in chart.lanes:
         y, thick = row * lane.row + top + 3, row - top - 6
         pieces = "".join(
-            f"M{a * scale:.1f} {y}h{max((b - a) * scale, 0.3):.1f}v{thick}H{a * scale:.1f}z"
-            for a, b in lane.pieces
+            f"M{a:.1f} {y}h{max(b - a, 0.3):.1f}v{thick}H{a:.1f}z"
+            for a, b in (
+                ((start - axis.low) * scale, (stop - axis.low) * scale)
+                for start, stop in lane.pieces
+            )
         )
         paths.append(
             element("path", d=pieces, fill=fill(lane.look), data_tip=lane.tip, class_="mark")
         )
     looks = dict.fromkeys((lane.name, lane.look) for lane in chart.lanes)
+    labels = [
+        text(
+            label, "100%", row * at + (row + top) / 2, "bar", dx=8, dominant_baseline="central"
+        )
+        for at, label in enumerate(chart.labels)
+    ]
     return legend([(name, swatch(look)) for name, look in looks]), image(
         *_across(axis, height), stretched(height, *paths), *_row_labels(chart.rows, row),
+        *labels,
         height=height,
         before=16 if is_long else 16 + width(chart.rows),
+        right=16 + width(chart.labels) if chart.labels else 0,
         below=44,
     )  # fmt: skip
 

@@ -401,6 +401,15 @@ _ISP = {
     "isp.changed": _of("Would be", "tokens/s/GPU of the best strategy with this change"),
 }
 
+_COMPARED = {
+    "compare.effect": _of("Effect", "time or value after minus the one before"),
+    "compare.cost": _of("Cost", "time that a cause costs in the mean step"),
+    "compare.part": _of("Part", "part of the exact partition of the mean step"),
+    "compare.kernel": _of("Time", "time of all calls in the mean step of a rank"),
+    "compare.calls": _of("Calls", "calls in the mean step of a rank"),
+    "compare.value": _of("Value", "the metric of the run, as in its JSON"),
+}
+
 _KERNELS = {
     "kernels.share": _of("Of step", "time in the mean step of a rank, as share of that step"),
     "kernels.total": _of("Total", "sum of the durations over all ranks and steps"),
@@ -455,5 +464,5 @@ _DISPATCH = {
 
 GLOSSARY: dict[str, Definition] = {
     **_RUN, **_BREAKDOWN, **_WINDOWS, **_BANDWIDTH, **_VOLUME, **_OVERLAP, **_GROUPS,
-    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_KERNELS, **_DISPATCH,
+    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_KERNELS, **_COMPARED, **_DISPATCH,
 }  # fmt: skip

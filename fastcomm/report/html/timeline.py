@@ -27,10 +27,16 @@ def section(timeline: Timeline | str) -> Section:
     """Return the section of a timeline; a text is the reason why there is none."""
     if isinstance(timeline, str):
         return unknown_section(NAME, TITLE, "The timeline is", "The timeline", timeline)
+    shown = block(timeline, "timeline-figure", "All ranks of a step")
+    return Section(name=NAME, title=TITLE, lead=_lead(timeline), blocks=(shown,))
+
+
+def block(timeline: Timeline, name: str, title: str) -> PageTimeline:
+    """Return the figure of a timeline; `name` is its id on the page."""
     kinds = sorted({kind for step in timeline.steps for kind in _kinds(step)})
-    block = PageTimeline(
-        name="timeline-figure",
-        title="All ranks of a step",
+    return PageTimeline(
+        name=name,
+        title=title,
         steps=tuple(
             f"Step {step.number}: {step.label}, {html.ns(step.length)}"
             for step in timeline.steps
@@ -41,7 +47,6 @@ def section(timeline: Timeline | str) -> Section:
         ),
         notes=tuple(_notes(timeline)),
     )
-    return Section(name=NAME, title=TITLE, lead=_lead(timeline), blocks=(block,))
 
 
 def link(moment: Moment | None) -> str:

@@ -1,8 +1,10 @@
 "use strict";
-// The timeline: all ranks of a step on a canvas. Times are ns from the begin of the step.
-(async () => {
-  const figure = document.querySelector("figure.timeline");
-  if (!figure) return;
+// Timelines: all ranks of a step on a canvas. Times are ns from the begin of the step. Several
+// timelines of a page show the same times.
+const lengths = new Map(); // of the step that each timeline shows
+const reach = () => Math.max(...lengths.values());
+
+document.querySelectorAll("figure.timeline").forEach(async (figure, number) => {
   const find = (query) => figure.querySelector(query);
   const make = (tag, text = "") => Object.assign(document.createElement(tag), { textContent: text });
   const page = JSON.parse(find("script").textContent);
@@ -450,11 +452,12 @@
 
   // Moves.
   function look(from, to) {
-    const least = Math.min(100, step.length);
-    const wide = Math.min(Math.max(to - from, least), step.length);
-    const begin = Math.min(Math.max((from + to - wide) / 2, 0), step.length - wide);
+    const least = Math.min(100, reach());
+    const wide = Math.min(Math.max(to - from, least), reach());
+    const begin = Math.min(Math.max((from + to - wide) / 2, 0), reach() - wide);
     view = [begin, begin + wide];
     redraw();
+    dispatchEvent(new CustomEvent("timeline-view", { detail: { from: figure, view } }));
   }
 
   const zoom = (factor, at = (view[0] + view[1]) / 2) => look(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
@@ -535,7 +538,7 @@
     a: () => pan(-0.2), d: () => pan(0.2), arrowleft: () => pan(-0.2), arrowright: () => pan(0.2),
     arrowup: () => moveLane(-1), arrowdown: () => moveLane(1), n: () => moveEvent(1), p: () => moveEvent(-1),
     enter: () => choose(cursor), " ": () => choose(cursor), m: () => select(...view),
-    home: () => look(0, step.length), 0: () => look(0, step.length),
+    home: () => look(0, reach()), 0: () => look(0, reach()),
     escape: () => {
       [chosen, cursor] = [NONE, NONE];
       select(null);
@@ -552,7 +555,7 @@
   let scrolled = 0;
   addEventListener("scroll", () => (scrolled = performance.now()), { capture: true, passive: true });
   canvas.addEventListener("wheel", (event) => {
-    const isWhole = view[1] - view[0] >= step.length;
+    const isWhole = view[1] - view[0] >= reach();
     if (!event.ctrlKey && (performance.now() - scrolled < 250 || (isWhole && event.deltaY > 0))) return;
     event.preventDefault();
     const spot = ns(event.clientX - canvas.getBoundingClientRect().left);
@@ -646,7 +649,7 @@
   box.addEventListener("scroll", redraw, { passive: true });
   find(".in").addEventListener("click", () => zoom(0.5));
   find(".out").addEventListener("click", () => zoom(2));
-  find(".all").addEventListener("click", () => look(0, step.length));
+  find(".all").addEventListener("click", () => look(0, reach()));
   find(".select").addEventListener("click", ({ currentTarget: button }) =>
     button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"))
   );
@@ -676,14 +679,14 @@
     const input = figure.querySelectorAll(".views input")[index];
     if (input) input.checked = true;
     step = await loaded(index);
+    lengths.set(figure, step.length);
     [cursor, chosen, range] = [NONE, NONE, null];
     find(".path").hidden = !step.path.rows;
-    view = [0, step.length];
+    look(0, reach());
   }
   figure.querySelectorAll(".views input").forEach((input, index) =>
     input.addEventListener("change", async () => {
       await show(index);
-      redraw();
     })
   );
 
@@ -712,19 +715,27 @@
     themed();
     paint();
   };
+  addEventListener("timeline-view", ({ detail }) => {
+    if (detail.from === figure || !step) return;
+    view = detail.view;
+    redraw();
+  });
   await show(0);
   anew();
   sum();
-  await follow();
+  // Links to a moment are of the first timeline.
+  if (number === 0) {
+    await follow();
+    addEventListener("hashchange", follow);
+    // A link that was followed before changes nothing in the address.
+    document.addEventListener("click", ({ target }) => {
+      const link = target.closest('a[href^="#t="]');
+      if (link && link.hash === location.hash) follow();
+    });
+  }
   figure.dataset.drawn = "1";
-  addEventListener("hashchange", follow);
-  // A link that was followed before changes nothing in the address.
-  document.addEventListener("click", ({ target }) => {
-    const link = target.closest('a[href^="#t="]');
-    if (link && link.hash === location.hash) follow();
-  });
   addEventListener("resize", redraw);
   addEventListener("beforeprint", anew);
   addEventListener("afterprint", anew);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", anew);
-})();
+});
