@@ -362,12 +362,15 @@ COMMANDS = {
     "what-if": ["what-if", "RUN", "--scale", "comm:TP=0.5", "--scale", "comm:DP=0.5:1:0.25"],
     "kernels": ["kernels", "RUN"],
     "kernels of streams": ["kernels", "RUN", "--by", "stream", "--rank", "3"],
+    "compare": ["compare", "RUN", "RUN"],
+    "stats": ["stats", "RUN"],
     "isp": ["isp", *ASKED, "--world-size", "64", "--seq-len", "8Ki"],
     "isp sweep": ["isp", *ASKED, "--world-size", "64,128", "--seq-len", "4Ki,64Ki"],
     "dispatch compare": ["dispatch", "compare", *DRAWN],
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
 }
 RECORDED = {
+    "dpro stats": ["dpro", "stats", str(REPLAY / "trial" / "trace")],
     "replay": ["dpro", "replay", str(REPLAY / "trial" / "trace"), "--bottleneck"],
     "stragglers": ["stragglers", str(REPLAY / "straggler" / "trace-ST.parquet")],
 }
@@ -378,6 +381,9 @@ CHARTS = {
     "what-if": "sweep-0",
     "kernels": "ranks-chart",
     "kernels of streams": "kernels-chart",
+    "compare": "parts-chart",
+    "stats": "steps-chart",
+    "dpro stats": "operations-chart",
     "isp": "front-chart",
     "isp sweep": "sweep-chart",
     "dispatch compare": "loads-chart",

@@ -15,6 +15,7 @@ from fastcomm.cli.options import builds, open_traces, reading_options, with_opti
 from fastcomm.cli.results import (
     ListOptions,
     ResultFiles,
+    html_option,
     print_json,
     result_options,
     top_option,
@@ -32,6 +33,7 @@ _EXAMPLES = """\b
 Examples:
   fastcomm stats traces/ --sort --top 40
   fastcomm stats monday/ --against tuesday/
+  fastcomm stats traces/ --html stats.html
 """
 
 
@@ -60,6 +62,7 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
             html=False,
             not_with=("--against",),
         ),
+        html_option(not_with=("--against",)),
     ]
     return lambda command: with_options(options)(
         builds(shown=ListOptions, files=ResultFiles)(command)
@@ -153,6 +156,11 @@ def describe(
     )
     if files.output is not None:
         report.write(described, files.output, xlsx=files.xlsx)
+    if files.html is not None:
+        from fastcomm.report.html import stats as pages
+        from fastcomm.report.html import write as write_page
+
+        write_page(pages.page(described, str(path)), files.html)
     head = shown.top or (None if files.as_json else _ROWS)
     rows = list(statistics.sort_rows(measured, by_avg=shown.sort, head=head))
     if files.as_json:

@@ -401,6 +401,22 @@ _ISP = {
     "isp.changed": _of("Would be", "tokens/s/GPU of the best strategy with this change"),
 }
 
+_STATISTICS = {
+    "stats.step": _of("Step", "from the first operator of a step to the end of the last"),
+    "stats.steps": _of("Steps", "number of steps that all ranks have"),
+    "stats.rank": _of("Step of a rank", "mean over the steps of the rank's own times"),
+    "stats.part": _of("Part", "sum of the operators of this part, in the mean step"),
+    "stats.operations": _of("Operations", "number of names, each of one rank"),
+    "stats.count": _of("Events", "number of events of all steps"),
+    "stats.total": _of("Total", "sum of the durations over all steps"),
+    "stats.mean": _of("Mean", "mean duration"),
+    "stats.median": _of("Median", "median of the durations"),
+    "stats.shortest": _of("Shortest", "the shortest duration"),
+    "stats.longest_event": _of("Longest", "the longest duration"),
+    "stats.longest": _of("Longest operation", "the largest mean of an operation"),
+    "stats.deviation": _of("Deviation", "standard deviation of the durations"),
+}
+
 _COMPARED = {
     "compare.effect": _of("Effect", "time or value after minus the one before"),
     "compare.cost": _of("Cost", "time that a cause costs in the mean step"),
@@ -464,5 +480,5 @@ _DISPATCH = {
 
 GLOSSARY: dict[str, Definition] = {
     **_RUN, **_BREAKDOWN, **_WINDOWS, **_BANDWIDTH, **_VOLUME, **_OVERLAP, **_GROUPS,
-    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_KERNELS, **_COMPARED, **_DISPATCH,
+    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_KERNELS, **_COMPARED, **_STATISTICS, **_DISPATCH,
 }  # fmt: skip
