@@ -354,6 +354,7 @@ def test_numbers_are_formatted_for_readers():
 
 REPLAY = replay_data.FOLDER
 DRAWN = ["--num-nodes", "2", "--seq-len", "512", "--iter-num", "1"]
+PLANNED = ["--model", "llama3-8b", "--gpus", "16", "--cluster", "h100", "--global-batch", "32"]
 ASKED = ["--model", "7B", "--global-batch", "4Mi"]
 COMMANDS = {
     "metrics": ["metrics", "RUN", "--link-bandwidth", "50GB/s"],
@@ -365,6 +366,7 @@ COMMANDS = {
     "compare": ["compare", "RUN", "RUN"],
     "stats": ["stats", "RUN"],
     "isp": ["isp", *ASKED, "--world-size", "64", "--seq-len", "8Ki"],
+    "isp of a trainer": ["isp", *PLANNED],
     "isp sweep": ["isp", *ASKED, "--world-size", "64,128", "--seq-len", "4Ki,64Ki"],
     "dispatch compare": ["dispatch", "compare", *DRAWN],
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
@@ -385,6 +387,7 @@ CHARTS = {
     "stats": "steps-chart",
     "dpro stats": "operations-chart",
     "isp": "front-chart",
+    "isp of a trainer": "layouts-chart",
     "isp sweep": "sweep-chart",
     "dispatch compare": "loads-chart",
     "dispatch sweep": "sweep-chart",
@@ -606,3 +609,14 @@ def test_bars_below_zero_are_drawn_to_the_left_of_it():
     tree = parsed(str(draw(BarChart(rows=["x", "y"], parts=[part], title=""), "")))
     boxes = [(each.attrs["x"], each.attrs["width"]) for each in tree.all("rect", class_="mark")]
     assert boxes == [("50%", "50%"), ("0%", "50%")]
+
+
+@pytest.mark.compiled
+def test_a_search_without_a_strategy_that_fits_has_a_page(tmp_path):
+    target = tmp_path / "page.html"
+    words = ["isp", *PLANNED, "--memory", "1GiB", "--html", str(target)]
+    said = CliRunner().invoke(main, words)
+    assert said.exit_code == 1
+    tree = parsed(without_scripts(target.read_text("utf-8")))
+    assert_sound(tree)
+    assert "no strategy fits into memory" in next(tree.all("h1")).text

@@ -203,7 +203,6 @@ def test_a_batch_counts_sequences_and_with_a_unit_tokens():
         (("--precision", "mxfp8"), "H100-SXM has no MX formats"),
         (("--global-batch", "5Ki"), "a number without unit counts sequences"),
         (("--explain", "9999"), "the layouts"),
-        (("--html", "page.html"), "--html has no effect without --trainer internevo"),
         (("--sensitivity",), "--sensitivity has no effect"),
         (("--launch", "torchtitan"), "add --trainer fsdp2"),
         (("--trainer", "fsdp2", "--launch", "megatron"), "add --trainer megatron"),

@@ -22,6 +22,7 @@ from fastcomm.units import parse_quantity
 if TYPE_CHECKING:
     from fastcomm.isp import Question
     from fastcomm.isp.calibration import Setting
+    from fastcomm.isp.plan_search import PlanSearch
     from fastcomm.isp.result import HardwareChange, SearchResult
     from fastcomm.isp.search import SearchSweep
 
@@ -114,13 +115,13 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
     for name, is_used in (
         ("--sensitivity", showing.sensitivity),
         ("--trainer-args", showing.trainer_args),
-        ("--html", files.html),
         ("--xlsx", files.xlsx),
     ):
         if is_used:
             raise ConfigError(f"{name} has no effect without --trainer internevo")
     warn(_decimal_units(options))
     result = replace(search_plans(options), top=showing.top)
+    _write_plans(result, files)
     if not result.plans:
         if files.as_json:
             print_json(result)
@@ -130,7 +131,6 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
     place = showing.explain
     if place is not None and place > len(result.layouts):
         raise invalid("--explain", str(place), f"1 to {len(result.layouts)}, the layouts")
-    report.write(result, files.output, "isp")
     if files.as_json:
         print_json(result)
     elif result.launch is not None:
@@ -139,6 +139,19 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
         report.explain_plan(result, place - 1)
     else:
         report.show_search(result, showing.top)
+
+
+def _write_plans(result: "PlanSearch", files: ResultFiles) -> None:
+    """Write the page of --html, and of strategies that fit the files of --output."""
+    from fastcomm.report import isp_plans as report
+
+    if files.html is not None:
+        from fastcomm.report.html import isp_plans as page
+        from fastcomm.report.html import write as write_page
+
+        write_page(page.page(result), files.html)
+    if result.plans:
+        report.write(result, files.output, "isp")
 
 
 def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:

@@ -398,6 +398,12 @@ _ISP = {
     "isp.gp": _of("Gradients", "number of shards of the gradients"),
     "isp.zp": _of("Optimizer", "number of shards of the optimizer states"),
     "isp.micro": _of("Micro-batches", "number of micro-batches per step"),
+    "isp.mfu": _of("MFU", "model FLOPs over the bf16 peak, with causal attention"),
+    "isp.virtual": _of("Virtual stages", "pipeline stages on each GPU"),
+    "isp.etp": _of("Tensor of experts", "number of shards of each expert's tensors"),
+    "isp.micro_size": _of("Sequences each", "number of sequences of a micro-batch"),
+    "isp.term": _of("Term", "predicted time, or memory of the fullest rank"),
+    "isp.share": _of("Share", "of the step time, or of the memory"),
     "isp.changed": _of("Would be", "tokens/s/GPU of the best strategy with this change"),
 }
 
