@@ -147,10 +147,11 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
     if files.trace_path is not None:
         report.write_trace(session.changed or session.replayed, files.trace_path)
     if files.html is not None:
+        from fastcomm.analyses.replay_timeline import replay_timeline
         from fastcomm.report.html import replayed
         from fastcomm.report.html import write as write_page
 
-        write_page(replayed.page(session, str(path)), files.html)
+        write_page(replayed.page(session, str(path), replay_timeline(session)), files.html)
     if files.as_json:
         print_json(session)
     else:

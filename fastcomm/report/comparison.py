@@ -81,7 +81,7 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     """
     console = plain_console()
     text = headline(comparison)
-    shown = text if comparison.step.difference is None else f"[bold]{text}[/]"
+    shown = text if text.endswith(".") else f"[bold]{text}[/]"
     if comparison.incomplete:
         shown = f"{shown.removesuffix('.')} [red]({escape(comparison.incomplete[0])})[/]"
     say(console, shown)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from fastcomm.analyses.timeline import Timeline
 from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Removed
 from fastcomm.replay.result import Session
@@ -18,6 +19,8 @@ from fastcomm.report.html import (
     columns,
     number,
     text,
+    timeline,
+    unknown_section,
 )
 from fastcomm.report.html.charts import HeatChart, row_bars
 
@@ -27,8 +30,11 @@ _MOST_ROWS = 200
 _MOST_BARS = 16
 
 
-def page(session: Session, source: str) -> Page:
-    """Return the page of a replay; `source` names the trace or trial."""
+def page(session: Session, source: str, schedule: Timeline | str) -> Page:
+    """Return the page of a replay.
+
+    `source` names the trace or trial; `schedule` is that of the step, or why there is none.
+    """
     replayed, changed, removed = session.replayed, session.changed, session.removed
     facts = [
         html.fact("replay.step_ns", replayed.mean_ns, html.ns, label="replayed"),
@@ -37,9 +43,9 @@ def page(session: Session, source: str) -> Page:
     ]
     if changed is not None:
         facts.append(html.fact("replay.what_if_ns", changed.mean_ns, html.ns, label="what if"))
-    sections = [_ranks(session, changed), _path(session)]
+    sections = [_schedule(schedule), _ranks(session, changed), _path(session)]
     if removed:
-        sections.insert(1, _bottlenecks(removed))
+        sections.insert(2, _bottlenecks(removed))
     return Page(
         title="Replay",
         source=source,
@@ -52,6 +58,24 @@ def page(session: Session, source: str) -> Page:
         ),
         facts=tuple(facts),
         sections=tuple(sections),
+    )
+
+
+def _schedule(schedule: Timeline | str) -> Section:
+    """Return the section with the schedule of the replayed step."""
+    title = "What does each rank do, and when?"
+    if isinstance(schedule, str):
+        return unknown_section(timeline.NAME, title, "The schedule is", "Schedule", schedule)
+    block = timeline.block(schedule, "timeline-figure", "The replayed step")
+    return Section(
+        name=timeline.NAME,
+        title=title,
+        lead=(
+            f"The schedule of {html.many(len(schedule.ranks), 'rank')} as replayed: the upper "
+            "lane is compute, the lower one communication.",
+        ),
+        blocks=(block,),
+        pitfall="These are times of the replay, not of the trace.",
     )
 
 
