@@ -1,5 +1,7 @@
 """Test that results do not depend on how events are divided into pieces."""
 
+import os
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -174,3 +176,21 @@ def test_a_piece_without_events_is_a_piece(tmp_path):
         assert (sum(piece.rows), piece.ops) == (0, ())
         assert pieces.whole([piece], empty.column_names).equals(empty)
         assert replace(piece) == piece
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a mapped file cannot be deleted")
+def test_all_events_outlive_their_spill_files(tmp_path):
+    table = pa.table(
+        {
+            **{name: pa.array([0] * 6, pa.int64()) for name in pieces._SORT_COLUMNS},
+            "rank": [0, 0, 0, 1, 1, 1],
+            "group": [5 << 50, 3 << 60, 5 << 50, None, 3 << 60, 5 << 50],
+            "number": list(range(6)),
+        }
+    )
+    folder = tmp_path / "spilled"
+    folder.mkdir()
+    spilled = [pieces.spill(table.slice(begin, 3), folder / str(begin)) for begin in (3, 0)]
+    whole = pieces.whole(spilled, ["rank", "number"])
+    shutil.rmtree(folder)
+    assert whole["number"].to_pylist() == list(range(6))

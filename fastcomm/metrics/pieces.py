@@ -186,7 +186,28 @@ def _by_rank(table: pa.Table) -> pa.Table:
 
 
 def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
-    """Return columns of all events of all pieces, sorted by rank and then as in its trace."""
+    """Return columns of all events of all pieces, sorted by rank and then as in its trace.
+
+    Those of spill files are in memory maps of sorted files beside these, which may be deleted.
+    """
+    if not _are_in_order(pieces):
+        return _sorted(pieces, names)
+    ordered = sorted(pieces, key=lambda piece: piece.ranks)
+    return pa.concat_tables(_sorted_piece(piece, names) for piece in ordered)
+
+
+def _sorted_piece(piece: Piece, names: Sequence[str]) -> pa.Table:
+    """Return columns of the events of a piece as in their traces."""
+    table = _sorted([piece], names)
+    # A file that is mapped cannot be deleted on other systems.
+    if isinstance(piece.where, pa.Table) or os.name != "posix":
+        return table
+    path = piece.where.with_name(f"{piece.where.name}.sorted")
+    write(table, path)
+    return columns(path, names)
+
+
+def _sorted(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
     table = read(pieces, ALL, [*names, "place"])
     order = np.lexsort((table["place"].to_numpy(), table["rank"].to_numpy()))
     return table.take(pa.array(order)).select(names)

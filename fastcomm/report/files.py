@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fastcomm.metrics.result import Metrics
 
+_ROWS = 1 << 17  # written at once as CSV
 # What `inert` may change: control and format characters, and the separators of lines.
 _ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
 # Start of a text that spreadsheets read as a formula unless it is a number: a sign, also a
@@ -40,14 +41,22 @@ def write_csv(table: pa.Table, path: Path) -> None:
     semicolon. Raises OSError.
     """
     with pa.OSFile(os.fsencode(path), "wb") as file:
-        pa_csv.write_csv(_plain_table(table), file)
+        _write_rows(table, file)
 
 
 def csv_text(table: pa.Table) -> str:
     """Return a table as the text that `write_csv` writes, with a header line."""
     buffer = pa.BufferOutputStream()
-    pa_csv.write_csv(_plain_table(table), buffer)
+    _write_rows(table, buffer)
     return bytes(buffer.getvalue()).decode()
+
+
+def _write_rows(table: pa.Table, file: pa.NativeFile) -> None:
+    """Write a header and all rows, a part at a time: texts take more memory than numbers."""
+    schema = _plain_table(table.schema.empty_table()).schema
+    with pa_csv.CSVWriter(file, schema) as writer:
+        for begin in range(0, table.num_rows, _ROWS):
+            writer.write_table(_plain_table(table.slice(begin, _ROWS)).cast(schema))
 
 
 def _plain_table(table: pa.Table) -> pa.Table:
