@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -110,6 +111,36 @@ def test_unreadable_ranks_are_skipped_on_a_cluster(engine, tmp_path):
         engine.gather(c.run_of(c.fine, c.bad), c.COUNT)
     with pytest.raises(FastcommError, match=r"no rank could be read: rank0\.json: damaged"):
         engine.gather(c.run_of(c.bad, c.bad), c.COUNT, keep_going=True)
+
+
+def test_ranks_that_fail_inside_a_batch_cost_no_other(engine):
+    """Of 64 ranks on two workers, a batch has 8: also one whose ranks all fail."""
+    bad = {3, 4, 17, *range(32, 40), 63}
+    run = c.run_of(*(c.bad if rank in bad else c.fine for rank in range(64)))
+    seen = []
+    merged, lost = engine.gather(run, c.COUNT, keep_going=True, progress=seen.append)
+    assert merged == {rank: 1 for rank in range(64) if rank not in bad}
+    assert [each.rank for each in lost] == sorted(bad)
+    assert all(f"rank{each.rank}.json: damaged" in each.error for each in lost)
+    assert sorted(source.rank for source in seen) == list(range(64))
+
+
+def test_batches_are_of_small_ranks():
+    def widths(sizes, threads):
+        run = c.run_of(*[c.fine] * len(sizes))
+        sources = [
+            replace(one, size=size) for one, size in zip(run.sources, sizes, strict=True)
+        ]
+        batches = list(dask._batches(sources, threads))
+        assert [one for batch in batches for one in batch] == sources
+        return [len(batch) for batch in batches]
+
+    assert widths([1000] * 64, 2) == [8] * 8
+    assert widths([1000] * 5, 2) == [1] * 5
+    assert widths([30 << 20] * 32, 1) == [2] * 16
+    assert widths([1 << 30, 1000, 1000, 1 << 30] * 4, 1) == [1, 2, 1] * 4
+    assert widths([1000] * 10, 0) == [2] * 5
+    assert widths([], 2) == []
 
 
 def test_a_bug_is_raised_as_it_is_with_the_rank(engine):

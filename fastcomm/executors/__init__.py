@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -35,10 +36,10 @@ Progress = Callable[[Source], None]  # called with each finished rank, also a fa
 _LOG = logging.getLogger("fastcomm")
 _MERGED = 16  # partial results merged at once: small tables pin the memory between them
 WIDTH = 128  # ranks of a batch, at most
-_BATCH_S = 1.0  # time of a batch
 _SMALL = 1 << 16  # events of small ranks that are measured together
 _MOST_ATTEMPTS = 2  # for a rank alone: the first worker may have died for another reason
-_SHARES = 4  # batches of a worker, at least: all workers end at about the same time
+_BATCH_S = 1.0  # time of a batch
+SHARES = 4  # batches of a worker, at least: all workers end at about the same time
 
 
 class SharedObject(Protocol[S_co]):
@@ -77,11 +78,6 @@ class Task(Generic[P, R]):
     def read(self, source: Source) -> Trace:
         """Read the part of a rank that `measure` needs."""
         return source.read(self.content)
-
-    def measure_source(self, source: Source) -> P:
-        """Read and measure a rank; errors name it."""
-        with annotate_errors(source):
-            return self.measure(self.read(source))
 
 
 class Executor(Protocol):
@@ -214,6 +210,7 @@ class BatchTask(Generic[P]):
 
     task: Task[P, Any]
     spill: Callable[[int, P], P] | None = None
+    has_limit: bool = True  # whether a batch ends after `_BATCH_S`
 
     def __call__(self, sources: Sequence[Source]) -> _Done[P]:
         """Measure ranks until the time of a batch is over, or one fails.
@@ -221,7 +218,7 @@ class BatchTask(Generic[P]):
         Returns the number of finished ranks, their partial result, and the error of the last.
         """
         parts, small, error = list[P](), list[Trace](), None
-        until, done = monotonic() + _BATCH_S, 0
+        until, done = monotonic() + (_BATCH_S if self.has_limit else inf), 0
         while done < len(sources) and error is None and monotonic() < until:
             try:
                 with annotate_errors(sources[done]):
@@ -257,7 +254,7 @@ def in_batches(
     which rank is at fault, and other ranks are not affected. Bugs in the measuring function are
     raised unchanged.
     """
-    width = max(1, min(WIDTH, len(sources) // (_SHARES * processes.number)))
+    width = max(1, min(WIDTH, len(sources) // (SHARES * processes.number)))
     most = 1 if processes.number == 1 else 2 * processes.number
     pending = deque(sources)
     while pending:

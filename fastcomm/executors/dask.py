@@ -21,7 +21,9 @@ from uuid import uuid4
 
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors import (
+    SHARES,
     WIDTH,
+    BatchTask,
     Progress,
     SharedObject,
     Task,
@@ -251,24 +253,25 @@ class Dask(ClusterConnection):
         progress: Progress | None,
     ) -> R:
         """Measure the ranks, merge partial results as they arrive, and finish the task."""
-        work = _Work(self, run, task.measure_source)
+        work = _Work(self, run, task)
         reducer: TreeReducer[Future[P]] = TreeReducer(
             lambda parts: self.submit(scratch.merge, list(parts))
         )
         unread = list(fatal.values())
         every = len(run.sources) + len(fatal)
         try:
-            for source, future, error in work.done():
-                if error is None:
-                    reducer.add(future)
-                elif keep_going and _is_of_its_rank(error):
+            for batch, partial, errors in work.done():
+                for source, error in errors:
+                    if not (keep_going and _is_of_its_rank(error)):
+                        raise error
                     unread.append(skipped_rank(source, error))
                     if isinstance(error.__cause__, _killed()):
                         fatal[source.rank] = unread[-1]
-                else:
-                    raise error
+                if len(errors) < len(batch):
+                    reducer.add(partial)
                 if progress is not None:
-                    progress(source)
+                    for source in batch:
+                        progress(source)
             failed = by_rank(unread, every, run.skipped)
             merged = reducer.result()
             return self.answer(self.submit(task.finish, merged, failed, scratch.spread))
@@ -287,65 +290,119 @@ class Dask(ClusterConnection):
         return ClusterObject(self, make)
 
 
+_RankErrors = list[tuple[Source, Exception]]
+_Finished = tuple[list[Source], "Future[Any]", _RankErrors]
+
+
 class _Work:
-    """The ranks of a run that are being measured on a cluster."""
+    """The ranks of a run that are being measured on a cluster, in batches."""
 
-    def __init__(
-        self, executor: Dask, run: RunTraces, measure: Callable[[Source], Any]
-    ) -> None:
-        self.executor, self.measure = executor, measure
+    def __init__(self, executor: Dask, run: RunTraces, task: Task[Any, Any]) -> None:
+        self.executor, self.task = executor, task
         self.completed: SimpleQueue[Future[Any]] = SimpleQueue()
-        self.sources: dict[Any, Source] = {}
-        self.futures: dict[Any, Future[Any]] = {}
-        self._start(run.sources)
+        # By the key of the future of its errors: a batch, that future, and the partial result.
+        self.batches: dict[Any, tuple[list[Source], Future[Any], Future[Any]]] = {}
+        threads = sum(self.executor.client.nthreads().values())
+        for batch in _batches(run.sources, threads):
+            self._start(batch)
 
-    def done(self) -> Iterator[tuple[Source, "Future[Any]", Exception | None]]:
-        """Yield each finished rank with its future and its error.
+    def done(self) -> Iterator[_Finished]:
+        """Yield each finished batch with its partial result and the errors of its ranks.
 
         If workers are killed repeatedly, their ranks are read again one at a time. This tells
         which rank is at fault, and other ranks are not affected.
         """
         suspects = []
-        while self.futures:
-            source, future, error = self._next()
-            if isinstance(error, _killed()):
-                suspects.append(source)
+        while self.batches:
+            batch, partial, found = self._next()
+            if isinstance(found, _killed()):
+                suspects += batch
+            elif isinstance(found, Exception):
+                raise found
             else:
-                yield source, future, error
+                yield batch, partial, found
         for source in suspects:
             self._start([source])
-            _, future, error = self._next()
-            if isinstance(error, _killed()):
-                killed, error = error, died(source)
-                error.__cause__ = killed
-            yield source, future, error
+            batch, partial, found = self._next()
+            if isinstance(found, _killed()):
+                error = died(source)
+                error.__cause__ = found
+                found = [(source, error)]
+            elif isinstance(found, Exception):
+                raise found
+            yield batch, partial, found
 
     def cancel(self) -> None:
         """Cancel the ranks that are not finished."""
+        futures = [future for _, *both in self.batches.values() for future in both]
         with suppress(Exception):
-            self.executor.client.cancel(list(self.futures.values()))
-        self.futures.clear()
+            self.executor.client.cancel(futures)
+        self.batches.clear()
 
-    def _start(self, sources: Sequence[Source]) -> None:
+    def _start(self, batch: list[Source]) -> None:
         client = self.executor.client
-        futures = client.map(
-            _measure, sources, measure=self.measure, expected=code(), pure=False
+        measured = client.submit(_measure, batch, task=self.task, expected=code(), pure=False)
+        errors, partial = (
+            client.submit(part_of, measured, pure=False, priority=1)
+            for part_of in (_errors, _partial)
         )
-        for source, future in zip(sources, futures, strict=True):
-            self.sources[future.key], self.futures[future.key] = source, future
-            future.add_done_callback(self.completed.put)
+        self.batches[errors.key] = batch, errors, partial
+        errors.add_done_callback(self.completed.put)
 
-    def _next(self) -> tuple[Source, "Future[Any]", Exception | None]:
+    def _next(self) -> tuple[list[Source], "Future[Any]", _RankErrors | Exception]:
+        """Return a finished batch, its partial result, and the errors of ranks or of all."""
         future = self.executor.next(self.completed)
         error = self.executor.error(future)
-        del self.futures[future.key]
-        return self.sources.pop(future.key), future, error
+        batch, _, partial = self.batches.pop(future.key)
+        if error is not None:
+            return batch, partial, error
+        found = self.executor.answer(future)
+        return batch, partial, [(batch[place], each) for place, each in found]
 
 
-def _measure(source: Source, *, measure: Callable[[Source], P], expected: str) -> P:
-    """Measure one rank on a worker, after a check that it runs the caller's code."""
+def _batches(sources: Sequence[Source], threads: int) -> Iterator[list[Source]]:
+    """Divide ranks into batches: of small ranks several, so that all threads have work."""
+    width = max(1, min(WIDTH, len(sources) // (SHARES * max(1, threads))))
+    batch: list[Source] = []
+    for source in sources:
+        size = sum(other.size for other in (*batch, source))
+        if batch and (len(batch) == width or size > _BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(source)
+    if batch:
+        yield batch
+
+
+_BATCH_BYTES = 64 << 20  # of files: a batch of larger ones would take long
+_Measured = tuple[P | None, list[tuple[int, FastcommError]]]
+
+
+def _measure(sources: Sequence[Source], *, task: Task[P, Any], expected: str) -> _Measured[P]:
+    """Measure ranks on a worker, after a check that it runs the caller's code.
+
+    Returns their merged partial result, and the place and error of ranks that failed. All ranks
+    are read, however long it takes: if a worker is lost, another one returns the same.
+    """
     check_code(expected)
-    return measure(source)
+    done, errors, parts = 0, list[tuple[int, FastcommError]](), list[P]()
+    work = BatchTask(task=task, has_limit=False)
+    while done < len(sources):
+        count, partial, error = work(sources[done:])
+        done += count
+        if partial is not None:
+            parts.append(partial)
+        if error is not None:
+            errors.append((done - 1, error))
+    return task.merge(parts) if parts else None, errors
+
+
+def _errors(measured: _Measured[P]) -> list[tuple[int, FastcommError]]:
+    return measured[1]
+
+
+def _partial(measured: _Measured[P]) -> P | None:
+    return measured[0]
 
 
 def _is_of_its_rank(error: Exception) -> bool:
