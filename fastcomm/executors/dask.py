@@ -314,27 +314,27 @@ class _Work:
         """
         suspects = []
         while self.batches:
-            batch, partial, found = self._next()
-            if isinstance(found, _killed()):
+            batch, partial, outcome = self._next()
+            if isinstance(outcome, _killed()):
                 suspects += batch
-            elif isinstance(found, Exception):
-                raise found
+            elif isinstance(outcome, Exception):
+                raise outcome
             else:
-                yield batch, partial, found
+                yield batch, partial, outcome
         for source in suspects:
             self._start([source])
-            batch, partial, found = self._next()
-            if isinstance(found, _killed()):
+            batch, partial, outcome = self._next()
+            if isinstance(outcome, _killed()):
                 error = died(source)
-                error.__cause__ = found
-                found = [(source, error)]
-            elif isinstance(found, Exception):
-                raise found
-            yield batch, partial, found
+                error.__cause__ = outcome
+                outcome = [(source, error)]
+            elif isinstance(outcome, Exception):
+                raise outcome
+            yield batch, partial, outcome
 
     def cancel(self) -> None:
         """Cancel the ranks that are not finished."""
-        futures = [future for _, *both in self.batches.values() for future in both]
+        futures = [future for _, *pair in self.batches.values() for future in pair]
         with suppress(Exception):
             self.executor.client.cancel(futures)
         self.batches.clear()
@@ -356,8 +356,8 @@ class _Work:
         batch, _, partial = self.batches.pop(future.key)
         if error is not None:
             return batch, partial, error
-        found = self.executor.answer(future)
-        return batch, partial, [(batch[place], each) for place, each in found]
+        errors = self.executor.answer(future)
+        return batch, partial, [(batch[place], own) for place, own in errors]
 
 
 def _batches(sources: Sequence[Source], threads: int) -> Iterator[list[Source]]:
