@@ -122,6 +122,15 @@ def test_a_sweep_is_a_table(tmp_path):
     assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
 
 
+def test_a_sweep_has_a_page_with_bars_of_each_workload(tmp_path):
+    shape = SMALL.removesuffix(" --topk 2")
+    page = tmp_path / "page.html"
+    said(f"sweep {shape} --over topk=1,2 --schedules deepep,fast --html {page}")
+    text = page.read_text()
+    assert "is the fastest, or within 1 % of it, at " in text
+    assert all(f"{name}, topk {k}: " in text for name in ("deepep", "fast") for k in (1, 2))
+
+
 def test_the_routing_table_of_a_job_is_simulated(tmp_path):
     random = np.random.default_rng(0)
     path = tmp_path / "job.npz"

@@ -3,10 +3,13 @@
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from html_page import many_ranks
 
+from fastcomm.cli import main
 from fastcomm.errors import inert
 from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
@@ -207,6 +210,16 @@ def test_the_page_prints_in_light_mode_on_few_sheets(opened):
     assert 0 < len(sheets) <= 8
     page.emulate_media(media="screen", color_scheme="light")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
+
+
+def test_the_page_of_a_run_without_devices_prints_on_few_sheets(browser, tmp_path):
+    path = tmp_path / "page.html"
+    recorded = Path(__file__).parent / "data/gloo_2x2"
+    words = ["report", str(recorded), "--html", str(path)]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert 0 < len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))) <= 8
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -106,8 +106,27 @@ def test_below_the_threshold_no_rank_is_reported():
     found = stragglers.stragglers(JobModel.of(operations.of_table(job())), threshold=99)
     assert (found.blocking, found.worst, found.workers) == (None, None, None)
     result = StragglerResult(stragglers=found)
+    assert result.to_dict()["headline"].startswith("No stragglers: a step takes 1.")
     assert result.to_dict()["slowdown_by_stage"] is None
     report.show(result)
+
+
+@pytest.mark.parametrize(
+    ("is_slow", "culprit"),
+    [
+        (lambda _, stage: stage == 1, "The last stage slowed the job: if ideal, a step takes"),
+        (lambda _, stage: stage == 0, "Stage 0 is slow: alone"),
+        (lambda dp, stage: (dp, stage) == (1, 0), "Rank 2 slowed the job: if ideal, a step"),
+        (lambda *_: False, "No rank and no stage causes half of the slowdown; "),
+    ],
+)
+def test_the_first_line_names_the_culprit(tmp_path, is_slow, culprit):
+    path = tmp_path / "table.parquet"
+    pq.write_table(job(is_slow=is_slow), path)
+    page = tmp_path / "page.html"
+    lines = CliRunner().invoke(main, ["stragglers", str(path), "--html", str(page)]).stdout
+    assert lines.startswith(culprit)
+    assert f">{culprit}" in page.read_text()
 
 
 def test_large_launch_delays_are_attributed():
@@ -201,13 +220,19 @@ def test_any_replay_agrees_with_the_definition(data):
             assert got.reshape(shape)[cell] == value
 
 
-def job(*, chunks=1, overlap=False, lag=0.0, drop=None):
+def _late_stage(_, stage):
+    return stage == 1
+
+
+def job(*, chunks=1, overlap=False, lag=0.0, drop=None, is_slow=_late_stage):
     """Two data ranks, two stages, two micro-batches; times that fit each other."""
     rows = []
     for step in (3, 5, 9):
         for dp in (0, 1):
             for stage in (0, 1):
-                rows += _rank(step, dp, stage, chunks=chunks, overlap=overlap, lag=lag)
+                rows += _rank(
+                    step, dp, stage, chunks=chunks, overlap=overlap, lag=lag, is_slow=is_slow
+                )
     rows = [row for row in rows if drop is None or not drop(row)]
     names = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
     names += ("mc", "gmc")
@@ -215,7 +240,7 @@ def job(*, chunks=1, overlap=False, lag=0.0, drop=None):
     return pa.table({name: pa.array(list(values)) for name, values in columns.items()})
 
 
-def _rank(step, dp, stage, *, chunks, overlap, lag):
+def _rank(step, dp, stage, *, chunks, overlap, lag, is_slow):
     """Rows of one rank in one step."""
     seq, rows, clock = {}, [], 0.0
 
@@ -224,7 +249,7 @@ def _rank(step, dp, stage, *, chunks, overlap, lag):
         number = seq.setdefault(optype, 0)
         seq[optype] += 1
         clock += lag
-        slow = seconds * (1.3 if stage == 1 and "compute" in optype else 1.0)
+        slow = seconds * (1.3 if is_slow(dp, stage) and "compute" in optype else 1.0)
         slow += 0.001 * ((step * 7 + dp * 3 + number) % 5)
         gmc = -1 if mc < 0 else mc * 2 + stage
         rows.append((dp, stage, dp * 2 + stage, step, optype, clock, slow, number, mc, gmc))

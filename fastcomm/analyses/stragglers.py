@@ -22,7 +22,7 @@ from fastcomm.options import StragglerOptions
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
 from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -40,6 +40,7 @@ class StragglerResult(Result):
         stragglers = self.stragglers
         blocking, workers = stragglers.blocking, stragglers.workers
         return {
+            "headline": headline(stragglers),
             **self._what_if(),
             "slowdown": stragglers.slowdown,
             "launch_slowdown": stragglers.launch_slowdown,
@@ -122,6 +123,33 @@ class StragglerResult(Result):
         }
 
 
+def headline(job: Stragglers) -> str:
+    """Name the ranks or the stage that cause at least half of the slowdown, if any do."""
+    if job.blocking is None or job.worst is None:
+        return f"No stragglers: a step takes {job.slowdown:.2f} times as long as an ideal one."
+    last, worst = job.last_stage.rem or 0.0, job.worst.rem or 0.0
+    if max(last, worst) >= _MOST_OF_IT:
+        ranks = f"{plural(len(job.worst_ranks), 'Rank')} {', '.join(map(str, job.worst_ranks))}"
+        name = ranks if worst >= last else "The last stage"
+        removed = (job.worst if worst >= last else job.last_stage).removed
+        would = (
+            f"if ideal, a step takes {format_ns(removed)} instead of {format_ns(job.step_ns)}"
+        )
+        return f"{name} slowed the job: {would} ({percent(max(last, worst))} of the slowdown)."
+    (stage, alone), *others = job.blocking["stage"].mean.items()
+    second = max((slowdown for _, slowdown in others), default=1.0)
+    if alone - 1 >= _MOST_OF_IT * (job.slowdown - 1) and second - 1 < _MOST_OF_IT * (alone - 1):
+        return (
+            f"Stage {stage} is slow: alone, it makes a step take {alone:.2f} times the ideal."
+        )
+    kind, alone = next(iter(job.blocking["optype"].mean.items()))
+    return (
+        f"No rank and no stage causes half of the slowdown; {kind} causes the most of all "
+        f"operations: alone, it makes a step take {alone:.2f} times the ideal."
+    )
+
+
+_MOST_OF_IT = 0.5
 KINDS: tuple[Literal["dp_rank", "stage", "optype"], ...] = ("dp_rank", "stage", "optype")
 _SLOWDOWNS = pa.schema(
     [("kind", pa.string()), ("key", pa.string()), ("slowdown", pa.float64())]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm.analyses.stragglers import KINDS, StragglerResult
+from fastcomm.analyses.stragglers import KINDS, StragglerResult, headline
 from fastcomm.report import files
 from fastcomm.report.console import (
     TerminalTable,
@@ -108,6 +108,7 @@ def show(result: StragglerResult) -> None:
     if result.changed is not None:
         say(console, what_if_line(float(result.changed.whole.mean()), stragglers.step_ns))
         show_edits(console, result.edits, result.interval)
+    say(console, f"[bold]{headline(stragglers)}[/]", hanging=2)
     for line in _lines(stragglers):
         say(console, line, hanging=2)
     if stragglers.blocking is None or stragglers.workers is None:
@@ -127,7 +128,7 @@ def _lines(stragglers: Stragglers) -> list[str]:
     # Adding 0.0 removes the sign of a negative zero.
     delays = round(stragglers.launch_slowdown - 1, 4) + 0.0
     lines = [
-        f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and would take "
+        f"slowdown {stragglers.slowdown:.4f}: a step takes {nodelay}, and would take "
         f"{ideal} if every operation took the average time of its type (ideal)",
         f"recorded step: {base}, of which launch delays are {percent(delays, 2)}",
         f"with an ideal last stage, {last} of the slowdown disappears (M_S of the study)",

@@ -73,7 +73,7 @@ class BarChart:
     is_stacked: bool = True  # else the parts of a row are below each other
     level: Level | None = None
     most: float | None = None  # end of the axis; None: the largest value
-    row_height: int = 30
+    row_height: int = 26
     has_axis: bool = True
 
 
@@ -131,7 +131,7 @@ class LineChart:
     x: Axis
     y: Axis
     level: Level | None = None
-    height: int = 300
+    height: int = 240
     chosen: int | None = None
 
 

@@ -19,18 +19,19 @@ from fastcomm.report.html import (
 )
 from fastcomm.report.html.charts import (
     BarChart,
-    ChartLine,
     HeatChart,
-    LineChart,
+    Part,
     RowMarks,
-    linear,
+    line_look,
     row_bars,
-    ticked,
 )
 from fastcomm.units import counted
 
 _MS = 1e3
 _MOST_BINS = 96
+_MOST_ROWS = 24
+_BAR = 15  # px
+_EQUAL = 1.01
 _NO_COMBINE = "the original simulator has no combine"
 _NO_TIME = "the bound is 0"
 
@@ -294,45 +295,69 @@ def sweep(grid: DispatchSweep) -> Page:
         ", ".join(f"{name} {getattr(point.recipe, name)}" for name in grid.axes)
         for point in grid.points
     ]
+    shown = labels[:_MOST_ROWS]
+    rest = len(labels) - len(shown)
     figure = Figure(
         name="sweep-chart",
         title="Dispatch at each point of the grid",
-        alt=f"Lines of the schedules over {len(labels)} workloads; the table has all numbers.",
-        views=(FigureView(label="All", chart=_lines(grid, labels)),),
+        alt=f"Bars of the schedules for {len(shown)} workloads; the table has all numbers.",
+        views=(
+            FigureView(
+                label="All",
+                chart=_sweep_bars(grid, shown),
+                note=f"{rest} more workloads are in the table." if rest else "",
+            ),
+        ),
         terms=("dispatch.total_s",),
         table=_points(grid, labels),
     )
     lead = (f"{html.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
-    section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
+    section = Section(
+        name="sweep", title="Which schedule is the fastest?", lead=lead, blocks=(figure,)
+    )
     return Page(
         title="Expert dispatch",
         source="a sweep",
-        headline=(f"Dispatch of {html.many(len(labels), 'workload')}, by schedule.",),
+        headline=(_fastest(grid),),
         facts=(),
         sections=(section,),
     )
 
 
-def _lines(grid: DispatchSweep, labels: list[str]) -> LineChart:
-    """Return a line of dispatch times per schedule; `labels` name the points of the grid."""
-    times = {
-        name: [point.strategies[name].total_s for point in grid.points]
-        for name in grid.points[0].strategies
-    }
-    lines = [
-        ChartLine(
-            name=name,
-            points=[(float(at), value * _MS) for at, value in enumerate(seconds)],
-            tips=[
-                f"{name}, {label}: {html.ns(value * NS)}"
-                for label, value in zip(labels, seconds, strict=True)
-            ],
+def _fastest(grid: DispatchSweep) -> str:
+    """Return at how many points each schedule is the fastest, give or take a hundredth."""
+    wins = dict.fromkeys(grid.points[0].strategies, 0)
+    for point in grid.points:
+        least = min(strategy.total_s for strategy in point.strategies.values())
+        for name, strategy in point.strategies.items():
+            wins[name] += strategy.total_s <= least * _EQUAL
+    (first, count), *others = sorted(wins.items(), key=lambda pair: -pair[1])
+    rest = "".join(f", {name} at {times}" for name, times in others)
+    of = html.many(len(grid.points), "workload")
+    return f"{first} is the fastest, or within 1 % of it, at {count} of {of}{rest}."
+
+
+def _sweep_bars(grid: DispatchSweep, labels: list[str]) -> BarChart:
+    """Return bars of dispatch times, one per schedule in the row of each labeled workload."""
+    parts = []
+    for place, name in enumerate(grid.points[0].strategies):
+        times = [point.strategies[name].total_s for point in grid.points[: len(labels)]]
+        formatted = [html.ns(seconds * NS) for seconds in times]
+        parts.append(
+            Part(
+                name=name,
+                look=line_look(place)[0],
+                values=[seconds * _MS for seconds in times],
+                labels=formatted,
+                tips=[
+                    f"{name}, {label}: {time}"
+                    for label, time in zip(labels, formatted, strict=True)
+                ],
+            )
         )
-        for name, seconds in times.items()
-    ]
-    most = [value * _MS for seconds in times.values() for value in seconds]
-    return LineChart(
-        lines=lines, x=ticked("", labels, 6), y=linear("dispatch, ms", most), height=340
+    height = _BAR * len(parts) + _BAR
+    return BarChart(
+        rows=labels, parts=parts, title="dispatch, ms", is_stacked=False, row_height=height
     )
 
 

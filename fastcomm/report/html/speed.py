@@ -140,7 +140,7 @@ def _by_size(metrics: Metrics) -> Block:
         x=_sizes_axis(rows),
         y=linear("median bus bandwidth, GB/s", [*heights, *([link.value] if link else [])]),
         level=link,
-        height=330,
+        height=240,
     )
     return Figure(
         name="sizes-chart",

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fastcomm.analyses.stragglers import headline
 from fastcomm.report import html
 from fastcomm.report.html import (
     Block,
@@ -39,11 +40,7 @@ def page(result: Stragglers, source: str) -> Page:
     return Page(
         title="Stragglers",
         source=source,
-        headline=(
-            "A step takes ",
-            html.fact("stragglers.slowdown", result.slowdown, html.times),
-            " the time of a step without stragglers.",
-        ),
+        headline=(headline(result),),
         facts=_facts(result),
         sections=(_workers(result), _parts(result), _steps(result)),
         warnings=result.warnings,
@@ -55,6 +52,12 @@ def _facts(result: Stragglers) -> tuple[Fact, ...]:
     worst = None if result.worst is None else result.worst.rem
     launch = result.launch_slowdown - 1
     return (
+        html.fact(
+            "stragglers.slowdown",
+            result.slowdown,
+            html.times,
+            label="the time of an ideal step",
+        ),
         html.fact("stragglers.step_ns", result.step_ns, html.ns, label="per step"),
         html.fact("stragglers.ideal_ns", result.ideal_step_ns, html.ns, label="an ideal step"),
         html.fact("stragglers.launch", launch, html.percent, label="launch delays"),

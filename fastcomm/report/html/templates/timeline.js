@@ -60,7 +60,7 @@ document.querySelectorAll("figure.timeline").forEach(async (figure, number) => {
   const FIRST_TAG = 2;
   const NONE = -1;
   const AXIS = 22;
-  const PAPER_WIDTH = 690;
+  const PAPER_WIDTH = 824;
   const detailed = new Set(page.detailed);
   const binned = new Map(page.ranks.filter((rank) => !detailed.has(rank)).map((rank, k) => [rank, k]));
   let step;
