@@ -195,7 +195,7 @@ def test_planted_idle_time_is_named_with_its_cost(fault, tmp_path):
 def test_a_finding_names_the_loader_and_what_to_try(tmp_path):
     k.write(tmp_path / "rank0.json", faulty("data_loading")[0])
     text = compute_metrics(open_run(tmp_path), MetricsOptions()).findings[0].text
-    assert "for the data loader (mostly enumerate(DataLoader)#_Iter.__next__); try" in text
+    assert "for the data loader (mostly in enumerate(DataLoader)#_Iter.__next__); try" in text
 
 
 def test_the_operator_around_a_synchronizing_call_is_its_evidence(tmp_path):

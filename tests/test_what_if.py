@@ -244,6 +244,33 @@ def test_without_edits_candidates_are_tried(tmp_path):
     assert path.what_if(scale=["comm=1"]).candidates is None
 
 
+def test_candidates_select_kernels_of_long_names_by_words_of_their_own(tmp_path):
+    start = "void at::native::vectorized_elementwise_kernel<4, "
+    names = [
+        f"{start}at::native::AddFunctor<float>, std::array<char*, 3>>",
+        f"{start}at::native::MulFunctor<float>, std::array<char*, 3>>",
+        f"{start}at::native::AddFunctor<double>, std::array<char*, 3>>",
+        f"{start}at::native::AddFunctor<double>, std::array<char*, 2>>",
+    ]
+    events = [
+        *(k.launch(10 * n, n + 1) for n in range(4)),
+        *(k.kernel(names[n], 50 * n + 5, 48, device=0, correlation=n + 1) for n in range(4)),
+    ]
+    path = found_in(k.write(tmp_path / "rank0.json", events))
+    tried = {one.edit.text: one.after_ns for one in path.what_if().candidates}
+    kernels = [text for text in tried if "kernel:" in text]
+    # Nothing but numbers differs in the last name, whose words others have too.
+    assert sorted(kernels) == [
+        f'scale kernel:"{names[3]}"=0.8',
+        f'scale kernel:"{names[2]}"=0.8',
+        "scale kernel:/AddFunctor.*float/=0.8",
+        "scale kernel:/MulFunctor/=0.8",
+    ]
+    by_words = tried["scale kernel:/AddFunctor.*float/=0.8"]
+    by_name = path.what_if(scale=[f'kernel:"{names[0]}"=0.8'])
+    assert by_words == by_name.after_ns < by_name.before_ns
+
+
 def test_short_adjacent_kernels_are_fused(tmp_path):
     events = [
         *(k.launch(10 * n, n + 1) for n in range(3)),

@@ -1,11 +1,14 @@
 """What to try first: edits that a what-if without edits replays, and what each would save."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.critical_path import peers
 from fastcomm.critical_path.what_if import Replay
@@ -17,6 +20,8 @@ from fastcomm.options import EditOptions
 _SUSPECT = 0.01  # of the step: waits that make a rank a suspect
 _MOST_SUSPECTS = 8  # ranks, and links
 _KERNELS = 5
+_SHORT_NAME = 48
+_MOST_WORDS = 24
 _FASTER = 0.8  # factor of a kernel that is 20 % faster
 SHOWN = 10
 
@@ -107,7 +112,7 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
         remove += ["launches", "gaps", "host-gaps"]
         scale.append("host=0.5")
     key = "name" if path.about.is_host_run else "kernel"
-    scale += [f'{key}:"{name}"={_FASTER}' for name in _longest_kernels(replay)]
+    scale += [f"{key}:{selector}={_FASTER}" for selector in _longest_kernels(replay)]
     options = EditOptions(
         scale=tuple(scale), heal=tuple(heal), remove=tuple(remove), overlap=tuple(overlap)
     )
@@ -122,7 +127,7 @@ def _slow_ranks(replay: Replay, before_ns: int) -> list[int]:
 
 
 def _longest_kernels(replay: Replay) -> list[str]:
-    """Return the names of compute with the most time on all ranks: kernels, or operators."""
+    """Return selectors of the compute with the most time on all ranks: kernels, operators."""
     targets = replay.selectable.targets
     if "compute" not in targets:
         return []
@@ -130,5 +135,26 @@ def _longest_kernels(replay: Replay) -> list[str]:
     names = replay.events["name"].take(pa.array(replay.owner[is_kernel]))
     table = pa.table({"name": names, "ns": replay.plain.weight[is_kernel]})
     sums = table.group_by("name").aggregate([("ns", "sum")]).sort_by([("ns_sum", "descending")])
-    longest = [name for name in sums["name"].to_pylist() if '"' not in name]
-    return longest[:_KERNELS]
+    longest = sums["name"].to_pylist()[:_KERNELS]
+    every = [name.casefold() for name in pc.unique(replay.events["name"]).to_pylist() if name]
+    return [selector for name in longest if (selector := _selector(name, every))]
+
+
+def _selector(name: str, every: Sequence[str]) -> str | None:
+    """Return what selects one of the names: itself if it is short, else words of its own.
+
+    A name of C++ fills lines, and its own part is in the middle: /FlashAttnBwdSm90/ fits a
+    table, and can be typed. `every` has all names in lower case.
+    """
+    is_quotable = '"' not in name
+    if is_quotable and len(name) <= _SHORT_NAME:
+        return f'"{name}"'
+    words = {
+        word: frozenset(at for at, other in enumerate(every) if word.casefold() in other)
+        for word in re.findall(r"\w{4,40}", name)[:_MOST_WORDS]
+    }
+    for number in range(1, 4):
+        for some in combinations(words, number):
+            if len(frozenset.intersection(*(words[word] for word in some))) == 1:
+                return f"/{'.*'.join(some)}/"
+    return f'"{name}"' if is_quotable else None

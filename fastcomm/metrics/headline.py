@@ -291,7 +291,7 @@ def _finding(
 def _with_cause(of: StepTimes, text: str, cause: str) -> str:
     """Return the text on idle time with a cause, and what to try."""
     share, step = of.idle[cause] or 0.0, of.step_ns or 0.0
-    mostly = idle.explained(cause, share * step, of.idle_names, "mostly ")
+    mostly = idle.explained(cause, share * step, of.idle_names, "mostly in ")
     time = f"{format_ns(share * step)} per step ({percent(share)} of the step)"
     if of.is_host_run:
         return f"{text}; {format_ns(share * step)} of it is {idle.TEXTS[cause]}{mostly}"
