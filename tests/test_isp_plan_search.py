@@ -132,7 +132,9 @@ def test_published_strategies_are_among_the_first_twenty_of_their_search():
     fixed = {"tp": "1", "precision": "fp8_block", "dispatch": "deepep overlapped"}
     rows = rank(job, fixed, Constants()).layouts
     place, own = next((n, row) for n, row in enumerate(rows, 1) if row.layout == (1, 16, 1, 64))
-    assert place <= 20
+    assert place <= 5
+    # Megatron-Core refuses recompute of whole layers beside overlapped exchanges.
+    assert {row.plan.recompute for row in rows} <= {"none", "selective"}
     assert 15360 * 4096 / 2048 / own.step_s == pytest.approx(1550, rel=0.15)
 
 

@@ -322,6 +322,9 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
     knows = layout.habits
     # With FlashAttention, and without latent attention, selective recompute saves nothing.
     selective = ("selective",) if layout.model.latent or knows.selective_layers else ()
+    # Megatron-Core's exchanges under another micro-batch exclude recompute of whole layers.
+    if "overlapped" in layout.dispatch:
+        return ("none", *selective)
     # Each of the virtual stages of a rank recomputes equally many layers.
     chunk = layout.stage_layers / layout.vp
     counts = {round(chunk * share) * layout.vp for share in (0.25, 0.5) if knows.has_counts}
