@@ -149,12 +149,12 @@ def _selector(name: str, every: Sequence[str]) -> str | None:
     is_quotable = '"' not in name
     if is_quotable and len(name) <= _SHORT_NAME:
         return f'"{name}"'
-    words = {
+    names_with = {
         word: frozenset(at for at, other in enumerate(every) if word.casefold() in other)
         for word in re.findall(r"\w{4,40}", name)[:_MOST_WORDS]
     }
     for number in range(1, 4):
-        for some in combinations(words, number):
-            if len(frozenset.intersection(*(words[word] for word in some))) == 1:
+        for some in combinations(names_with, number):
+            if len(frozenset.intersection(*(names_with[word] for word in some))) == 1:
                 return f"/{'.*'.join(some)}/"
     return f'"{name}"' if is_quotable else None
