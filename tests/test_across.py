@@ -1,6 +1,7 @@
 """Test metrics across ranks against definitions: skew, waits, clocks, links, heat, outliers."""
 
 from math import isnan
+from types import SimpleNamespace
 
 import numpy as np
 import oracle_waits
@@ -13,6 +14,8 @@ from same import same
 
 from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
+from fastcomm.metrics.links import Link, MeasuredLink, slow_links
+from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.view import exposed_before_stop
@@ -265,6 +268,32 @@ def test_a_link_is_slow_only_compared_with_its_peers():
     assert all(each.ratio < 0.8 and each.excess_ns > 0 for each in slow)
     assert {each.op for each in found.links} <= set(OPS)
     assert {each.tag for each in found.links} <= set(TAGS)
+
+
+@pytest.mark.parametrize(("spread", "number"), [(0.1, 1), (0.4, 0)])
+def test_on_the_host_a_link_is_slow_by_twice_the_spread_of_steps(spread, number):
+    link = Link(
+        group="pairs", ranks=(0, 1), tag="TP", op="AllReduce", size_from=1024, count=8,
+        bus_bw=1e8, peers_bus_bw=3e8, ratio=1 / 3, excess_ns=6e6, is_slow=True,
+    )  # fmt: skip
+    expected = ExpectedTransfer(
+        group=0, tag=1, op=0, power=10, pair=(0, 1), ns=0.0, ns_per_byte=3.0
+    )
+    exposed = np.array([10e6 * (1 - spread), 10e6, 10e6 * (1 + spread)])
+    comparison = SimpleNamespace(
+        excess=lambda transfers: [{0: 15e6, 1: 15e6} for _ in transfers],
+        clock_error=lambda _: 0.0,
+    )
+    grid = SimpleNamespace(
+        step_ns=50e6, iterations=[1, 2, 3], ranks=np.arange(4), middle=lambda *_: exposed
+    )
+    measured = [MeasuredLink(link, expected)]
+    assert len(slow_links(measured, comparison, grid)) == 1
+    findings = slow_links(measured, comparison, grid, is_host_run=True)
+    assert len(findings) == number
+    for finding in findings:
+        assert finding.confidence == "low"
+        assert finding.text.endswith("On the host, a busy core has the same effect.")
 
 
 @pytest.mark.compiled

@@ -181,7 +181,7 @@ def across(
         is_host_run=material.is_host_run,
         idle=idle.by_rank(material.iterations),
     )
-    slow = slow_links(links_, comparison, grid)
+    slow = slow_links(links_, comparison, grid, is_host_run=material.is_host_run)
     result = Across(
         clock_alignment=clock_alignment,
         offsets=_all_offsets(material.ranks, comparison.offsets),

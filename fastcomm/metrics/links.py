@@ -5,7 +5,7 @@ peers: groups with collectives of the same class (tag, operation, size, number o
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -278,11 +278,16 @@ class _Suspect:
 
 
 def slow_links(
-    links_: Sequence[MeasuredLink], comparison: RankComparison, grid: HeatArrays
+    links_: Sequence[MeasuredLink],
+    comparison: RankComparison,
+    grid: HeatArrays,
+    *,
+    is_host_run: bool = False,
 ) -> list[Finding]:
     """Return a finding per set of ranks that slow groups share; costs are exposed ns per step.
 
-    `comparison` has the waits of all ranks, and `grid` the steps.
+    `comparison` has the waits of all ranks, and `grid` the steps. On the host, where transfers
+    wait for a core, a link is slow only by twice the spread between steps.
     """
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
@@ -295,11 +300,30 @@ def slow_links(
     for measured, by_rank in zip(slow, by_link, strict=True):
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
         _add(suspects, measured, cost / count)
-    return [
+    findings = [
         _finding(suspect, grid, step, comparison)
         for suspect in suspects
         if suspect.cost_ns > LEAST_SHARE * step and suspect.collectives > 1
     ]
+    return (
+        [_on_host(finding) for finding in findings if _is_apart(finding)]
+        if is_host_run
+        else findings
+    )
+
+
+_LEAST_SPREADS = 2.0  # on the host
+
+
+def _is_apart(finding: Finding) -> bool:
+    """Whether a finding costs more than steps differ by."""
+    return finding.cost_ns > _LEAST_SPREADS * (finding.evidence.spread_ns or 0.0)
+
+
+def _on_host(finding: Finding) -> Finding:
+    """Return the finding on a link with the other reason that a run on the host may have."""
+    text = f"{finding.text} On the host, a busy core has the same effect."
+    return replace(finding, text=text, confidence="low")
 
 
 def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
