@@ -395,3 +395,12 @@ def test_clocks_of_many_hosts_are_compared_along_their_groups(size):
     for rank, own in placed.items():
         assert (recordings[rank].stop - own.stop == ahead[rank] - ahead[0]).all()
     assert on_one_clock(placed, neighbors) is placed
+
+
+def test_the_page_of_a_run_without_a_device_does_not_speak_of_devices(tmp_path):
+    page = tmp_path / "page.html"
+    invoke("report", str(RUN), "--html", str(page))
+    without_code = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"<[^>]*>", " ", without_code)
+    assert "Why are ranks idle?" in text
+    assert re.findall(r"(?i)device|gpu|kernel", text) == []

@@ -70,8 +70,14 @@ class Suggestions:
             ["--rank", str(finding.ranks[0])] if is_local else self._rank_option(finding.ranks)
         )
         return Command(
-            line=self._line("critical-path", *ranks_option), purpose=_PURPOSE[finding.kind]
+            line=self._line("critical-path", *ranks_option), purpose=self._purpose(finding.kind)
         )
+
+    def _purpose(self, kind: Kind) -> str:
+        """Return what the critical path tells about a finding."""
+        if kind in ("idle", "jittery_host") and self.metrics.is_host_run:
+            return "what runs before and after the time in which nothing does"
+        return _PURPOSE[kind]
 
     @property
     def has_path(self) -> bool:

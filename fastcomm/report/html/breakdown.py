@@ -217,22 +217,33 @@ def _table(metrics: Metrics, why: str) -> PageTable:
 
 def idle_section(metrics: Metrics, why: str) -> Section:
     """Return the section on the causes of idle time; `why` explains unknown times."""
-    title, shares = "Why are devices idle?", metrics.idle
+    idle_ones = "ranks" if metrics.is_host_run else "devices"
+    title, shares = f"Why are {idle_ones} idle?", metrics.idle
     if any(share is None for share in shares.values()):
         why = why or "an older fastcomm stored the run; ingest the traces again"
         chart = "Idle time by cause"
         return html.unknown_section("idle", title, "The causes of idle time are", chart, why)
     cause = idle.largest(shares)
     if cause is None:
-        return Section(name="idle", title=title, lead=("No device is ever idle.",))
+        return Section(
+            name="idle", title=title, lead=(f"None of the {idle_ones} is ever idle.",)
+        )
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
-    lead = (
-        "Devices wait ",
+    time, names = (
         html.fact(f"idle.{cause}", ns, html.ns),
-        f" per step {idle.AWAITED[cause]}{idle.explained(cause, ns, metrics.idle_names)}; "
-        f"try {idle.TO_TRY[cause]}.",
+        idle.explained(cause, ns, metrics.idle_names),
     )
+    to_try = f"try {idle.TO_TRY[cause]}."
+    lead: html.Sentence = (
+        "Devices wait ",
+        time,
+        f" per step {idle.AWAITED[cause]}{names}; {to_try}",
+    )
+    before = "a launch"
+    if metrics.is_host_run:
+        before = "an operator"
+        lead = ("Most of the idle time, ", time, f" per step, is {idle.TEXTS[cause]}{names}.")
     return Section(
         name="idle",
         title=title,
@@ -241,7 +252,7 @@ def idle_section(metrics: Metrics, why: str) -> Section:
             _causes(metrics, shares),
             *([_idle_names(metrics)] if metrics.idle_names else []),
         ),
-        pitfall="A cause is what happened before a launch, not what a fix saves: if the host "
+        pitfall=f"A cause is what happened before {before}, not what a fix saves: if the host "
         "did not load data, something else might hold it up.",
     )
 
@@ -277,11 +288,14 @@ def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
     )
 
 
+_EVIDENCE = "Evidence: what the host did, or the work that the device waited for"
+
+
 def _idle_names(metrics: Metrics) -> PageTable:
     """Return the names behind idle time: what hosts did, or the work that was waited for."""
     return PageTable(
         name="idle-names-table",
-        caption="Evidence: what the host did, or the work that the device waited for",
+        caption="Evidence: what ran before" if metrics.is_host_run else _EVIDENCE,
         columns=columns("cause", "name", ("per step", "idle.ns"), ("ranks", "idle.ranks")),
         rows=tuple(
             (
