@@ -217,8 +217,8 @@ def _table(metrics: Metrics, why: str) -> PageTable:
 
 def idle_section(metrics: Metrics, why: str) -> Section:
     """Return the section on the causes of idle time; `why` explains unknown times."""
-    idle_ones = "ranks" if metrics.is_host_run else "devices"
-    title, shares = f"Why are {idle_ones} idle?", metrics.idle
+    place = "rank" if metrics.is_host_run else "device"
+    title, shares = f"Why are {place}s idle?", metrics.idle
     if any(share is None for share in shares.values()):
         why = why or "an older fastcomm stored the run; ingest the traces again"
         chart = "Idle time by cause"
@@ -226,7 +226,7 @@ def idle_section(metrics: Metrics, why: str) -> Section:
     cause = idle.largest(shares)
     if cause is None:
         return Section(
-            name="idle", title=title, lead=(f"None of the {idle_ones} is ever idle.",)
+            name="idle", title=title, lead=(f"No {place} is ever idle.",)
         )
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
