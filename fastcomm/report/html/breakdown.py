@@ -225,9 +225,7 @@ def idle_section(metrics: Metrics, why: str) -> Section:
         return html.unknown_section("idle", title, "The causes of idle time are", chart, why)
     cause = idle.largest(shares)
     if cause is None:
-        return Section(
-            name="idle", title=title, lead=(f"No {place} is ever idle.",)
-        )
+        return Section(name="idle", title=title, lead=(f"No {place} is ever idle.",))
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
     time, names = (
