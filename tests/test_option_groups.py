@@ -222,6 +222,10 @@ def test_a_help_text_names_the_one_partner():
             "kernels . --rank 0 --rank=1 --step 1 --step 1 --json --json",
             ["--rank is given 2 times; give it once.", "--step is given 2 times;"],
         ),
+        (
+            "isp --gpus 8 --world-size 16",
+            ["--world-size (or --gpus) is given 2 times; give it once."],
+        ),
         ("isp --flash --no-flash", ["--flash is given 2 times; give it once."]),
         ("kernels . --full-names --by category", ["--full-names has no effect with --by cat"]),
         ("kernels . --wide --format csv", ["--wide has no effect with --format csv;"]),

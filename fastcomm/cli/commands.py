@@ -278,7 +278,11 @@ def _repeated(ctx: click.Context) -> Iterator[str]:
         is_single = isinstance(param, click.Option) and not param.multiple
         is_harmless = getattr(param, "is_flag", False) and not param.secondary_opts
         if is_single and not is_harmless and number > 1:
-            yield f"{long_name(param)} is given {number} times; give it once."
+            others = [
+                name for name in param.opts if name[:2] == "--" and name != long_name(param)
+            ]
+            also = f" (or {', '.join(others)})" if others else ""
+            yield f"{long_name(param)}{also} is given {number} times; give it once."
 
 
 def _nearest(name: str, options: Sequence[str]) -> str | None:
