@@ -5,11 +5,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from big_nsys_report import write_nsys_big
 
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import write_nsys_big
 
 KERNELS, FEWER, OF_RANK = 2_000_000, 100_000, 300_000
 COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "demangledName")

@@ -9,12 +9,13 @@ from conftest import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
+from synthetic_truth import planted
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.synthetic import Job, pipeline, planted, write
+from fastcomm.synthetic import Job, pipeline, write
 from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
 from fastcomm.synthetic.play import steps
 from fastcomm.trace.iterations import IterationRule

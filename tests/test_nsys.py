@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 from nsys_report import SMALL
 from same import same
+from synthetic_truth import truth
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.synthetic import Job, NsysVariant, Variant, truth, write, write_nsys
+from fastcomm.synthetic import Job, NsysVariant, Variant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule

@@ -7,12 +7,12 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from synthetic_files import LINK, SMALL, VARIANTS, shapes, written
+from synthetic_truth import truth
 
 from fastcomm.errors import ConfigError
-from fastcomm.synthetic import FIRST_ID, Job, Variant, pipeline, text, truth, write
+from fastcomm.synthetic import FIRST_ID, Job, Variant, pipeline, text, write
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.job import GAP
-from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.play import steps
 from fastcomm.synthetic.stage import START_NS
 
@@ -122,7 +122,7 @@ def test_a_stream_does_one_thing_at_a_time_inside_the_mark(job):
         for step in steps(job, rank):
             assert step.start >= end
             end = step.stop
-            launches = launch_times(step)
+            launches = [work.launch for work in step.works]
             assert step.start <= launches[0]
             assert launches == sorted(launches)
             free = {}

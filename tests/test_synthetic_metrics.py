@@ -4,12 +4,13 @@ import oracle_kineto
 import oracle_metrics
 import pytest
 from same import same
+from synthetic_truth import truth
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.synthetic import Job, Variant, truth, write
+from fastcomm.synthetic import Job, Variant, write
 from fastcomm.trace.iterations import IterationRule
 
 pytestmark = pytest.mark.compiled

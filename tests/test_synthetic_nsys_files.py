@@ -11,6 +11,7 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from big_nsys_report import write_nsys_big
 from conftest import SHARED
 from nsys_report import (
     COMM,
@@ -27,7 +28,7 @@ from nsys_report import (
     written,
 )
 
-from fastcomm.synthetic import NsysVariant, write_nsys, write_nsys_big
+from fastcomm.synthetic import NsysVariant, write_nsys
 
 NSYS = SHARED / "data" / "nsys"
 # The columns that the specification names, table by table.

@@ -10,8 +10,9 @@ import oracle_metrics
 import pytest
 from hypothesis import given, settings
 from synthetic_files import LINK, SMALL, VARIANTS, shapes, written
+from synthetic_truth import truth
 
-from fastcomm.synthetic import Job, Variant, truth, write
+from fastcomm.synthetic import Job, Variant, write
 
 pytestmark = pytest.mark.compiled
 

@@ -21,11 +21,10 @@ from fastcomm.synthetic import kineto, play
 from fastcomm.synthetic.catalog import KERNELS, group_count, groups
 from fastcomm.synthetic.job import Job, TableJob, write_table
 from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
-from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
+from fastcomm.synthetic.nsys import NsysVariant, write_nsys
 from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
 from fastcomm.synthetic.shapes import host_args
 from fastcomm.synthetic.stage import COMPUTE, COPY, STREAMS
-from fastcomm.synthetic.truth import planted, truth
 from fastcomm_kernels.arrays import Ints
 
 __all__ = [
@@ -33,12 +32,9 @@ __all__ = [
     "NsysVariant",
     "TableJob",
     "Variant",
-    "planted",
     "trace_names",
-    "truth",
     "write",
     "write_nsys",
-    "write_nsys_big",
     "write_table",
 ]
 

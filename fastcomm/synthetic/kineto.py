@@ -8,10 +8,9 @@ from enum import Flag, auto
 from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.pipeline import BASE_NS
-from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.play import HOST_RANGES, HostRange, PlannedWork, RankStep
 from fastcomm.synthetic.shapes import host_args
 from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
-from fastcomm.synthetic.tape import HOST_RANGES, HostRange, PlannedWork
 
 LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 
@@ -157,11 +156,6 @@ _COPIES = {
 }
 
 
-def launch_times(step: RankStep) -> list[int]:
-    """Return the start of each launch, in the order of the work."""
-    return [work.launch for work in step.works]
-
-
 class RankText:
     """Writes the rows of one rank, step after step."""
 
@@ -181,19 +175,16 @@ class RankText:
     def step(self, step: RankStep) -> Iterator[str]:
         """Yield the rows of a step."""
         yield self._mark(f"ProfilerStep#{step.number}", step.start, step.ns)
-        launches = launch_times(step)
-        for work, launch in zip(step.works, launches, strict=True):
-            rows_of = {"compute": self._compute, "comm": self._collective}
-            yield rows_of.get(work.kind, self._copy)(work, launch)
+        rows_of = {"compute": self._compute, "comm": self._collective}
+        for work in step.works:
+            yield rows_of.get(work.kind, self._copy)(work)
         for one in step.host:
             yield self._host(one)
-        yield self._around(step, launches)
+        yield self._around(step)
 
-    def _around(self, step: RankStep, launches: list[int]) -> str:
+    def _around(self, step: RankStep) -> str:
         """Return the rows that belong to no single launch."""
-        adam = [
-            at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
-        ]
+        adam = [work.launch for work in step.works if work.name == "adam"]
         text = self._mark(
             "Optimizer.step#AdamW.step", adam[0] - 500, adam[-1] - adam[0] + 5_000
         )
@@ -207,7 +198,7 @@ class RankText:
             max(work.stop for work in compute) - first + 2,
             f'"External id": {self._next()}',
         )
-        begin = launches[-1] + 20_000
+        begin = step.works[-1].launch + 20_000
         self.correlation += 1
         args = f'"cbid": 165, "correlation": {self.correlation}'
         where = self.lanes[False]
@@ -239,8 +230,12 @@ class RankText:
         args = f'"External id": {external},"Record function id": 0, {between}'
         return f'{args}"Ev Idx": {external - 1}'
 
-    def _launch(self, call: str, number: int, work: PlannedWork, start: int, ns: int) -> str:
-        """Return the row of a runtime call (CUPTI's `number`), and the arrow to the device."""
+    def _launch(self, call: str, number: int, work: PlannedWork, after: int, ns: int) -> str:
+        """Return the row of a runtime call (CUPTI's `number`), and the arrow to the device.
+
+        The call begins `after` ns after the operator that makes it.
+        """
+        start = work.launch + after
         self.correlation += 1
         where = self.lanes[work.backward]
         args = (
@@ -251,14 +246,14 @@ class RankText:
             "s", self.correlation, where, start
         )
 
-    def _compute(self, work: PlannedWork, launch: int) -> str:
-        """Return the rows of a compute kernel: operator, launch at `launch` ns, and kernel."""
+    def _compute(self, work: PlannedWork) -> str:
+        """Return the rows of a compute kernel: operator, launch, and kernel."""
         kernel = KERNELS[work.name]
         where = self.lanes[work.backward]
         host = complete(
-            "cpu_op", kernel.host, where, launch, 3_600, self._ids(self.inputs[work.name])
+            "cpu_op", kernel.host, where, work.launch, 3_600, self._ids(self.inputs[work.name])
         )
-        runtime = self._launch("cudaLaunchKernel", 211, work, launch + 1_000, 2_200)
+        runtime = self._launch("cudaLaunchKernel", 211, work, 1_000, 2_200)
         return host + runtime + self._kernel(kernel.name, work, kernel.grid, kernel.registers)
 
     def _kernel(
@@ -285,12 +280,12 @@ class RankText:
         row = complete("kernel", name, where, work.start, work.ns, args)
         return row + flow("f", self.correlation, where, work.start)
 
-    def _copy(self, work: PlannedWork, launch: int) -> str:
-        """Return the rows of a copy or memset: operator, launch at `launch` ns, and work."""
+    def _copy(self, work: PlannedWork) -> str:
+        """Return the rows of a copy or memset: operator, launch, and work."""
         name, host, call, number = _COPIES[work.kind]
         where = self.lanes[work.backward]
-        text = complete("cpu_op", host, where, launch, 3_600, self._ids())
-        text += self._launch(call, number, work, launch + 1_000, 2_200)
+        text = complete("cpu_op", host, where, work.launch, 3_600, self._ids())
+        text += self._launch(call, number, work, 1_000, 2_200)
         size = self.job.tokens * 8 if work.kind == "memcpy" else 4
         where = lane(self.device, work.stream)
         args = (
@@ -309,9 +304,9 @@ class RankText:
             self.call_args[key] = metadata(call, self.variant)
         return f'{self.call_args[key]}, "Seq": {call.seq}'
 
-    def _collective(self, work: PlannedWork, launch: int) -> str:
-        """Return the rows of a collective on the host, from `launch` ns on, and the device."""
-        call = work.call
+    def _collective(self, work: PlannedWork) -> str:
+        """Return the rows of a collective on the host and the device."""
+        call, launch = work.call, work.launch
         assert call is not None
         where = self.lanes[work.backward]
         call_args = self._call_args(call)
@@ -326,7 +321,7 @@ class RankText:
         text += complete(
             "cpu_op", "record_param_comms", where, launch + 700, 6_500, self._ids(asynchronous)
         )
-        text += self._launch("cudaLaunchKernelExC", 430, work, launch + 2_600, 3_200)
+        text += self._launch("cudaLaunchKernelExC", 430, work, 2_600, 3_200)
         on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {call_args}"
         text += self._kernel(work.name, work, (24, 1, 1), 96, on_kernel)
         device = lane(self.device, work.stream)

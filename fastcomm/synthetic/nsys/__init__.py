@@ -15,7 +15,6 @@ from fastcomm.files import check_replaceable
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import DEVICES
-from fastcomm.synthetic.nsys.big import write_nsys_big
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
 from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, MACHINE, PUSH_POP, Clock, Host
 from fastcomm.synthetic.nsys.tables import (
@@ -29,7 +28,7 @@ from fastcomm.synthetic.nsys.tables import (
     new_database,
 )
 
-__all__ = ["NsysVariant", "write_nsys", "write_nsys_big"]
+__all__ = ["NsysVariant", "write_nsys"]
 
 LAUNCHER = 40_900  # id of the process that starts the others
 STAGGER_NS = 1_234_567  # between the starts of two captures

@@ -4,10 +4,9 @@ Device rows equal those of the job to the nanosecond. Launches have the same tim
 files.
 """
 
-from fastcomm.synthetic import pipeline, play, timeline
+from fastcomm.synthetic import pipeline, play
 from fastcomm.synthetic.catalog import DESCRIPTIONS, KERNELS, SyntheticGroup, groups
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.nsys import payloads
 from fastcomm.synthetic.nsys.payloads import communicator, operations
 from fastcomm.synthetic.nsys.rows import (
@@ -20,9 +19,8 @@ from fastcomm.synthetic.nsys.rows import (
     Launch,
 )
 from fastcomm.synthetic.nsys.tables import NsysVariant
-from fastcomm.synthetic.play import RankStep
+from fastcomm.synthetic.play import HOST_RANGES, HostRange, PlannedWork, RankStep
 from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
-from fastcomm.synthetic.tape import HOST_RANGES, HostRange, PlannedWork
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
 CUT = 2  # launches before a late capture, which records only their kernels
@@ -38,8 +36,10 @@ _COPIES = {
 
 def lead_ns(job: Job, variant: NsysVariant) -> int:
     """Return the time between the start of the captures and the first step."""
-    graph = 2 * timeline.length(job, job.first_step + 1) if variant.graph != "none" else 0
-    return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
+    lead = SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000
+    if variant.graph != "none":
+        lead += 2 * play.schedule_of(job, job.first_step + 1).length
+    return lead
 
 
 class ProcessWriter:
@@ -137,35 +137,29 @@ class ProcessWriter:
 
     def _step(self, step: RankStep) -> None:
         """Write the launches and the device work of a step."""
-        launches = launch_times(step)
-        for work, launch in zip(step.works, launches, strict=True):
+        for work in step.works:
             if self.cut:
                 self.cut -= 1
                 self.host.correlation += 1
                 self.device.work(work, self.host.correlation)
             else:
-                self.device.work(work, self._launch(work, launch).correlation)
-        self._around(step, launches)
+                self.device.work(work, self._launch(work, work.launch).correlation)
+        self._around(step)
 
     def _graph(self, step: RankStep) -> None:
         """Write a step that is captured before the first one and launched with one call."""
-        launches = launch_times(step)
         shift = pipeline.EPOCH_NS - CAPTURE_GAP - step.stop
-        captured = [
-            self._launch(work, launch + shift)
-            for work, launch in zip(step.works, launches, strict=True)
-        ]
+        captured = [self._launch(work, work.launch + shift) for work in step.works]
         self.device.captured(captured, pipeline.EPOCH_NS - CAPTURE_GAP + 100_000)
-        self.host.range(self.main, "CUDAGraph.replay", launches[0], launches[0] + 30_000)
-        replay = self.host.cuda(
-            self.main, "cudaGraphLaunch_v10000", launches[0] + 2_000, 25_000
-        )
+        start = step.works[0].launch
+        self.host.range(self.main, "CUDAGraph.replay", start, start + 30_000)
+        replay = self.host.cuda(self.main, "cudaGraphLaunch_v10000", start + 2_000, 25_000)
         if self.variant.graph == "graph":
             self.device.graph(step.works, replay.correlation)
         else:
             for number, work in enumerate(step.works):
                 self.device.work(work, replay.correlation, node=number)
-        self._synchronize(step, launches)
+        self._synchronize(step)
 
     def _host(self, of: HostRange) -> None:
         """Write what the host does besides launching."""
@@ -179,27 +173,19 @@ class ProcessWriter:
         )
         self.device.synchronization(call, COMPUTE, kind=3)
 
-    def _around(self, step: RankStep, launches: list[int]) -> None:
-        """Write the range of the optimizer's step, and the call that synchronizes the device.
-
-        `launches` has the ns at which each work of the step was launched.
-        """
-        adam = [
-            at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
-        ]
+    def _around(self, step: RankStep) -> None:
+        """Write the range of the optimizer's step, and the call that waits for the device."""
+        adam = [work.launch for work in step.works if work.name == "adam"]
         self.host.operator_range(
             self.main, "Optimizer.step#AdamW.step", adam[0] - 100, adam[-1] + 3_700
         )
-        self._synchronize(step, launches)
+        self._synchronize(step)
 
-    def _synchronize(self, step: RankStep, launches: list[int]) -> None:
-        """Write the call with which the host waits for all streams after a step.
-
-        `launches` has the host times of the step's launches in ns, ascending.
-        """
+    def _synchronize(self, step: RankStep) -> None:
+        """Write the call with which the host waits for all streams after a step."""
         for one in step.host:
             self._host(one)
-        begin = launches[-1] + 20_000
+        begin = step.works[-1].launch + 20_000
         last = max(work.stop for work in step.works)
         call = self.host.cuda(
             self.main, "cudaDeviceSynchronize_v3020", begin, last + SYNC_NS - begin

@@ -9,8 +9,8 @@ from fastcomm.synthetic.kineto import DEVICES
 from fastcomm.synthetic.nsys import payloads
 from fastcomm.synthetic.nsys.payloads import NcclFunction
 from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
+from fastcomm.synthetic.play import PlannedWork
 from fastcomm.synthetic.stage import COMPUTE
-from fastcomm.synthetic.tape import PlannedWork
 
 MARK, THREAD, PUSH_POP, START_END, DOMAIN = 34, 39, 59, 60, 75
 FIRST_CORRELATION = 2_610_000  # equal in all processes
