@@ -32,7 +32,7 @@ from fastcomm.readers import config, execution_trace, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.table_mapping import RowKind, TableMapping
+from fastcomm.readers.tables import RowKind, TableMapping
 from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table

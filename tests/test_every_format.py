@@ -12,7 +12,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.config import Config
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.table_mapping import table_mapping
+from fastcomm.readers.tables import table_mapping
 from fastcomm.synthetic import NsysVariant, write, write_nsys
 
 pytestmark = pytest.mark.compiled

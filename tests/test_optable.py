@@ -14,7 +14,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers import operation_table
 from fastcomm.readers.config import Config
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.table_mapping import STRAGGLER, preset_of, table_mapping
+from fastcomm.readers.tables import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS

@@ -257,11 +257,11 @@ def with_times_of(path: CriticalPath, file: Path) -> CriticalPath:
 
     Raises FastcommError, with the name of the file, if it cannot be read or does not fit.
     """
-    from fastcomm.readers import table_rows
+    from fastcomm.readers import tables
 
-    present = table_rows.columns_of(file)
+    present = tables.columns_of(file)
     names = [name for name in TIMES_BY_RANK.names if name in present]
-    rows = list(table_rows.batches(file, names)) if names else []
+    rows = list(tables.batches(file, names)) if names else []
     # A file without rows has no types.
     empty = pa.table({name: pa.array([], pa.int64()) for name in names})
     try:

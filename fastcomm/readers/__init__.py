@@ -299,6 +299,14 @@ class RankReader:
         whole = content in WITH_HOST or (content == "flops" and self.may_have_shapes)
         return self.read(self.path, replace(self.options, whole=whole), *self.rank)
 
+    def source(self, rank: int) -> Source:
+        """Return this reader as the source of a rank."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            size = 0  # reading the file reports the error
+        return Source(rank=rank, path=self.path, size=size, reader=self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSources:
@@ -325,6 +333,13 @@ class Format(Protocol):
     def find(self, paths: Sequence[Path], options: OpenOptions) -> RankSources:
         """Find the ranks in files of the format, reading no more than needed for that."""
         ...
+
+
+def add_rank(ranks: dict[int, Path], rank: int, path: Path) -> None:
+    """Add the file of a rank to `ranks`; TraceFileError if another file has this rank."""
+    if rank in ranks:
+        raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
+    ranks[rank] = path
 
 
 def agreed_world(stated: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> int | None:

@@ -19,7 +19,7 @@ from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth
 
 if TYPE_CHECKING:
-    from fastcomm.readers.table_mapping import TableMapping
+    from fastcomm.readers.tables import TableMapping
 
 _TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
@@ -203,9 +203,7 @@ def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
     """Return the mapping of a table of operations, if the file has one."""
     if "table" not in data:
         return None
-    from fastcomm.readers.table_mapping import (
-        table_mapping,
-    )  # slow import, and few runs are tables
+    from fastcomm.readers.tables import table_mapping  # slow import; few runs are tables
 
     if not isinstance(data["table"], dict):
         refuse(str(path), "table", data["table"], "a table [table]")

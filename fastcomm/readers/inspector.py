@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, check_count
+from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.inspector_log import (
@@ -24,7 +24,6 @@ from fastcomm.readers.inspector_log import (
 from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import Source
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm.trace.trace import Meta, Trace
@@ -84,14 +83,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     for path in sorted(paths, key=lambda path: ranks[path]):
         own = {member.id: groups[member.id] for member in logs[path]}
         process = LoggedProcess(rank=ranks[path], world_size=world, groups=own)
-        sources.append(
-            Source(
-                rank=ranks[path],
-                path=path,
-                size=path.stat().st_size,
-                reader=RankReader(read, path, reading, (process,)),
-            )
-        )
+        sources.append(RankReader(read, path, reading, (process,)).source(ranks[path]))
     return RankSources(sources=tuple(sources), world_size=world, warnings=warnings)
 
 
@@ -145,9 +137,7 @@ def _check_different(ranks: Mapping[Path, int]) -> None:
     """Raise `TraceFileError` if two files have one rank."""
     owner: dict[int, Path] = {}
     for path, rank in ranks.items():
-        if rank in owner:
-            raise TraceFileError(f"two files of rank {rank}: {owner[rank]} and {path}")
-        owner[rank] = path
+        add_rank(owner, rank, path)
 
 
 def _groups(

@@ -1,7 +1,7 @@
 """Read tables of operations: one row per operation, all ranks in one file. Times are ns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, table_rows
+from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, tables
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
-from fastcomm.readers.table_mapping import WORK, RowKind, TableMapping, preset_of
+from fastcomm.readers.tables import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import MOST_RANKS, Source
+from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup, TagRule
 from fastcomm.trace.trace import Meta, Trace
@@ -24,6 +24,7 @@ from fastcomm_kernels.arrays import NULL, Ints
 
 _NOTHING = RowKind(pattern="", work="other")
 _NO_GROUP = -1
+_LAID = "times restart in each iteration: iterations are placed one after another"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,10 @@ class Rank:
     rank: int
     world_size: int | None
     # By columns: a label, and the ranks that have the values of this rank in these columns.
-    peers: Mapping[tuple[str, ...], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    groups: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # members by the group's label
+    peers: Mapping[tuple[str, ...], tuple[str, tuple[int, ...]]]
+    groups: Mapping[str, tuple[int, ...]]  # members by the group's label
     # ns to add to times of an iteration that count from its begin.
-    shifts: Mapping[int, int] = field(default_factory=dict)
+    shifts: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +105,20 @@ class TableRows:
     def calls(self, rank: Rank) -> tuple[CommunicationColumns, list[TagRule]]:
         """Return the communication of each row, and the rules that tag its groups."""
         groups: dict[ProcessGroup, int] = {}
-        by_kind = [groups.setdefault(group, len(groups)) if group else _NO_GROUP
-                   for group in (_group(kind, rank) for kind in self.kinds)]  # fmt: skip
-        group = np.array(by_kind, np.int64)[self.code]
+
+        def number(group: ProcessGroup | None) -> int:
+            return _NO_GROUP if group is None else groups.setdefault(group, len(groups))
+
+        of_kind = [_group(kind, rank) for kind in self.kinds]
+        group = np.array([number(entry) for entry in of_kind], np.int64)[self.code]
         if self.mapping.group is not None:
             place, labels = _encoded(self.table[self.mapping.group])
-            by_label = [
-                groups.setdefault(
-                    ProcessGroup(name=label, ranks=rank.groups.get(label)), len(groups)
-                )
-                if label
-                else _NO_GROUP
+            labeled = [
+                ProcessGroup(name=label, ranks=rank.groups.get(label)) if label else None
                 for label in labels
             ]
-            group = np.where(group == _NO_GROUP, np.array(by_label, np.int64)[place], group)
+            by_label = np.array([number(entry) for entry in labeled], np.int64)
+            group = np.where(group == _NO_GROUP, by_label[place], group)
         op = [NULL if kind.op is None else OP[kind.op] for kind in self.kinds]
         calls = CommunicationColumns(
             op=np.array(op, np.int64)[self.code],
@@ -134,9 +133,9 @@ class TableRows:
             ),
         )
         rules = {
-            TagRule(field="name", value=kind_group.name or "", tag=kind.tag)
-            for kind in self.kinds
-            if kind.tag is not None and (kind_group := _group(kind, rank)) is not None
+            TagRule(field="name", value=entry.name or "", tag=kind.tag, is_given=False)
+            for kind, entry in zip(self.kinds, of_kind, strict=True)
+            if kind.tag is not None and entry is not None
         }
         return calls, sorted(rules, key=lambda rule: str(rule.value))
 
@@ -165,28 +164,23 @@ def _group(kind: RowKind, rank: Rank) -> ProcessGroup | None:
     return ProcessGroup(name=f"{kind.tag or kind.op} {label}", ranks=ranks)
 
 
-_LAID = "times restart in each iteration: iterations are placed one after another"
-
-
 def claims(path: Path) -> bool:
     """Return whether a file is a table with the columns of a preset."""
-    if not table_rows.is_table(path):
-        return False
-    try:
-        return preset_of(table_rows.columns_of(path)) is not None
-    except TraceFileError:
-        return False
+    columns = _columns(path)
+    return columns is not None and preset_of(columns) is not None
 
 
 def is_damaged(path: Path) -> bool:
     """Return whether a file is named like a table and cannot be read as one."""
-    if not table_rows.is_table(path):
-        return False
+    return tables.is_table(path) and _columns(path) is None
+
+
+def _columns(path: Path) -> list[str] | None:
+    """Return the names of a table's columns; None if it is no table, or a damaged one."""
     try:
-        table_rows.columns_of(path)
+        return tables.columns_of(path) if tables.is_table(path) else None
     except TraceFileError:
-        return True
-    return False
+        return None
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
@@ -198,7 +192,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     owner: dict[int, Path] = {}
     members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
-        columns = table_rows.columns_of(path)
+        columns = tables.columns_of(path)
         mapping = options.config.table or preset_of(columns)
         if mapping is None:
             raise ConfigError(
@@ -207,26 +201,17 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             )
         mapping.check(columns, str(path))
         for rank in _ranks(path, mapping, options.world):
-            if rank.rank in owner:
-                raise TraceFileError(
-                    f"two files of rank {rank.rank}: {owner[rank.rank]} and {path}"
-                )
-            owner[rank.rank] = path
+            add_rank(owner, rank.rank, path)
             members.append((path, rank, mapping))
-    sources = []
-    for path, rank, mapping in members:
-        reading = options.reading(rank.world_size, owner)
-        sources.append(
-            Source(
-                rank=rank.rank,
-                path=path,
-                size=path.stat().st_size,
-                reader=RankReader(read, path, reading, (rank, mapping)),
-            )
-        )
-    world = options.world if options.world and max(owner) < options.world else None
-    ordered = sorted(sources, key=lambda source: source.rank)
-    return RankSources(sources=tuple(ordered), world_size=world)
+    reading = options.reading(options.world, owner)
+    members.sort(key=lambda member: member[1].rank)
+    return RankSources(
+        sources=tuple(
+            RankReader(read, path, reading, (rank, mapping)).source(rank.rank)
+            for path, rank, mapping in members
+        ),
+        world_size=options.world if options.world and max(owner) < options.world else None,
+    )
 
 
 def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
@@ -234,12 +219,13 @@ def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
 
     `world` is the number of ranks that the user states, or None.
     """
-    keys = [mapping.rank, *mapping.coordinates, *([mapping.group] if mapping.group else [])]
-    keys = list(dict.fromkeys(keys))
-    columns = [*keys, *(_span_columns(mapping) if mapping.restarts else ())]
+    names = [mapping.rank, *mapping.coordinates, mapping.group]
+    keys = list(dict.fromkeys(filter(None, names)))
+    times = [mapping.iteration, mapping.start, mapping.stop, mapping.duration]
+    columns = dict.fromkeys([*keys, *filter(None, times if mapping.restarts else ())])
     distinct_rows: set[tuple[Any, ...]] = set()
     spans: dict[int, tuple[int, int]] = {}
-    for table in table_rows.batches(path, list(dict.fromkeys(columns))):
+    for table in tables.batches(path, list(columns)):
         distinct = table.select(keys).group_by(keys).aggregate([])
         distinct_rows.update(zip(*(distinct[key].to_pylist() for key in keys), strict=True))
         if mapping.restarts:
@@ -295,17 +281,12 @@ def _labels(rank: int, rows: _Rows, mapping: TableMapping) -> dict[str, tuple[in
     return {name: tuple(sorted(ranks)) for name, ranks in members.items() if rank in ranks}
 
 
-def _span_columns(mapping: TableMapping) -> list[str]:
-    columns = (mapping.iteration, mapping.start, mapping.stop, mapping.duration)
-    return [name for name in columns if name is not None]
-
-
 def _widen(
     spans: dict[int, tuple[int, int]], table: pa.Table, mapping: TableMapping, path: Path
 ) -> None:
     """Widen the first start and last stop of each iteration by some rows."""
-    start, stop = table_rows.times(table, mapping, path)
-    number = table_rows.whole_numbers(table, mapping.iteration or "", path)
+    start, stop = tables.times(table, mapping, path)
+    number = tables.whole_numbers(table, mapping.iteration or "", path)
     for iteration, low, high in zip(*_extents(number, start, stop), strict=True):
         first, last = spans.get(iteration, (low, high))
         spans[iteration] = min(first, low), max(last, high)
@@ -353,13 +334,13 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     """
     texts = [name for name in (mapping.kind, mapping.name, mapping.group) if name]
     where = pc.field(mapping.rank) == rank.rank
-    parts = table_rows.batches(path, mapping.columns, texts, where)
+    parts = tables.batches(path, mapping.columns, texts, where)
     table = pa.concat_tables([_plain(part, texts) for part in parts])
-    start, stop = table_rows.times(table, mapping, path)
-    warnings = [note] if (note := table_rows.resolution(table, mapping)) else []
+    start, stop = tables.times(table, mapping, path)
+    warnings = [note] if (note := tables.resolution(table, mapping)) else []
     found_by = ""
     if mapping.iteration is not None:
-        number = table_rows.whole_numbers(table, mapping.iteration, path)
+        number = tables.whole_numbers(table, mapping.iteration, path)
         if mapping.restarts:
             shift = np.array([rank.shifts[k] for k in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift
@@ -370,8 +351,7 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     rows = TableRows.of(table, mapping)
     events, lanes, order = rows.work(start, stop).events()
     calls, rules = rows.calls(rank)
-    table_rules = tuple(replace(rule, is_given=False) for rule in rules)
-    tags = replace(options.tags, explicit=(*options.tags.explicit, *table_rules))
+    tags = replace(options.tags, explicit=(*options.tags.explicit, *rules))
     meta = Meta(
         rank=rank.rank,
         world_size=rank.world_size,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
-from fastcomm.readers import table_rows
+from fastcomm.readers import tables
 from fastcomm.readers.search import no_such_path, refuse_standard_input
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
@@ -121,7 +121,7 @@ def read(path: Path) -> OperationTable:
     _refuse_traces(path)
     try:
         is_csv = _is_csv(path)
-        present = table_rows.columns_of(path) if is_csv else arrow_files.names(path)
+        present = tables.columns_of(path) if is_csv else arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(
                 f"{path}: missing column {', '.join(missing)}; the columns are "
@@ -146,7 +146,7 @@ def read(path: Path) -> OperationTable:
 
 def _is_csv(path: Path) -> bool:
     """Whether a file has a CSV name and is no Parquet. Raises `OSError` if it is unreadable."""
-    if not path.name.lower().endswith(table_rows.CSV):
+    if not path.name.lower().endswith(tables.CSV):
         return False
     with files.opened(path) as file:
         return file.read(4) != b"PAR1"
@@ -154,7 +154,7 @@ def _is_csv(path: Path) -> bool:
 
 def _read_csv(path: Path, names: Sequence[str]) -> pa.Table:
     """Read columns of a CSV file; times become floats, also where the text has integers."""
-    batches = list(table_rows.batches(path, names, ("optype", *_TIMES)))
+    batches = list(tables.batches(path, names, ("optype", *_TIMES)))
     if not batches:
         raise TraceFileError(f"{path}: the table has no rows")
     table = pa.concat_tables(batches)

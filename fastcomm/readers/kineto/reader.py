@@ -14,6 +14,7 @@ from fastcomm.readers import (
     OpenOptions,
     RankReader,
     RankSources,
+    add_rank,
     agreed_world,
     check_count,
     rank_from_name,
@@ -40,7 +41,7 @@ from fastcomm.readers.kineto.selection import (
 )
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
-from fastcomm.trace.run import SkippedRank, Source
+from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
 from fastcomm_kernels.arrays import NULL, Ints
@@ -240,9 +241,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
                 raise
             skipped.append(SkippedRank(rank=_rank(path), path=str(path), error=str(error)))
             continue
-        if rank in ranks:
-            raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
-        ranks[rank] = path
+        add_rank(ranks, rank, path)
     if not ranks:
         raise TraceFileError(f"no rank could be read: {skipped[0].error}")
     # A single file may state its rank behind the events, which only reading it tells.
@@ -251,22 +250,12 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     world = agreed_world(world_sizes, ranks)
     reading = options.reading(world, ranks)
     assigned = assign(ranks, reading)
-    sources = tuple(
-        Source(
-            rank=rank,
-            path=path,
-            size=_size(path),
-            reader=RankReader(
-                read,
-                path,
-                reading,
-                (None if is_unknown else rank, assigned.get(rank)),
-                may_have_shapes=True,
-            ),
-        )
-        for rank, path in sorted(ranks.items())
-    )
-    return RankSources(sources=sources, world_size=world, skipped=tuple(skipped))
+    sources = []
+    for rank, path in sorted(ranks.items()):
+        details = None if is_unknown else rank, assigned.get(rank)
+        reader = RankReader(read, path, reading, details, may_have_shapes=True)
+        sources.append(reader.source(rank))
+    return RankSources(sources=tuple(sources), world_size=world, skipped=tuple(skipped))
 
 
 def _checked_rank(path: Path, *, is_alone: bool) -> int:
@@ -284,14 +273,6 @@ def _checked_rank(path: Path, *, is_alone: bool) -> int:
         f"{path}: cannot determine the rank: no distributedInfo.rank before the events, and "
         f"the name has none of {', '.join(NAME_PATTERNS)}. Name it rank3.json, for example"
     )
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file; 0 if it is missing, which reading it reports."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _rank(path: Path) -> int | None:
