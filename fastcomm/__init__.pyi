@@ -1,5 +1,4 @@
 from fastcomm import intervals as intervals
-from fastcomm.analyses.compare import compare as compare
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
 from fastcomm.analyses.execution_traces import execution_trace_path as execution_trace_path
 from fastcomm.analyses.replay import replay_trial as replay_trial
@@ -12,6 +11,7 @@ from fastcomm.errors import FastcommError as FastcommError
 from fastcomm.isp.search import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
 from fastcomm.run import Run as Run
+from fastcomm.run import compare as compare
 from fastcomm.run import open as open  # noqa: A004
 from fastcomm.trace.trace import Trace as Trace
 from fastcomm.version import __version__ as __version__

@@ -186,8 +186,8 @@ _KINDS: dict[type, str] = {bool: "True or False", int: "a whole number", float: 
 class CheckedOptions:
     """Base class of options that checks each value against the type of its field.
 
-    A list for a field of type tuple becomes a tuple. A value of another type raises
-    `ConfigError`.
+    A list for a field of type tuple becomes a tuple, and so does one item without a list. A
+    value of another type raises `ConfigError`.
     """
 
     __slots__ = ()
@@ -212,13 +212,16 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value, a list as a tuple; raise `ConfigError` if its type is wrong."""
+    """Return the value, a list or one item of it as a tuple; `ConfigError` for another type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if get_origin(kind) is tuple and _is_list(value):
             return tuple(_checked(name, item, get_args(kind)[0]) for item in value)
         if _is_of(value, kind):
             return value
+    for kind in kinds:
+        if get_args(kind)[1:] == (...,) and _is_of(value, get_args(kind)[0]):
+            return (value,)
     raise invalid(name, _shown(value), _described(kinds))
 
 

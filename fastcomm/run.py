@@ -1,11 +1,14 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fastcomm.analyses.preparation import open_traces
 from fastcomm.checks import build, check_path, check_type, non_default, shows, takes
-from fastcomm.errors import ConfigError, python_names
+from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.executors import executor_of
 from fastcomm.options import (
     KernelOptions,
@@ -14,11 +17,14 @@ from fastcomm.options import (
     ReadOptions,
     ReportOptions,
     RunReplayOptions,
+    StragglerOptions,
 )
 from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
+    from fastcomm.analyses.compare import Comparison
     from fastcomm.analyses.info import Info
+    from fastcomm.analyses.stragglers import StragglerResult
     from fastcomm.critical_path import CriticalPath
     from fastcomm.executors import Executor
     from fastcomm.kernels.result import Kernels
@@ -183,6 +189,14 @@ class Run:
                 "the step on the host; open the run without it"
             )
 
+    def _only(self, ranks: Collection[int]) -> Self:
+        """Return the run with some of its ranks; itself if it has no others."""
+        if set(self.ranks) <= set(ranks):
+            return self
+        limited = copy(self)
+        limited._traces = self._traces.only(ranks)
+        return limited
+
     def _measured(self, options: MetricsOptions) -> "Metrics":
         """Measure the run; `options` may be those of a report."""
         from fastcomm.analyses.measure import compute_metrics
@@ -314,6 +328,34 @@ class Run:
         )
         return session_of(step, options)
 
+    @takes(StragglerOptions)
+    def stragglers(self, options: StragglerOptions) -> "StragglerResult":
+        """Find the stragglers of a table of operations as `fastcomm stragglers` does.
+
+        Of a run that was opened from traces, `metrics` names the stragglers among its findings.
+
+        Parameters
+        ----------
+        options
+            Fields of `StragglerOptions`, passed by name, as for `fastcomm.find_stragglers`.
+
+        Raises
+        ------
+        ConfigError
+            If an option is invalid, or the run has several files.
+        FastcommError
+            If the run is no table of operations, or a step is not in it.
+
+        """
+        from fastcomm.analyses.stragglers import analyse_stragglers
+
+        if len(self.paths) > 1:
+            raise ConfigError(
+                "stragglers: several files; it reads one table of operations. Of traces, "
+                "metrics().findings names the stragglers"
+            )
+        return analyse_stragglers(self.paths[0], options, executor=self._executor)
+
     @shows(ReportOptions)
     @python_names()
     def report(self, html: str | Path = "report.html", **options: Any) -> None:
@@ -416,3 +458,77 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
     for path in paths:
         check_path(path, "open: path", 'open("traces/") or open("rank0.json", "rank1.json")')
     return Run(paths, build(ReadOptions, options, "open"), workers)
+
+
+@python_names()
+def compare(
+    before: "Run | Metrics | Mapping[str, Any]",
+    after: "Run | Metrics | Mapping[str, Any]",
+    *,
+    kernels: "Sequence[tuple[Kernels, Kernels]] | None" = None,
+) -> "Comparison":
+    """Compare two runs: what changed, ranked by its effect on the step time.
+
+    Of two `Run`s, metrics and kernels of the ranks that both have are compared, as
+    `fastcomm compare` does.
+
+    Parameters
+    ----------
+    before, after
+        Each a `Run`, its `Metrics`, or the dictionary that their `to_dict` returns.
+    kernels
+        Pairs of `Run.kernels()` before and after, one pair for each key that is compared. By
+        default those of two `Run`s by name, operator and annotation.
+
+    Returns
+    -------
+    Comparison
+        The change of the step, of its parts, of every metric and of kernels. Times are ns.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is no run and no metrics, or the runs count different bytes.
+    FastcommError
+        If a rank of a run cannot be read; with `keep_going`, if none can.
+
+    """
+    from fastcomm.analyses import compare as comparisons
+
+    if isinstance(before, Run) and isinstance(after, Run):
+        return _compare_runs(before, after, kernels)
+    first, second = (run.metrics() if isinstance(run, Run) else run for run in (before, after))
+    return comparisons.compare(first, second, kernels=kernels or ())
+
+
+def _compare_runs(
+    before: Run, after: Run, kernels: "Sequence[tuple[Kernels, Kernels]] | None"
+) -> "Comparison":
+    """Compare the ranks that two runs have in common; all if these are different jobs."""
+    from fastcomm.analyses import compare as comparisons
+    from fastcomm.analyses.kernels import kernels_of_two
+
+    runs, options = (before, after), MetricsOptions(with_tables=False)
+    whole = tuple(run._measured(options) for run in runs)
+    common = comparisons.common_ranks(*(metrics.contents() for metrics in whole))
+    limited = tuple(run if common is None else run._only(common) for run in runs)
+    metrics = tuple(
+        known if run is of else of._measured(options)
+        for run, of, known in zip(runs, limited, whole, strict=True)
+    )
+    notes: tuple[str, ...] = ()
+    if kernels is None:
+        try:
+            kernels = kernels_of_two(
+                *(run._traces for run in limited),
+                workers=before._executor,
+                keep_going=before.options.keep_going or after.options.keep_going,
+            )
+        except FastcommError as error:
+            notes = (f"kernels are not compared: {error}",)
+    comparison = comparisons.compare(
+        *(result.contents() for result in metrics),
+        whole=(whole[0].contents(), whole[1].contents()),
+        kernels=kernels or (),
+    )
+    return replace(comparison, notes=(*comparison.notes, *notes))

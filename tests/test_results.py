@@ -1,6 +1,7 @@
 """Test that the JSON of every command is valid, and that results have a short repr."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,6 +184,25 @@ def test_a_search_from_python_is_that_of_the_command():
         fastcomm.search_strategies(**ASKED, world_size=16)
 
 
+def test_runs_are_compared_as_the_command_compares_them(inputs, tmp_path):
+    """Where one run lacks ranks, those of both are compared; kernels are compared, too."""
+    some = tmp_path / "some"
+    shutil.copytree(inputs["run"], some)
+    (some / "rank3.pt.trace.json.gz").unlink()
+    command = json.loads(invoke("compare", inputs["run"], some, "--json").stdout)
+    both = fastcomm.compare(fastcomm.open(inputs["run"]), fastcomm.open(some))
+    assert json.loads(json.dumps(both.to_dict())) == command
+    assert set(both.kernels) == {"name", "operator", "annotation"}
+
+
+def test_a_run_of_one_table_of_operations_has_stragglers(inputs):
+    table = inputs["table"] / "table.parquet"
+    of_run = fastcomm.open(table).stragglers(heal="rank:1")
+    assert of_run.to_dict() == fastcomm.find_stragglers(table, heal="rank:1").to_dict()
+    with pytest.raises(FastcommError, match="For traces use `fastcomm metrics"):
+        fastcomm.open(inputs["run"]).stragglers()
+
+
 def placed(rule):
     workload = fastcomm.Workload.of(RECIPE)
     terms = simulation.terms_of(RECIPE)
@@ -224,6 +244,11 @@ def test_a_result_is_one_line_a_small_table_and_arrow(inputs, make):
         assert isinstance(table, pa.Table)
     if isinstance(found, TableResult):
         assert pa.table(found) == tables
+
+
+def test_a_trace_prints_as_one_line(inputs):
+    trace = fastcomm.open(inputs["run"]).read(2)
+    assert repr(trace) == f"<Trace: rank 2, {trace.events.num_rows} events, 2 iterations>"
 
 
 @dataclass(frozen=True, repr=False)

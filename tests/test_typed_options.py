@@ -57,7 +57,7 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
     [
         (options.ReadOptions, {"tp": 0}, "invalid tp 0"),
         (options.ReadOptions, {"tp": True}, "invalid tp True: expected a whole number"),
-        (options.ReadOptions, {"ranks": 3}, "invalid ranks 3: expected a list"),
+        (options.ReadOptions, {"ranks": 0.5}, "invalid ranks 0.5: expected a list"),
         (options.ReadOptions, {"ranks": ["a"]}, "invalid ranks 'a': expected a whole number"),
         (options.ReadOptions, {"step_boundary": "gpu"}, "expected one of auto, device, host"),
         (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),

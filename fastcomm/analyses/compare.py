@@ -304,8 +304,9 @@ def _object(metrics: "Metrics | Object", name: str) -> Object:
     document = metrics.contents() if isinstance(metrics, Result) else metrics
     iteration = document.get("iteration") if isinstance(document, Mapping) else None
     if not isinstance(iteration, Mapping) or "mean_ns" not in iteration:
-        example = "compare(before.metrics(), after.metrics())"
-        raise invalid_value(f"compare: {name}", metrics, f"metrics of a run, as in {example}")
+        example = 'compare(open("monday/"), open("tuesday/"))'
+        expected = f"a run or its metrics, as in {example}"
+        raise invalid_value(f"compare: {name}", metrics, expected)
     return {key: value for key, value in document.items() if key != "schema_version"}
 
 

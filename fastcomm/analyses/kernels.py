@@ -6,6 +6,7 @@ from functools import partial
 from typing import get_args
 
 from fastcomm.analyses import preparation
+from fastcomm.analyses.kernel_changes import COMPARED
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.kernels.result import Kernels
@@ -123,6 +124,41 @@ def answered(
         content=question.content,
     )
     return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
+
+
+def kernels_of_two(
+    before: RunTraces,
+    after: RunTraces,
+    *,
+    steps: tuple[int, ...] | None = None,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+) -> list[tuple[Kernels, Kernels]]:
+    """Return the device work of two runs, to be compared: a pair by each key of `COMPARED`.
+
+    Parameters
+    ----------
+    before, after
+        The ranks of the runs.
+    steps
+        Numbers of the steps that count; by default all.
+    workers, keep_going
+        As for `sum_kernels`, whose errors are raised.
+
+    Raises
+    ------
+    FastcommError
+        If a run has no kernels in its steps.
+
+    """
+    question = WorkQuestion(by=COMPARED, steps=steps)
+    both = [
+        answered(run, question, workers=workers, keep_going=keep_going)
+        for run in (before, after)
+    ]
+    if not all(run[0].steps and run[0].table.num_rows for run in both):
+        raise ConfigError("a run has none in its steps")
+    return list(zip(*both, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

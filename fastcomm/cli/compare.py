@@ -348,8 +348,6 @@ def _kernels(
     `same` are the metrics of the ranks that are compared.
     """
     from fastcomm.analyses import kernels
-    from fastcomm.analyses.kernel_changes import COMPARED
-    from fastcomm.kernels.totals import WorkQuestion
 
     if no_kernels:
         return [], ()
@@ -357,27 +355,26 @@ def _kernels(
         return [], (f"kernels are not compared: {enumeration(saved)} has saved metrics alone",)
     if executor.is_here:
         kernels.compile_kernels()
-    question = WorkQuestion(by=COMPARED, steps=metrics.steps)
     try:
-        both = [
-            kernels.answered(
-                open_traces(
-                    (run.path,),
-                    replace(reading, ranks=tuple(side["ranks"])),
-                    executor,
-                    is_one_of_two=True,
-                ),
-                question,
-                workers=executor,
-                keep_going=reading.keep_going,
+        before, after = (
+            open_traces(
+                (run.path,),
+                replace(reading, ranks=tuple(side["ranks"])),
+                executor,
+                is_one_of_two=True,
             )
             for run, side in zip(runs, same, strict=True)
-        ]
+        )
+        pairs = kernels.kernels_of_two(
+            before,
+            after,
+            steps=metrics.steps,
+            workers=executor,
+            keep_going=reading.keep_going,
+        )
     except FastcommError as error:
         return [], (f"kernels are not compared: {error}",)
-    if not all(side[0].steps and side[0].table.num_rows for side in both):
-        return [], ("kernels are not compared: a run has none in its steps",)
-    return list(zip(*both, strict=True)), ()
+    return pairs, ()
 
 
 @contextmanager

@@ -147,7 +147,7 @@ class IdleTimes:
     evidence: pa.Table  # schema `schema.IDLE_EVIDENCE`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace:
     """The trace of one rank. `Trace.of` validates every table; later code relies on it."""
 
@@ -163,6 +163,11 @@ class Trace:
     device_begin: int | None = None  # start of the first device iteration if they are unused
     # By clock, "host" or "device": of a store, whose metrics read no events of the host.
     stored_idle: Mapping[str, IdleTimes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return one line with the rank and the numbers of events and iterations."""
+        counts = f"{self.events.num_rows} events, {self.iterations.num_rows} iterations"
+        return f"<Trace: rank {self.meta.rank}, {counts}>"
 
     @classmethod
     def of(
