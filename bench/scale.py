@@ -29,7 +29,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from timing import scan_of
 
-from fastcomm.readers.kineto.stream import blocks, document
+from fastcomm.readers.stream import blocks, document
 from fastcomm.synthetic import Job, write
 
 SECOND = os.sysconf("SC_CLK_TCK")

@@ -9,7 +9,7 @@ from timing import PARSED, best, printed, scan_of
 
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.kineto.stream import blocks, document
+from fastcomm.readers.stream import blocks, document
 from fastcomm.synthetic import Job, write
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"

@@ -6,12 +6,13 @@ from decimal import Decimal
 
 from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
-from fastcomm.readers.kineto import chrome, selection, stream
+from fastcomm.readers import stream
+from fastcomm.readers.kineto import chrome
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 
 KEEP = {**dict.fromkeys(KEPT, KEEP_ALL), "cpu_op": KEEP_NAMED, "python_function": KEEP_LONG}
-SELECTION = selection.Selection(
+SELECTION = chrome.Selection(
     kinds={name.encode(): kind for name, kind in KINDS.items()},
     keep=[*(KEEP[name] for name in KINDS), KEEP_NONE],
     prefixes=(b"c10d::", b"nccl:"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numba.core import config
 
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.kineto.categories import CATEGORIES, METRICS
 from fastcomm.readers.kineto.chrome import scan_file
-from fastcomm.readers.kineto.selection import CATEGORIES, METRICS
 from fastcomm.trace.schema import KIND
 
 MANY = 50 if config.DISABLE_JIT else 2000

@@ -15,7 +15,7 @@ from fault_tools import STEP, nobody, refused, run
 from nsys_report import SMALL
 
 from fastcomm import files
-from fastcomm.readers.kineto import stream
+from fastcomm.readers import stream
 from fastcomm.readers.nsys.export import Export
 from fastcomm.synthetic import write_nsys
 

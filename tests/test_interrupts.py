@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fastcomm import files, process
-from fastcomm.readers.kineto.head import peek
+from fastcomm.readers.kineto import peek
 from fastcomm.store.files import locked
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -10,9 +10,8 @@ from same import same
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto.categories import unknown_categories
+from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
-from fastcomm.readers.kineto.selection import CATEGORIES
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import warnings_of_run
 from fastcomm.trace.schema import KINDS

@@ -7,7 +7,7 @@ import numpy as np
 
 from fastcomm.critical_path.window import TimeRange, WindowError, instances
 from fastcomm.files import place
-from fastcomm.readers.kineto.stream import find
+from fastcomm.readers.stream import find
 from fastcomm.trace.columns import codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND

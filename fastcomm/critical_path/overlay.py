@@ -22,8 +22,8 @@ from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, is_local, place, refuse_inputs
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.process import temporary_folder
-from fastcomm.readers.kineto.head import SUFFIXES
-from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
+from fastcomm.readers.kineto import SUFFIXES
+from fastcomm.readers.stream import UnreadBytesError, blocks
 from fastcomm.trace import chrome_trace
 from fastcomm.trace.chrome_trace import Place, TextPiece
 from fastcomm.trace.columns import alike, filled

@@ -32,7 +32,7 @@ from fastcomm.trace.schema import OPS
 from fastcomm.units import enumeration
 
 if TYPE_CHECKING:
-    from fastcomm.readers.kineto.operators import ShapedCall
+    from fastcomm.readers.kineto.reader import ShapedCall
     from fastcomm.trace.run import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
@@ -168,12 +168,12 @@ def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
 
     """
     # slow to import, rarely needed
-    from fastcomm.readers.kineto import reader
-    from fastcomm.readers.kineto.operators import calls
+    from fastcomm.readers.kineto import claims
+    from fastcomm.readers.kineto.reader import calls
 
     shaped: list[ShapedCall] = []
     for source in run.sources[:most_ranks]:
-        if reader.claims(source.path):
+        if claims(source.path):
             shaped += calls(source.path, NAMES)
     return classify(shaped)
 

@@ -16,7 +16,7 @@ import orjson
 from fastcomm import files
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers import rank_from_name
-from fastcomm.readers.kineto.stream import CutShortError, blocks, document
+from fastcomm.readers.stream import CutShortError, blocks, document
 from fastcomm.units import counted
 
 PACKAGE = "ChakraProtoMsg"

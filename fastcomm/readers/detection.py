@@ -68,7 +68,7 @@ FORMATS = {
         },
     ),
     "kineto": FileFormat(
-        module="fastcomm.readers.kineto.reader",
+        module="fastcomm.readers.kineto",
         description="PyTorch profiler (Kineto) traces: .json, .json.gz, .json.zst",
         suffixes=(".json", ".json.gz", ".json.zst"),
     ),

@@ -15,7 +15,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.files import place
-from fastcomm.readers.kineto.stream import CutShortError, blocks, document
+from fastcomm.readers.stream import CutShortError, blocks, document
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")

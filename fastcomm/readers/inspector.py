@@ -21,8 +21,8 @@ from fastcomm.readers.inspector_log import (
     damage_warnings,
     read_log,
 )
-from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.readers.patterns import Named
+from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup

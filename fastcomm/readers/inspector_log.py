@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.kineto.stream import CutShortError, blocks
+from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Ints

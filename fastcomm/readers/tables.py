@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastcomm import arrow_files, files
 from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError, TraceFileError, is_utf8
-from fastcomm.readers.kineto.stream import CutShortError, blocks
+from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.kineto.stream import CutShortError, document
+from fastcomm.readers.stream import CutShortError, document
 from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import ARGS, KINDS
 

@@ -340,12 +340,12 @@ def occurrences(key: Ints | Codes, size: int) -> Ints:
 
 def claims(path: Path) -> bool:
     """Return whether a path is a trial, a host or GPU of one, or a uniform trace."""
-    from fastcomm.readers.kineto import head  # most runs have neither
+    from fastcomm.readers import kineto  # most runs have neither
 
-    if path.name.lower().endswith(head.SUFFIXES) and path.is_file():
-        return head.peek(path).kind == "uniform"
+    if path.name.lower().endswith(kineto.SUFFIXES) and path.is_file():
+        return kineto.peek(path).kind == "uniform"
     traces = _traces(path)
-    return bool(traces) and all(head.peek(file).kind != "profiler" for file in traces)
+    return bool(traces) and all(kineto.peek(file).kind != "profiler" for file in traces)
 
 
 def is_damaged(_: Path) -> bool:

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.exchange import clocks
+from fastcomm.readers import kineto
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
 from fastcomm.readers.dpro.steps import RULE, with_steps
 from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.readers.kineto import head
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.schema import KIND, OPS, TAGS
@@ -376,11 +376,11 @@ def is_run(path: Path) -> bool:
     """Return whether a path is a run of a profiler's traces, not a trial or a uniform trace."""
     if path.is_dir():
         return not claims(path) and any(path.iterdir())
-    if not path.name.lower().endswith(head.SUFFIXES):
+    if not path.name.lower().endswith(kineto.SUFFIXES):
         return True
-    start = head.peek(path)
+    start = kineto.peek(path)
     # A damaged file that is not named after a rank is read as a uniform trace, whose reader
     # says what is wrong.
     return start.kind == "profiler" or (
-        start.kind == "damaged" and head.is_rank_name(path.name)
+        start.kind == "damaged" and kineto.is_rank_name(path.name)
     )

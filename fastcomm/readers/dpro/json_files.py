@@ -26,9 +26,8 @@ from fastcomm.readers.dpro import (
     of_columns,
     of_events,
 )
-from fastcomm.readers.kineto.chrome import Scanned, scan_file
-from fastcomm.readers.kineto.selection import Selection
-from fastcomm.readers.kineto.stream import CutShortError, document
+from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
+from fastcomm.readers.stream import CutShortError, document
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_events import KEEP_ALL, TEXT_LANE
 

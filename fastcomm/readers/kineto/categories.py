@@ -1,10 +1,14 @@
-"""Tell whether events of a Kineto trace are device work where their category alone does not.
+"""Select the events of a Kineto trace by category, and tell what unknown ones are.
 
-Some devices have one category for kernels and copies, and the categories of new devices are
-unknown.
+The categories are those of libkineto's `ActivityType` and of the vendors' copies of it. A plain
+`kernel` is the work of every device without a category of its own: CUDA, ROCm, XPU, Ascend,
+and newer Gaudi. PyTorch counts `hpu_op` and `mtia_ccp_events` as work of the device, and
+everything that ends in `_runtime` or `_driver` as calls of the host. Some devices have one
+category for kernels and copies, and the categories of new devices are unknown.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,20 +17,62 @@ import numpy as np
 import numpy.typing as npt
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.kineto.chrome import Scanned, scan_file
-from fastcomm.readers.kineto.selection import (
-    BY_NAME,
-    CATEGORIES,
-    NO_WORK,
-    UNKNOWN,
-    Selection,
-)
-from fastcomm.readers.kineto.stream import CutShortError, blocks
-from fastcomm.trace.schema import KIND
+from fastcomm.readers import communication
+from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
+from fastcomm.readers.kineto.sizes import PREFIXES
+from fastcomm.readers.stream import CutShortError, blocks
+from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import LACKS, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
-from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NONE
+from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NONE
+
+# Kinds for the scanner only: `scan` makes the first a copy or a kernel, by its name; the second
+# is that of an event of any other category, or of none.
+_BY_NAME = len(KINDS)
+_UNKNOWN = _BY_NAME + 1
+
+# The categories of each kind, in the spellings of today and of 2021.
+_KINETO = {
+    "kernel": ("kernel", "Kernel"),
+    "memcpy": ("gpu_memcpy", "Memcpy"),
+    "memset": ("gpu_memset", "Memset"),
+    "cpu_op": ("cpu_op", "Operator"),
+    "runtime": ("cuda_runtime", "cuda_driver", "Runtime", "runtime", "driver", "glow_runtime"),
+    "annotation": ("user_annotation",),
+    "gpu_annotation": ("gpu_user_annotation",),
+    "sync": ("cuda_sync", "cuda_event"),
+    "python": ("python_function",),
+}
+# Devices whose categories are named after them: privateuse1_runtime, mlu_memcpy, XPU_MEMSET.
+_BACKENDS = ("xpu", "hpu", "mtia", "privateuse1", "npu", "mlu", "musa", "gcu", "supa")
+_ROLES = {
+    **{kind: kind for kind in ("kernel", "memcpy", "memset", "runtime", "sync")},
+    "driver": "runtime",
+    "user_annotation": "gpu_annotation",
+}
+# Categories of kernels and copies; the copies of MTIA have the name dma_request.
+_KERNELS_AND_COPIES = ("mtia_ccp_events", "hpu_op", "privateuse1", "PrivateUse1")
+# The kind of each category, by the bytes of its name.
+CATEGORIES = {
+    **{
+        category.encode(): KIND[kind]
+        for backend in _BACKENDS
+        for role, kind in _ROLES.items()
+        for category in (f"{backend}_{role}", f"{backend}_{role}".upper())
+    },
+    **{name.encode(): KIND[kind] for kind, names in _KINETO.items() for name in names},
+    **{name.encode(): _BY_NAME for name in _KERNELS_AND_COPIES},
+}
+# Further categories that are not device work.
+_NO_WORK = (
+    *(b"Trace", b"overhead", b"cpu_instant_event", b"external_correlation", b"collective_comm"),
+    *(b"cuda_profiler_range", b"hardware_counters", b"gpu_pm_counter", b"xpu_scope_profiler"),
+    *(b"mtia_insight", b"mtia_counters", b"mtia_workloadd", b"ac2g", b"async_cpu_to_gpu"),
+    *(b"fwdbwd", b"async_gpu"),
+)
+# `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
+_SCANNED = CATEGORIES | dict.fromkeys(_NO_WORK, KIND["other"])
 
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
@@ -34,6 +80,88 @@ _OVERLAP = 128  # bytes: no category and its key are longer
 _MOST_NAMED = 5
 _MOST_SCANNED = 100
 _WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
+
+# Names of the host's calls into the collective libraries.
+_COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
+
+_KEEP = {
+    **dict.fromkeys(KIND, KEEP_NONE),
+    **dict.fromkeys(("kernel", "memcpy", "memset", "runtime", "annotation"), KEEP_ALL),
+    **dict.fromkeys(("cpu_op", "python"), KEEP_LONG),  # for idle time
+}
+
+
+def _keep(by_kind: Mapping[str, int]) -> list[int]:
+    """Return a KEEP_* constant per code of the scanner, given those by kind."""
+    # Unknown categories may be device work.
+    return [*(by_kind[kind] for kind in KIND), by_kind["kernel"], KEEP_ALL]
+
+
+# The args of `schema.ARGS`, by their names in a trace.
+ARG_NAMES = {
+    "External id": "external_id",
+    "stream": "on_stream",
+    "bytes": "bytes",
+    "wait_on_stream": "wait_stream",
+    "wait_on_cuda_event_record_corr_id": "wait_correlation",
+    "Sequence number": "sequence",
+    "Fwd thread id": "forward_thread",
+    "Record function id": "record_function",
+}
+
+# The texts of operators among them.
+OPERAND_NAMES = {
+    "Input Dims": "input_shapes",
+    "Input type": "input_types",
+    "Concrete Inputs": "input_values",
+}
+
+# For metrics: device work, its launches, marks of iterations, calls of collectives, and long
+# operators and functions, which tell why a device is idle.
+METRICS = Selection(
+    kinds=_SCANNED,
+    keep=_keep(_KEEP),
+    prefixes=_COLLECTIVE_CALLS,
+    row_args=("correlation", "External id", "stream", "device", "bytes"),
+    detail_args=(
+        "In msg nelems",
+        "Out msg nelems",
+        "In msg size",  # the names of both until 2023-12
+        "Out msg size",
+        "Group size",
+        "Seq",
+        *communication.DETAILS,
+    ),
+    detail_texts=(
+        "Collective name",
+        "dtype",
+        "In split size",
+        "Out split size",
+        "Process Group Name",
+        "Process Group ID",  # its name until 2024-04
+        "Process Group Description",
+        "Process Group Ranks",
+        "Input Dims",
+        "Input type",
+    ),
+)
+
+# For all other analyses.
+EVERYTHING = replace(
+    METRICS,
+    keep=_keep(dict.fromkeys(KIND, KEEP_ALL)),
+    positions=True,
+    row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
+    detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
+)
+
+# For runs without an accelerator: all operators, and what links them to annotations.
+ON_HOST = replace(
+    METRICS,
+    keep=_keep(_KEEP | {"cpu_op": KEEP_ALL}),
+    row_args=(*METRICS.row_args, "Record function id"),
+    detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
+)
 
 
 class UnknownWork(NamedTuple):
@@ -73,10 +201,10 @@ def scan(
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
-    unsettled_rows = np.flatnonzero(kind >= BY_NAME)
+    unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
-    is_unknown = kind == UNKNOWN
+    is_unknown = kind == _UNKNOWN
     kind[unsettled_rows] = _settled(scanned, unsettled_rows)
     unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
@@ -115,7 +243,7 @@ def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     codes, place = np.unique(scanned.columns["name"][rows], return_inverse=True)
     copies = [_COPY.match(scanned.texts[code]) is not None for code in codes.tolist()]
     work = np.where(np.array(copies)[place], KIND["memcpy"], KIND["kernel"])
-    by_name = scanned.columns["kind"][rows] == BY_NAME
+    by_name = scanned.columns["kind"][rows] == _BY_NAME
     return np.where(by_name, work, KIND["other"]).astype(np.int8)
 
 
@@ -133,8 +261,8 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
             tail = text[-_OVERLAP:]
     except (CutShortError, TraceFileError):
         pass  # the categories that could be read are enough for a message
-    names = {name.decode(errors="replace") for name in categories if name not in CATEGORIES}
-    return tuple(sorted(names - NO_WORK))
+    unknown = categories - _SCANNED.keys()
+    return tuple(sorted(name.decode(errors="replace") for name in unknown))
 
 
 def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...], str]:
@@ -143,17 +271,27 @@ def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...]
     The file is read again for the names of the categories.
     """
     categories = _work_categories(path)
-    named = ", ".join(f"{name!r} ({count})" for name, count in categories[:_MOST_NAMED])
-    more = f" and {len(categories) - _MOST_NAMED} more" if len(categories) > _MOST_NAMED else ""
-    of = f" of the categories {named}{more}" if categories else " of a category without a name"
+    named = _listed([f"{name!r} ({count})" for name, count in categories])
+    of = f" of the categories {named}" if categories else " of a category without a name"
     text = (
         f"{work.events} events that look like device work, {percent(work.share)} of its "
         f"time, are{of}, which are not understood"
     )
     if work.share <= SMALL:
         return (), f"{text}: they count neither as compute nor as communication"
-    reason, _, unknown_times = LACKS["device_kinds"].partition(": ")
-    return ("device_kinds",), f"{reason}, so that {unknown_times} are n/a: {text}"
+    return ("device_kinds",), _not_available("device_kinds", text)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of some names as text, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _not_available(key: str, cause: str) -> str:
+    """Return the warning about missing data, a key of `LACKS`, with its cause."""
+    reason, _, unknown_times = LACKS[key].partition(": ")
+    return f"{reason}, so that {unknown_times} are n/a: {cause}"
 
 
 def _work_categories(path: Path) -> list[tuple[str, int]]:
@@ -189,28 +327,20 @@ def explain_no_device_work(
         Whether the file ends early.
 
     """
+    key = "device"
     if unknown := unknown_categories(path):
-        named = ", ".join(map(repr, unknown[:_MOST_NAMED]))
-        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-        key, cause = "device_kinds", f"the categories {named}{more} are not understood"
+        key = "device_kinds"
+        cause = f"the categories {_listed([repr(name) for name in unknown])} are not understood"
     elif is_truncated:
-        key, cause = "device", "the trace is truncated before any"
+        cause = "the trace is truncated before any"
     elif launches:
-        key, cause = (
-            "device",
-            (
-                f"{launches} calls of the device's runtime are recorded, and none of the work "
-                "that they started (is another profiler running, or was only the host to be "
-                "recorded?)"
-            ),
+        cause = (
+            f"{launches} calls of the device's runtime are recorded, and none of the work that "
+            "they started (is another profiler running, or was only the host to be recorded?)"
         )
     else:
-        key, cause = (
-            "device",
-            (
-                "only the host is recorded; if the job used an accelerator, record it with "
-                "activities=torch.profiler.supported_activities()"
-            ),
+        cause = (
+            "only the host is recorded; if the job used an accelerator, record it with "
+            "activities=torch.profiler.supported_activities()"
         )
-    reason, _, unknown_times = LACKS[key].partition(": ")
-    return key, f"{reason}, so that {unknown_times} are n/a: {cause}"
+    return key, _not_available(key, cause)

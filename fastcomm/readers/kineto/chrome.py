@@ -4,7 +4,9 @@ Memory is the kept columns and a block or two, whatever the size of the file. Of
 of the decompressed text.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.envelope import unescaped
-from fastcomm.readers.kineto.selection import Selection
-from fastcomm.readers.kineto.stream import TextWindow, blocks, find
+from fastcomm.readers.stream import NOTHING, TextWindow, begins_document, blocks, find
 from fastcomm_kernels import json_events, json_scan, string_tables
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -32,6 +33,36 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which events of a trace and which of their args to keep."""
+
+    kinds: dict[bytes, int]  # value of `cat` -> number of the kind
+    keep: Sequence[int]  # a KEEP_* constant by kind; the last is for unknown kinds
+    prefixes: Sequence[bytes]  # of names, at most eight bytes each; see `json_events.keeps`
+    row_args: Sequence[str]  # args that are integers, a column each
+    detail_args: Sequence[str]  # args that are integers and that few events have
+    detail_texts: Sequence[str]  # args that are texts and that few events have
+    positions: bool = False  # whether to keep the index of each event among all in the file
+
+    @cached_property
+    def scan_columns(self) -> json_events.ScanColumns:
+        """The selection as the scanner takes it."""
+        return json_events.ScanColumns(
+            kinds=self.kinds,
+            keep=list(self.keep),
+            prefixes=list(self.prefixes),
+            numbers=[name.encode() for name in self.row_args],
+            detail_numbers=[name.encode() for name in self.detail_args],
+            detail_texts=[name.encode() for name in self.detail_texts],
+        )
+
+    @cached_property
+    def plan(self) -> Ints:
+        """The selection as one array for the kernel, built once for all files."""
+        return self.scan_columns.plan()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     """The kept events of one file. NULL stands for a value that an event lacks."""
@@ -43,6 +74,18 @@ class Scanned:
     event_count: int  # complete events, kept or not
     warnings: tuple[str, ...]
     is_truncated: bool = False  # whether the text ends inside the events
+
+    def name(self, row: int) -> str:
+        """Return the name of the event in a row."""
+        return self.texts[int(self.columns["name"][row])]
+
+    def detail(self, name: str, row: int) -> str:
+        """Return the text of the arg `name` of the event in a row; "" without one.
+
+        A `row` of -1 is no event.
+        """
+        code = NULL if row < 0 else int(self.details[name][int(self.columns["detail"][row])])
+        return "" if code == NULL else self.texts[code]
 
 
 def scan_file(path: Path, selection: Selection, *, allow_truncated: bool = False) -> Scanned:
@@ -214,12 +257,12 @@ class _Reader:
         """
         self._check_first(head)
         end = envelope.document_end(head, tail)
-        behind = b"" if end is None else tail[end:].lstrip(envelope.NOTHING)
+        behind = b"" if end is None else tail[end:].lstrip(NOTHING)
         if not behind:
             self._check_one_list(tail)
             return tail
         offset = self.window.base + len(tail) - len(behind)
-        if envelope.begins_document(behind):
+        if begins_document(behind):
             raise self._second_document(offset)
         if envelope.holds_events(behind):
             return tail
@@ -232,7 +275,7 @@ class _Reader:
     def _check_damaged(self, head: bytes) -> None:
         """Raise TraceFileError if another document begins inside the events."""
         self._check_first(head)
-        is_bare = head.strip(envelope.NOTHING) == b"["
+        is_bare = head.strip(NOTHING) == b"["
         pattern = envelope.BARE_LIST if is_bare else envelope.EVENTS_LIST
         offset = find(self.path, pattern, len(head))
         if offset is not None:

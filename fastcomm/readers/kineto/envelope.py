@@ -10,17 +10,12 @@ from typing import Any
 
 import orjson
 
+from fastcomm.readers.stream import BLANKS, BOM, NOTHING
+
 LIMIT = 1 << 26  # bytes of the members before or behind the events
-GZIP = b"\x1f\x8b"
-ZSTD = b"\x28\xb5\x2f\xfd"
 _MOST_LISTS = 64  # each one costs a scan of the text before it
-_BOM = b"\xef\xbb\xbf"
-_BLANKS = b" \t\r\n"
-NOTHING = _BOM + _BLANKS + b"\0"  # bytes without meaning between documents
 _BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _KEY = b'"traceEvents"'
-# A second list of events may follow a comma or a stray bracket.
-_DOCUMENT = re.compile(rb"[{\[]|[\s,;\]]*\[\s*\{|" + re.escape(GZIP) + b"|" + re.escape(ZSTD))
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
@@ -51,15 +46,10 @@ class NestedError(Exception):
     """The list of events is not a member of the outer object."""
 
 
-def begins_document(text: bytes) -> bool:
-    """Return whether text behind a document begins another one, compressed or not."""
-    return _DOCUMENT.match(text) is not None
-
-
 def begins(text: bytes) -> bool:
     """Return whether a text may be the beginning of a trace."""
     start = _start(text)
-    return text[start : start + 1] in (b"", b"{", b"[") or _BOM.startswith(text)
+    return text[start : start + 1] in (b"", b"{", b"[") or BOM.startswith(text)
 
 
 def _start(text: bytes) -> int:
@@ -123,7 +113,7 @@ def members(head: bytes, tail: bytes) -> dict[str, Any]:
         If the text is truncated, is not JSON, or the list belongs to an inner object.
 
     """
-    return _parsed(head.removeprefix(_BOM) + b"]" + tail.rstrip(_BLANKS + b"\0"))
+    return _parsed(head.removeprefix(BOM) + b"]" + tail.rstrip(BLANKS + b"\0"))
 
 
 def _parsed(text: bytes | memoryview) -> dict[str, Any]:
@@ -132,7 +122,7 @@ def _parsed(text: bytes | memoryview) -> dict[str, Any]:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         cut = text[-1:] not in (b"}", b"]") or "unexpected end" in str(error)
-        if cut and bytes(text[:64]).lstrip(_BLANKS).startswith(b"{"):
+        if cut and bytes(text[:64]).lstrip(BLANKS).startswith(b"{"):
             raise CutError from error
         raise DamagedError(str(error)) from error
     if isinstance(value, list):
@@ -148,7 +138,7 @@ def document_end(head: bytes, tail: bytes) -> int | None:
     The document is the text before its list of events, `head`, and the text from the end of
     this list on, `tail`.
     """
-    text = (head.removeprefix(_BOM) + b"]" + tail).decode("latin-1")  # a character a byte
+    text = (head.removeprefix(BOM) + b"]" + tail).decode("latin-1")  # a character a byte
     try:
         _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
     except (ValueError, RecursionError):
@@ -183,8 +173,8 @@ def tail_in(head: bytes, text: bytes) -> bytes | None:
     `head` is the text before the list. `text` may begin with damaged events: an end is where
     head and the rest of the text together are a valid document.
     """
-    before = head.removeprefix(_BOM) + b"]"
-    buffer = bytearray(len(before)) + text.rstrip(_BLANKS + b"\0")
+    before = head.removeprefix(BOM) + b"]"
+    buffer = bytearray(len(before)) + text.rstrip(BLANKS + b"\0")
     for match, _ in zip(_MAYBE_END.finditer(text), range(256), strict=False):
         # The head is written over text that is done with, so that nothing long is copied.
         buffer[match.end() : match.end() + len(before)] = before

@@ -6,29 +6,225 @@ at which a thread of the library takes it to its end, waiting included. No event
 process group, and nothing but order, time and sizes links the two.
 """
 
+import json
+import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastcomm.readers.kineto.chrome import Scanned
-from fastcomm.readers.kineto.operators import (
-    ANNOTATION,
-    SIGNATURES,
-    Call,
-    annotation_key,
-    call_of,
-    detail,
-    enqueued,
-)
+from fastcomm.readers.patterns import HOST_LIBRARIES
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
+# Annotations of the libraries that work on the host.
+ANNOTATION = re.compile(rf"({'|'.join(HOST_LIBRARIES)}):(\w+)")
+_MOST_NESTED = 3  # lists of lists of tensors
 # Annotations of libraries that work on a device: then the device's work was not recorded.
 _ON_DEVICE = re.compile(r"(nccl|xccl|hccl):")
+
+
+class _Signature(NamedTuple):
+    """The arguments of a c10d operator; None: it has no such argument."""
+
+    annotations: tuple[str, ...]  # their names, without the library
+    operation: str  # as in the metadata of NCCL's kernels
+    input: int | None = None  # index of the tensors that this rank contributes
+    output: int | None = None  # index of the tensors that it receives
+    splits: tuple[int, int] | None = None  # indices of the splits of input and output
+    peer: int | None = None  # index of the other rank, as its place in the group
+    root: int | None = None  # index of the root, as its place in the group
+
+
+_REDUCE_SCATTER = ("all_reduce", "reduce_scatter", "_reduce_scatter_base")
+SIGNATURES = {
+    "c10d::allreduce_": _Signature(("all_reduce", "sparse_all_reduce"), "allreduce", 0, 0),
+    "c10d::allreduce_coalesced_": _Signature(("all_reduce",), "allreduce_coalesced", 0, 0),
+    "c10d::broadcast_": _Signature(("broadcast",), "broadcast", 0, 0, root=2),
+    "c10d::reduce_": _Signature(("reduce",), "reduce", 0, 0, root=3),
+    "c10d::allgather_": _Signature(("all_gather",), "allgather", 1),
+    "c10d::allgather_coalesced_": _Signature(("all_gather",), "allgather_coalesced", 1),
+    "c10d::_allgather_base_": _Signature(("all_gather", "_all_gather_base"), "allgather", 1, 0),
+    "c10d::allgather_into_tensor_coalesced_": _Signature(
+        ("all_gather", "all_gather_into_tensor"), "allgather_coalesced", 1, 0
+    ),
+    "c10d::reduce_scatter_": _Signature(_REDUCE_SCATTER, "reduce_scatter", 1, 0),
+    "c10d::_reduce_scatter_base_": _Signature(_REDUCE_SCATTER, "reduce_scatter", 1, 0),
+    "c10d::reduce_scatter_tensor_coalesced_": _Signature(
+        _REDUCE_SCATTER, "reduce_scatter_coalesced", 1, 0
+    ),
+    "c10d::alltoall_base_": _Signature(("all_to_all",), "all_to_allv", 1, 0, (4, 3)),
+    "c10d::alltoall_": _Signature(("all_to_all",), "all_to_all", 1, 0),
+    "c10d::gather_": _Signature(("gather",), "gather", 1, root=3),
+    "c10d::scatter_": _Signature(("scatter",), "scatter", None, 0, root=3),
+    "c10d::send": _Signature(("send",), "send", 0, peer=2),
+    "c10d::recv_": _Signature(("recv",), "recv", None, 0, peer=2),
+    "c10d::recv_any_source_": _Signature(("recvAnySource", "recv"), "recv", None, 0),
+    "c10d::barrier": _Signature(("barrier",), "barrier"),
+}
+
+
+def json_list(text: str) -> list[Any] | None:
+    """Parse a JSON list; None if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
+
+
+def _list(scanned: Scanned, name: str, row: int) -> list[Any]:
+    """Return the list in the arg `name` of an event; empty if there is none."""
+    return json_list(scanned.detail(name, row)) or []
+
+
+def enqueued(scanned: Scanned, operator: int) -> list[tuple[str, str]]:
+    """Return the keys of the annotations that an operator of c10d may lead to.
+
+    `operator` is its row; keys are those of `annotation_key`.
+    """
+    signature = SIGNATURES[scanned.name(operator)]
+    index = signature.output if signature.input is None else signature.input
+    shapes = _shapes(_argument(scanned, operator, index or 0))
+    return [(name, json.dumps(shapes)) for name in signature.annotations]
+
+
+def annotation_key(scanned: Scanned, row: int) -> tuple[str, str]:
+    """Return the operation of an annotation (a row), and its tensors' shapes as JSON."""
+    shapes = _shapes(_list(scanned, "Input Dims", row))
+    return _operation(scanned, row), json.dumps(shapes)
+
+
+def _operation(scanned: Scanned, annotation: int) -> str:
+    """Return the name of an annotation without that of the library."""
+    match = ANNOTATION.match(scanned.name(annotation))
+    return match[2] if match else ""
+
+
+def _argument(scanned: Scanned, row: int, index: int | None) -> list[Any]:
+    """Return the dimensions of an operator's argument: of a tensor, or a list of tensors."""
+    dims = _list(scanned, "Input Dims", row)
+    has_argument = index is not None and index < len(dims) and isinstance(dims[index], list)
+    argument: list[Any] = dims[index] if has_argument and index is not None else []
+    return argument
+
+
+def _shapes(dims: Sequence[Any]) -> list[list[int]]:
+    """Return the shapes in dimensions, which may be nested: [[4, 8]] is the shape [4, 8]."""
+    nested = [dims]
+    for _ in range(_MOST_NESTED):
+        if not any(isinstance(entry, list) for dims_ in nested for entry in dims_):
+            break
+        nested = [
+            entry
+            for dims_ in nested
+            for entry in (dims_ if any(isinstance(e, list) for e in dims_) else [dims_])
+            if isinstance(entry, list)
+        ]
+    return [
+        [int(length) for length in shape]
+        for shape in nested
+        if shape and all(isinstance(length, int) and length >= 0 for length in shape)
+    ]
+
+
+class Call(NamedTuple):
+    """What the operator of a collective states, sizes in elements; NULL and "" are unknown."""
+
+    operation: str
+    elements_in: int = NULL
+    elements_out: int = NULL
+    dtype: str = ""
+    splits: tuple[str, ...] = ()  # of input and output, as JSON lists
+    peer: int = NULL  # place of the other rank in the group
+    root: int = NULL  # place of the root in the group
+    size: int = NULL  # ranks of the group, where the tensors tell
+
+    @property
+    def is_message(self) -> bool:
+        """Whether this is one side of a message."""
+        return self.operation in ("send", "recv")
+
+
+def call_of(scanned: Scanned, operator: int, annotation: int) -> Call:
+    """Return kind, sizes and type of a collective, from the operator that started it.
+
+    Without an operator they are those that its annotation states.
+
+    Parameters
+    ----------
+    scanned
+        Events of one file.
+    operator, annotation
+        Rows of the two events; -1 for no operator.
+
+    Returns
+    -------
+    Call
+        Sizes in elements; unknown ones are NULL.
+
+    """
+    # The type of a list of tensors is in the annotation alone.
+    dtype = next(iter(_list(scanned, "Input type", annotation)), "")
+    if operator < 0:
+        count = _elements(_list(scanned, "Input Dims", annotation))
+        return Call(_operation(scanned, annotation), count, count, str(dtype))
+    signature = SIGNATURES[scanned.name(operator)]
+    count_in, count_out = (
+        NULL if index is None else _elements(_argument(scanned, operator, index))
+        for index in (signature.input, signature.output)
+    )
+    values = _list(scanned, "Concrete Inputs", operator)
+    splits = tuple(_value(values, index) for index in signature.splits or ())
+    return Call(
+        operation=signature.operation,
+        elements_in=count_in,
+        elements_out=count_out,
+        dtype=str(dtype),
+        splits=splits,
+        peer=_number(values, signature.peer),
+        root=_number(values, signature.root),
+        size=_group_size(signature, (count_in, count_out), splits),
+    )
+
+
+def _elements(dims: Sequence[Any]) -> int:
+    """Return the number of elements of tensors; NULL without a shape."""
+    shapes = _shapes(dims)
+    count = sum(math.prod(shape) for shape in shapes)
+    return count if shapes and 0 <= count < -NULL else NULL
+
+
+def _value(values: Sequence[Any], index: int | None) -> str:
+    return str(values[index]) if index is not None and index < len(values) else ""
+
+
+def _number(values: Sequence[Any], index: int | None) -> int:
+    """Return the rank of a group at an index of the arguments, or NULL."""
+    text = _value(values, index)
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else NULL
+
+
+def _group_size(signature: _Signature, counts: tuple[int, int], splits: Sequence[str]) -> int:
+    """Return the number of ranks that the tensors of an operator imply, or NULL.
+
+    `counts` are the elements of the input and the output. `splits` are JSON lists with a length
+    per rank, empty if all are equal.
+    """
+    count_in, count_out = counts
+    if lengths := [len(json_list(text) or []) for text in splits if text not in ("", "[]")]:
+        return lengths[0]
+    if min(counts) <= 0:
+        return NULL
+    if signature.operation.startswith("allgather"):
+        return count_out // count_in if count_out % count_in == 0 else NULL
+    if signature.operation.startswith("reduce_scatter"):
+        return count_in // count_out if count_in % count_out == 0 else NULL
+    return NULL
 
 
 def is_host_run(scanned: Scanned) -> bool:
@@ -87,8 +283,8 @@ class HostCollectives:
             key=tuple(
                 (
                     call.operation,
-                    detail(scanned, "Input Dims", row),
-                    detail(scanned, "Input type", row),
+                    scanned.detail("Input Dims", row),
+                    scanned.detail("Input type", row),
                 )
                 for call, row in zip(calls, annotation.tolist(), strict=True)
             ),

@@ -19,8 +19,7 @@ import numpy as np
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import head
-from fastcomm.readers.kineto.categories import scan
+from fastcomm.readers.kineto.categories import ON_HOST, scan
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.collectives import groups_of_rank
 from fastcomm.readers.kineto.host import HostCollectives, named_rows
@@ -33,7 +32,6 @@ from fastcomm.readers.kineto.host_recordings import (
     shift_between,
 )
 from fastcomm.readers.kineto.host_work import with_host_work
-from fastcomm.readers.kineto.selection import ON_HOST
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.iterations import PROFILER_STEP
 from fastcomm.trace.schema import OP
@@ -225,11 +223,10 @@ class HostRank:
 def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assigned]:
     """Return the groups of collectives on the host of each rank, if the run has no other.
 
-    Empty if a trace names another library, or cannot be read; then each rank stands alone.
+    Empty if there are too many, or a trace cannot be read; then each rank stands alone.
     """
     paths = list(ranks.values())
-    are_on_host = all(head.peek(path).is_on_host for path in paths)
-    if not are_on_host or not 1 < len(paths) <= _MOST_RANKS:
+    if not 1 < len(paths) <= _MOST_RANKS:
         return {}
     try:
         scans = [

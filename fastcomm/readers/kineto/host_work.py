@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import member
 from fastcomm.readers.kineto.chrome import Scanned
-from fastcomm.readers.kineto.host import HostCollectives, named_rows
-from fastcomm.readers.kineto.operators import Call
+from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints

@@ -1,8 +1,9 @@
 """Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,38 +11,26 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import (
-    NAME_PATTERNS,
-    OpenOptions,
-    RankReader,
-    RankSources,
-    add_rank,
-    agreed_world,
     check_count,
-    rank_from_name,
 )
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
+    ARG_NAMES,
+    EVERYTHING,
+    METRICS,
+    ON_HOST,
+    OPERAND_NAMES,
     UnknownWork,
     explain_no_device_work,
     explain_unknown_work,
     scan,
 )
-from fastcomm.readers.kineto.chrome import Scanned
+from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
-from fastcomm.readers.kineto.host import is_host_run, with_host_collectives
-from fastcomm.readers.kineto.host_groups import Assigned, as_device, assign, distributed_info
-from fastcomm.readers.kineto.selection import (
-    ARG_NAMES,
-    EVERYTHING,
-    EVERYTHING_ON_HOST,
-    METRICS,
-    ON_HOST,
-    OPERAND_NAMES,
-)
-from fastcomm.trace.columns import first_seen
+from fastcomm.readers.kineto.host import is_host_run, json_list, with_host_collectives
+from fastcomm.readers.kineto.host_groups import Assigned, as_device, distributed_info
+from fastcomm.trace.columns import first_seen, lookup
 from fastcomm.trace.events import Events
-from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
 from fastcomm_kernels.arrays import NULL, Ints
@@ -52,7 +41,7 @@ HOST_RUN = (
     "that of its collectives"
 )
 
-SUFFIXES = head.SUFFIXES
+RANK_KEYS = ("rank", "world_size")
 _MOST_DEVICES = 1 << 16
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 # Times relative to a base time span at most three months; times since 1970 are larger.
@@ -128,10 +117,11 @@ def _scan(
     Returns the columns, the work of unknown kind, and whether it is such a run.
     """
     # Only ranks of such runs are compared before they are read.
-    scanned, unknown_work = _selected(path, options, on_host=assigned is not None)
+    selection = _selection(options, on_host=assigned is not None)
+    scanned, unknown_work = scan(path, selection, allow_truncated=options.allow_truncated)
     on_host = is_host_run(scanned)
-    if on_host != (assigned is not None):
-        scanned, unknown_work = _selected(path, options, on_host=on_host)
+    if (needed := _selection(options, on_host=on_host)) is not selection:
+        scanned, unknown_work = scan(path, needed, allow_truncated=options.allow_truncated)
     if on_host:
         scanned = as_device(scanned, assigned, with_waits=options.whole)
     else:
@@ -139,15 +129,11 @@ def _scan(
     return scanned, unknown_work, on_host
 
 
-def _selected(
-    path: Path, options: TraceOptions, *, on_host: bool
-) -> tuple[Scanned, UnknownWork]:
-    """Scan the events that the options need, of a run with or without an accelerator."""
+def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
+    """Return what to read of a run with or without an accelerator."""
     if options.whole:
-        selection = EVERYTHING_ON_HOST if on_host else EVERYTHING
-    else:
-        selection = ON_HOST if on_host else METRICS
-    return scan(path, selection, allow_truncated=options.allow_truncated)
+        return EVERYTHING
+    return ON_HOST if on_host else METRICS
 
 
 def _gpu(devices: object) -> str | None:
@@ -164,7 +150,7 @@ def _stated(
     Raises TraceFileError if they are invalid, or the rank is not the expected one.
     """
     _check_sign(path, info.get("rank"))
-    own, world = (info[key] if head.is_count(info.get(key)) else None for key in head.RANK_KEYS)
+    own, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
     for value, name in ((own, "rank"), (world, "world size")):
         check_count(value or 0, path, name)
     if own is not None and rank is not None and own != rank:
@@ -174,6 +160,11 @@ def _stated(
     return own, world
 
 
+def is_count(value: object) -> bool:
+    """Return whether a JSON value is a non-negative integer, as ranks and world sizes are."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _check_sign(path: Path, rank: object) -> None:
     """Raise TraceFileError if a file states a negative rank."""
     if isinstance(rank, int) and rank < 0:
@@ -181,104 +172,6 @@ def _check_sign(path: Path, rank: object) -> None:
             f"{path}: distributedInfo says rank {rank}; expected a number from 0 on. Correct "
             "it, or remove it to take the rank from the name of the file"
         )
-
-
-def claims(path: Path) -> bool:
-    """Return whether the file is the trace of a rank, or would be if it were readable.
-
-    Only names with a suffix of `SUFFIXES` that are not those of execution traces can be. Of
-    these, it is a file that begins like a trace, that has PyTorch's name for traces, that is
-    named after a rank but unreadable, or that cannot be opened.
-    """
-    if not _may_be_trace(path):
-        return False
-    if head.is_trace_name(path.name):
-        return True
-    peek = head.peek(path)
-    if peek.kind == "damaged":
-        return peek.is_closed or head.is_rank_name(path.name)
-    return peek.is_trace
-
-
-def is_damaged(path: Path) -> bool:
-    """Return whether a file named like a trace is unreadable, or is not complete JSON."""
-    return _may_be_trace(path) and head.peek(path).kind == "damaged"
-
-
-def _may_be_trace(path: Path) -> bool:
-    """Return whether the name may be that of a trace, and is not a directory's."""
-    return (
-        path.name.lower().endswith(SUFFIXES)
-        and not path.name.startswith(head.EXECUTION_TRACES)
-        and not path.is_dir()
-    )
-
-
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """Find the rank of each file: from its contents, else its name, else 0 for a single file.
-
-    Parameters
-    ----------
-    paths
-        Files of one run.
-    options
-        With `keep_going`, unreadable files are skipped.
-
-    Raises
-    ------
-    TraceFileError
-        If a rank is unknown, or two files have one rank; with `keep_going`, if no file is
-        readable.
-
-    """
-    ranks: dict[int, Path] = {}
-    skipped: list[SkippedRank] = []
-    for path in paths:
-        try:
-            rank = _checked_rank(path, is_alone=len(paths) == 1)
-        except TraceFileError as error:
-            if not options.keep_going or len(paths) == 1:
-                raise
-            skipped.append(SkippedRank(rank=_rank(path), path=str(path), error=str(error)))
-            continue
-        add_rank(ranks, rank, path)
-    if not ranks:
-        raise TraceFileError(f"no rank could be read: {skipped[0].error}")
-    # A single file may state its rank behind the events, which only reading it tells.
-    is_unknown = len(paths) == 1 and _rank(paths[0]) is None
-    world_sizes = {path: head.peek(path).world_size for path in ranks.values()}
-    world = agreed_world(world_sizes, ranks)
-    reading = options.reading(world, ranks)
-    assigned = assign(ranks, reading)
-    sources = []
-    for rank, path in sorted(ranks.items()):
-        details = None if is_unknown else rank, assigned.get(rank)
-        reader = RankReader(read, path, reading, details, may_have_shapes=True)
-        sources.append(reader.source(rank))
-    return RankSources(sources=tuple(sources), world_size=world, skipped=tuple(skipped))
-
-
-def _checked_rank(path: Path, *, is_alone: bool) -> int:
-    """Return the rank of a file; TraceFileError if it is no trace, or has no rank."""
-    peek = head.peek(path)
-    if peek.kind == "uniform" or (peek.kind == "foreign" and peek.is_whole):
-        problem = peek.error or "no event of the PyTorch profiler in its beginning"
-        raise TraceFileError(f"{path}: {problem}; expected a trace of the PyTorch profiler")
-    if peek.kind == "damaged" and not is_alone:
-        raise TraceFileError(f"{path}: cannot be read: {peek.error}")
-    rank = _rank(path)
-    if rank is not None or is_alone:
-        return rank or 0
-    raise TraceFileError(
-        f"{path}: cannot determine the rank: no distributedInfo.rank before the events, and "
-        f"the name has none of {', '.join(NAME_PATTERNS)}. Name it rank3.json, for example"
-    )
-
-
-def _rank(path: Path) -> int | None:
-    """Return the rank that the beginning of a file states, else its name."""
-    rank = head.peek(path).rank
-    return rank if rank is not None else rank_from_name(path.name)
 
 
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
@@ -367,3 +260,94 @@ def _lane_names(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
         "" if value == NULL else texts[TEXT_LANE - value] if value <= TEXT_LANE else str(value)
         for value in column.tolist()
     ]
+
+
+# The first eight bytes of names of GEMMs and attention.
+_NAMES = (b"aten::mm", b"aten::ad", b"aten::bm", b"aten::_f", b"aten::_s", b"flash_at")
+_ARGS = ("Input Dims", "Input type", "Concrete Inputs")
+_SHAPES = replace(METRICS, prefixes=_NAMES, detail_args=(), detail_texts=_ARGS)
+
+
+class ShapedCall(NamedTuple):
+    """One operator: shapes and types of its inputs, and the values of scalars."""
+
+    name: str
+    dims: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+    seconds: float  # of the kernels that it launched
+
+
+def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
+    """Return the operators with the given names that have shapes and launched kernels.
+
+    Raises `TraceFileError` if the file is not a trace.
+    """
+    scanned, _ = scan(path, _SHAPES)
+    columns = scanned.columns
+    name_codes = [code for code, text in enumerate(scanned.texts) if text in names]
+    ops = np.flatnonzero(
+        (columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], name_codes)
+    )
+    ops = ops[np.argsort(columns["start"][ops], kind="stable")]
+    spent = _spent(columns, ops)
+    shaped = (
+        _shaped_call(scanned, int(row), float(time) * 1e-9)
+        for row, time in zip(ops[spent > 0], spent[spent > 0], strict=True)
+    )
+    return [call for call in shaped if call]
+
+
+def _spent(columns: dict[str, NDArray[Any]], ops: Ints) -> Ints:
+    """Return the ns of the kernels of each operator; operators are sorted by start."""
+    works, launches = (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
+    launches = launches[np.argsort(columns["correlation"][launches], kind="stable")]
+    place = lookup(columns["correlation"][launches], columns["correlation"][works])
+    works, launches = works[place >= 0], launches[place[place >= 0]]
+    op = _around(columns, ops, launches)
+    inside = op >= 0
+    duration = columns["stop"][works[inside]] - columns["start"][works[inside]]
+    spent = np.zeros(len(ops), np.int64)
+    np.add.at(spent, op[inside], duration)
+    return spent
+
+
+_LINKED = ("kernel", "runtime")
+
+
+def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints:
+    """Return the innermost operator around each launch on its thread, or -1.
+
+    If a launch's thread has no operators, as with ids of another kind, all threads count.
+    """
+    result = np.full(len(launches), -1, np.int64)
+    threads, start = columns["thread"], columns["start"]
+    for thread in np.unique(threads[launches]):
+        rows = np.flatnonzero(threads[launches] == thread)
+        places = np.flatnonzero(threads[ops] == thread)
+        places = places if len(places) else np.arange(len(ops))
+        if not len(places):
+            continue
+        when = start[launches[rows]]
+        last = np.searchsorted(start[ops[places]], when, side="right") - 1
+        place = places[np.maximum(last, 0)]
+        inside = (last >= 0) & (when < columns["stop"][ops[place]])
+        result[rows[inside]] = place[inside]
+    return result
+
+
+def _shaped_call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
+    """Return the call of an event with its input shapes; None if they are not recorded.
+
+    `seconds` is the time of the kernels that it launched.
+    """
+    args = [json_list(scanned.detail(name, row)) for name in _ARGS]
+    if args[0] is None or args[1] is None:
+        return None
+    dims = tuple(tuple(shape) if _is_shape(shape) else () for shape in args[0])
+    types, values = (tuple(str(value) for value in arg or ()) for arg in args[1:])
+    return ShapedCall(scanned.name(row), dims, types, values, seconds)
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(length, int) for length in value)

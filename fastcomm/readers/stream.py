@@ -1,4 +1,4 @@
-"""Read a Kineto file as decompressed blocks of text.
+"""Read a file as decompressed blocks of text.
 
 Offsets are bytes of the decompressed text, unless they are said to be of the file.
 A `TextWindow` is the part of a text in memory that a kernel scans.
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, opened
-from fastcomm.readers.kineto.envelope import GZIP, NOTHING, ZSTD, begins_document
 from fastcomm_kernels._llvm import PADDING
 
 _engine: Any
@@ -27,6 +26,13 @@ except ImportError:  # no wheel for this platform: the standard library is half 
     _engine = zlib
 
 BLOCK = 1 << 20
+BOM = b"\xef\xbb\xbf"
+BLANKS = b" \t\r\n"
+NOTHING = BOM + BLANKS + b"\0"  # bytes without meaning between documents
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# A second list of events may follow a comma or a stray bracket.
+_DOCUMENT = re.compile(rb"[{\[]|[\s,;\]]*\[\s*\{|" + re.escape(_GZIP) + b"|" + re.escape(_ZSTD))
 _OVERLAP = 64  # bytes of a block that are searched with the next one
 
 _BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
@@ -55,6 +61,11 @@ class UnreadBytesError(TraceFileError):
         self.count = count
 
 
+def begins_document(text: bytes) -> bool:
+    """Return whether text behind a document begins another one, compressed or not."""
+    return _DOCUMENT.match(text) is not None
+
+
 def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     """Yield blocks of the text of a file, which may be compressed, whatever its name is.
 
@@ -79,11 +90,11 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     size = size or BLOCK
     try:
         with opened(path) as file:
-            first = file.read(max(size, len(GZIP)))
-            if first.startswith(GZIP):
+            first = file.read(max(size, len(_GZIP)))
+            if first.startswith(_GZIP):
                 yield from _gunzipped(file, first, path, size)
                 return
-            if first.startswith(ZSTD):
+            if first.startswith(_ZSTD):
                 file.seek(0)
                 yield from _unzstd(file, path, size)
                 return
@@ -171,9 +182,9 @@ def _next_member(file: BinaryIO, data: bytes, path: Path, size: int) -> bytes:
     `UnreadBytesError` if other bytes follow, and `TraceFileError` if they are another document.
     """
     data = data.lstrip(b"\0")
-    while len(data) < len(GZIP) and (more := file.read(size)):
+    while len(data) < len(_GZIP) and (more := file.read(size)):
         data = (data + more).lstrip(b"\0")
-    if not GZIP.startswith(data[: len(GZIP)]):
+    if not _GZIP.startswith(data[: len(_GZIP)]):
         offset = file.tell() - len(data)
         if begins_document(data.lstrip(NOTHING)):
             raise TraceFileError(
