@@ -513,8 +513,8 @@ def _compare_runs(
     common = comparisons.common_ranks(*(metrics.contents() for metrics in whole))
     limited = tuple(run if common is None else run._only(common) for run in runs)
     metrics = tuple(
-        known if run is of else of._measured(options)
-        for run, of, known in zip(runs, limited, whole, strict=True)
+        result if run is same else same._measured(options)
+        for run, same, result in zip(runs, limited, whole, strict=True)
     )
     notes: tuple[str, ...] = ()
     if kernels is None:
