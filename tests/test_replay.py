@@ -19,8 +19,8 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
 from fastcomm.readers.dpro import tensorflow, trial
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay import Options, Replayer, dependency, execution_graph, gaps, predictions
 from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.dpro import Name, trial
-from fastcomm.readers.dpro.job import LocalGraph
-from fastcomm.readers.dpro.topology import TREE, Topology, Tree
-from fastcomm.replay import Options, Replayer, dependency, slices
+from fastcomm.readers.dpro.job import TREE, LocalGraph, Topology, Tree
+from fastcomm.replay import Options, Replayer, dependency
 from fastcomm.replay.gaps import Measured
 from fastcomm.replay.result import session
 
@@ -113,7 +112,7 @@ def test_a_ring_passes_data_through_every_rank(size):
 
 def test_a_single_rank_replays_its_measured_time():
     alone = Topology(ring={}, tree={}, pid_of={})
-    assert slices.peers("host0.rank0", alone) == ()
+    assert dependency.peers("host0.rank0", alone) == ()
     for topology in (topology_of([]), ring_of(1)):
         edges = list(graph_of(topology).edges)
         took = "host0.rank0->Comm.0.MEMCPY_IN_FUSION_BUFFER"

@@ -21,8 +21,8 @@ from fastcomm.readers.dpro import (
     tensorflow,
     trial,
 )
+from fastcomm.readers.dpro.job import Tree, read_topology
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.topology import Tree, read_topology
 
 
 @pytest.fixture(scope="module")

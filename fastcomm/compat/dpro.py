@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fastcomm.graph import DeviceSchedule
 from fastcomm.readers.dpro import OTHER, REQUESTS, SERVER, UniformTrace
 from fastcomm.readers.dpro import statistics as measures
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import MS, RankSteps, Statistics, StepOperators, StepTime
-from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay import Replayed, ReplayRules
 from fastcomm.replay.gaps import GapRules, gap_counts
 from fastcomm_kernels.arrays import Floats, Ints

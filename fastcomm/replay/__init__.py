@@ -23,8 +23,8 @@ from fastcomm.readers.dpro import (
     coarse,
     is_rank,
 )
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, step_time
-from fastcomm.readers.dpro.topology import Topology
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import GapRules, Measured
 from fastcomm.trace.run import ranges

@@ -13,7 +13,7 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.selection import durations_after
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
-from fastcomm.readers.dpro.topology import RING, Topology
+from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer, ReplayPath
 from fastcomm.replay.dependency import Dependencies, group_name, network_graph

@@ -18,8 +18,8 @@ import numpy as np
 
 from fastcomm.errors import ConfigError
 from fastcomm.readers.dpro import UniformTrace
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import send_receive, step_ids
-from fastcomm.readers.dpro.topology import Topology
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Floats, Ints
 

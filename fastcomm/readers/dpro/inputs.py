@@ -16,8 +16,8 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.exchange import clocks
 from fastcomm.readers import kineto
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.steps import RULE, with_steps
-from fastcomm.readers.dpro.topology import Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro import Name, UniformTrace, category, coarse, long_name
-from fastcomm.readers.dpro.topology import Topology
+from fastcomm.readers.dpro.job import Topology
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

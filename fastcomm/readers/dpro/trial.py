@@ -20,12 +20,13 @@ from fastcomm.readers.dpro.job import (
     LocalGraph,
     Parameter,
     ParameterDict,
+    Topology,
     parse_parameters,
+    read_topology,
     sequential_updates,
 )
 from fastcomm.readers.dpro.json_files import event_errors, event_rows, ns, read_json
 from fastcomm.readers.dpro.steps import with_steps
-from fastcomm.readers.dpro.topology import Topology, read_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

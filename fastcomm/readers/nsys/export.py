@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys import layout, sqlite
-from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
+from fastcomm.readers import nsys
+from fastcomm.readers.nsys import BLOB, INTEGER, SUFFIXES, TEXT, sqlite
 from fastcomm_kernels.arrays import NULL, Ints
 
 
@@ -240,7 +240,7 @@ class Export:
     @property
     def is_foreign(self) -> bool:
         """Whether the file has no table of an Nsight Systems export."""
-        expected = (layout.EXPORT, layout.STRINGS, layout.NVTX, *layout.DEVICE_WORK)
+        expected = (nsys.EXPORT, nsys.STRINGS, nsys.NVTX, *nsys.DEVICE_WORK)
         return not any(self.has(table) for table in expected)
 
     def rows(
@@ -272,26 +272,24 @@ class Export:
         if not self.has(table):
             return ExportRows(0, {})
         present = self._columns[table]
-        required = layout.REQUIRED.get(table, ())
+        required = nsys.REQUIRED.get(table, ())
         if missing := [name for name in required if name not in present]:
             raise TraceFileError(
                 f"{self.path}: table {table} has no column {', '.join(missing)}: this "
                 f"version of the export is not supported; its columns are {', '.join(present)}"
             )
-        owner = layout.PROCESS_COLUMN.get(table) if process is not None else None
+        owner = nsys.PROCESS_COLUMN.get(table) if process is not None else None
         names = dict.fromkeys((*columns, *([owner] if owner else [])))
-        types = {
-            name: layout.TYPES.get(name, layout.INTEGER) for name in names if name in present
-        }
+        types = {name: nsys.TYPES.get(name, nsys.INTEGER) for name in names if name in present}
         where = list(where)
         if owner in present:
-            where.append(f'"{owner}" >> {layout.THREAD_BITS} = {process}')
+            where.append(f'"{owner}" >> {nsys.THREAD_BITS} = {process}')
         values = self._tables.read(table, types, where)
         count = len(next(iter(values.values()))) if values else 0
         rows = ExportRows(count, values)
         if owner is not None and owner in present:
-            rows = rows.where(rows[owner] >> layout.THREAD_BITS == process)
-        if table in layout.SPANS:
+            rows = rows.where(rows[owner] >> nsys.THREAD_BITS == process)
+        if table in nsys.SPANS:
             self._check_spans(table, rows)
         return rows
 
@@ -313,12 +311,12 @@ class Export:
 
     def processes(self, table: str) -> set[int | None]:
         """Return the processes (`g >> 24`) with rows in a table; None: rows name no process."""
-        column = layout.PROCESS_COLUMN[table]
+        column = nsys.PROCESS_COLUMN[table]
         if not self.has_column(table, column):
             return set()
-        owner = self._tables.read(table, {column: layout.INTEGER}, distinct=True)[column]
+        owner = self._tables.read(table, {column: nsys.INTEGER}, distinct=True)[column]
         values = owner.unique().to_pylist()
-        return {None if value == NULL else value >> layout.THREAD_BITS for value in values}
+        return {None if value == NULL else value >> nsys.THREAD_BITS for value in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Return texts of the table of strings by id.
@@ -334,7 +332,7 @@ class Export:
             return {}
         by_id: dict[int, str] = {}
         for condition in _id_conditions(different):
-            rows = self.rows(layout.STRINGS, ("id", "value"), where=[condition])
+            rows = self.rows(nsys.STRINGS, ("id", "value"), where=[condition])
             selected = rows.where(np.isin(rows["id"], different))
             texts = selected.texts("value").to_pylist()
             by_id |= dict(zip(selected["id"].tolist(), texts, strict=True))
@@ -353,7 +351,7 @@ class Export:
             Beginning of the strings.
 
         """
-        rows = self.rows(layout.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
+        rows = self.rows(nsys.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
         has_prefix = pa.compute.starts_with(rows.texts("value"), prefix)
         ids: Ints = rows["id"][has_prefix.to_numpy()]
         return ids

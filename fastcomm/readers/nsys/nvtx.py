@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.readers.nsys import layout, payloads
+from fastcomm.readers import nsys
+from fastcomm.readers.nsys import DOMAIN, NVTX, PUSH_POP, START_END, payloads
 from fastcomm.readers.nsys.export import Export, ExportRows
-from fastcomm.readers.nsys.layout import DOMAIN, NVTX, PUSH_POP, START_END
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm.trace.host_activity import LEAST_RANGE_NS
 from fastcomm_kernels.arrays import NULL, Ints
@@ -159,7 +159,7 @@ class NcclRanges:
 
     def of_process(self, process: int) -> "NcclRanges":
         """Return the NCCL ranges of one process; `process` is its number, `g >> 24`."""
-        rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
+        rows = np.flatnonzero(self.calls.thread >> nsys.THREAD_BITS == process)
         calls = self.calls
         return NcclRanges(
             calls=NcclCalls(
@@ -211,7 +211,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     rows = rows.where(rows["eventType"] == PUSH_POP)
     name = _names(export, rows)
     mask = _rows_of(name, pc.match_substring_regex(name.dictionary, _NCCL))
-    owner = rows["globalTid"] >> layout.THREAD_BITS
+    owner = rows["globalTid"] >> nsys.THREAD_BITS
     has_domain = np.isin(owner, list(domains))
     is_nccl = np.zeros(len(owner), np.bool_)
     for nccl_process, numbers in domains.items():
@@ -235,7 +235,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
 def _domains(export: Export, rows: ExportRows) -> dict[int, set[int]]:
     """Return the numbers of the domain "NCCL" in each process that has it."""
     creations = rows.where(rows["eventType"] == DOMAIN)
-    owner = (creations["globalTid"] >> layout.THREAD_BITS).tolist()
+    owner = (creations["globalTid"] >> nsys.THREAD_BITS).tolist()
     names = _names(export, creations).to_pylist()
     domains: dict[int, set[int]] = {}
     for process, domain, name in zip(owner, creations["domainId"].tolist(), names, strict=True):

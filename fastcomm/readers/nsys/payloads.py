@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys import layout
+from fastcomm.readers import nsys
 from fastcomm.readers.nsys.export import Export
 from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import NULL, Ints
@@ -164,7 +164,7 @@ class _Blobs:
         if len(short):
             row = int(short[0])
             raise TraceFileError(
-                f"{self.path}: {layout.NVTX}.binaryData of {self.calls.name_of(row)} (start = "
+                f"{self.path}: {nsys.NVTX}.binaryData of {self.calls.name_of(row)} (start = "
                 f"{self.calls.start[row]}): {self.lengths[row]} bytes, expected {size} or "
                 f"more; {len(short)} such rows"
             )
@@ -206,7 +206,7 @@ def _by_name(call: str, size: int) -> Schema:
 
 def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
     """Return the schemas by domain and id. The tables repeat them for each process."""
-    rows = export.rows(layout.SCHEMAS, ("domainId", "schemaId", "payloadSize"))
+    rows = export.rows(nsys.SCHEMAS, ("domainId", "schemaId", "payloadSize"))
     sizes = {
         (domain, schema): size
         for domain, schema, size in zip(
@@ -216,7 +216,7 @@ def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
         if size != NULL
     }
     entries = export.rows(
-        layout.ENTRIES, ("domainId", "schemaId", "idx", "type", "name", "offset")
+        nsys.ENTRIES, ("domainId", "schemaId", "idx", "type", "name", "offset")
     )
     fields: dict[tuple[int, int], dict[int, Field]] = {}
     columns = [entries[name].tolist() for name in ("domainId", "schemaId", "idx", "type")]

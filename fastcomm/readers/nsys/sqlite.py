@@ -19,7 +19,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.readers import described, unpack
-from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
+from fastcomm.readers.nsys import BLOB, INTEGER, MAGIC, TABLES, TEXT
 
 Numbers = NDArray[np.int64]
 
