@@ -103,8 +103,7 @@ def _rank_steps(operators: StepOperators) -> RankSteps:
 
     The first operator of a step counts as part of the step before.
     """
-    bounds = operators.bounds
-    step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    bounds, step = operators.bounds, operators.step
     step[bounds[1:-1]] -= 1
     measured = operators.rank_steps(operators.stop[bounds[1:] - 1], step)
     if _is_cut(operators.category, bounds):

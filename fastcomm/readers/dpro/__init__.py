@@ -26,16 +26,8 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 SERVER = ("COPY_FIRST", "SUM", "COPY_MERGED")
 REQUESTS = ("PUSH_REQ", "PUSH_RES", "PULL_REQ", "PULL_RES")
-COMPUTATION = frozenset(
-    {
-        "operator.FW",
-        "operator.BW",
-        "operator.FW+BW",
-        "operator.UPDATE",
-        "operator.OUTPUT",
-        "ServerOp",
-    }
-)
+_COMPUTING = ("FW", "BW", "FW+BW", "UPDATE", "OUTPUT")
+COMPUTATION = frozenset({"ServerOp", *(f"operator.{op_cat}" for op_cat in _COMPUTING)})
 OTHER = "other"
 # Sub-operations that transfer data; other ones of communication have the category OTHER.
 TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
@@ -50,7 +42,6 @@ COARSE = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
 _FUSED = re.compile(r"\+(?=(?:[^+>]*->)?(?:FW|BW|Comm|UPDATE_)\.)")
 _UNDOTTED = ("UPDATE_", "OUTPUT", "I/O")
 _DOTTED = 2
-_WITH_SUB_OP = 3
 
 # A trial is <trial>/<host>/<gpu>/<one of these>.
 TRACES = ("trace.json.gz", "temp.json")
@@ -72,16 +63,14 @@ class Name:
     def of(cls, text: str) -> "Name":
         """Split a long or a standard name."""
         pid, arrow, name = text.partition("->")
-        if not arrow:
-            pid, name = "", text
-        standard, tilde, suffix = name.partition("~>")
-        cat, op, sub = _parts(standard)
+        standard, tilde, suffix = (name if arrow else text).partition("~>")
+        op_cat, op_name, sub_op = _parts(standard)
         return cls(
             pid=pid if arrow else None,
             standard=standard,
-            op_cat=cat,
-            op_name=op,
-            sub_op=sub,
+            op_cat=op_cat,
+            op_name=op_name,
+            sub_op=sub_op,
             suffix=suffix if tilde else None,
         )
 
@@ -142,10 +131,9 @@ def category(standard: str) -> str:  # noqa: PLR0911
         return f"operator.{name.op_cat}"
     if name.op_cat.startswith("I/O"):
         return "I/O"
-    if name.op_cat.startswith("UPDATE"):
-        return "operator.UPDATE"
-    if name.op_cat.startswith("OUTPUT"):
-        return "operator.OUTPUT"
+    for op_cat in ("UPDATE", "OUTPUT"):
+        if name.op_cat.startswith(op_cat):
+            return f"operator.{op_cat}"
     return "virtual" if standard == "END" else OTHER
 
 
@@ -200,6 +188,12 @@ class UniformTrace:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def process(self) -> Ints:
+        """Process of each event, an index into `pids`."""
+        number = {pid: i for i, pid in enumerate(self.pids)}
+        return np.array([number[pid] for pid in self.key_pid], np.int64)[self.key]
 
     def with_times(self, start: Ints, dur: Ints) -> "UniformTrace":
         """Return a copy with other starts and durations in ns; events keep their order."""
@@ -392,8 +386,8 @@ def trial_error(path: Path, command: str) -> TraceFileError:
     It names the command of `fastcomm dpro` that reads the path: `command`, but "stats" instead
     of "replay" for a uniform trace, which has no dependencies.
     """
-    kind = "dPRO trial" if path.is_dir() else "uniform trace"
-    if kind == "uniform trace" and command == "replay":
-        command = "stats"  # it has no dependencies to replay
+    is_trial = path.is_dir()
+    command = "stats" if command == "replay" and not is_trial else command
     line = shell_joined(["fastcomm", "dpro", command, str(path)])
+    kind = "dPRO trial" if is_trial else "uniform trace"
     return TraceFileError(f"{path} is a {kind}: {line}")

@@ -10,7 +10,6 @@ no Sync.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from fastcomm.errors import ConfigError
 from fastcomm.readers.dpro import UniformTrace
 from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.statistics import send_receive, step_ids
+from fastcomm.readers.dpro.statistics import paired_rows, send_receive, step_ids
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -34,7 +33,6 @@ class Shifts:
 
     by_pid: Mapping[str, int]  # ns to add
     warnings: tuple[str, ...] = ()
-    violated_ns: float = 0.0  # by how much a RECV still ends before its SEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +126,19 @@ def by_causality(
             by_pid={},
             warnings=("no Sync, and no SEND and RECV between hosts; clocks are not aligned",),
         )
-    warnings = ["not every comm.json has a Sync; clocks are aligned by SEND and RECV"]
     names = list(dict.fromkeys(hosts.values()))
-    shift, violated = solve(pairs, len(names), "causality" if mode == "auto" else mode)
+    is_auto = mode == "auto"
+    shift, violated = solve(pairs, len(names), "causality" if is_auto else mode)
+    by_host = dict(zip(names, np.rint(shift).astype(np.int64).tolist(), strict=True))
+    warnings = []
+    if is_auto:
+        warnings.append("not every comm.json has a Sync; clocks are aligned by SEND and RECV")
     if violated >= 1:
         warnings.append(
             f"a RECV ends {format_ns(violated)} before its SEND, however clocks are aligned"
         )
-    by_host = dict(zip(names, np.rint(shift).astype(np.int64).tolist(), strict=True))
     return Shifts(
-        by_pid={pid: by_host[host] for pid, host in hosts.items()},
-        warnings=tuple(warnings if mode == "auto" else warnings[1:]),
-        violated_ns=violated,
+        by_pid={pid: by_host[host] for pid, host in hosts.items()}, warnings=tuple(warnings)
     )
 
 
@@ -165,12 +164,7 @@ def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) 
     number = {host: i for i, host in enumerate(dict.fromkeys(hosts.values()))}
     host = np.array([number[hosts[pid]] for pid in trace.key_pid], np.int64)
     other = host[sends] != host[receives]
-    sends, receives = sends[other], receives[other]
-    ids = step_ids(trace)
-    send, receive = ids[sends].ravel(), ids[receives].ravel()
-    key = np.repeat(np.arange(len(sends)), ids.shape[1])
-    both = (send >= 0) & (receive >= 0)
-    key, send, receive = key[both], send[both], receive[both]
+    send, receive = paired_rows(step_ids(trace), (sends[other], receives[other]))
     zero = int(trace.start.min()) if len(trace) else 0
 
     def times(rows: Ints) -> Floats:
@@ -178,8 +172,8 @@ def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) 
         return np.array([start, start + trace.dur[rows]], np.float64)
 
     return Pairs(
-        send_host=host[sends][key],
-        receive_host=host[receives][key],
+        send_host=host[trace.key[send]],
+        receive_host=host[trace.key[receive]],
         send=times(send),
         receive=times(receive),
     )
@@ -207,10 +201,8 @@ def solve(pairs: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
     bounds = pairs.bounds(hosts) / _US
     sender, receiver = np.nonzero(np.isfinite(bounds))
     most = bounds[sender, receiver]
-    sides = np.zeros((len(most), hosts))
-    sides[np.arange(len(most)), sender] = 1
-    sides[np.arange(len(most)), receiver] -= 1
-    sides = sides[:, 1:]
+    unit = np.eye(hosts)
+    sides = (unit[sender] - unit[receiver])[:, 1:]
     violated = _violated(sides, most)
     most = most + violated
     shift = _drift(sides, most, hosts) if mode == "drift" else _smallest(sides, most)
@@ -251,13 +243,9 @@ def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
     """Return shifts with sides @ shift <= most that differ least between ring neighbors."""
     from scipy.optimize import linprog
 
-    ring = np.zeros((hosts, hosts))
-    for i, (a, b) in enumerate(pairwise([*range(hosts), 0])):
-        ring[i, a], ring[i, b] = -1, 1
-    ring, none = ring[:, 1:], -np.eye(hosts)
-    rows = np.block(
-        [[sides, np.zeros((len(most), hosts))], [ring, none], [-ring, none]],
-    )
+    unit = np.eye(hosts)
+    ring = (np.roll(unit, 1, axis=1) - unit)[:, 1:]  # differences of neighbors
+    rows = np.block([[sides, np.zeros((len(most), hosts))], [ring, -unit], [-ring, -unit]])
     high = np.concatenate((most, np.zeros(2 * hosts)))
     cost = np.append(np.zeros(hosts - 1), np.ones(hosts))
     limits = [(None, None)] * (hosts - 1) + [(0, None)] * hosts

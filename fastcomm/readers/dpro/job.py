@@ -1,4 +1,4 @@
-"""Data that all ranks of a dPRO trial share: data-flow graph and tensors."""
+"""Data that all ranks of a dPRO trial share: data-flow graph, tensors, and NCCL's topology."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,20 +12,32 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.dpro import Event
 from fastcomm.readers.dpro.json_files import event_errors, read_json, read_text
 
-Edges = list[tuple[str, str]]
+Edge = tuple[str, str]
+
+BARRIER = "UPDATE_CAL"
+RING, TREE = "ring", "tree"
 
 _TOKEN = re.compile(r'"[^"]*"|[\[\]]|[^\s\[\]"]+')
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&lt;": "<", "&gt;": ">", "&amp;": "&"}
+_BYTES = {
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("float64", "int64"), 8),
+    **dict.fromkeys(("string", "int8", "uint8", "bool"), 1),
+}
+_DIGITS = re.compile(r"\d+")
+_HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])?")
+_TREE = re.compile(r"\[(\d+)\] ([-\d/]+)->(\d+)->(-?\d+)\|(-?\d+)->(\d+)->([-\d/]+)")
 
 
-def read_graph(path: Path) -> tuple[list[str], Edges]:
+def read_graph(path: Path) -> tuple[list[str], list[Edge]]:
     """Read labels of nodes, and edges between labels, from a GML file.
 
     Raises TraceFileError if there is no node, or an edge has an unknown node.
     """
     tokens = _TOKEN.findall(read_text(path))
     labels: dict[str, str] = {}
-    edges: list[tuple[str, str]] = []
+    edges: list[Edge] = []
     for kind, fields in _blocks(tokens):
         if kind == "node" and "id" in fields:
             labels[fields["id"]] = _unquoted(fields.get("label", fields["id"]))
@@ -62,11 +74,6 @@ def _unquoted(token: str) -> str:
     for entity, letter in _ENTITIES.items():
         token = token.replace(entity, letter)
     return token
-
-
-Edge = tuple[str, str]
-
-BARRIER = "UPDATE_CAL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +130,10 @@ class LocalGraph:
             Its start and duration, ns.
 
         """
-        inputs = enumerate(self.predecessors.get(name, ()))
+        inputs = {f"input{i}": op for i, op in enumerate(self.predecessors.get(name, ()))}
+        start, dur = times
         return Event(
-            name=name,
-            pid=pid,
-            start=times[0],
-            dur=times[1],
-            lane=lane,
-            cat="operator",
-            extra={f"input{i}": op for i, op in inputs},
+            name=name, pid=pid, start=start, dur=dur, lane=lane, cat="operator", extra=inputs
         )
 
     def with_barrier(self) -> "LocalGraph":
@@ -207,15 +209,6 @@ def sequential_updates(events_: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda event: event.start)
 
 
-_BYTES = {
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("float64", "int64"), 8),
-    **dict.fromkeys(("string", "int8", "uint8", "bool"), 1),
-}
-_DIGITS = re.compile(r"\d+")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One tensor; shape and type are None if the trial does not have them."""
@@ -255,19 +248,10 @@ class ParameterDict:
     parameters: tuple[Parameter, ...] = ()  # by id
     update_of: Mapping[int, tuple[str, ...]]  # standard names of the updates, by id
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the tensors, by id."""
-        return tuple(tensor.name for tensor in self.parameters)
-
     @cached_property
     def ids(self) -> dict[str, int]:
         """Ids of the tensors, by name."""
         return {tensor.name: tensor.index for tensor in self.parameters}
-
-    def name(self, tensor: int) -> str | None:
-        """Return the name of a tensor; None if the trial does not list it."""
-        return self.parameters[tensor].name if 0 <= tensor < len(self.parameters) else None
 
     @property
     def bytes_of(self) -> dict[int, int]:
@@ -289,11 +273,6 @@ def parse_parameters(gradients: Sequence[Any] | str) -> tuple[Parameter, ...]:
     """Parse a list of gradients, or a text of names joined by ";" as older profilers write."""
     entries = gradients.split(";") if isinstance(gradients, str) else gradients
     return tuple(Parameter.of(i, entry) for i, entry in enumerate(entries))
-
-
-_HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])?")
-RING, TREE = "ring", "tree"
-_TREE = re.compile(r"\[(\d+)\] ([-\d/]+)->(\d+)->(-?\d+)\|(-?\d+)->(\d+)->([-\d/]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro import Name, UniformTrace, category, coarse, long_name
 from fastcomm.readers.dpro.job import Topology
+from fastcomm.trace.columns import sums
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -46,23 +47,21 @@ class StepOperators:
     bounds: Ints  # step k has the operators from bounds[k] to bounds[k + 1]
     begin: Ints  # start of each step
 
+    @property
+    def step(self) -> Ints:
+        """Step of each operator, an index into `begin`."""
+        return np.repeat(np.arange(len(self.begin)), np.diff(self.bounds))
+
     def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
-        """Return the length of each step in ns, and the time of its parts.
+        """Return the length of each step, and the time of its parts.
 
-        Parameters
-        ----------
-        end
-            End of each step, ns.
-        step
-            Step of each operator, an index into `begin`.
-
+        `end` is the end of each step in ns, `step` the step of each operator.
         """
         parts = {}
         for part, kind in _PARTS.items():
             own = self.category == kind
-            sums = np.zeros(len(self.begin), np.int64)
-            np.add.at(sums, step[own], (self.stop - self.start)[own])
-            parts[part] = tuple(sums.tolist())
+            times = sums(step[own], (self.stop - self.start)[own], len(self.begin))
+            parts[part] = tuple(times.tolist())
         return RankSteps(time=tuple((end - self.begin).tolist()), parts=parts)
 
 
@@ -78,9 +77,8 @@ class StepTime:
 
 def to_last_end(operators: StepOperators) -> RankSteps:
     """Measure steps that end with the last of their operators."""
-    bounds = operators.bounds
-    step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    return operators.rank_steps(np.maximum.reduceat(operators.stop, bounds[:-1]), step)
+    ends = np.maximum.reduceat(operators.stop, operators.bounds[:-1])
+    return operators.rank_steps(ends, operators.step)
 
 
 def step_time(
@@ -106,16 +104,12 @@ def step_time(
 
     """
     cats = np.array([category_of(name) for name in trace.names])
-    operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
-    numbers = {name: i for i, name in enumerate(trace.pids)}
-    pid = np.array([numbers[name] for name in trace.key_pid], np.int64)
-    ranks = {}
+    is_operator = np.array([coarse(cat) == "operator" for cat in cats], bool)[trace.key]
+    is_operator &= trace.counts & (trace.step != NULL)
+    process, ranks = trace.process, {}
     for number, name in enumerate(trace.pids):
-        if not name.startswith(_RANKS):
-            continue
-        is_own = (pid[trace.key] == number) & trace.counts & operator[trace.key]
-        rows = np.flatnonzero(is_own & (trace.step != NULL))
-        if len(rows):
+        rows = np.flatnonzero(is_operator & (process == number))
+        if len(rows) and name.startswith(_RANKS):
             ranks[name] = measure(_operators(trace, rows, cats))
     return _over_all(ranks)
 
@@ -229,26 +223,24 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
     key, dur = trace.key, trace.dur
     if not trace.counts.all():
         key, dur = key[trace.counts], dur[trace.counts]
-    size = len(trace.keys)
-    first, times = grouping.grouped(key, dur, np.int64(size))
-    total, least, most, median, variance = grouping.described(first, times)
-    count = np.diff(first)
-    used = np.flatnonzero(count)
+    first, times = grouping.grouped(key, dur, np.int64(len(trace.keys)))
+    columns = np.diff(first), *grouping.described(first, times)
+    used = np.flatnonzero(columns[0])
+    count, total, least, most, median, variance = (column[used] for column in columns)
     categories = {name: category_of(name) for name in set(trace.names)}
-    ids = step_ids(trace)
     statistics = Statistics(
         names=tuple(trace.keys[k] for k in used),
         category=tuple(categories[trace.names[k]] for k in used),
-        count=count[used],
-        total=total[used],
-        avg=total[used] / count[used],
-        least=least[used],
-        most=most[used],
-        median=median[used],
-        variance=variance[used],
+        count=count,
+        total=total,
+        avg=total / count,
+        least=least,
+        most=most,
+        median=median,
+        variance=variance,
         first=np.append(first[:-1][used], first[-1]),
         times=times,
-        step_ids=ids[used],
+        step_ids=step_ids(trace)[used],
         categories={},
         trace=trace,
     )
@@ -318,6 +310,16 @@ def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
     return np.array(sends, np.int64), np.array(receives, np.int64)
 
 
+def paired_rows(ids: Ints, pairs: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return the rows of each SEND and of its RECV, in all steps that have both.
+
+    `ids` are those of `step_ids`, `pairs` the keys of each SEND and of its RECV.
+    """
+    send, receive = (ids[keys].ravel() for keys in pairs)
+    both = (send >= 0) & (receive >= 0)
+    return send[both], receive[both]
+
+
 def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> UniformTrace:
     """Return the trace with each RECV beginning no earlier than its SEND.
 
@@ -332,9 +334,7 @@ def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> U
 
     """
     start, dur = trace.start.copy(), trace.dur.copy()
-    send, receive = ids[pairs[0]].ravel(), ids[pairs[1]].ravel()
-    both = (send >= 0) & (receive >= 0)
-    send, receive = send[both], receive[both]
+    send, receive = paired_rows(ids, pairs)
     early = start[send] > start[receive]
     send, receive = send[early], receive[early]
     clipped = np.maximum(0, dur[receive] - (start[send] - start[receive]))
@@ -364,4 +364,5 @@ def sort_rows(statistics: Statistics, *, by_avg: bool, head: int | None) -> Sequ
     """
     avg = statistics.avg
     order = np.argsort(-avg, kind="stable") if by_avg else np.arange(len(avg))
-    return [int(k) for k in order[:head]]
+    rows: list[int] = order[:head].tolist()
+    return rows
