@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from fastcomm.exchange.matching import CollectiveCalls, match
-from fastcomm.exchange.messages import Messages, match_messages
+from fastcomm.exchange.matching import CollectiveCalls, Messages, match, match_messages
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 

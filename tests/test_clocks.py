@@ -11,13 +11,13 @@ from oracle_clocks import least_spread, pair_offsets
 from fastcomm.exchange.clocks import (
     ENDS,
     ClockOffset,
+    EndOffsets,
     clock_offsets,
     ends,
+    matched_end_offsets,
     offset_by_row,
     offsets,
-    offsets_of_matches,
 )
-from fastcomm.exchange.ends import EndOffsets
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.synthetic import Job, write
@@ -71,7 +71,9 @@ def test_a_sample_of_many_matches_is_used(count, seed):
     instance, rank = np.repeat(np.arange(count), 3), np.tile(np.arange(3), count)
     stop = numbers.integers(0, 10**12, count)[instance] + offset_by_row(rank, ahead)
     rows = numbers.permutation(len(rank))
-    found = offsets_of_matches(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
+    found = offsets(
+        matched_end_offsets(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
+    )
     assert {each.rank: each.offset_ns for each in found} == ahead
     per_group = [-(-count // 2), count // 2]
     used = sum(-(-size // -(-size // 32)) for size in per_group if size)
@@ -100,7 +102,7 @@ def test_offsets_of_host_runs_are_within_what_overlaps_permit(job):
     """No member of a collective ends before another starts: try all that is possible."""
     ahead, rows = job
     rank, number, start, stop = (np.array(column) for column in zip(*rows, strict=True))
-    found = offsets_of_matches(rank, np.zeros(len(rank), int), number, stop, start)
+    found = offsets(matched_end_offsets(rank, np.zeros(len(rank), int), number, stop, start))
     for each in found[1:]:
         own, low = (
             {n: (a, b) for r, n, a, b in rows if r == wanted}
@@ -154,7 +156,7 @@ def test_messages_that_contradict_one_another_tell_nothing():
 
 def test_the_clock_of_a_rank_without_shared_collectives_is_unknown():
     assert offset_by_row(np.array([3, 4, 3]), {3: 5}).tolist() == [5, 0, 5]
-    assert offsets_of_matches(*np.zeros((4, 0), np.int64)) == ()
+    assert offsets(matched_end_offsets(*np.zeros((4, 0), np.int64))) == ()
 
 
 @given(jobs(jitter=1_000_000))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.exchange import arrivals
-from fastcomm.exchange.messages import Messages, Sides, match_messages
+from fastcomm.exchange.matching import Messages, Sides, match_messages
 from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NONE, NULL
 

@@ -20,15 +20,13 @@ from fastcomm import metrics
 from fastcomm.analyses.timeline_events import KINDS, Columns, take, work
 from fastcomm.analyses.timeline_steps import time_zero
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.exchange.arrivals import MatchedEvents
+from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.exchange.clocks import offset_by_row
-from fastcomm.exchange.matching import CommunicationEvents
 from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.metrics import Partial, without_device_clock
 from fastcomm.metrics.across import expected_members
-from fastcomm.metrics.alignment import MESSAGE_COLUMNS
 from fastcomm.metrics.computation import material_of
-from fastcomm.metrics.matching import AlignedEvents, Share
+from fastcomm.metrics.matching import MESSAGE_COLUMNS, AlignedEvents, Share
 from fastcomm.process import temporary_folder
 from fastcomm.trace import chrome_trace
 from fastcomm.trace.chrome_trace import Place, TextPiece

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.exchange.matching import CommunicationEvents
-from fastcomm.metrics.alignment import Clocks
-from fastcomm.metrics.matching import match_events
+from fastcomm.exchange.arrivals import CommunicationEvents
+from fastcomm.metrics.matching import Clocks, match_events
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.view import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.trace.columns import filled

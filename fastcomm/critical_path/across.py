@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.exchange.arrivals import Instances
+from fastcomm.exchange.instances import Instances
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers

@@ -23,8 +23,7 @@ from fastcomm.critical_path.rules import (
 )
 from fastcomm.critical_path.window import errors_of, find
 from fastcomm.errors import FastcommError
-from fastcomm.exchange.arrivals import Instances
-from fastcomm.exchange.instances import RunCommunication
+from fastcomm.exchange.instances import Instances, RunCommunication
 from fastcomm.graph import EDGE_KIND, Graph, slack
 from fastcomm.options import Window
 from fastcomm.trace.events import EventRows

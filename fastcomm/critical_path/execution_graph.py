@@ -19,7 +19,7 @@ from fastcomm.critical_path.across import RankJoin, collectives
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathSource, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.exchange.arrivals import Instances, SyncPairs
+from fastcomm.exchange.instances import Instances, SyncPairs
 from fastcomm.graph import EDGE_KIND, Graph, acyclic_order, slack
 from fastcomm.readers.chakra import COMPUTE, LOAD, RECEIVE, SEND, STORE, ChakraNode, ChakraTrace
 from fastcomm.trace.schema import OP, TAG

@@ -6,21 +6,124 @@ wait for the root alone has one per such member.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.exchange.matching import (
     ROOTED,
     CollectiveCalls,
-    CommunicationEvents,
     Matches,
+    Messages,
     match,
+    match_messages,
 )
-from fastcomm.exchange.messages import Messages, match_messages
-from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
-from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm.trace.columns import filled
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+
+_FROM_ROOT, _TO_ROOT = numbers(FROM_ROOT), numbers(TO_ROOT)
+_ENDS_TOGETHER = numbers(ENDS_TOGETHER)
+_MESSAGE = OP["SendRecv"]
+# Large, as groups are hashes.
+_FACTOR = 0x632BE59BD9B4E019
+
+# Columns of events that a table may lack, by attribute.
+_OPTIONAL = {
+    **{name: name for name in ("rank", "group", "group_size", "seq", "partner", "stream")},
+    **{name: name for name in ("bytes", "payload_bytes", "bus_bytes")},
+    **{name: f"{name}_ns" for name in ("alone", "exposed")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationEvents:
+    """Communication events of ranks whose times are known, one array per column.
+
+    NULL, or False, stands for null and for columns that the table does not have.
+    """
+
+    rank: Ints
+    tag: NDArray[np.int8]
+    op: NDArray[np.int8]
+    group: Ints
+    group_size: Ints
+    seq: Ints
+    bytes: Ints
+    payload_bytes: Ints
+    bus_bytes: Ints
+    partner: Ints
+    stream: Ints
+    sends: Flags
+    start: Ints
+    stop: Ints
+    alone: Ints
+    exposed: Ints
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "CommunicationEvents":
+        """Convert a table with the columns of `traffic.rows`, or with some of them.
+
+        Rows without a start time are dropped.
+        """
+        if table["start_ns"].null_count:
+            table = table.filter(table["start_ns"].is_valid())
+        rows, present = table.num_rows, set(table.column_names)
+        nulls, all_false = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
+        start = filled(table["start_ns"])
+        return cls(
+            tag=table["tag"].to_numpy(),
+            op=table["op"].to_numpy(),
+            sends=table["sends"].to_numpy() if "sends" in present else all_false,
+            start=start,
+            stop=start + table["duration_ns"].to_numpy(),
+            **{
+                name: filled(table[column]) if column in present else nulls
+                for name, column in _OPTIONAL.items()
+            },
+        )
+
+    def since_free(self, rows: Ints) -> Ints:
+        """Return the time in ns from the end of the event before to the start of some events.
+
+        That is the previous one of the rank, group and stream; without one, the time has no
+        bound.
+        """
+        # One number for rank, group and stream: a sort by each takes twice as long.
+        lane = (self.group * _FACTOR + self.rank) * _FACTOR + self.stream
+        order = np.lexsort((self.start, lane))
+        is_next = (lane[order[1:]] == lane[order[:-1]]) & (self.stream[order[1:]] != NULL)
+        since = np.full(len(order), np.iinfo(np.int64).max)
+        before, own = order[:-1][is_next], order[1:][is_next]
+        since[own] = np.maximum(self.start[own] - self.stop[before], 0)
+        return since[rows]
+
+    @property
+    def synchronous(self) -> Ints:
+        """Ascending rows of collectives that end on all members at the same time.
+
+        Only of process groups that can be matched across ranks. Point-to-point messages and
+        operations with a root are left out.
+        """
+        return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
+
+    @property
+    def collectives(self) -> Ints:
+        """Ascending rows of collectives that can be matched: `synchronous`, or known root."""
+        rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
+        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
+
+    @property
+    def messages(self) -> Ints:
+        """Ascending rows of point-to-point messages to or from a known other rank."""
+        is_message = (self.op == _MESSAGE) & (self.partner != NULL)
+        return np.flatnonzero(self._is_shared & is_message & (self.partner != self.rank))
+
+    @property
+    def _is_shared(self) -> Flags:
+        is_shared: Flags = (self.group != NULL) & (self.group_size != 1)
+        return is_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +228,6 @@ def concatenate(collectives: Participants, messages: Participants) -> Participan
     )
 
 
-_FROM_ROOT, _TO_ROOT = numbers(FROM_ROOT), numbers(TO_ROOT)
-_MESSAGE = OP["SendRecv"]
-
-
 @dataclass(frozen=True, slots=True)
 class MatchedEvents:
     """Events of matched collectives and messages, sorted by collective and then by start.
@@ -163,22 +262,19 @@ class MatchedEvents:
             For every event, how far the clock of its rank is ahead, ns.
 
         """
-        start, stop = (
-            events.start[participants.row] - ahead[participants.row],
-            events.stop[participants.row] - ahead[participants.row],
-        )
-        op = events.op[participants.row]
+        row, number = participants.row, participants.number
+        start, stop = (times[row] - ahead[row] for times in (events.start, events.stop))
         # The operation that sends may end long after the message has arrived.
-        is_sent = (op == _MESSAGE) & events.sends[participants.row]
+        is_sent = (events.op[row] == _MESSAGE) & events.sends[row]
         ended = np.where(is_sent, np.iinfo(np.int64).min, stop)
-        ends = stop[np.lexsort((ended, participants.number))]
-        order = np.lexsort((start, participants.number))
-        row, number, start = participants.row[order], participants.number[order], start[order]
+        ends = stop[np.lexsort((ended, number))]
+        order = np.lexsort((start, number))
+        row, number, start = row[order], number[order], start[order]
         edges = np.searchsorted(number, np.arange(participants.count + 1))
         last_arrival = start[edges[1:] - 1]
         op = events.op[row[edges[:-1]]]
         middle = (edges[:-1] + edges[1:] - 1) // 2
-        end = ends[np.where(_ends_apart(op), edges[1:] - 1, middle)]
+        end = ends[np.where(np.isin(op, (*ROOTED, _MESSAGE)), edges[1:] - 1, middle)]
         wait_until, is_awaited = _waiting(events, row, start, np.diff(edges), last_arrival)
         return cls(
             row=row,
@@ -223,10 +319,10 @@ class MatchedEvents:
     @property
     def lateness(self) -> Ints:
         """Start of each row minus the lower median of the other members' starts, in ns."""
-        size, place = np.repeat(self.size, self.size), self._place()
-        middle = (size - 2) // 2
-        middle += middle >= place  # leave the row itself out
-        lateness: Ints = self.start - self.start[np.repeat(self.first, self.size) + middle]
+        size, first = (np.repeat(column, self.size) for column in (self.size, self.first))
+        middle = first + (size - 2) // 2
+        middle += middle >= np.arange(len(first))  # leave the row itself out
+        lateness: Ints = self.start - self.start[middle]
         return lateness
 
     def largest(self, values: Ints) -> Ints:
@@ -264,19 +360,8 @@ class MatchedEvents:
 
     def _reduce(self, operation: np.ufunc, values: Ints) -> Ints:
         """Reduce values per row to one value per collective."""
-        if not len(self.size):
-            return np.zeros(0, np.int64)
         reduced: Ints = operation.reduceat(values, self.first)
         return reduced
-
-    def _place(self) -> Ints:
-        return np.arange(len(self.row)) - np.repeat(self.first, self.size)
-
-
-def _ends_apart(op: NDArray[np.int8]) -> Flags:
-    """Return whether members of an operation may finish before others arrive."""
-    apart: Flags = np.isin(op, _FROM_ROOT) | np.isin(op, _TO_ROOT) | (op == _MESSAGE)
-    return apart
 
 
 def _waiting(
@@ -295,100 +380,3 @@ def _waiting(
         wait_until = np.where(to_root & ~is_root, start, wait_until)
         is_awaited = np.where(from_root, is_root, ~to_root | ~is_root)
     return wait_until, is_awaited
-
-
-class SyncPairs(NamedTuple):
-    """Pairs of a part and a synchronization point, sorted by point, then by part."""
-
-    part: Ints
-    sync_point: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instances:
-    """Matched collectives, and exchanges of messages, of several ranks, in order of time.
-
-    A *part* is one rank's event in an instance, a row; parts of an instance are adjacent. Times
-    are ns on the first rank's clock.
-    """
-
-    instance: Ints
-    rank: Ints
-    row: Ints  # of the rank's events
-    op: NDArray[np.int8]
-    tag: NDArray[np.int8]
-    group: tuple[str, ...]
-    start: Ints
-    stop: Ints
-    is_whole: Flags  # by instance: no participant is missing
-    needed: SyncPairs  # parts that have to start, two or more per synchronization point
-    waiting: SyncPairs  # parts that can end only then; a part waits at one point at most
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    @property
-    def arrived(self) -> Ints:
-        """Start of the last part of each synchronization point, in ns as `start`."""
-        begin = _begins(self.needed.sync_point)
-        latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
-        return latest
-
-    @property
-    def last(self) -> Ints:
-        """Part that arrives last at each synchronization point; the first of several."""
-        part, sync_point = self.needed
-        order = np.lexsort((-part, self.start[part], sync_point))
-        last: Ints = part[order[_ends(sync_point)]]
-        return last
-
-    @property
-    def until(self) -> Ints:
-        """Time in ns until which each part waits; its own start where it waits for nobody.
-
-        It precedes the part's start if the others arrive earlier.
-        """
-        until = self.start.copy()
-        until[self.waiting.part] = self.arrived[self.waiting.sync_point]
-        return until
-
-    def wait_caused(self) -> tuple[Ints, Flags]:
-        """Return the time in ns that others wait for each part, and whether the part is last.
-
-        A part is last if it arrives last (others may tie) at every synchronization point where
-        another part waits for it. It then causes the time since the second last arrival, the
-        smallest over its points. Other parts cause 0.
-
-        Returns
-        -------
-        tuple of Ints and Flags
-            A value per part each.
-
-        """
-        part, sync_point = self.needed
-        start = self.start[part]
-        ordered = start[np.lexsort((start, sync_point))]
-        ends = _ends(sync_point)
-        late = ordered[ends] - ordered[ends - 1]
-        # Nobody waits for a part that is the only one to wait.
-        alone = np.full(len(late), NONE)
-        sole = np.flatnonzero(np.bincount(self.waiting.sync_point) == 1)
-        alone[sole] = self.waiting.part[_begins(self.waiting.sync_point)[sole]]
-        counts = alone[sync_point] != part
-        is_late = counts & (start == ordered[ends][sync_point])
-        caused = np.full(len(self), np.iinfo(np.int64).max)
-        np.minimum.at(caused, part[is_late], late[sync_point[is_late]])
-        is_last = np.zeros(len(self), np.bool_)
-        is_last[part[is_late]] = True
-        is_last[part[counts & ~is_late]] = False
-        return np.where(is_last, caused, 0), is_last
-
-
-def _begins(sorted_: Ints) -> Ints:
-    """Return the first row of each run of equal numbers."""
-    return np.flatnonzero(np.diff(sorted_, prepend=-1))
-
-
-def _ends(sorted_: Ints) -> Ints:
-    """Return the last row of each run of equal numbers."""
-    return np.append(_begins(sorted_)[1:], len(sorted_)) - 1

@@ -10,15 +10,16 @@ have no offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.exchange.ends import NO_LIMIT, EndOffsets, firsts
+from fastcomm.exchange.sequences import edges, lengths
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
@@ -34,6 +35,8 @@ LEAST_MATCHES = 3
 FAR = 10
 # Ends of one collective differ by up to this, even on one clock.
 LEAST_NS = 100_000
+_NO_LIMIT = np.iinfo(np.int64)
+_PAIR_BITS = 32
 
 # Ends of collectives, a row per collective and rank. Rows that are equal in all columns but
 # `rank` and `stop` are of one collective.
@@ -43,13 +46,97 @@ ENDS = pa.schema(
         pa.field("group", pa.int64(), nullable=False),  # hash of its ranks, else of its name
         pa.field("op", pa.int8(), nullable=False),
         pa.field("iteration", pa.int64(), nullable=False),  # its number; -1 if `place` is a seq
-        pa.field(
-            "place", pa.int64(), nullable=False
-        ),  # seq, or the index in its op, group and iteration
+        # Its seq, or its index in its op, group and iteration.
+        pa.field("place", pa.int64(), nullable=False),
         pa.field("stop", pa.int64(), nullable=False),
         pa.field("start", pa.int64()),  # of host runs; else null
     ]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EndOffsets:
+    """Differences of ends: a row per member of a collective, compared with its lowest rank.
+
+    The messages of two ranks are one row, without a difference of ends.
+    """
+
+    low: NDArray[np.int32]  # lowest rank of the collective
+    rank: NDArray[np.int32]
+    ahead: Ints  # end on `rank` minus end on `low`, ns; NULL of messages
+    least: Ints  # limits of the offset in ns; those of int64 if there are none
+    most: Ints
+    matches: Ints  # number of collectives or messages
+
+    @classmethod
+    def of(
+        cls, rank: Ints, stop: Ints, *key: NDArray[np.integer], start: Ints | None = None
+    ) -> Self:
+        """Compare ends within each collective.
+
+        Parameters
+        ----------
+        rank, stop
+            Rank, and end in ns on its clock, per row.
+        *key
+            Columns that are equal in rows of one collective, and in no others.
+        start
+            Start per row, ns; NULL or None if it is no limit of the offset.
+
+        """
+        order = np.lexsort((rank, *key))
+        begin = edges(*(column[order] for column in key))
+        first = np.repeat(begin, lengths(begin, len(order)))
+        ranks, stop = rank[order].astype(np.int32), stop[order]
+        others = np.flatnonzero(ranks != ranks[first])
+        lowest = first[others]
+        start = np.full(len(rank), NULL) if start is None else start[order]
+        is_limited = (start[others] != NULL) & (start[lowest] != NULL)
+        return cls(
+            low=ranks[lowest],
+            rank=ranks[others],
+            ahead=stop[others] - stop[lowest],
+            least=np.where(is_limited, start[others] - stop[lowest], _NO_LIMIT.min),
+            most=np.where(is_limited, stop[others] - start[lowest], _NO_LIMIT.max),
+            matches=np.ones(len(others), np.int64),
+        )
+
+    @classmethod
+    def of_messages(cls, sender: Ints, start: Ints, receiver: Ints, stop: Ints) -> Self:
+        """Limit the offsets of ranks by their messages: a row per pair of ranks.
+
+        Parameters
+        ----------
+        sender, start
+            Rank that sends, and start of its send in ns on its clock, per message.
+        receiver, stop
+            Rank that receives, and end of its receive in ns on its clock.
+
+        """
+        low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
+        order = np.argsort(low << _PAIR_BITS | high, kind="stable")
+        low, high, is_up = low[order], high[order], (sender < receiver)[order]
+        begin = edges(low, high)
+        late = (stop - start)[order]
+        return cls(
+            low=low[begin].astype(np.int32),
+            rank=high[begin].astype(np.int32),
+            ahead=np.full(len(begin), NULL),
+            least=np.maximum.reduceat(np.where(is_up, _NO_LIMIT.min, -late), begin),
+            most=np.minimum.reduceat(np.where(is_up, late, _NO_LIMIT.max), begin),
+            matches=lengths(begin, len(order)),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts; requires at least one part."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def of_rows(self, chosen: Sequence[bool]) -> Self:
+        """Select rows; `chosen` has a value for each."""
+        rows = np.flatnonzero(chosen)
+        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,27 +201,6 @@ def ends(trace: Trace) -> pa.Table:
         }
     )
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
-
-
-def offsets_of_matches(
-    rank: Ints, group: Ints, instance: Ints, stop: Ints, start: Ints | None = None
-) -> tuple[ClockOffset, ...]:
-    """Return clock offsets by the ends of matched collectives.
-
-    Parameters
-    ----------
-    rank, group, instance, stop
-        Per row: rank, label of the group, number of the collective, end in ns.
-    start
-        Start of each row in ns, of host runs.
-
-    Returns
-    -------
-    tuple of ClockOffset
-        By rank; see `offsets`.
-
-    """
-    return offsets(matched_end_offsets(rank, group, instance, stop, start))
 
 
 def matched_end_offsets(
@@ -209,12 +275,12 @@ def labels(groups: pa.Table, *, by_description: bool = False) -> Iterator[int | 
             yield int.from_bytes(digest, "big", signed=True)
 
 
-def _places(group: Ints, op: NDArray[np.int8], iteration: NDArray[np.int32]) -> Ints:
-    """Return the index of each row among the rows of its group, operation and iteration."""
-    keys = np.lexsort((iteration, op, group))
-    parts = np.stack([group[keys], op[keys], iteration[keys]])
-    place = np.empty(len(keys), np.int64)
-    place[keys] = np.arange(len(keys)) - firsts(parts)
+def _places(*key: NDArray[np.integer]) -> Ints:
+    """Return the index of each row among the rows of equal keys."""
+    order = np.lexsort(key[::-1])
+    begin = edges(*(column[order] for column in key))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(begin, lengths(begin, len(order)))
     return place
 
 
@@ -282,24 +348,22 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
     """
     order = np.lexsort((ends.ahead, ends.rank, ends.low))
     low, rank, ahead = ends.low[order], ends.rank[order], ends.ahead[order]
-    begin = np.flatnonzero(firsts(np.stack([low, rank])) == np.arange(len(order)))
-    size = np.diff(np.append(begin, len(order)))
+    begin = edges(low, rank)
+    size = lengths(begin, len(order))
     # Medians, the lower of two: whole numbers, however large.
     middle = begin + (size - 1) // 2
     offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)
     deviation = np.abs(ahead - offset[pair])
     spread = deviation[np.lexsort((deviation, pair))][middle]
-    is_limited = np.zeros(len(begin), np.bool_)
-    if len(begin):
-        least = np.maximum.reduceat(ends.least[order], begin)
-        most = np.minimum.reduceat(ends.most[order], begin)
-        is_limited = (least > NO_LIMIT.min) & (most < NO_LIMIT.max) & (least <= most)
-        least, most = np.where(is_limited, (least, most), 0)
-        # Where equal clocks are possible, nothing speaks for others.
-        within = np.where((least <= 0) & (most >= 0), 0, (least + most) // 2)
-        offset = np.where(is_limited, within, offset)
-        spread = np.where(is_limited, np.maximum(offset - least, most - offset), spread)
-    matches = np.add.reduceat(ends.matches[order], begin) if len(begin) else size
+    least = np.maximum.reduceat(ends.least[order], begin)
+    most = np.minimum.reduceat(ends.most[order], begin)
+    is_limited = (least > _NO_LIMIT.min) & (most < _NO_LIMIT.max) & (least <= most)
+    least, most = np.where(is_limited, (least, most), 0)
+    # Where equal clocks are possible, nothing speaks for others.
+    within = np.where((least <= 0) & (most >= 0), 0, (least + most) // 2)
+    offset = np.where(is_limited, within, offset)
+    spread = np.where(is_limited, np.maximum(offset - least, most - offset), spread)
+    matches = np.add.reduceat(ends.matches[order], begin)
     columns = (low[begin], rank[begin], offset, spread, matches, is_limited)
     is_known = (ahead[middle] != NULL) | is_limited
     yield from map(_Pair, *(column[is_known].tolist() for column in columns))
@@ -325,8 +389,7 @@ def _offsets_from(
         matches=1 << 62,
         is_limited=True,
     )
-    waiting = [(0, 0, reference)]
-    best = {reference: start}
+    waiting, best = [(0, 0, reference)], {reference: start}
     while waiting:
         _, steps, rank = heappop(waiting)
         if rank in done:
@@ -336,9 +399,9 @@ def _offsets_from(
             other = pair.high if sign > 0 else pair.low
             spread = current.spread_ns + pair.spread
             if other not in best or spread < best[other].spread_ns:
-                best[other] = ClockOffset(
+                best[other] = replace(
+                    current,
                     rank=other,
-                    reference=reference,
                     offset_ns=current.offset_ns + sign * pair.offset,
                     spread_ns=spread,
                     matches=min(current.matches, pair.matches),

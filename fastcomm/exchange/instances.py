@@ -9,12 +9,18 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fastcomm.exchange import clocks
-from fastcomm.exchange.arrivals import Instances, SyncPairs
-from fastcomm.exchange.ends import EndOffsets
-from fastcomm.exchange.matching import CollectiveCalls, Matches, match
-from fastcomm.exchange.messages import Messages, Sides, match_messages
+from fastcomm.exchange.matching import (
+    CollectiveCalls,
+    Matches,
+    Messages,
+    Sides,
+    match,
+    match_messages,
+)
+from fastcomm.exchange.sequences import edges
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.trace import Trace
@@ -23,6 +29,98 @@ from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 _COLUMNS = ("op", "tag", "start", "stop", "seq", "payload_bytes", "root", "event")
 _PARTNERS = ("sends_to", "receives_from")
 _PAIR = 2
+
+
+class SyncPairs(NamedTuple):
+    """Pairs of a part and a synchronization point, sorted by point, then by part."""
+
+    part: Ints
+    sync_point: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """Matched collectives, and exchanges of messages, of several ranks, in order of time.
+
+    A *part* is one rank's event in an instance, a row; parts of an instance are adjacent. Times
+    are ns on the first rank's clock.
+    """
+
+    instance: Ints
+    rank: Ints
+    row: Ints  # of the rank's events
+    op: NDArray[np.int8]
+    tag: NDArray[np.int8]
+    group: tuple[str, ...]
+    start: Ints
+    stop: Ints
+    is_whole: Flags  # by instance: no participant is missing
+    needed: SyncPairs  # parts that have to start, two or more per synchronization point
+    waiting: SyncPairs  # parts that can end only then; a part waits at one point at most
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def arrived(self) -> Ints:
+        """Start of the last part of each synchronization point, in ns as `start`."""
+        begin = edges(self.needed.sync_point)
+        latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
+        return latest
+
+    @property
+    def last(self) -> Ints:
+        """Part that arrives last at each synchronization point; the first of several."""
+        part, sync_point = self.needed
+        order = np.lexsort((-part, self.start[part], sync_point))
+        last: Ints = part[order[_ends(sync_point)]]
+        return last
+
+    @property
+    def until(self) -> Ints:
+        """Time in ns until which each part waits; its own start where it waits for nobody.
+
+        It precedes the part's start if the others arrive earlier.
+        """
+        until = self.start.copy()
+        until[self.waiting.part] = self.arrived[self.waiting.sync_point]
+        return until
+
+    def wait_caused(self) -> tuple[Ints, Flags]:
+        """Return the time in ns that others wait for each part, and whether the part is last.
+
+        A part is last if it arrives last (others may tie) at every synchronization point where
+        another part waits for it. It then causes the time since the second last arrival, the
+        smallest over its points. Other parts cause 0.
+
+        Returns
+        -------
+        tuple of Ints and Flags
+            A value per part each.
+
+        """
+        part, sync_point = self.needed
+        start = self.start[part]
+        ordered = start[np.lexsort((start, sync_point))]
+        ends = _ends(sync_point)
+        late = ordered[ends] - ordered[ends - 1]
+        # Nobody waits for a part that is the only one to wait.
+        alone = np.full(len(late), NONE)
+        sole = np.flatnonzero(np.bincount(self.waiting.sync_point) == 1)
+        alone[sole] = self.waiting.part[edges(self.waiting.sync_point)[sole]]
+        counts = alone[sync_point] != part
+        is_late = counts & (start == ordered[ends][sync_point])
+        caused = np.full(len(self), np.iinfo(np.int64).max)
+        np.minimum.at(caused, part[is_late], late[sync_point[is_late]])
+        is_last = np.zeros(len(self), np.bool_)
+        is_last[part[is_late]] = True
+        is_last[part[counts & ~is_late]] = False
+        return np.where(is_last, caused, 0), is_last
+
+
+def _ends(sorted_: Ints) -> Ints:
+    """Return the last row of each run of equal numbers."""
+    return np.append(edges(sorted_)[1:], len(sorted_)) - 1
 
 
 class _InstanceRows(NamedTuple):
@@ -68,41 +166,42 @@ class RunCommunication:
         group = np.concatenate([_labels(trace) for trace in traces.values()])
         directed = table["sends_to"].is_valid().to_numpy() & (columns["op"] == OP["SendRecv"])
         synchronous = np.flatnonzero((group != NULL) & ~directed)
-        call_columns = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
-        call_columns |= {"group": group, "payload": columns["payload_bytes"]}
+        calls = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
+        calls |= {"group": group, "payload": columns["payload_bytes"]}
         rows = [row for part in groups for row in part.to_pylist()]
         return cls(
             ranks=tuple(traces),
             columns=columns,
             partners=table.select(_PARTNERS).combine_chunks(),
             group=group,
-            labels=tuple(_label(row) for row in rows),
-            sizes=np.array([NULL if r["size"] is None else r["size"] for r in rows], np.int64),
+            labels=tuple(
+                str(row["description"] or row["name"] or tuple(row["ranks"] or ()))
+                for row in rows
+            ),
+            sizes=np.concatenate([filled(part["size"]) for part in groups]),
             directed=np.flatnonzero((group != NULL) & directed),
             synchronous=synchronous,
-            matches=match(CollectiveCalls.of(call_columns, synchronous)),
+            matches=match(CollectiveCalls.of(calls, synchronous)),
             is_host_run=any(trace.meta.is_host_run for trace in traces.values()),
         )
 
     def ahead(self) -> dict[int, int]:
         """Return the clock offset of each rank in ns; 0 without a significant offset."""
-        names = ("rank", "op", "start", "stop")
-        rank, op, start, stop = (self.columns[name] for name in names)
-        is_matched = (self.matches.instance != NONE) & np.isin(
-            op[self.synchronous], numbers(ENDS_TOGETHER)
-        )
+        is_matched = self.matches.instance != NONE
+        is_matched &= np.isin(self.columns["op"][self.synchronous], numbers(ENDS_TOGETHER))
         rows, number = self.synchronous[is_matched], self.matches.instance[is_matched]
-        began = start[rows] if self.is_host_run else None
-        ends = clocks.matched_end_offsets(
-            rank[rows], self.group[rows], number, stop[rows], began
-        )
+        rank, start, stop = (self.columns[name][rows] for name in ("rank", "start", "stop"))
+        began = start if self.is_host_run else None
+        ends = clocks.matched_end_offsets(rank, self.group[rows], number, stop, began)
         offsets = clocks.offsets(ends)
         if limits := self._message_limits(offsets):
-            offsets = clocks.offsets(EndOffsets.concatenate([ends, limits]))
+            offsets = clocks.offsets(clocks.EndOffsets.concatenate([ends, limits]))
         applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
         return {number: applied.get(number, 0) for number in self.ranks}
 
-    def _message_limits(self, offsets: Sequence[clocks.ClockOffset]) -> EndOffsets | None:
+    def _message_limits(
+        self, offsets: Sequence[clocks.ClockOffset]
+    ) -> clocks.EndOffsets | None:
         """Limit offsets by messages between ranks that no collective connects; None without."""
         if not len(self.directed):
             return None
@@ -110,10 +209,10 @@ class RunCommunication:
         pairs = match_messages(messages).pairs(messages.is_send)
         sender, receiver = (row[side] for side in pairs)
         rank, start, stop = (self.columns[name] for name in ("rank", "start", "stop"))
-        return clocks.apart(
-            EndOffsets.of_messages(rank[sender], start[sender], rank[receiver], stop[receiver]),
-            offsets,
+        limits = clocks.EndOffsets.of_messages(
+            rank[sender], start[sender], rank[receiver], stop[receiver]
         )
+        return clocks.apart(limits, offsets)
 
     def instances(
         self, inside: Mapping[int, Flags], ahead: Mapping[int, int]
@@ -137,12 +236,13 @@ class RunCommunication:
         counts = np.concatenate([inside[rank] for rank in self.ranks])
         exchanged, unmatched = self._exchanges(counts, ahead)
         collectives, unknown = self._collectives(counts)
+        # Their size or root differs between ranks.
+        numbers_ = self.matches.refused[counts[self.synchronous]]
+        refused = len(np.unique(numbers_[numbers_ != NONE]))
         notes = {
             "messages lack their other side and are not joined": unmatched,
             "collectives are on one rank alone of those that were read": self._alone(counts),
-            "collectives do not match in size or root and are not joined": self._refused(
-                counts
-            ),
+            "collectives do not match in size or root and are not joined": refused,
             "collectives whose root or peers are unknown or not read are not joined": unknown,
         }
         return self._in_order(exchanged, collectives, ahead), [
@@ -195,10 +295,9 @@ class RunCommunication:
         single = len(root) + np.arange(int(other.sum()))
         needed = (row[~from_root], row[other], own_root[other])
         waits = ~from_root & ~(to_root & (row != own_root))
+        points = (number[~from_root], single, single)
         return (
-            SyncPairs(
-                np.concatenate(needed), np.concatenate([number[~from_root], single, single])
-            ),
+            SyncPairs(np.concatenate(needed), np.concatenate(points)),
             SyncPairs(np.append(row[waits], row[other]), np.append(number[waits], single)),
         )
 
@@ -253,9 +352,8 @@ class RunCommunication:
         row = np.append(exchanged.row, collectives.row)
         instance = np.append(exchanged.instance, collectives.instance + len(exchanged.is_whole))
         is_whole = np.append(exchanged.is_whole, collectives.is_whole)
-        start = self.columns["start"][row] - clocks.offset_by_row(
-            self.columns["rank"][row], ahead
-        )
+        offset = clocks.offset_by_row(self.columns["rank"][row], ahead)
+        start = self.columns["start"][row] - offset
         begin = np.full(len(is_whole), np.iinfo(np.int64).max)
         np.minimum.at(begin, instance, start)
         by_time = np.argsort(begin, kind="stable")
@@ -281,7 +379,7 @@ class RunCommunication:
             tag=columns["tag"].astype(np.int8),
             group=tuple(self.labels[at] for at in columns["place"].tolist()),
             start=start[order],
-            stop=columns["stop"] - (columns["start"] - start[order]),
+            stop=columns["stop"] - offset[order],
             is_whole=is_whole[by_time],
             needed=needed,
             waiting=waiting,
@@ -297,16 +395,7 @@ class RunCommunication:
         several, times = np.unique(groups, return_counts=True)
         return int((missing & np.isin(group, several[times > 1])).sum())
 
-    def _refused(self, counts: Flags) -> int:
-        """Count flagged collectives whose size or root differs between ranks."""
-        refused = self.matches.refused[counts[self.synchronous]]
-        return len(np.unique(refused[refused != NONE]))
 
-
-def _label(group: dict[str, object]) -> str:
-    ranks = group["ranks"]
-    members = tuple(ranks) if isinstance(ranks, list) else ()
-    return str(group["description"] or group["name"] or members)
 
 
 def _labels(trace: Trace) -> Ints:
@@ -320,8 +409,8 @@ def _components(ends: Ints, count: int) -> Ints:
     from scipy.sparse import coo_array  # few runs have messages
     from scipy.sparse.csgraph import connected_components
 
-    edges = coo_array((np.ones(ends.shape[1], np.bool_), tuple(ends)), (count, count))
-    number: Ints = connected_components(edges, directed=False)[1].astype(np.int64)
+    graph = coo_array((np.ones(ends.shape[1], np.bool_), tuple(ends)), (count, count))
+    number: Ints = connected_components(graph, directed=False)[1].astype(np.int64)
     return number
 
 

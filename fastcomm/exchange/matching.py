@@ -1,13 +1,17 @@
-"""Match events of ranks: find those that are one collective.
+"""Match events of ranks: find those that are one collective, and the two sides of messages.
 
-Events match if their groups have the same members and their sequence numbers are equal. In a
-group where some events have no unique number, the sequences of its ranks are aligned instead:
+Collectives match if their groups have the same members and their sequence numbers are equal. In
+a group where some events have no unique number, the sequences of its ranks are aligned instead:
 by operation and size, and by their ends, which all members reach at the same time. So missing
 events of one rank do not shift all later events.
 
 Operations with a root, and messages in a group of two without a direction, may end at different
 times. Each such operation is a sequence of its own. They are matched last, on clocks that are
 aligned by the ends of the other collectives.
+
+Messages from one rank to another in a group form a *route*. They keep their order: the k-th
+sent is the k-th received. If one side misses some, both sides are aligned by number, by size
+and by their ends.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +20,25 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from fastcomm.exchange import sequences
-from fastcomm.exchange.clocks import offset_by_row, offsets_of_matches
-from fastcomm.exchange.sequences import edges
+from fastcomm.exchange.clocks import matched_end_offsets, offset_by_row, offsets
+from fastcomm.exchange.sequences import (
+    MOST_AGREE,
+    NEAR_NS,
+    align_by_end,
+    align_by_order,
+    edges,
+    item_codes,
+    lengths,
+)
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, OPS, TO_ROOT, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OPS, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
-
-__all__ = ["NONE", "NULL", "CollectiveCalls", "CommunicationEvents", "Matches", "match"]
 
 ROOTED = numbers(FROM_ROOT + TO_ROOT)
 _EVEN = numbers(EVEN)
-_RANK_BITS = 40
+_MEMBER_BITS = 40
+_ROUTE_BITS = 32
 _ENDS_TOGETHER = numbers(ENDS_TOGETHER)
 _ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
 # Groups are hashes; the constant that tells the operations of one group apart is large, too.
@@ -94,8 +103,10 @@ def match(calls: CollectiveCalls) -> Matches:
         rows = unnumbered[apart[unnumbered] == ends_apart]
         if ends_apart and len(rows):
             series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
-        for own in _groups(series, rows):
-            places, skipped = _by_order(series, own, ends_apart=ends_apart)
+        align = align_by_order if ends_apart else align_by_end
+        for own in _by_group(series, rows):
+            code, first = item_codes(series.op[own], series.size[own]), edges(series.rank[own])
+            places, skipped = align(code, series.stop[own], first)
             dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
@@ -121,80 +132,45 @@ def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
 def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
     """Match rows by sequence number; return their collectives, and the rows left unmatched."""
     # Operation and rank are combined into one sort key.
-    member = calls.op << _RANK_BITS | calls.rank
+    member = calls.op << _MEMBER_BITS | calls.rank
     order = np.lexsort((member, calls.seq, calls.group))
-    sorted_ = _Sorted(*(column[order] for column in (calls.group, calls.seq, member)))
-    numbered = sorted_.numbered()
+    group, seq, member = (column[order] for column in (calls.group, calls.seq, member))
+    numbered = _are_numbered(group, seq, member)
+    begins = np.zeros(len(order), np.bool_)
+    begins[edges(group, seq, member >> _MEMBER_BITS)] = True
     instance = np.full(len(order), NONE, np.int64)
-    number = np.cumsum(sorted_.begins_another() & numbered) - 1
+    number = np.cumsum(begins & numbered) - 1
     instance[order[numbered]] = number[numbered]
     return instance, order[~numbered]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """Rows sorted by group, number, operation and rank."""
+def _are_numbered(group: Ints, seq: Ints, member: Ints) -> Flags:
+    """Whether all events of the row's group have a unique number per rank and operation.
 
-    group: Ints
-    seq: Ints
-    member: Ints
-
-    def numbered(self) -> Flags:
-        """Whether all events of the row's group have a unique number per rank and operation."""
-        bad: Flags = self.seq == NULL
-        bad[1:] |= ~self._differ(self.group, self.seq, self.member)
-        starts = edges(self.group)
-        if not len(starts):
-            return bad
-        has_bad = np.logical_or.reduceat(bad, starts)
-        numbered: Flags = ~np.repeat(has_bad, np.diff(np.append(starts, len(bad))))
-        return numbered
-
-    def begins_another(self) -> Flags:
-        """Whether a row belongs to another collective than the previous row."""
-        op = self.member >> _RANK_BITS
-        return np.append(
-            np.ones(min(1, len(op)), np.bool_), self._differ(self.group, self.seq, op)
-        )
-
-    def _differ(self, *columns: Ints) -> Flags:
-        """Return whether each row but the first differs from the previous one in a column."""
-        differ = np.zeros(max(0, len(self.group) - 1), np.bool_)
-        for column in columns:
-            differ |= column[1:] != column[:-1]
-        return differ
+    Rows are sorted by group, number, and operation with rank.
+    """
+    is_unique = np.zeros(len(group), np.bool_)
+    is_unique[edges(group, seq, member)] = True
+    first = edges(group)
+    numbered = np.logical_and.reduceat(is_unique & (seq != NULL), first)
+    flags: Flags = np.repeat(numbered, lengths(first, len(group)))
+    return flags
 
 
-def _groups(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
+def _by_group(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
     """Yield the rows of each group, sorted by rank and end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
     yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
-
-
-def _by_order(calls: CollectiveCalls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
-    """Align the rows of a group, by order if `ends_apart`, else by end.
-
-    Returns the place of each row, and the number of rows without one.
-    """
-    code, first = _codes(calls, rows), edges(calls.rank[rows])
-    align = sequences.align_by_order if ends_apart else sequences.align_by_end
-    return align(code, calls.stop[rows], first)
-
-
-def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
-    """Return a number per pair of operation and size; per operation if a size is unknown."""
-    op, size = calls.op[rows], calls.size[rows]
-    unsized = np.isin(op, op[size == NULL])
-    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
-    return op * len(sizes) + code
 
 
 def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
     """Return the clock offset of each row's rank, in ns, by matched rows flagged `together`."""
     rows = np.flatnonzero((instance != NONE) & together)
     columns = (calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
-    offsets = {offset.rank: offset.offset_ns for offset in offsets_of_matches(*columns)}
-    return offset_by_row(calls.rank, offsets)
+    by_rank = {
+        offset.rank: offset.offset_ns for offset in offsets(matched_end_offsets(*columns))
+    }
+    return offset_by_row(calls.rank, by_rank)
 
 
 def _contradictory(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
@@ -226,100 +202,193 @@ def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
     return renumbered, int(several.sum())
 
 
-_OPTIONAL = (
-    *("rank", "group", "group_size", "seq", "bytes", "payload_bytes", "bus_bytes"),
-    *("partner", "stream"),
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Sides of messages, in any order: a row per side.
+
+    An event that sends to two ranks and receives from one is three rows.
+    """
+
+    rank: Ints  # rank of this side
+    peer: Ints  # rank of the other side
+    is_send: Flags
+    group: Ints  # the label of its members
+    seq: Ints  # NULL if unknown; may differ between the sides
+    size: Ints  # bytes of this message; NULL if unknown
+    stop: Ints  # ns, on aligned clocks as far as offsets are known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageMatches:
+    """The message of each row, numbered from 0; NONE without its other side."""
+
+    instance: Ints
+    count: int  # of messages
+
+    def unmatched(self, messages: Messages) -> Flags:
+        """Return which rows have no other side, though the rank of that side has messages."""
+        is_unmatched: Flags = (self.instance == NONE) & np.isin(messages.peer, messages.rank)
+        return is_unmatched
+
+    def pairs(self, is_send: Flags) -> tuple[Ints, Ints]:
+        """Return the row that sends and the row that receives each matched message.
+
+        Parameters
+        ----------
+        is_send
+            Per row of the matched `Messages`: whether it is the sending side.
+
+        Returns
+        -------
+        tuple of two Ints
+            Rows of senders and of receivers; element m belongs to message m.
+
+        """
+        sender, receiver = (np.empty(self.count, np.int64) for _ in range(2))
+        for is_side, row_of in ((is_send, sender), (~is_send, receiver)):
+            rows = np.flatnonzero(is_side & (self.instance != NONE))
+            row_of[self.instance[rows]] = rows
+        return sender, receiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Sides of messages, a row each."""
+
+    event: Ints  # index of the event
+    peer: Ints
+    is_send: Flags
+    is_only: Flags  # whether the event has one message
+
+    @classmethod
+    def of(cls, sends_to: pa.Array, receives_from: pa.Array) -> "Sides":
+        """Convert two list columns of a trace's `comm` to a row per side of a message.
+
+        Parameters
+        ----------
+        sends_to, receives_from
+            Lists of int64 with the other ranks of each event; a null list is empty.
+
+        Returns
+        -------
+        Sides
+            Sorted by event; of one event, sends come first. Events without partners have no
+            row.
+
+        """
+        lists = (sends_to, receives_from)
+        sizes = [filled(ranks.value_lengths(), 0) for ranks in lists]
+        event = np.concatenate([np.repeat(np.arange(len(size)), size) for size in sizes])
+        peer = np.concatenate([filled(ranks.flatten()) for ranks in lists])
+        is_send = np.repeat([True, False], [int(size.sum()) for size in sizes])
+        order = np.argsort(event, kind="stable")
+        of_event = sizes[0] + sizes[1]
+        return cls(
+            event=event[order],
+            peer=peer[order],
+            is_send=is_send[order],
+            is_only=of_event[event[order]] == 1,
+        )
+
+
+def match_messages(messages: Messages) -> MessageMatches:
+    """Match messages of which both sides are present; the result has a value per row."""
+    instance = np.full(len(messages.rank), NONE, np.int64)
+    if not len(instance):
+        return MessageMatches(instance=instance, count=0)
+    routes = _Routes.of(messages)
+    is_complete, sent, received = routes.complete()
+    instance[routes.row[sent]] = instance[routes.row[received]] = np.arange(len(sent))
+    done = len(sent)
+    is_partial = (routes.sent > 0) & (routes.received > 0) & ~is_complete
+    for route in np.flatnonzero(is_partial).tolist():
+        sent, received = routes.aligned(route)
+        number = done + np.arange(len(sent))
+        instance[routes.row[sent]] = instance[routes.row[received]] = number
+        done += len(sent)
+    return MessageMatches(instance=instance, count=done)
 
 
 @dataclass(frozen=True, slots=True)
-class CommunicationEvents:
-    """Communication events of ranks whose times are known, one array per column.
+class _Routes:
+    """Rows by route: first those that send, then those that receive, each sorted by end."""
 
-    NULL, or False, stands for null and for columns that the table does not have.
-    """
-
-    rank: Ints
-    tag: NDArray[np.int8]
-    op: NDArray[np.int8]
-    group: Ints
-    group_size: Ints
+    row: Ints  # of the messages
     seq: Ints
-    bytes: Ints
-    payload_bytes: Ints
-    bus_bytes: Ints
-    partner: Ints
-    stream: Ints
-    sends: Flags
-    start: Ints
+    size: Ints
     stop: Ints
-    alone: Ints
-    exposed: Ints
+    begin: Ints  # first row of each route
+    sent: Ints  # number of sending rows per route
+    received: Ints
 
     @classmethod
-    def of(cls, table: pa.Table) -> "CommunicationEvents":
-        """Convert a table with the columns of `traffic.rows`, or with some of them.
+    def of(cls, messages: Messages) -> "_Routes":
+        """Sort the rows of messages by route."""
+        is_send = messages.is_send
+        sender = np.where(is_send, messages.rank, messages.peer)
+        receiver = np.where(is_send, messages.peer, messages.rank)
+        route = sender << _ROUTE_BITS | receiver
+        row = np.lexsort((messages.stop, ~is_send, route, messages.group))
+        begin = edges(route[row], messages.group[row])
+        sent = np.add.reduceat(is_send[row].astype(np.int64), begin)
+        columns = (messages.seq[row], messages.size[row], messages.stop[row])
+        return cls(row, *columns, begin, sent, lengths(begin, len(row)) - sent)
 
-        Rows without a start time are dropped.
+    def complete(self) -> tuple[Flags, Ints, Ints]:
+        """Match the messages of each route whose two sides have equal messages.
+
+        Sequence numbers and sizes of both sides have to be equal, as far as known, and ends
+        near.
+
+        Returns whether each route is such, and the rows of the sends and of the receives of all
+        pairs.
         """
-        if table["start_ns"].null_count:
-            table = table.filter(table["start_ns"].is_valid())
-        rows, present = table.num_rows, set(table.column_names)
-        nulls, all_false = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
-        names = {name: name for name in _OPTIONAL} | {
-            "alone": "alone_ns",
-            "exposed": "exposed_ns",
-        }
-        start = filled(table["start_ns"])
-        return cls(
-            tag=table["tag"].to_numpy(),
-            op=table["op"].to_numpy(),
-            sends=table["sends"].to_numpy() if "sends" in present else all_false,
-            start=start,
-            stop=start + table["duration_ns"].to_numpy(),
-            **{
-                name: filled(table[column]) if column in present else nulls
-                for name, column in names.items()
-            },
-        )
+        is_even = self.sent == self.received
+        pairs = np.where(is_even, self.sent, 0)
+        route = np.repeat(np.arange(len(pairs)), pairs)
+        first = np.cumsum(pairs) - pairs
+        sent = self.begin[route] + np.arange(len(route)) - first[route]
+        received = sent + self.sent[route]
+        differs = np.abs(self.stop[sent] - self.stop[received]) > NEAR_NS
+        for values in (self.seq, self.size):
+            a, b = values[sent], values[received]
+            differs |= (a != b) & (a != NULL) & (b != NULL)
+        is_complete = is_even & (np.bincount(route[differs], minlength=len(self.begin)) == 0)
+        return is_complete, sent[is_complete[route]], received[is_complete[route]]
 
-    def since_free(self, rows: Ints) -> Ints:
-        """Return the time in ns from the end of the event before to the start of some events.
+    def aligned(self, route: int) -> tuple[Ints, Ints]:
+        """Return the rows of a route's pairs, where its sides may miss some."""
+        begin, sent = int(self.begin[route]), int(self.sent[route])
+        sent_rows = np.arange(begin, begin + sent)
+        received_rows = np.arange(begin + sent, begin + sent + int(self.received[route]))
+        rows = sent_rows, received_rows
+        return self._by_number(*rows) or self._by_order(*rows)
 
-        That is the previous one of the rank, group and stream; without one, the time has no
-        bound.
-        """
-        # One number for rank, group and stream: a sort by each takes twice as long.
-        lane = (self.group * _SERIES + self.rank) * _SERIES + self.stream
-        order = np.lexsort((self.start, lane))
-        is_next = (lane[order[1:]] == lane[order[:-1]]) & (self.stream[order[1:]] != NULL)
-        since = np.full(len(order), np.iinfo(np.int64).max)
-        before, own = order[:-1][is_next], order[1:][is_next]
-        since[own] = np.maximum(self.start[own] - self.stop[before], 0)
-        return since[rows]
+    def _by_number(self, sent_rows: Ints, received_rows: Ints) -> tuple[Ints, Ints] | None:
+        """Match by number, if numbers are unique and ends agree; else None."""
+        seqs = self.seq[sent_rows], self.seq[received_rows]
+        fewer = min(len(sent_rows), len(received_rows))
+        if any((seq == NULL).any() or len(np.unique(seq)) < len(seq) for seq in seqs):
+            return None
+        _, sent, received = np.intersect1d(*seqs, assume_unique=True, return_indices=True)
+        if len(sent) < MOST_AGREE * fewer:
+            return None
+        late = self.stop[received_rows[received]] - self.stop[sent_rows[sent]]
+        if np.median(np.abs(late - np.median(late))) > NEAR_NS:
+            return None
+        return sent_rows[sent], received_rows[received]
 
-    @property
-    def synchronous(self) -> Ints:
-        """Ascending rows of collectives that end on all members at the same time.
-
-        Only of process groups that can be matched across ranks. Point-to-point messages and
-        operations with a root are left out.
-        """
-        return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
-
-    @property
-    def collectives(self) -> Ints:
-        """Ascending rows of collectives that can be matched: `synchronous`, or known root."""
-        rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
-        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
-
-    @property
-    def messages(self) -> Ints:
-        """Ascending rows of point-to-point messages to or from a known other rank."""
-        is_message = (self.op == OP["SendRecv"]) & (self.partner != NULL)
-        return np.flatnonzero(self._is_shared & is_message & (self.partner != self.rank))
-
-    @property
-    def _is_shared(self) -> Flags:
-        is_shared: Flags = (self.group != NULL) & (self.group_size != 1)
-        return is_shared
+    def _by_order(self, sent_rows: Ints, received_rows: Ints) -> tuple[Ints, Ints]:
+        """Match by order, sizes and ends; without sizes if they differ between the sides."""
+        rows, first = np.append(sent_rows, received_rows), np.array([0, len(sent_rows)])
+        size = self.size[rows]
+        _, code = np.unique(size, return_inverse=True)
+        no_code = np.zeros(len(rows), np.int64)
+        for codes in (no_code if (size == NULL).any() else code, no_code):
+            place, missing = align_by_order(codes, self.stop[rows], first)
+            if not missing:
+                break
+        own, other = place[: len(sent_rows)], place[len(sent_rows) :]
+        received_rows, other = received_rows[other != NONE], other[other != NONE]
+        _, sent, received = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+        return sent_rows[sent], received_rows[received]

@@ -8,9 +8,10 @@ matched: a wrong match is worse than none. Each rank has its own clock.
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Number of items that a rank may miss; with more missing, it is not aligned.
 MAX_MISSING = 64
@@ -35,18 +36,32 @@ _Alignment = tuple[Ints, Ints] | None
 _Search = Callable[[Ints, Ints, Ints, Ints], _Alignment]
 
 
-def edges(sorted_values: Ints) -> Ints:
-    """Return the index at which each run of equal values begins, ascending.
+def edges(*columns: NDArray[np.integer]) -> Ints:
+    """Return the index at which each run of equal rows begins, ascending.
 
     Parameters
     ----------
-    sorted_values
-        Values of which equal ones are adjacent.
+    *columns
+        At least one; equal rows are adjacent.
 
     """
-    new = np.ones(len(sorted_values), np.bool_)
-    new[1:] = sorted_values[1:] != sorted_values[:-1]
+    new = np.zeros(len(columns[0]), np.bool_)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
     return np.flatnonzero(new)
+
+
+def lengths(first: Ints, count: int) -> Ints:
+    """Return the length of each run; runs begin at `first`, and have `count` rows in all."""
+    return np.diff(np.append(first, count))
+
+
+def item_codes(op: Ints, size: Ints) -> Ints:
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
+    unsized = np.isin(op, op[size == NULL])
+    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
+    return op * len(sizes) + code
 
 
 def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
@@ -65,9 +80,9 @@ def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
         Place of each item, and the number of items without a place.
 
     """
-    lengths = np.diff(np.append(first, len(code)))
-    if len(first) > 1 and (lengths == lengths[0]).all():
-        shape = (len(first), int(lengths[0]))
+    sizes = lengths(first, len(code))
+    if len(first) > 1 and (sizes == sizes[0]).all():
+        shape = (len(first), int(sizes[0]))
         if _in_line(code.reshape(shape), stop.reshape(shape)):
             return np.tile(np.arange(shape[1]), shape[0]), 0
     return _aligned_ranks(code, stop, first, _by_ends)
@@ -194,7 +209,11 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     piece = np.empty(len(times), np.int64)
     piece[order] = np.cumsum(np.append(0, np.diff(times[order]) > apart))
     count = int(piece.max()) + 1
-    a, b = (_bounds(of, count) for of in (piece[: len(all_[1])], piece[len(all_[1]) :]))
+    # The items of piece k are from bound k to bound k + 1.
+    a, b = (
+        np.append(0, np.cumsum(np.bincount(of, minlength=count)))
+        for of in np.split(piece, [len(all_[1])])
+    )
     place = np.full(len(own[0]), NONE, np.int64)
     sizes = np.diff(a), np.diff(b)
     single = np.flatnonzero((sizes[0] == 1) & (sizes[1] == 1))
@@ -207,15 +226,6 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
         matched = matching.align(*columns, MAX_MISSING, apart)
         place[rank_items] = np.where(matched == NONE, NONE, matched + a[k])
     return place
-
-
-def _bounds(piece: Ints, count: int) -> Ints:
-    """Return the offsets of `count` pieces in a column sorted by piece, length `count` + 1.
-
-    `piece` is the number of the piece of each row. Piece k has the rows from offset k to offset
-    k + 1.
-    """
-    return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 
 def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:

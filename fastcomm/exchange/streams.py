@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, nearest, offset
+from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, item_codes, nearest, offset
 from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 # Fewer matched collectives on a stream do not show whether their ends agree.
@@ -82,7 +82,8 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
     """
     if min(len(reference), len(own)) < LEAST:
         return "few"
-    reference_code, own_code = _codes(reference, own)
+    code = item_codes(np.append(reference.op, own.op), np.append(reference.size, own.size))
+    reference_code, own_code = np.split(code, [len(reference)])
     if np.array_equal(reference_code, own_code):
         place = np.arange(len(own))
         if _agree(reference, own, place):
@@ -93,15 +94,6 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
     if not _is_one_sequence(place, len(reference)):
         return "ends" if np.array_equal(np.sort(reference_code), np.sort(own_code)) else "order"
     return place if _agree(reference, own, place) else "ends"
-
-
-def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
-    """Return a number per pair of operation and size; per operation if a size is unknown."""
-    op, size = np.append(reference.op, own.op), np.append(reference.size, own.size)
-    unsized = np.isin(op, op[size == NULL])
-    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
-    code = op * len(sizes) + code
-    return code[: len(reference)], code[len(reference) :]
 
 
 def _is_one_sequence(place: Ints, length: int) -> bool:
@@ -165,20 +157,9 @@ class Sample:
 
         """
         is_missing = stop == NULL
-        ahead = np.array(
-            [
-                _lower_median((stops - end)[~missing])
-                for stops, missing in zip(stop, is_missing, strict=True)
-            ]
-        )
-        return cls(
-            *(
-                np.where(
-                    is_missing, np.nan, np.where(is_missing, 0, times - end - ahead[:, None])
-                )
-                for times in (start, stop)
-            )
-        )
+        late = (own[~missing] for own, missing in zip(stop - end, is_missing, strict=True))
+        common = end + np.array([_lower_median(own) for own in late])[:, None]
+        return cls(*(np.where(is_missing, np.nan, times - common) for times in (start, stop)))
 
     @property
     def ends_ns(self) -> Floats:

@@ -1,11 +1,12 @@
 """Match the communication of all ranks, and compare the ranks by it, some groups at a time.
 
-First the ends of collectives are matched, which give clock offsets; then waits and transfers
-are measured on aligned clocks. Functions work on the cells of a few groups (see `pieces`) so
-that memory stays bounded; results are small, and are merged over cells.
+First the ends of collectives are matched, which give clock offsets, and messages where no
+collectives connect ranks; then waits and transfers are measured on aligned clocks. Functions
+work on the cells of a few groups (see `pieces`) so that memory stays bounded; results are
+small, and are merged over cells.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
@@ -14,26 +15,55 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.arrivals import (
+    CommunicationEvents,
     MatchedEvents,
     collective_participants,
     concatenate,
     match_collectives,
     message_participants,
 )
-from fastcomm.exchange.clocks import ClockOffset, offset_by_row
-from fastcomm.exchange.matching import CommunicationEvents
-from fastcomm.exchange.streams import LEAST
+from fastcomm.exchange.clocks import (
+    ClockOffset,
+    EndOffsets,
+    apart,
+    matched_end_offsets,
+    offset_by_row,
+    offsets,
+)
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
-from fastcomm.metrics.alignment import MESSAGE_COLUMNS, Clocks, clock_offsets
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
-from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
+from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
-from fastcomm.units import format_ns
-from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
+_END_COLUMNS = (
+    *("rank", "tag", "op", "group", "group_size", "seq"),
+    *("start_ns", "duration_ns", "payload_bytes"),
+)
+
+MESSAGE_COLUMNS = (*_END_COLUMNS, "partner", "sends")
+
+_RANK_BITS = 32
 _COLUMNS = (*MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
+
+
+class Clocks(NamedTuple):
+    """Clock offsets by rank in ns, and whether times are corrected by them.
+
+    Between unaligned ranks, no offset is known: their messages are not compared then.
+    """
+
+    offsets: Mapping[int, int]
+    is_aligned: bool
+    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, the lower first
+
+    def are_known(self, rank: Ints, other: Ints) -> Flags:
+        """Return which pairs of ranks can be compared."""
+        codes = [low << _RANK_BITS | high for low, high in self.unaligned]
+        pair = np.minimum(rank, other) << _RANK_BITS | np.maximum(rank, other)
+        return ~(self.is_aligned & np.isin(pair, codes))
 
 
 class MatchCounts(NamedTuple):
@@ -284,8 +314,6 @@ BY_ORDER = "group and order"
 BY_PARTNER = "named partners"
 BY_ENDS = "order and ends of operations, no group metadata"
 
-_MAX_DOUBTS = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
@@ -327,7 +355,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         unsaid=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
-        note=note(ungrouped_),
+        note=ungrouped.note(ungrouped_),
     )
 
 
@@ -341,56 +369,65 @@ def _by(matched: MatchCounts) -> dict[str, int]:
     }
 
 
-def note(ungrouped_: Ungrouped) -> str | None:
-    """Return how collectives of unknown groups were matched, or why not; None without any."""
-    if not (ungrouped_.matched or ungrouped_.doubts or ungrouped_.missing):
-        return None
-    if not ungrouped_.matched:
-        return (
-            f"{ungrouped_.events} collective events name no process group and were not matched "
-            f"across ranks: {_reasons(ungrouped_)}. Waiting and order of arrival are n/a for "
-            "them."
-        )
-    how = (
-        f"by their order on each stream and by their ends, which agree within "
-        f"{format_ns(ungrouped_.agree_ns)} on aligned clocks"
+def clock_offsets(
+    pieces: Sequence[Piece],
+    spread: Spread,
+    more_ends: EndOffsets | None,
+    ranks: Sequence[int],
+    *,
+    is_host_run: bool,
+) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]]]:
+    """Return clock offsets, and pairs of ranks with messages whose offset stays unknown.
+
+    Messages count between ranks that no collective connects. `more_ends` are of collectives
+    without a group.
+    """
+    shares = pieces_.shares(pieces)
+    parts = spread(partial(_end_offsets, pieces, is_host_run), shares)
+    ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
+    by_ends = offsets(ends)
+    if (
+        set(ranks) == {offset.rank for offset in by_ends}
+        and len({offset.reference for offset in by_ends}) == 1
+    ):
+        return by_ends, frozenset()
+    by_rank = {offset.rank: offset.offset_ns for offset in by_ends}
+    limits = EndOffsets.concatenate(spread(partial(_message_limits, pieces, by_rank), shares))
+    limits = apart(limits, by_ends)
+    by_both = offsets(EndOffsets.concatenate([ends, limits]))
+    unknown = apart(limits, by_both)
+    return by_both, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
+
+
+def _message_limits(
+    pieces: Sequence[Piece], by_rank: Mapping[int, int], cells: Cells
+) -> EndOffsets:
+    """Limit offsets by the messages of some cells; `by_rank` has offsets in ns."""
+    events = CommunicationEvents.of(pieces_.read(pieces, cells, MESSAGE_COLUMNS))
+    ahead = offset_by_row(events.rank, by_rank)
+    messages = message_participants(events, events.messages, ahead)
+    is_receive = ~events.sends[messages.row]
+    row = messages.row[np.lexsort((is_receive, messages.number))]
+    sender, receiver = row[::2], row[1::2]
+    return EndOffsets.of_messages(
+        events.rank[sender],
+        events.start[sender],
+        events.rank[receiver],
+        events.stop[receiver],
     )
-    if ungrouped_.matched == ungrouped_.events:
-        return f"No process group is named: collectives were matched across all ranks {how}."
-    reasons = f": {_reasons(ungrouped_)}" if ungrouped_.doubts else ""
-    return (
-        f"{ungrouped_.matched} of {ungrouped_.events} collective events that name no process "
-        f"group were matched across all ranks {how}. The others were not{reasons}."
+
+
+def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> EndOffsets:
+    """Compare the ends of the collectives of some cells."""
+    events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
+    rows = events.synchronous
+    matches = match_collectives(events, rows)
+    matched = np.flatnonzero(matches.instance != NONE)
+    row = rows[matched]
+    return matched_end_offsets(
+        events.rank[row],
+        events.group[row],
+        matches.instance[matched],
+        events.stop[row],
+        events.start[row] if is_host_run else None,
     )
-
-
-def _reasons(ungrouped_: Ungrouped) -> str:
-    """Return why collectives were not matched; names the first few streams."""
-    reasons = [
-        _reason(doubt, ungrouped_.reference) for doubt in ungrouped_.doubts[:_MAX_DOUBTS]
-    ]
-    if more := len(ungrouped_.doubts) - len(reasons):
-        reasons.append(f"likewise {more} more streams")
-    if ungrouped_.missing:
-        ranks = "rank of the job is" if ungrouped_.missing == 1 else "ranks of the job are"
-        reasons.append(
-            f"{ungrouped_.missing} {ranks} missing, and the ranks read may share no collective"
-        )
-    return "; ".join(reasons)
-
-
-def _reason(doubt: Doubt, reference: int | None) -> str:
-    """Return why a stream's collectives were not matched with those of rank `reference`."""
-    stream = "" if doubt.stream == NULL else f" on stream {doubt.stream}"
-    pair = f"ranks {reference} and {doubt.rank}"
-    return {
-        "smaller groups": "other collectives are of groups of fewer ranks",
-        "messages": "there are messages between ranks, so not all ranks do the same",
-        "absent": f"rank {doubt.rank} has none{stream}",
-        "few": f"there are fewer than {LEAST}{stream}",
-        "order": f"{pair} differ in operations, sizes or their order{stream}",
-        "ends": f"their ends{stream} do not agree between {pair}",
-        "impossible": f"some{stream} end on one rank before they begin on another",
-        "loose": f"their ends{stream} differ nearly as much as their starts",
-        "separate": f"ranks{stream} fall into groups that end separately",
-    }[doubt.why]

@@ -7,8 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.exchange.arrivals import MatchedEvents
-from fastcomm.exchange.matching import CommunicationEvents
+from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Flags, Ints

@@ -14,14 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.exchange.ends import EndOffsets
+from fastcomm.exchange.clocks import EndOffsets
 from fastcomm.exchange.sequences import edges
-from fastcomm.exchange.streams import Refusal, Sample, Stream, places
+from fastcomm.exchange.streams import LEAST, Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.pieces import Piece
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN, numbers
+from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Label of the group of all ranks; a constant that no hash is likely to equal.
@@ -30,6 +31,7 @@ _EVEN = numbers(EVEN)
 _NAMES = ("rank", "op", "stream", "payload_bytes", "iteration", "start_ns", "duration_ns")
 _SAMPLE = 64  # collectives per stream by which all ranks are compared with each other
 _ROWS = 1 << 18  # events compared at once
+_MAX_DOUBTS = 2  # in a note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,3 +334,58 @@ def _sample(
     sample = Sample.of(np.array(start), np.array(stop), reference.stop[_sampled(reference)])
     refusal = sample.refusal()
     return sample if refusal is None else Doubt(refusal, stream)
+
+
+def note(ungrouped_: Ungrouped) -> str | None:
+    """Return how collectives of unknown groups were matched, or why not; None without any."""
+    if not (ungrouped_.matched or ungrouped_.doubts or ungrouped_.missing):
+        return None
+    if not ungrouped_.matched:
+        return (
+            f"{ungrouped_.events} collective events name no process group and were not matched "
+            f"across ranks: {_reasons(ungrouped_)}. Waiting and order of arrival are n/a for "
+            "them."
+        )
+    how = (
+        f"by their order on each stream and by their ends, which agree within "
+        f"{format_ns(ungrouped_.agree_ns)} on aligned clocks"
+    )
+    if ungrouped_.matched == ungrouped_.events:
+        return f"No process group is named: collectives were matched across all ranks {how}."
+    reasons = f": {_reasons(ungrouped_)}" if ungrouped_.doubts else ""
+    return (
+        f"{ungrouped_.matched} of {ungrouped_.events} collective events that name no process "
+        f"group were matched across all ranks {how}. The others were not{reasons}."
+    )
+
+
+def _reasons(ungrouped_: Ungrouped) -> str:
+    """Return why collectives were not matched; names the first few streams."""
+    reasons = [
+        _reason(doubt, ungrouped_.reference) for doubt in ungrouped_.doubts[:_MAX_DOUBTS]
+    ]
+    if more := len(ungrouped_.doubts) - len(reasons):
+        reasons.append(f"likewise {more} more streams")
+    if ungrouped_.missing:
+        ranks = "rank of the job is" if ungrouped_.missing == 1 else "ranks of the job are"
+        reasons.append(
+            f"{ungrouped_.missing} {ranks} missing, and the ranks read may share no collective"
+        )
+    return "; ".join(reasons)
+
+
+def _reason(doubt: Doubt, reference: int | None) -> str:
+    """Return why a stream's collectives were not matched with those of rank `reference`."""
+    stream = "" if doubt.stream == NULL else f" on stream {doubt.stream}"
+    pair = f"ranks {reference} and {doubt.rank}"
+    return {
+        "smaller groups": "other collectives are of groups of fewer ranks",
+        "messages": "there are messages between ranks, so not all ranks do the same",
+        "absent": f"rank {doubt.rank} has none{stream}",
+        "few": f"there are fewer than {LEAST}{stream}",
+        "order": f"{pair} differ in operations, sizes or their order{stream}",
+        "ends": f"their ends{stream} do not agree between {pair}",
+        "impossible": f"some{stream} end on one rank before they begin on another",
+        "loose": f"their ends{stream} differ nearly as much as their starts",
+        "separate": f"ranks{stream} fall into groups that end separately",
+    }[doubt.why]
