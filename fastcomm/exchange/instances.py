@@ -396,8 +396,6 @@ class RunCommunication:
         return int((missing & np.isin(group, several[times > 1])).sum())
 
 
-
-
 def _labels(trace: Trace) -> Ints:
     """Return the label of the group of each row of `trace.comm`; NULL where unknown."""
     label = pa.array(clocks.labels(trace.groups, by_description=True), pa.int64())
