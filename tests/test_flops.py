@@ -17,7 +17,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware.roofline import roof_of
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.synthetic import Job, write
-from fastcomm.synthetic.shapes import weights, widths
+from fastcomm.synthetic.catalog import weights, widths
 
 KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")

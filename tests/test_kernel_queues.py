@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastcomm
 from fastcomm.compat.hta import get_queue_length_summary, get_time_spent_blocked_on_full_queue
-from fastcomm.kernels import queues
+from fastcomm.kernels import totals
 
 US = 1_000
 KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
@@ -62,9 +62,11 @@ def folder(tmp_path_factory):
 @given(LAUNCHED)
 def test_queues_are_those_of_the_definition(folder, launched):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queues, "FULL", 2)
+        patch.setattr(totals, "FULL_QUEUE", 2)
         rows = fastcomm.open(trace_of(launched, folder)).kernels(by="stream").to_arrow()
-    found = {row["name"]: {n: row[n] for n in queues.COLUMNS.names} for row in rows.to_pylist()}
+    found = {
+        row["name"]: {n: row[n] for n in totals.QUEUE_COLUMNS.names} for row in rows.to_pylist()
+    }
     streams = {row[3] for row in launched}
     assert found == {f"stream {each}": definition(launched, each, 2) for each in streams}
 

@@ -14,8 +14,8 @@ import pytest
 from commands import invoke
 
 import fastcomm
+from fastcomm.analyses.changes import kernel_changes
 from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.kernel_changes import kernel_changes
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.kernels.attribution import DEVICE_KEYS
 from fastcomm.kernels.result import Kernels

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fastcomm
-from fastcomm.analyses import replay_timeline as timelines
-from fastcomm.analyses.replay_timeline import replay_timeline
+from fastcomm.analyses import timeline as timelines
+from fastcomm.analyses.timeline import replay_timeline
 from fastcomm.analyses.timeline_events import KINDS
 from fastcomm.synthetic import Job, write
 

@@ -9,8 +9,14 @@ import orjson
 import pyarrow as pa
 
 from fastcomm import files
-from fastcomm.analyses.cause_changes import CauseChange, Object, cause_changes
-from fastcomm.analyses.kernel_changes import KernelChanges, kernel_changes, table_of
+from fastcomm.analyses.changes import (
+    CauseChange,
+    KernelChanges,
+    Object,
+    cause_changes,
+    kernel_changes,
+    table_of,
+)
 from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result

@@ -6,7 +6,7 @@ from functools import partial
 from typing import get_args
 
 from fastcomm.analyses import preparation
-from fastcomm.analyses.kernel_changes import COMPARED
+from fastcomm.analyses.changes import COMPARED
 from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.kernels.result import Kernels

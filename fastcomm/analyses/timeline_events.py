@@ -100,6 +100,12 @@ def append(first: Columns, second: Columns, names: Sequence[str]) -> Columns:
     }
 
 
+def joined(pieces: Sequence[Columns], names: Sequence[str]) -> Columns:
+    """Return the rows of all pieces, in some columns; no rows without pieces."""
+    none = np.empty(0, np.int64)
+    return {name: np.concatenate([none, *(piece[name] for piece in pieces)]) for name in names}
+
+
 def merge_short(columns: Columns, most: int, length: int) -> tuple[Columns, int]:
     """Merge short neighbors of one kind until at most `most` events remain, if possible.
 

@@ -17,6 +17,7 @@ from fastcomm.analyses.timeline_events import (
     Columns,
     StepMatches,
     append,
+    joined,
     merge_short,
     occupancy,
     take,
@@ -50,8 +51,13 @@ class TimelineStep:
     instances: Columns  # INSTANCES
     path: Columns  # PATH: edges of the critical path, if it is the path's step
     bins: NDArray[np.uint8]  # a row per rank of `Timeline.binned`: kind * LEVELS + share
-    merged: int  # number of recorded events that are drawn merged with others
     resolution: int  # ns: merged events are shorter, and closer to each other
+
+    @property
+    def merged(self) -> int:
+        """Number of recorded events that are drawn merged with others."""
+        count = self.events["count"]
+        return int(count[count > 1].sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,14 +216,12 @@ class StepPlan:
         matches = StepMatches.of(metrics, self.numbers[k], detailed, tuple(self.unaligned))
         rows = np.searchsorted(self.ranks, present)
         code = {name: number for number, name in enumerate(names)}
-        events = {name: np.empty(0, np.int64) for name in EVENTS}
-        pieces, resolution = [events], 0
+        pieces, resolution = list[Columns](), 0
         for rank in detailed:
             piece, width = self._matched(k, parts[rank], matches.of_rank(rank), rank)
             codes = np.array([code[name] for name in parts[rank].names], np.int64)
-            pieces.append({**piece, "name": codes[piece["name"]] if len(codes) else codes})
+            pieces.append({**piece, "name": codes[piece["name"]]})
             resolution = max(resolution, width)
-        events = {name: np.concatenate([piece[name] for piece in pieces]) for name in EVENTS}
         is_present = self.begin[k, rows] != NULL
         bins = [parts[rank].bins[k] for rank in present if rank not in self.detailed]
         last = lookup(np.array(self.ranks), matches.instances["last_rank"])
@@ -230,14 +234,13 @@ class StepPlan:
                 name: np.where(is_present, (times - self.zero)[k, rows], NULL)
                 for name, times in (("begin", self.begin), ("stop", self.stop))
             },
-            events=events,
+            events=joined(pieces, EVENTS),
             instances={
                 **matches.instances,
                 "last_start": np.where(last < 0, NULL, last_start),
             },
-            path={name: np.empty(0, np.int64) for name in PATH},
+            path=joined([], PATH),
             bins=np.array(bins, np.uint8).reshape(len(bins), self.bins),
-            merged=int(events["count"][events["count"] > 1].sum()),
             resolution=resolution,
         )
 

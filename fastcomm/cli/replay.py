@@ -147,7 +147,7 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
     if files.trace_path is not None:
         report.write_trace(session.changed or session.replayed, files.trace_path)
     if files.html is not None:
-        from fastcomm.analyses.replay_timeline import replay_timeline
+        from fastcomm.analyses.timeline import replay_timeline
         from fastcomm.report.html import replayed
         from fastcomm.report.html import write as write_page
 

@@ -15,9 +15,13 @@ from fastcomm.kernels import KeySums, statistics
 from fastcomm.kernels.attribution import split_labels
 from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops
 from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
-from fastcomm.kernels.queues import COLUMNS as OF_QUEUES
-from fastcomm.kernels.queues import queue_columns
-from fastcomm.kernels.totals import RankWork, WorkTotals, distribution
+from fastcomm.kernels.totals import (
+    QUEUE_COLUMNS,
+    RankWork,
+    WorkTotals,
+    distribution,
+    queue_columns,
+)
 from fastcomm.options import KernelKey
 from fastcomm.result import TableResult
 from fastcomm.trace.columns import Groups, filled
@@ -152,7 +156,7 @@ class Kernels(TableResult):
         reasons = {
             **dict.fromkeys(_OF_FLOPS, reason),
             **dict.fromkeys(_OF_PEAK, gpu),
-            **dict.fromkeys(OF_QUEUES.names, "no launch of this work was recorded"),
+            **dict.fromkeys(QUEUE_COLUMNS.names, "no launch of this work was recorded"),
         }
         return {name: reasons.get(name, reason) for name in names}
 
@@ -200,7 +204,7 @@ class Kernels(TableResult):
     @property
     def _of_queues(self) -> pa.Schema:
         """Columns of launches and queues: of streams."""
-        return OF_QUEUES if self.by == "stream" else pa.schema([])
+        return QUEUE_COLUMNS if self.by == "stream" else pa.schema([])
 
     def _with_operands(self, schema: pa.Schema) -> pa.Schema:
         return pa.schema([*schema, *(OPERANDS if self.by == "operator" else ())])

@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm import result, units
-from fastcomm.analyses.cause_changes import CauseChange
+from fastcomm.analyses.changes import CauseChange, KernelChange
 from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
-from fastcomm.analyses.kernel_changes import KernelChange
 from fastcomm.report import files
 from fastcomm.report.console import (
     TerminalTable,

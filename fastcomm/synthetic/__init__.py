@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from fastcomm.files import aside
 from fastcomm.process import safe_children
 from fastcomm.synthetic import kineto, play
-from fastcomm.synthetic.catalog import KERNELS, group_count, groups
+from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
 from fastcomm.synthetic.job import Job, TableJob, write_table
 from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys
 from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
-from fastcomm.synthetic.shapes import host_args
 from fastcomm.synthetic.stage import COMPUTE, COPY, STREAMS
 from fastcomm_kernels.arrays import Ints
 

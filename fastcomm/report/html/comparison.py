@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from fastcomm.analyses.cause_changes import CauseChange
+from fastcomm.analyses.changes import CauseChange, KernelChange
 from fastcomm.analyses.compare import Comparison
-from fastcomm.analyses.kernel_changes import KernelChange
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.report import comparison as texts
 from fastcomm.report import html
