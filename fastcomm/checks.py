@@ -225,11 +225,16 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     raise invalid(name, _shown(value), _described(kinds))
 
 
+def field_types(kind: Any, name: str) -> tuple[Any, ...]:
+    """Return the types of a field of a dataclass: (int, NoneType) for `int | None`."""
+    hint = _hints(kind)[name]
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 def literals(kind: Any, name: str) -> tuple[str, ...]:
     """Return the texts that a field of an options class takes; none for other fields."""
-    hint = _hints(kind)[name]
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(text for of in kinds if get_origin(of) is Literal for text in get_args(of))
+    types = field_types(kind, name)
+    return tuple(text for of in types if get_origin(of) is Literal for text in get_args(of))
 
 
 def _is_list(value: Any) -> bool:

@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastcomm.errors import inert, utf8
 
@@ -27,6 +27,8 @@ class Result(ABC):
     """The result of an analysis; `docs/schemas` has the JSON Schema of each document."""
 
     __slots__ = ()
+
+    has_long_tables: ClassVar[bool] = False  # whether its JSON text has a line for each row
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
@@ -70,6 +72,12 @@ class TableResult(Result):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return `to_arrow` as a capsule of Arrow's C stream interface."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+
+def json_text(result: Result) -> str:
+    """Return the JSON document of a result as text: what `--json` prints."""
+    document = result.to_dict()
+    return text(document) if result.has_long_tables else dumps(document)
 
 
 def dumps(value: Any) -> str:

@@ -12,7 +12,7 @@ from fault_tools import in_time, refused
 import fastcomm
 from fastcomm import hardware
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli.values import Number, numbers
+from fastcomm.cli.parameter_types import Number, numbers
 from fastcomm.errors import ConfigError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run

@@ -3,19 +3,24 @@
 Exit codes: 0 done, 1 the input or the run failed, 2 the command line or a configuration file is
 wrong, 3 done but ranks were left out, 4 a condition of `compare --fail-if` holds, 141 nobody
 reads the output any more, 143 ended by SIGTERM.
+
+Options that a user does not want to type each time are in a settings file, by command. The
+command line wins over the environment, that over the file, that over the defaults.
 """
 
 import logging
+import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
-from fastcomm.cli import settings
-from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
-from fastcomm.errors import ConfigError, FastcommError, inert_lines
-from fastcomm.files import guarded
+from fastcomm.cli.messages import OutputError, fitted, talk, whole_output
+from fastcomm.errors import ConfigError, FastcommError, inert_lines, shell_quoted
+from fastcomm.files import guarded, toml
 from fastcomm.process import interruptible
 from fastcomm.version import __version__
 
@@ -45,6 +50,114 @@ _LOG = logging.getLogger("fastcomm")
 
 INCOMPLETE = 3
 REGRESSED = 4
+SETTINGS = "FASTCOMM_SETTINGS"  # the environment variable that names another file
+
+
+def settings_path() -> Path | None:
+    """Return the path of the settings file, which need not exist; None without a home."""
+    if environment_path := os.environ.get(SETTINGS):
+        return Path(environment_path)
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not folder.is_absolute():  # invalid, and would be one of the working directory
+        try:
+            folder = Path.home() / ".config"
+        except RuntimeError:
+            return None
+    return folder / "fastcomm" / "settings.toml"
+
+
+def settings(command: click.Command, name: str) -> dict[str, Any]:
+    """Return the settings of one command, by the names of its parameters.
+
+    `name` is that of the command, and of its table in the file. Raises `ConfigError` where that
+    has a key that is no option of the command, or if a file that the environment names is
+    absent.
+    """
+    file = settings_path()
+    if file is None or not _is_there(file):
+        if SETTINGS in os.environ:
+            raise ConfigError(f"{file}: no such file; {SETTINGS} names it")
+        return {}
+    section = toml(file).get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: {name} is no table; begin it with [{name}]")
+    return _by_parameter(command, section, f"{file}: [{name}]")
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file exists; False where the user may not read its directory."""
+    try:
+        return file.exists()
+    except OSError:  # a home that this user may not look into
+        return False
+
+
+def _by_parameter(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings of a command by the names of its parameters.
+
+    Those of a group are a dictionary for each of its commands. Errors begin with `where`.
+    """
+    commands = getattr(command, "commands", {})
+    inner = {
+        name: _by_parameter(commands[name], value, f"{where[:-1]}.{name}]")
+        for name, value in table.items()
+        if name in commands and isinstance(value, dict)
+    }
+    own = {key: value for key, value in table.items() if key not in inner}
+    if own and isinstance(command, click.Group):
+        expected = f"expected one of {', '.join(commands)}"
+        raise ConfigError(f"{where}: no table {next(iter(own))}: {expected}")
+    by_option = {
+        word.removeprefix("--"): parameter.name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for word in parameter.opts
+    }
+    if unknown := [key for key in own if key not in by_option]:
+        near = get_close_matches(unknown[0], by_option)
+        hint = f"did you mean {near[0]!r}?" if near else "--help-all lists the options"
+        raise ConfigError(f"{where}: the command has no option {unknown[0]!r}; {hint}")
+    return {**inner, **{str(by_option[key]): value for key, value in own.items()}}
+
+
+class SuggestingGroup(click.Group):
+    """A group that names the command that was probably meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a usage error says that options follow the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = ", ".join(word for param in self.params for word in param.opts)
+            raise click.UsageError(
+                f"No such option {error.option_name!r} before a command; there are {names}. "
+                f"Others follow the command, as in `{ctx.command_path} COMMAND "
+                f"{error.option_name}`.",
+                ctx,
+            ) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments; else a usage error names the nearest one."""
+        name = args[0]
+        is_option = name.startswith("-") or ctx.resilient_parsing
+        if not is_option and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}.{self._suggestion(ctx, name)}")
+        return super().resolve_command(ctx, args)
+
+    def _suggestion(self, ctx: click.Context, name: str) -> str:
+        """Return the command that was probably meant, as a sentence; empty without one."""
+        commands = self.list_commands(ctx)
+        near = [command for command in commands if command.startswith(name.lower())]
+        near = near or get_close_matches(name.lower(), commands, n=1, cutoff=0.5)
+        if near:
+            return f" Did you mean {near[0]!r}?"
+        if f"--{name}" in (word for param in ctx.command.params for word in param.opts):
+            return f" Did you mean '--{name}'?"
+        if "metrics" in commands and Path(name).exists():
+            return f" To measure {name}: {ctx.command_path} metrics {shell_quoted(name)}"
+        return ""
 
 
 class _ConfigException(click.ClickException):
@@ -85,7 +198,7 @@ class _Group(SuggestingGroup):
         """
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
-            ctx.default_map = {name: settings.defaults(command, name)}
+            ctx.default_map = {name: settings(command, name)}
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:

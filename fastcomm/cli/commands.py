@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any, TypeVar
 
 import click
@@ -21,8 +22,10 @@ from click.core import ParameterSource
 from cloup import OptionGroup
 from cloup.formatting import HelpSection
 
-from fastcomm.checks import literals
-from fastcomm.cli.messages import SuggestingGroup, talk
+from fastcomm.checks import field_types, literals, option_name
+from fastcomm.cli import SuggestingGroup
+from fastcomm.cli.messages import talk
+from fastcomm.cli.parameter_types import Number, NumberList, OutputFolder, long_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 OptionRow = tuple[str, str]  # names and help text, as the help lists them
@@ -38,6 +41,8 @@ RULES = OptionGroup("Dependencies")
 COMPAT = OptionGroup("Compatibility")
 OUTPUT = OptionGroup("Output")
 
+# Names of values in the help, where click would write a range or "DIRECTORY".
+_METAVARS: dict[type, str] = {click.IntRange: "N", Number: "FACTOR", OutputFolder: "DIR"}
 _COUNTS = "fastcomm.given"  # key of the context: how often each option is given
 _INNER = "fastcomm.inner"  # key of the context: the words of an inner command
 HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
@@ -63,8 +68,9 @@ class Option(cloup.Option):
     ) -> None:
         """Create an option; `attrs` are those of click, whose defaults are shown."""
         attrs.setdefault("show_default", True)
-        if isinstance(attrs.get("type"), click.IntRange):
-            attrs.setdefault("metavar", "N")
+        for kind, metavar in _METAVARS.items():
+            if isinstance(attrs.get("type"), kind):
+                attrs.setdefault("metavar", metavar)
         super().__init__(*args, group=group, **attrs)
         self.is_common = is_common
         self.row = row
@@ -75,12 +81,12 @@ class Option(cloup.Option):
         """Yield why the option has no effect on this command line."""
         if not _is_typed(ctx, self):
             return
-        option_name = long_name(self)
+        own_name = long_name(self)
         partners = [partner for partner in self.needs if _option(ctx, partner)]
         if partners and not any(_holds(ctx, partner) for partner in partners):
-            yield f"{option_name} needs {' or '.join(partners)}."
+            yield f"{own_name} needs {' or '.join(partners)}."
         if others := [other for other in self.not_with if _holds(ctx, other)]:
-            yield f"{option_name} has no effect with {' or '.join(others)}; leave one out."
+            yield f"{own_name} has no effect with {' or '.join(others)}; leave one out."
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Return what click shows behind the help text: the default, but no range."""
@@ -93,11 +99,6 @@ class Option(cloup.Option):
         if self.row is not None:
             return self.row if self.row[0] else None
         return super().get_help_record(ctx)
-
-
-def long_name(param: click.Parameter) -> str:
-    """Return the long name of an option as a user writes it."""
-    return max(param.opts, key=len)
 
 
 def _option(ctx: click.Context, text: str) -> click.Parameter | None:
@@ -147,21 +148,49 @@ def _is_typed(ctx: click.Context, param: click.Parameter) -> bool:
     return source is ParameterSource.COMMANDLINE and _is_given(ctx, param)
 
 
-def option(
-    *names: str, group: OptionGroup, is_common: bool = False, **attrs: Any
+def option(*names: str, group: OptionGroup, **attrs: Any) -> Callable[[F], F]:
+    """Return a decorator that adds an `Option` to a command; `attrs` are those of `Option`."""
+    return cloup.option(*names, cls=Option, group=group, **attrs)
+
+
+def option_of(
+    kind: type, name: str, text: str, *, spellings: Sequence[str] = (), **attrs: Any
 ) -> Callable[[F], F]:
-    """Return a decorator that adds an `Option` to a command; `attrs` are those of click."""
-    return cloup.option(*names, cls=Option, group=group, is_common=is_common, **attrs)
+    """Return a decorator that adds the option of a field of an options class.
+
+    The field says the option's name, its default, the texts that it takes, and whether it is a
+    flag, a list or repeatable.
+
+    Parameters
+    ----------
+    kind, name
+        The class and its field.
+    text
+        The help text.
+    spellings
+        Names of the option, if there are others than `--name`.
+    **attrs
+        Attributes of `Option`, such as `group`.
+
+    """
+    derived = {"help": text, **_attributes(kind, name), **attrs}
+    return option(*(spellings or [option_name(name)]), **derived)
 
 
-def of_field(kind: type, name: str) -> dict[str, Any]:
-    """Return the attributes of the option of a field: its default, and what texts it takes."""
+def _attributes(kind: type, name: str) -> dict[str, Any]:
+    """Return the attributes of click that follow from a field: default, and type of values."""
     (default,) = (own.default for own in fields(kind) if own.name == name)
-    texts = literals(kind, name)
-    return {
-        **({} if default is None else {"default": default}),
-        **({"type": click.Choice(texts)} if texts else {}),
-    }
+    types = [one for one in field_types(kind, name) if one is not NoneType]
+    if types == [bool]:
+        return {"is_flag": True, "default": default}
+    if types == [tuple[str, ...]]:
+        return {"multiple": True}
+    attributes: dict[str, Any] = {} if default is None else {"default": default}
+    if texts := literals(kind, name):
+        attributes["type"] = click.Choice(texts)
+    elif types == [tuple[int, ...]]:
+        attributes["type"] = NumberList()
+    return attributes
 
 
 class OptionsCommand(cloup.Command):

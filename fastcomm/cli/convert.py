@@ -1,18 +1,21 @@
 """``fastcomm convert``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
-from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
-from fastcomm.cli.results import json_option, print_written, steps_option
-from fastcomm.cli.values import OutputFile, RunArgument
+from fastcomm.cli.messages import warn
+from fastcomm.cli.parameter_types import OutputFile, RunArgument
+from fastcomm.cli.results import exit_if_skipped, json_option, print_written, say_skipped
+from fastcomm.cli.runs import ExecutionOptions, open_traces, opened_run
+from fastcomm.cli.shared_options import run_options, steps_option
 from fastcomm.errors import ConfigError, inert, shell_joined
 from fastcomm.options import ReadOptions
+from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro import UniformTrace
@@ -44,10 +47,7 @@ destination_argument = click.argument("destination", type=OutputFile(dir_okay=Tr
 @steps_option
 @json_option
 @run_options
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     form: str,
@@ -72,7 +72,6 @@ def run(
     measured; collectives and messages have sizes, groups and partners, and the simulator
     determines their time.
     """
-    from fastcomm.cli import INCOMPLETE
     from fastcomm.files import refuse_inputs
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
@@ -80,16 +79,44 @@ def run(
         raise ConfigError("--steps has an effect with --to perfetto only; leave it out")
     if form == "chakra":
         _refuse_file(destination)
-        skipped = _chakra(path, destination, as_json, reading, execution)
+        written = _chakra(path, destination, reading, execution)
     else:
         refuse_directory(destination)
         if form == "perfetto":
-            paths = (path, destination)
-            skipped = _perfetto(paths, steps, as_json, reading, execution)
+            written = _perfetto(path, destination, steps, reading, execution)
         else:
-            skipped = _uniform(path, destination, as_json, reading)
-    if skipped:
-        ctx.exit(INCOMPLETE)
+            written = _uniform(path, destination, reading)
+    written.tell(as_json=as_json)
+    exit_if_skipped(written.skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What was written in another format: the path, the format, and how much it has."""
+
+    destination: Path
+    form: str
+    ranks: int
+    counts: dict[str, int]  # events or nodes first
+    skipped: Sequence["SkippedRank"] = ()
+    next_command: str | None = None
+
+    def tell(self, *, as_json: bool) -> None:
+        """Print what was written, and to stderr the skipped ranks."""
+        say_skipped(self.skipped)
+        if as_json:
+            print_written(
+                self.form,
+                [self.destination],
+                ranks=self.ranks,
+                skipped=self.skipped,
+                next_command=self.next_command,
+                **self.counts,
+            )
+            return
+        noun, count = next(iter(self.counts.items()))
+        content = f"{counted(count, noun.removesuffix('s'))} of {counted(self.ranks, 'rank')}"
+        click.echo(f"{inert(str(self.destination))}: {content} ({self.form})")
 
 
 def refuse_directory(destination: Path) -> None:
@@ -110,27 +137,22 @@ def _refuse_file(destination: Path) -> None:
         )
 
 
-def _uniform(
-    path: Path, destination: Path, as_json: bool, reading: ReadOptions
-) -> Sequence["SkippedRank"]:
-    """Write a run as one uniform trace; return the skipped ranks."""
+def _uniform(path: Path, destination: Path, reading: ReadOptions) -> Conversion:
+    """Write a run as one uniform trace."""
     from fastcomm.readers.dpro import inputs
 
-    run = open_traces((path,), reading)
-    source = inputs.converted(run, keep_going=reading.keep_going)
+    source = inputs.converted(open_traces((path,), reading), keep_going=reading.keep_going)
     warn(source.warnings)
-    say(*(f"skipped: {skipped}" for skipped in source.read.skipped))
-    write_uniform(source.trace, destination, as_json, source.read.skipped)
-    return source.read.skipped
+    return write_uniform(source.trace, destination, source.read.skipped)
 
 
 def write_uniform(
-    trace: "UniformTrace",
-    destination: Path,
-    as_json: bool,
-    skipped: Sequence["SkippedRank"] = (),
-) -> None:
-    """Write a uniform trace, gzipped where the name ends in .gz, and print what was written."""
+    trace: "UniformTrace", destination: Path, skipped: Sequence["SkippedRank"] = ()
+) -> Conversion:
+    """Write a uniform trace, gzipped where the name ends in .gz.
+
+    `skipped` are the ranks that it does not have, since they could not be read.
+    """
     from fastcomm.files import aside
     from fastcomm.readers.dpro import json_files
 
@@ -139,104 +161,72 @@ def write_uniform(
         unfinished.write_bytes(
             json_files.compressed(data) if destination.suffix == ".gz" else data
         )
-    ranks = len(trace.pids)
-    if as_json:
-        command = shell_joined(["fastcomm", "dpro", "stats", str(destination)])
-        print_written(
-            "uniform",
-            [destination],
-            ranks=ranks,
-            skipped=skipped,
-            next_command=command,
-            events=len(trace),
-        )
-    else:
-        _report_written(destination, (len(trace), "event"), ranks, "uniform")
+    return Conversion(
+        destination=destination,
+        form="uniform",
+        ranks=len(trace.pids),
+        counts={"events": len(trace)},
+        skipped=skipped,
+        next_command=shell_joined(["fastcomm", "dpro", "stats", str(destination)]),
+    )
 
 
 def _perfetto(
-    paths: tuple[Path, Path],
+    path: Path,
+    destination: Path,
     steps: tuple[int, ...] | None,
-    as_json: bool,
     reading: ReadOptions,
     execution: ExecutionOptions,
-) -> Sequence["SkippedRank"]:
-    """Write a run as one trace for Perfetto; return the skipped ranks."""
-    from fastcomm.analyses import perfetto, preparation
-    from fastcomm.report.console import progress
+) -> Conversion:
+    """Write a run as one trace for Perfetto."""
+    from fastcomm.analyses import perfetto
+    from fastcomm.analyses.preparation import compile_kernels
 
-    source, destination = paths
-    with executor_for(execution) as executor:
-        traces = open_traces((source,), reading)
-        warn(traces.warnings)
-        if executor.is_here:
-            preparation.compile_kernels()
-        with progress(traces) as advance:
-            written = perfetto.convert(
-                traces,
-                destination.absolute(),
-                executor,
-                steps=steps,
-                keep_going=reading.keep_going,
-                progress=advance,
-            )
-    warn(written.warnings)
-    say(*(f"skipped: {skipped}" for skipped in written.skipped))
-    if as_json:
-        print_written(
-            "perfetto",
-            [destination],
-            ranks=written.ranks,
-            skipped=written.skipped,
-            events=written.events,
-            arrows=written.arrows,
+    with opened_run((path,), reading, execution, compile_kernels) as opened:
+        warn(opened.traces.warnings)
+        written = perfetto.convert(
+            opened.traces,
+            destination.absolute(),
+            opened.executor,
+            steps=steps,
+            keep_going=reading.keep_going,
+            progress=opened.progress,
         )
-    else:
-        _report_written(destination, (written.events, "event"), written.ranks, "perfetto")
-    return written.skipped
+    warn(written.warnings)
+    return Conversion(
+        destination=destination,
+        form="perfetto",
+        ranks=written.ranks,
+        counts={"events": written.events, "arrows": written.arrows},
+        skipped=written.skipped,
+    )
 
 
 def _chakra(
-    path: Path,
-    output: Path,
-    as_json: bool,
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-) -> Sequence["SkippedRank"]:
-    """Write a run as Chakra traces to a directory; return the skipped ranks."""
-    from fastcomm.analyses import chakra, preparation
-    from fastcomm.report.console import progress
+    path: Path, destination: Path, reading: ReadOptions, execution: ExecutionOptions
+) -> Conversion:
+    """Write a run as Chakra traces to a directory."""
+    from fastcomm.analyses import chakra
+    from fastcomm.analyses.preparation import compile_critical_path
 
-    with executor_for(execution) as executor:
-        traces = open_traces((path,), reading)
-        warn(traces.warnings)
-        if executor.is_here:
-            preparation.compile_critical_path()
-        with progress(traces) as advance:
-            written = chakra.convert(
-                traces,
-                output.absolute(),
-                executor,
-                keep_going=reading.keep_going,
-                progress=advance,
-            )
+    with opened_run((path,), reading, execution, compile_critical_path) as opened:
+        warn(opened.traces.warnings)
+        written = chakra.convert(
+            opened.traces,
+            destination.absolute(),
+            opened.executor,
+            keep_going=reading.keep_going,
+            progress=opened.progress,
+        )
     warn(written.warnings)
     warn(
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())
     )
-    say(*(f"skipped: {skipped}" for skipped in written.skipped))
-    if as_json:
-        ranks, nodes = written.ranks, written.nodes
-        print_written("chakra", [output], ranks=ranks, skipped=written.skipped, nodes=nodes)
-    else:
-        _report_written(output, (written.nodes, "node"), written.ranks, "chakra")
-    return written.skipped
-
-
-def _report_written(output: Path, content: tuple[int, str], ranks: int, form: str) -> None:
-    """Print what was written; `content` is a count and its noun, as in (12, "event")."""
-    from fastcomm.units import counted
-
-    summary = f"{counted(*content)} of {counted(ranks, 'rank')} ({form})"
-    click.echo(f"{inert(str(output))}: {summary}")
+    return Conversion(
+        destination=destination,
+        form="chakra",
+        ranks=written.ranks,
+        counts={"nodes": written.nodes},
+        skipped=written.skipped,
+    )

@@ -1,27 +1,34 @@
-"""``fastcomm critical-path``."""
+"""``fastcomm critical-path``, and the path of a run, which ``fastcomm what-if`` needs, too."""
 
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.checks import literals
-from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, of_field, option
-from fastcomm.cli.options import ExecutionOptions, builds, run_options
+from fastcomm.checks import option_name
+from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, option, option_of
+from fastcomm.cli.messages import warn
+from fastcomm.cli.parameter_types import Output
 from fastcomm.cli.results import (
-    PathFiles,
     ResultFiles,
     compat_option,
-    print_json,
+    exit_if_skipped,
+    give,
+    overlay_option,
     result_options,
+    say_skipped,
 )
-from fastcomm.cli.values import Output
-from fastcomm.cli.windows import find_path, overlay_option, path_options
+from fastcomm.cli.runs import ExecutionOptions, executor_for, open_traces
+from fastcomm.cli.shared_options import builds, path_options, run_options
+from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.critical_path import CriticalPath
+    from fastcomm.trace.run import RunTraces
 
 _EXAMPLES = """\b
 Examples:
@@ -34,70 +41,57 @@ Examples:
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFiles:
+    """Files of the path of one rank: the trace with the path drawn into it, and the graph."""
+
+    overlay: Path | None = None
+    all_events: bool = False
+    all_edges: bool = False
+    save: str | None = None
+
+
+_rule = partial(option_of, PathOptions, group=RULES)
+_file = partial(option_of, PathFiles, group=OUTPUT)
+
+
 @click.command("critical-path", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
 @overlay_option(not_with=("--dask",))
-@option(
-    "--all-events",
-    is_flag=True,
-    group=OUTPUT,
-    needs=("--overlay",),
-    help="Keep every event in the file of --overlay.",
-)
-@option(
-    "--all-edges",
-    is_flag=True,
-    group=OUTPUT,
-    needs=("--overlay",),
-    help="Draw every edge in the file of --overlay.",
-)
-@option(
-    "--save",
-    type=Output(),
-    metavar="DIR",
-    group=OUTPUT,
-    help="Write the graph and its path to DIR.zip.",
-)
-@option(
-    "--deps",
-    **of_field(PathOptions, "deps"),
+@_file("all_events", "Keep every event in the file of --overlay.", needs=("--overlay",))
+@_file("all_edges", "Draw every edge in the file of --overlay.", needs=("--overlay",))
+@_file("save", "Write the graph and its path to DIR.zip.", type=Output(), metavar="DIR")
+@_rule(
+    "deps",
+    "Also report operators that could start earlier if they waited only for their data.",
     metavar="data",
-    group=RULES,
-    help="Also report operators that could start earlier if they waited only for their data.",
 )
-@option(
-    "--execution-trace",
+@_rule(
+    "execution_trace",
+    "Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
     type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    group=RULES,
     needs=("--deps",),
-    help="Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
 )
 @option(
     "--times",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
     group=RULES,
     not_with=("--compat", "--deps", "--overlay"),
     help="Use the times of FILE (Parquet or CSV), such as a simulator's, instead of the "
     "measured ones.",
 )
-@compat_option(*literals(PathOptions, "compat"), of="HTA, with the first step by default")
-@option(
-    "--zero-weight-launches",
-    is_flag=True,
+@compat_option(PathOptions, "HTA, with the first step by default")
+@_rule(
+    "zero_weight_launches",
+    "Add HTA's edges of weight 0 from every launch (with --compat hta).",
     group=COMPAT,
     needs=("--compat hta",),
-    help="Add HTA's edges of weight 0 from every launch (with --compat hta).",
 )
 @run_options
 @result_options("critical_path.json, and the path edge by edge as CSV and Parquet")
-@builds(files=ResultFiles, path_files=PathFiles)
-@click.pass_context
+@builds(path_files=PathFiles)
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     files: ResultFiles,
@@ -116,6 +110,8 @@ def run(
     gaps) and the operators with the most time on it. --compat, --overlay, --save and --deps
     analyze one rank, by default the first.
     """
+    from fastcomm.report import critical_path as report
+
     alone = path_files.overlay is not None or path_files.save is not None
     critical = find_path(paths, path_options, reading, execution, alone=alone)
     if times is not None:
@@ -125,9 +121,8 @@ def run(
     _write_path_files(critical, path_files)
     if files.html is not None:
         _write_page(critical, paths, path_options, reading, files.html)
-    _show(critical, files)
-    if critical.skipped:
-        ctx.exit(INCOMPLETE)
+    give(critical, files, "critical_path", report.show)
+    exit_if_skipped(critical.skipped)
 
 
 def _write_path_files(critical: "CriticalPath", files: PathFiles) -> None:
@@ -158,13 +153,89 @@ def _write_page(
     write_page(pages.page(critical, paths, options), html)
 
 
-def _show(path: "CriticalPath", files: ResultFiles) -> None:
-    """Print the path, and write its files if --output names a directory."""
-    from fastcomm.report import critical_path as report
+def find_path(
+    paths: tuple[str, ...],
+    options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+    *,
+    alone: bool = False,
+) -> "CriticalPath":
+    """Return the critical path of a window.
 
-    if files.output is not None:
-        report.write(path, files.output, xlsx=files.xlsx)
-    if files.as_json:
-        print_json(path)
+    Warnings of the run and the skipped ranks are printed to stderr.
+
+    Parameters
+    ----------
+    paths
+        Files and directories of the run.
+    options
+        The window, the rank and the rules.
+    reading, execution
+        How to read the run, and with which workers.
+    alone
+        Whether to use one rank alone, rather than all.
+
+    """
+    from fastcomm.analyses import execution_traces
+
+    if execution_traces.is_execution_trace(paths):
+        _refuse(options, replace(PathOptions(), rank=options.rank))
+        _refuse(reading, replace(ReadOptions(), keep_going=reading.keep_going))
+        _refuse(execution, ExecutionOptions())
+        path = execution_traces.execution_trace_path(
+            *paths, rank=options.rank, alone=alone, keep_going=reading.keep_going
+        )
     else:
-        report.show(path)
+        path = _path_of_run(paths, options, reading, execution, alone=alone)
+        warn(path.warnings)
+    say_skipped(path.skipped)
+    return path
+
+
+def _path_of_run(
+    paths: tuple[str, ...],
+    options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+    *,
+    alone: bool,
+) -> "CriticalPath":
+    """Return the critical path of a window of a run."""
+    from fastcomm.analyses import preparation
+    from fastcomm.analyses.critical_path import critical_path
+    from fastcomm.report.console import progress
+
+    is_of_one_rank = alone or options.is_of_one_rank
+    if is_of_one_rank:
+        execution = replace(execution, workers=1)
+    with executor_for(execution) as executor:
+        if executor.is_here:
+            preparation.compile_critical_path(options.compat)
+        run = open_traces(paths, reading, executor)
+        warn((*_without_effect(options.rank, reading, run), *run.warnings))
+        with nullcontext() if is_of_one_rank else progress(run) as advance:
+            return critical_path(
+                run,
+                options,
+                workers=executor,
+                keep_going=reading.keep_going,
+                progress=advance,
+                alone=alone,
+            )
+
+
+def _refuse(options: Any, allowed: Any) -> None:
+    """Raise ConfigError for an option that is not as in `allowed`."""
+    for field in fields(options):
+        if getattr(options, field.name) != getattr(allowed, field.name):
+            raise ConfigError(
+                f"{option_name(field.name)} has no effect on execution traces: leave it out"
+            )
+
+
+def _without_effect(rank: int | None, reading: ReadOptions, run: "RunTraces") -> list[str]:
+    """Return a warning if --keep-going has no effect, since only the rank of --rank is read."""
+    if not reading.keep_going or rank is None or run.skipped:
+        return []
+    return ["--keep-going changes nothing: only the rank of --rank is read"]

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 from fastcomm.cli.commands import OUTPUT, WORKLOAD, OptionsCommand, option
 from fastcomm.cli.messages import say
-from fastcomm.cli.results import json_option, link_bandwidth_option, print_written
-from fastcomm.cli.values import COUNT, OutputFolder
+from fastcomm.cli.parameter_types import COUNT, OutputFolder
+from fastcomm.cli.results import json_option, print_written
+from fastcomm.cli.shared_options import link_bandwidth_option
 
 # Of all ranks: these need no second one.
 _IDLE_FAULTS = (

@@ -3,8 +3,8 @@
 import click
 
 from fastcomm.cli.commands import OptionsCommand
-from fastcomm.cli.options import cluster_options
 from fastcomm.cli.results import json_option, print_json
+from fastcomm.cli.shared_options import cluster_options
 
 _EXAMPLES = """\b
 Examples:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli.commands import READING, OptionsCommand, option
-from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces, run_options
-from fastcomm.cli.results import json_option, print_json
+from fastcomm.cli.results import exit_if_skipped, json_option, print_json
+from fastcomm.cli.runs import ExecutionOptions, opened_run
+from fastcomm.cli.shared_options import run_options
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
-    from fastcomm.executors import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -34,10 +34,7 @@ Examples:
 )
 @run_options
 @json_option
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     all_ranks: bool,
@@ -50,37 +47,33 @@ def run(
     PATH is as for fastcomm metrics. Reads the first rank alone, which takes seconds for a run
     of any size; of a store of fastcomm ingest, all ranks are known at once.
     """
-    from fastcomm.cli import INCOMPLETE
-
-    with executor_for(execution) as executor:
-        details = _inspected(paths, reading, executor, all_ranks=all_ranks)
+    details = _inspected(paths, reading, execution, all_ranks=all_ranks)
     if as_json:
         print_json(details)
     else:
         from fastcomm.report.info import show
 
         show(details, paths)
-    if details.skipped:
-        ctx.exit(INCOMPLETE)
+    exit_if_skipped(details.skipped)
 
 
 def _inspected(
-    paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
+    paths: tuple[str, ...],
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+    *,
+    all_ranks: bool,
 ) -> "Info":
     """Describe the run at the paths; `all_ranks` reads every rank, not the first alone."""
-    from fastcomm.analyses import preparation
     from fastcomm.analyses.info import info
-    from fastcomm.report.console import progress
+    from fastcomm.analyses.preparation import compile_kernels
 
-    found_run = open_traces(paths, reading, executor)
-    if executor.is_here:
-        preparation.compile_kernels()
-    with progress(found_run) as advance:
+    with opened_run(paths, reading, execution, compile_kernels) as opened:
         return info(
-            found_run,
+            opened.traces,
             all_ranks=all_ranks,
             anew=replace(reading, ranks=None, keep_going=False) != ReadOptions(),
-            workers=executor,
+            workers=opened.executor,
             keep_going=reading.keep_going,
-            progress=advance if all_ranks else None,
+            progress=opened.progress if all_ranks else None,
         )

@@ -6,9 +6,16 @@ import click
 
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import ExecutionOptions, executor_for, run_options, standing_options
-from fastcomm.cli.results import json_option, output_option, print_written
-from fastcomm.cli.values import Output
+from fastcomm.cli.parameter_types import Output
+from fastcomm.cli.results import (
+    exit_if_skipped,
+    json_option,
+    output_option,
+    print_written,
+    say_skipped,
+)
+from fastcomm.cli.runs import ExecutionOptions, executor_for, standing_options
+from fastcomm.cli.shared_options import run_options
 from fastcomm.errors import shell_joined
 from fastcomm.options import ReadOptions
 
@@ -29,10 +36,7 @@ Examples:
 @output_option("A new directory, or a store of the same run", type=Output(), required=True)
 @json_option
 @run_options
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     output: str,
@@ -49,7 +53,6 @@ def run(
     and options have not changed are not read again. Exit codes: 0 done, 1 error, 2 wrong usage,
     3 done without some ranks (--keep-going).
     """
-    from fastcomm.cli import INCOMPLETE
     from fastcomm.files import unguarded
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
@@ -69,8 +72,7 @@ def run(
             bytes=sum(entry.size for entry in entries),
             unchanged_ranks=len(ingested.kept),
         )
-    if ingested.manifest.failed:
-        ctx.exit(INCOMPLETE)
+    exit_if_skipped(ingested.manifest.failed)
 
 
 def _stored(
@@ -122,5 +124,5 @@ def _show(ingested: "Ingested") -> None:
         lines.append(
             f"unchanged since the last ingest, not stored again: {named_ranks(ingested.kept)}"
         )
-    lines += [f"skipped: {rank}" for rank in unread]
     say(*lines)
+    say_skipped(unread)

@@ -1,22 +1,24 @@
 """``fastcomm kernels``."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import MEASUREMENT, OUTPUT, WINDOW, OptionsCommand, option
+from fastcomm.cli.commands import MEASUREMENT, OUTPUT, WINDOW, OptionsCommand, option, option_of
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import (
-    ExecutionOptions,
-    builds,
-    executor_for,
-    open_traces,
-    run_options,
+from fastcomm.cli.parameter_types import NUMBER, RANK
+from fastcomm.cli.results import (
+    ResultFiles,
+    exit_if_skipped,
+    result_options,
+    say_skipped,
+    top_option,
 )
-from fastcomm.cli.results import ResultFiles, result_options, top_option
-from fastcomm.cli.values import NUMBER, RANK
-from fastcomm.options import KernelKey, KernelOptions, ReadOptions
+from fastcomm.cli.runs import ExecutionOptions, opened_run
+from fastcomm.cli.shared_options import builds, run_options
+from fastcomm.options import KernelOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.kernels.result import Kernels
@@ -39,52 +41,37 @@ class PrintOptions:
     format_: str = "table"
 
 
+_kernel = partial(option_of, KernelOptions, group=MEASUREMENT)
+_window = partial(option_of, KernelOptions, group=WINDOW, is_common=True)
+
+
 @click.command("kernels", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@option(
-    "--by",
-    type=click.Choice(get_args(KernelKey)),
-    default="name",
+@_kernel(
+    "by",
+    "What a row is: name, category, operator, module, annotation, stream or layer.",
     metavar="KEY",
-    group=MEASUREMENT,
     is_common=True,
-    help="What a row is: name, category, operator, module, annotation, stream or layer.",
 )
-@option(
-    "--match",
-    metavar="REGEX",
-    group=MEASUREMENT,
-    is_common=True,
-    help="Count only work of which the kernel's name, or that of the row, matches. "
+@_kernel(
+    "match",
+    "Count only work of which the kernel's name, or that of the row, matches. "
     "Syntax of Python.",
+    metavar="REGEX",
+    is_common=True,
 )
-@option(
-    "--full-names",
-    is_flag=True,
-    group=MEASUREMENT,
+@_kernel(
+    "full_names",
+    "Keep names as recorded: template arguments, parameters, numbers.",
     is_common=True,
     not_with=tuple(f"--by {key}" for key in ("category", "operator", "stream", "layer")),
-    help="Keep names as recorded: template arguments, parameters, numbers.",
 )
-@option(
-    "--rank",
-    type=RANK,
-    group=WINDOW,
-    is_common=True,
-    help="Analyze this rank alone. Default: all ranks.",
-)
-@option(
-    "--step",
-    type=NUMBER,
-    group=WINDOW,
-    is_common=True,
-    help="Number of the step. Default: all steps.",
-)
-@option(
-    "--gpu",
+@_window("rank", "Analyze this rank alone. Default: all ranks.", type=RANK)
+@_window("step", "Number of the step. Default: all steps.", type=NUMBER)
+@_kernel(
+    "gpu",
+    "GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
     metavar="NAME",
-    group=MEASUREMENT,
-    help="GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
 )
 @top_option(_ROWS, all_in_json=True)
 @option(
@@ -97,13 +84,10 @@ class PrintOptions:
     not_with=("--json",),
     help="Format to write. CSV and JSON have all rows, or those of --top.",
 )
-@builds(shown=PrintOptions, files=ResultFiles, kernels=KernelOptions)
+@builds(shown=PrintOptions, kernels=KernelOptions)
 @run_options
 @result_options("kernels.json, and rows of all and of each rank as CSV and Parquet")
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     shown: PrintOptions,
@@ -122,15 +106,15 @@ def run(
     kernels. Runs without a device have operators of the host instead of kernels.
     """
     from fastcomm import result
-    from fastcomm.cli import INCOMPLETE
     from fastcomm.report import kernels as report
-    from fastcomm.report.files import csv_text
+    from fastcomm.report.files import csv_text, write_result
 
     summed = _summed(paths, kernels, reading, execution)
     warn(summed.warnings)
-    say(*(f"skipped: {rank}" for rank in summed.read.skipped))
+    say_skipped(summed.read.skipped)
     if files.output is not None:
-        report.write(summed, files.output, xlsx=files.xlsx)
+        tables = {"kernels": summed.to_arrow(), "kernels_by_rank": summed.by_rank()}
+        write_result(summed, files.output, "kernels", tables, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import kernels as pages
         from fastcomm.report.html import write as write_page
@@ -147,8 +131,7 @@ def run(
         click.echo(report.markdown(summed, rows))
     else:
         report.show(summed, rows)
-    if summed.read.skipped:
-        ctx.exit(INCOMPLETE)
+    exit_if_skipped(summed.read.skipped)
 
 
 def _summed(
@@ -159,17 +142,12 @@ def _summed(
 ) -> "Kernels":
     """Return the kernels of the run at the paths, with a progress bar."""
     from fastcomm.analyses.kernels import compile_kernels, sum_kernels
-    from fastcomm.report.console import progress
 
-    with executor_for(execution) as executor:
-        if executor.is_here:
-            compile_kernels()
-        run = open_traces(paths, reading, executor)
-        with progress(run) as advance:
-            return sum_kernels(
-                run,
-                options,
-                workers=executor,
-                keep_going=reading.keep_going,
-                progress=advance,
-            )
+    with opened_run(paths, reading, execution, compile_kernels) as opened:
+        return sum_kernels(
+            opened.traces,
+            options,
+            workers=opened.executor,
+            keep_going=reading.keep_going,
+            progress=opened.progress,
+        )

@@ -12,15 +12,13 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from errno import EPIPE
-from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import TextWrapper
 
 import click
 
-from fastcomm.errors import inert_lines, shell_quoted
+from fastcomm.errors import inert_lines
 
 _LOG = logging.getLogger("fastcomm")
 _LEAST_WIDTH = 40
@@ -93,46 +91,6 @@ def warn(warnings: Iterable[str]) -> None:
     """Log each warning, which --quiet suppresses."""
     for warning in warnings:
         _LOG.warning("warning: %s", warning)
-
-
-class SuggestingGroup(click.Group):
-    """A group that names the command that was probably meant."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; a usage error says that options follow the command."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            names = ", ".join(word for param in self.params for word in param.opts)
-            raise click.UsageError(
-                f"No such option {error.option_name!r} before a command; there are {names}. "
-                f"Others follow the command, as in `{ctx.command_path} COMMAND "
-                f"{error.option_name}`.",
-                ctx,
-            ) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; else a usage error names the nearest one."""
-        name = args[0]
-        is_option = name.startswith("-") or ctx.resilient_parsing
-        if not is_option and self.get_command(ctx, name) is None:
-            ctx.fail(f"No such command {name!r}.{self._suggestion(ctx, name)}")
-        return super().resolve_command(ctx, args)
-
-    def _suggestion(self, ctx: click.Context, name: str) -> str:
-        """Return the command that was probably meant, as a sentence; empty without one."""
-        commands = self.list_commands(ctx)
-        near = [command for command in commands if command.startswith(name.lower())]
-        near = near or get_close_matches(name.lower(), commands, n=1, cutoff=0.5)
-        if near:
-            return f" Did you mean {near[0]!r}?"
-        if f"--{name}" in (word for param in ctx.command.params for word in param.opts):
-            return f" Did you mean '--{name}'?"
-        if "metrics" in commands and Path(name).exists():
-            return f" To measure {name}: {ctx.command_path} metrics {shell_quoted(name)}"
-        return ""
 
 
 _CLOSED = -1  # no file descriptor: writing to it fails

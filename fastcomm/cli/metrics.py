@@ -1,19 +1,15 @@
 """``fastcomm metrics``."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
 
 import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
-from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
-from fastcomm.cli.results import measure, measure_options, result_options, throughput_options
+from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
+from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.shared_options import measure_options, throughput_options
 from fastcomm.options import MetricsOptions, ReadOptions
-
-if TYPE_CHECKING:
-    from fastcomm.metrics.result import Metrics
-
 
 _EXAMPLES = """\b
 Examples:
@@ -44,18 +40,12 @@ Examples:
 @throughput_options
 @measure_options
 @result_options("metrics.json, and every table as CSV and Parquet")
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     full: bool,
     spec: bool,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
+    files: ResultFiles,
     metrics: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -70,48 +60,19 @@ def run(
     If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
     """
-    from fastcomm.cli import INCOMPLETE
-
-    wants_tables = output is not None or html is not None
+    wants_tables = files.output is not None or files.html is not None
     with executor_for(execution) as executor:
         options = replace(metrics, with_tables=wants_tables)
         run = open_traces(paths, reading, executor)
-        metrics_ = measure(run, reading, options, executor)
-    if output is not None:
-        from fastcomm.report import files
-
-        files.write_metrics(metrics_, output, xlsx=xlsx)
-    if html is not None:
+        measured = measure(run, reading, options, executor)
+    if files.html is not None:
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html import run_page
         from fastcomm.report.html import write as write_page
 
-        page = run_page.run_page(metrics_, paths, options=reading_arguments(reading))
-        write_page(page, html)
-    show(metrics_, as_json, full=full, spec=spec)
-    if metrics_.skipped:
-        ctx.exit(INCOMPLETE)
-
-
-def show(metrics: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
-    """Print the result to stdout: as one JSON object, or for a person on one screen.
-
-    Parameters
-    ----------
-    metrics
-        The result.
-    as_json
-        Whether to print JSON, which is always complete.
-    full, spec
-        Whether the text has all tables, and the breakdown by the specification's formulas.
-
-    """
-    if as_json:
-        from fastcomm import result
-
-        click.echo(result.text(metrics.to_dict()))
-        return
-
+        page = run_page.run_page(measured, paths, options=reading_arguments(reading))
+        write_page(page, files.html)
     from fastcomm.report import terminal
 
-    terminal.show(metrics, full=full, spec=spec)
+    give(measured, files, "metrics", partial(terminal.show, full=full, spec=spec))
+    exit_if_skipped(measured.skipped)

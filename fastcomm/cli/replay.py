@@ -6,26 +6,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
-from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import (
-    ExecutionOptions,
-    builds,
-    edit_options,
-    executor_for,
-    open_traces,
-    run_options,
-    with_options,
-)
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
+from fastcomm.cli.messages import warn
+from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
     ResultFiles,
+    exit_if_skipped,
     print_json,
     result_options,
+    say_skipped,
     trace_option,
 )
-from fastcomm.cli.values import RunArgument
-from fastcomm.cli.windows import window_options
+from fastcomm.cli.runs import ExecutionOptions, opened_run
+from fastcomm.cli.shared_options import (
+    builds,
+    edit_options,
+    run_options,
+    window_options,
+    with_options,
+)
 from fastcomm.options import EditOptions, ReadOptions, ScenarioOptions, Window
 
 if TYPE_CHECKING:
@@ -43,20 +42,19 @@ Examples:
 def session_options(command: F) -> F:
     """Add the options that every replay has; the command gets `scenarios` and `files`."""
     options = [
-        option(
-            "--bottleneck",
-            is_flag=True,
+        option_of(
+            ScenarioOptions,
+            "bottleneck",
+            "Report how much each operation of the critical path costs the step.",
             group=OUTPUT,
             is_common=True,
-            help="Report how much each operation of the critical path costs the step.",
         ),
         trace_option,
         result_options(
             "replay.json, nodes and edges as Parquet, and the graph as GraphML", xlsx=False
         ),
     ]
-    built = builds(scenarios=ScenarioOptions, files=ResultFiles)(command)
-    return edit_options(with_options(options)(built))
+    return edit_options(with_options(options)(builds(scenarios=ScenarioOptions)(command)))
 
 
 @click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
@@ -64,10 +62,7 @@ def session_options(command: F) -> F:
 @session_options
 @window_options
 @run_options
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     scenarios: ScenarioOptions,
@@ -86,7 +81,7 @@ def run(
     session = _replayed(path, window, reading, execution, scenarios)
     if scenarios.bottleneck:
         session = with_bottlenecks(session, workers=execution.workers, by_name=True)
-    ctx.exit(give_session(session, path, files))
+    give_session(session, path, files)
 
 
 def _replayed(
@@ -97,33 +92,27 @@ def _replayed(
     edits: EditOptions,
 ) -> "Session":
     """Replay a step of a run as measured, and with edits."""
-    from fastcomm.analyses import preparation
+    from fastcomm.analyses.preparation import compile_critical_path
     from fastcomm.analyses.replay import session_of, step_of
-    from fastcomm.report.console import progress
     from fastcomm.trace.run import warnings_of_ranks
 
-    with executor_for(execution) as executor:
-        preparation.compile_critical_path()
-        run = open_traces((path,), reading, executor)
-        warn(run.warnings)
-        with progress(run) as advance:
-            step = step_of(
-                run,
-                window,
-                workers=executor,
-                keep_going=reading.keep_going,
-                progress=advance,
-            )
+    with opened_run((path,), reading, execution, compile_critical_path) as opened:
+        warn(opened.traces.warnings)
+        step = step_of(
+            opened.traces,
+            window,
+            workers=opened.executor,
+            keep_going=reading.keep_going,
+            progress=opened.progress,
+        )
     constraints = step.constraints
     warn(warnings_of_ranks(trace.meta for trace in constraints.traces))
-    say(
-        *(f"skipped: {rank}" for rank in (constraints.read.skipped if constraints.read else ()))
-    )
+    say_skipped(constraints.read.skipped if constraints.read else ())
     return session_of(step, edits)
 
 
-def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
-    """Print and write a replay.
+def give_session(session: "Session", path: Path, files: ResultFiles) -> None:
+    """Print and write a replay, and end the command where ranks were skipped.
 
     Parameters
     ----------
@@ -133,11 +122,6 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
         Path of the run or trial, for the page's title.
     files
         Where results go.
-
-    Returns
-    -------
-    int
-        Exit code; `INCOMPLETE` if ranks were skipped.
 
     """
     from fastcomm.report import replay as report
@@ -156,4 +140,4 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> int:
         print_json(session)
     else:
         report.show(session)
-    return INCOMPLETE if session.read and session.read.skipped else 0
+    exit_if_skipped(session.read.skipped if session.read else ())

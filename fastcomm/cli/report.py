@@ -1,23 +1,24 @@
 """``fastcomm report``."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.results import (
+    exit_if_skipped,
     html_option,
     json_option,
-    measure,
-    measure_options,
     output_option,
     print_written,
-    throughput_options,
 )
-from fastcomm.cli.values import NumberList
-from fastcomm.options import MetricsOptions, ReadOptions
+from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.shared_options import measure_options, throughput_options
+from fastcomm.options import MetricsOptions, ReadOptions, ReportOptions
+
+_page = partial(option_of, ReportOptions, group=OUTPUT)
 
 _EXAMPLES = """\b
 Examples:
@@ -30,50 +31,27 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @html_option(default="report.html")
 @output_option("Files: all tables as Parquet. Default: report-data/ beside the page")
-@option(
-    "--no-data",
-    is_flag=True,
-    group=OUTPUT,
-    is_common=True,
-    help="Do not write the tables.",
-)
-@option(
-    "--no-path",
-    is_flag=True,
-    group=OUTPUT,
-    is_common=True,
-    help="Do not search for the critical path.",
-)
-@option(
-    "--timeline-ranks",
-    type=NumberList(),
-    metavar="LIST",
-    group=OUTPUT,
+@_page("no_data", "Do not write the tables.", is_common=True)
+@_page("no_path", "Do not search for the critical path.", is_common=True)
+@_page(
+    "timeline_ranks",
+    "Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
     not_with=("--no-timeline",),
-    help="Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
 )
-@option(
-    "--timeline-steps",
-    type=NumberList(),
-    metavar="LIST",
-    group=OUTPUT,
+@_page(
+    "timeline_steps",
+    "Further steps of the timeline, which has the slowest, the median and a third one.",
     not_with=("--no-timeline",),
-    help="Further steps of the timeline, which has the slowest, the median and a third one.",
 )
-@option(
-    "--no-timeline",
-    is_flag=True,
-    group=OUTPUT,
+@_page(
+    "no_timeline",
+    "Do not draw the timeline, for which all traces are read again.",
     is_common=True,
-    help="Do not draw the timeline, for which all traces are read again.",
 )
 @throughput_options
 @json_option
 @measure_options
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     html: Path,
@@ -99,7 +77,6 @@ def run(
         raise click.UsageError("--output has no effect with --no-data")
     from fastcomm.analyses.critical_path import answers_for_page, path_for_page
     from fastcomm.analyses.timeline import find_timeline
-    from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
     from fastcomm.report.console import progress
     from fastcomm.report.html.run_page import write_report
@@ -138,5 +115,4 @@ def run(
         written = [html] if no_data else [html, data]
         ranks = len(measured.ranks)
         print_written("html", written, ranks=ranks, skipped=measured.skipped)
-    if measured.skipped:
-        ctx.exit(INCOMPLETE)
+    exit_if_skipped(measured.skipped)

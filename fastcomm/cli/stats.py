@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
-from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import builds, open_traces, reading_options, with_options
+from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
+from fastcomm.cli.messages import warn
+from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
-    ListOptions,
     ResultFiles,
     html_option,
     print_json,
     result_options,
     top_option,
 )
-from fastcomm.cli.values import RunArgument
+from fastcomm.cli.runs import open_traces
+from fastcomm.cli.shared_options import builds, reading_options, with_options
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -37,46 +36,43 @@ Examples:
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions:
+    """Which operations are printed, and the path of a run to compare with."""
+
+    sort: bool = False
+    top: int | None = None
+    against: Path | None = None
+
+
+_shown = partial(option_of, ListOptions, group=OUTPUT, is_common=True)
+
+
 def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
     """Add the options of a list of operations; the command gets `shown` and `files`."""
+    alone = ("--against",)
     options = [
-        option(
-            "--sort",
-            is_flag=True,
-            group=OUTPUT,
-            is_common=True,
-            not_with=("--against",),
-            help="Sort operations by mean duration, longest first.",
-        ),
+        _shown("sort", "Sort operations by mean duration, longest first.", not_with=alone),
         top_option(_ROWS, all_in_json=True),
-        option(
-            "--against",
+        _shown(
+            "against",
+            "Compare with OTHER: operations added, removed, faster or slower.",
             type=path,
             metavar="OTHER",
-            group=OUTPUT,
-            is_common=True,
-            help="Compare with OTHER: operations added, removed, faster or slower.",
         ),
         result_options(
-            "stats.json, and all operations as CSV and Parquet",
-            html=False,
-            not_with=("--against",),
+            "stats.json, and all operations as CSV and Parquet", html=False, not_with=alone
         ),
-        html_option(not_with=("--against",)),
+        html_option(not_with=alone),
     ]
-    return lambda command: with_options(options)(
-        builds(shown=ListOptions, files=ResultFiles)(command)
-    )
+    return lambda command: with_options(options)(builds(shown=ListOptions)(command))
 
 
 @click.command("stats", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("path", type=RunArgument("stats"))
 @list_options(RunArgument("stats"))
 @reading_options
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     shown: ListOptions,
@@ -90,15 +86,8 @@ def run(
     """
     from fastcomm.readers.dpro import statistics
 
-    ctx.exit(
-        describe(
-            partial(_read, reading=reading, is_one_of_two=shown.against is not None),
-            path,
-            shown,
-            files,
-            statistics,
-        )
-    )
+    read = partial(_read, reading=reading, is_one_of_two=shown.against is not None)
+    describe(read, path, shown, files, statistics)
 
 
 def _read(path: Path, *, reading: ReadOptions, is_one_of_two: bool) -> "Input":

@@ -4,11 +4,17 @@ from pathlib import Path
 
 import click
 
-from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import OptionsCommand
-from fastcomm.cli.options import ExecutionOptions, builds, edit_options, run_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options
-from fastcomm.cli.windows import find_path, overlay_option, path_options
+from fastcomm.cli.critical_path import find_path
+from fastcomm.cli.results import (
+    ResultFiles,
+    exit_if_skipped,
+    give,
+    overlay_option,
+    result_options,
+)
+from fastcomm.cli.runs import ExecutionOptions
+from fastcomm.cli.shared_options import builds, edit_options, path_options, run_options
 from fastcomm.options import EditOptions, PathOptions, ReadOptions
 
 _EXAMPLES = """\b
@@ -28,11 +34,8 @@ Examples:
 @overlay_option()
 @run_options
 @result_options("what_if.json; path, sweeps, candidates as CSV and Parquet")
-@builds(files=ResultFiles, edits=EditOptions)
-@click.pass_context
+@builds(edits=EditOptions)
 def run(
-    ctx: click.Context,
-    /,
     *,
     paths: tuple[str, ...],
     edits: EditOptions,
@@ -60,16 +63,10 @@ def run(
         from fastcomm.critical_path.overlay import write_what_if
 
         write_what_if(answer, overlay)
-    if files.output is not None:
-        report.write_what_if(answer, files.output, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import critical
         from fastcomm.report.html import write as write_page
 
         write_page(critical.what_if(answer, paths), files.html)
-    if files.as_json:
-        print_json(answer)
-    else:
-        report.show_what_if(answer)
-    if path.skipped:
-        ctx.exit(INCOMPLETE)
+    give(answer, files, "what_if", report.show_what_if)
+    exit_if_skipped(path.skipped)

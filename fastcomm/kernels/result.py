@@ -92,6 +92,8 @@ class SlowRank:
 class Kernels(TableResult):
     """Device work by a key; of host runs, operators and communication."""
 
+    has_long_tables = True
+
     by: KernelKey
     totals: WorkTotals
     read: ReadRanks

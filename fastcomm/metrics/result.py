@@ -60,6 +60,8 @@ class Throughput:
 class Metrics(Result):
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
 
+    has_long_tables = True
+
     ranks: tuple[int, ...]
     iterations: int | None  # number of distinct iterations over all ranks; null if unknown
     found_by: tuple[str, ...]  # rules that found the iterations

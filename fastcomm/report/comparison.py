@@ -1,15 +1,13 @@
 """The comparison of two runs: on the terminal, and as files."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm import result, units
+from fastcomm import units
 from fastcomm.analyses.changes import CauseChange, KernelChange
 from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
-from fastcomm.report import files
 from fastcomm.report.console import (
     TerminalTable,
     na,
@@ -49,28 +47,6 @@ _REASONS = {
     "avg_bus_bw": "bus bandwidth",
     "events": "events",
 }
-
-
-def write(comparison: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write compare.json, and the tables of a comparison as CSV and Parquet, into a folder.
-
-    Parameters
-    ----------
-    comparison
-        The result.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write compare.xlsx as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    texts = {"compare.json": result.dumps(comparison.to_dict())}
-    return files.write_tables(folder, texts, comparison.to_arrow(), "compare" if xlsx else None)
 
 
 def show(comparison: Comparison, conditions: Sequence[str]) -> None:

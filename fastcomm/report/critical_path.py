@@ -1,17 +1,14 @@
 """Critical paths and what-if results on a terminal and in files."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm import result
 from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.graph.edit_errors import EditSweep
-from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, shortened, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
@@ -226,29 +223,6 @@ def _top(path: CriticalPath) -> TerminalTable:
     return shown
 
 
-def write(path: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write critical_path.json, and the tables as CSV and Parquet, into a folder.
-
-    Parameters
-    ----------
-    path
-        The result.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write a workbook as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    texts = {"critical_path.json": result.dumps(path.to_dict())}
-    book = "critical_path" if xlsx else None
-    return files.write_tables(folder, texts, path.to_arrow(), book)
-
-
 _STEP_DIGITS = 4
 
 
@@ -370,25 +344,3 @@ def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
         bar = "█" * round(span / longest * _BAR)
         shown.add_row(label_, format_ns(span, _STEP_DIGITS), percent(share), bar)
     return shown
-
-
-def write_what_if(what_if: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write what_if.json, and the new path and the sweeps as CSV and Parquet, into a folder.
-
-    Parameters
-    ----------
-    what_if
-        The result.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write a workbook as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    texts = {"what_if.json": result.dumps(what_if.to_dict())}
-    return files.write_tables(folder, texts, what_if.to_arrow(), "what_if" if xlsx else None)

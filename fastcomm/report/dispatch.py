@@ -1,7 +1,6 @@
 """Print simulated schedules of an all-to-all in the terminal, and write their files."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm import result as results
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import Simulation, StrategyResult
 from fastcomm.dispatch.sweeps import DispatchSweep
-from fastcomm.report import files
 from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
-from fastcomm.result import TableResult
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 
 _MOST_LAYERS = 12
@@ -311,27 +307,3 @@ def _bottleneck(strategy: StrategyResult) -> str:
 def _times(value: float | None) -> str:
     """Format a multiple: "1.240x"; "n/a" for None."""
     return "n/a" if value is None else f"{value:.3f}x"
-
-
-def write_dispatch(result: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write dispatch.parquet, dispatch.csv and dispatch.json into a folder.
-
-    Parameters
-    ----------
-    result
-        A simulation, a sweep or a placement.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write dispatch.xlsx before the JSON.
-
-    Returns
-    -------
-    list of Path
-        All files, in the order of writing.
-
-    """
-    text = results.dumps(result.to_dict())
-    tables = {"dispatch": result.to_arrow()}
-    book = "dispatch" if xlsx else None
-    return files.write_tables(folder, {"dispatch.json": text}, tables, book)

@@ -12,15 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from fastcomm import arrow_files, result
+from fastcomm import arrow_files
 from fastcomm.errors import FastcommError, inert
 from fastcomm.files import aside, check_no_input, check_replaceable, refuse_output
+from fastcomm.result import Result, json_text
 
 if TYPE_CHECKING:
     from xlsxwriter import Workbook
     from xlsxwriter.worksheet import Worksheet
-
-    from fastcomm.metrics.result import Metrics
 
 _ROWS = 1 << 17  # written at once as CSV
 # What `inert` may change: control and format characters, and the separators of lines.
@@ -227,17 +226,28 @@ def text(content: str) -> Writer:
     return partial(Path.write_text, data=content, encoding="utf-8")
 
 
-def write_metrics(metrics: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write metrics.json, and every table as CSV and Parquet, into a folder.
+def write_result(
+    result: Result,
+    folder: str | Path,
+    name: str,
+    tables: Mapping[str, pa.Table] | None = None,
+    *,
+    xlsx: bool = False,
+) -> list[Path]:
+    """Write the JSON document of a result, and its tables as CSV and Parquet, into a folder.
 
     Parameters
     ----------
-    metrics
+    result
         The result.
     folder
         Made if it does not exist.
+    name
+        Name of the document, of the workbook, and of a single table, without suffix.
+    tables
+        Tables by name; by default those of `to_arrow`.
     xlsx
-        Whether to write metrics.xlsx as well.
+        Whether to write a workbook as well.
 
     Returns
     -------
@@ -245,6 +255,8 @@ def write_metrics(metrics: "Metrics", folder: str | Path, *, xlsx: bool = False)
         All files.
 
     """
-    text = result.text(metrics.to_dict())
-    book = "metrics" if xlsx else None
-    return write_tables(folder, {"metrics.json": text}, metrics.to_arrow(), book)
+    if tables is None:
+        content = result.to_arrow()
+        tables = content if isinstance(content, dict) else {name: content}
+    book = name if xlsx else None
+    return write_tables(folder, {f"{name}.json": json_text(result)}, tables, book)

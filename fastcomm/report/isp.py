@@ -1,11 +1,9 @@
 """Print a strategy search in the terminal, and write its files."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm import result as results
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
 from fastcomm.isp import Question
 from fastcomm.isp.communication import two_gpus
@@ -13,7 +11,6 @@ from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.isp.space import REASONS
 from fastcomm.isp.strategy import Term, memory_terms, time_terms
-from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import (
     counted,
@@ -302,34 +299,3 @@ def _shaded(cell: SweepPoint) -> str:
     shade = _SHADES[min(len(_SHADES) - 1, int(share * len(_SHADES)))]
     best = cell.best
     return f"{best['algo_type'].upper()} {best['tgs']:.0f} {percent(share, 0)} {shade * 2}"
-
-
-def write_search(
-    result: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
-) -> list[Path]:
-    """Write isp.json and the strategies as CSV and Parquet into a folder.
-
-    Of a sweep it writes only the table `sweep`.
-
-    Parameters
-    ----------
-    result
-        A search or a sweep.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write isp.xlsx as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    book = "isp" if xlsx else None
-    if isinstance(result, SearchSweep):
-        return files.write_tables(folder, {}, {"sweep": result.to_arrow()}, book)
-    text = results.dumps(result.to_dict())
-    return files.write_tables(
-        folder, {"isp.json": text}, {"strategies": result.to_arrow()}, book
-    )

@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm import result as results
 from fastcomm.hardware.surfaces import gpu
 from fastcomm.isp.evaluation import (
     Evaluation,
@@ -20,7 +18,6 @@ from fastcomm.isp.plan_search import PlanSearch, bottleneck
 from fastcomm.isp.plan_step import PlanPrice, price_plan
 from fastcomm.isp.run_calibration import RunCalibration
 from fastcomm.isp.runs import GroupError, RunPrice
-from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, na, plain_console, say, table
 from fastcomm.report.isp import notes, terms_table
 from fastcomm.units import counted, format_binary_bytes, format_s, percent, signed_percent
@@ -265,25 +262,3 @@ def show_calibration(fit: RunCalibration) -> None:
         "out",
         hanging=2,
     )
-
-
-def write(
-    result: Evaluation | PriceResult | PlanSearch, folder: Path | None, name: str
-) -> None:
-    """Write the JSON document and the table of a result into a folder.
-
-    Parameters
-    ----------
-    result
-        Its table is `runs`, `terms` or `strategies`.
-    folder
-        Made if it does not exist; None writes nothing.
-    name
-        Name of the document, without suffix.
-
-    """
-    if folder is not None:
-        document = {f"{name}.json": results.dumps(result.to_dict())}
-        names = {Evaluation: "runs", PriceResult: "terms", PlanSearch: "strategies"}
-        rows = names[type(result)]
-        files.write_tables(folder, document, {rows: result.to_arrow()})

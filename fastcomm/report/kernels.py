@@ -1,15 +1,12 @@
 """The kernels of a run: as tables on the terminal, in Markdown and CSV, and as files."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from fastcomm import result
 from fastcomm.errors import inert
 from fastcomm.kernels.result import Kernels
-from fastcomm.report import files
 from fastcomm.report.console import NA, TerminalTable, na, percent, plain_console, say, table
 from fastcomm.units import counted, format_ns, signed_percent
 
@@ -22,29 +19,6 @@ _OF_QUEUES = ("queued", "most", "launch delay")
 _EVEN = 0.01  # relative difference up to which ranks are equally fast
 _DROP = ("median", "max", "per step", "category", "p95", "mean")
 _LONGEST = 60  # letters of the shapes of an operator
-
-
-def write(kernels: Kernels, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write kernels.json, and the tables `kernels` and `kernels_by_rank`, into a folder.
-
-    Parameters
-    ----------
-    kernels
-        The result.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write kernels.xlsx as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    texts = {"kernels.json": result.text(kernels.to_dict())}
-    tables = {"kernels": kernels.to_arrow(), "kernels_by_rank": kernels.by_rank()}
-    return files.write_tables(folder, texts, tables, "kernels" if xlsx else None)
 
 
 def show(kernels: Kernels, top: int) -> None:

@@ -1,42 +1,14 @@
 """Statistics of a uniform trace: on a terminal, as JSON, and in files."""
 
-from pathlib import Path
-
 from rich.markup import escape
 
-from fastcomm import result
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
 from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
-from fastcomm.report import files
 from fastcomm.report.console import STEP_DIGITS, TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranges
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10
-
-
-def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
-    """Write stats.json, ops.parquet and ops.csv into a folder.
-
-    Parameters
-    ----------
-    statistics
-        The result.
-    folder
-        Made if it does not exist.
-    xlsx
-        Whether to write stats.xlsx as well.
-
-    Returns
-    -------
-    list of Path
-        All files.
-
-    """
-    texts = {"stats.json": result.dumps(statistics.to_dict())}
-    return files.write_tables(
-        folder, texts, {"ops": statistics.to_arrow()}, "stats" if xlsx else None
-    )
 
 
 def show(statistics: RunStatistics, chosen: list[int]) -> None:

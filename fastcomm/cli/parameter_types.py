@@ -1,6 +1,7 @@
 """Types of the values of arguments and options: numbers, lists, paths."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from fastcomm.checks import (
     invalid,
     shortened,
 )
-from fastcomm.cli.commands import long_name
 from fastcomm.errors import TraceFileError, shell_joined
+from fastcomm.units import parse_bandwidth, parse_duration
+
+_Param = click.Parameter | None
+_Context = click.Context | None
 
 _MOST_DIGITS = len(str(MOST_NUMBER))
 
@@ -28,9 +32,7 @@ class Number(click.FloatRange):
     def __init__(self, within: Range) -> None:
         super().__init__(within.least, within.most, min_open=within.is_open)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> float:
         """Return the number as click's type does; a usage error for NaN.
 
         No comparison would refuse NaN.
@@ -41,33 +43,19 @@ class Number(click.FloatRange):
         return number
 
 
-class Rate(click.ParamType[str]):
-    """A bandwidth with its unit, kept as text."""
+class QuantityText(click.ParamType[str]):
+    """A number with its unit, such as "400Gbit/s", kept as text.
 
-    name = "rate"
+    `name` is shown in the help, and `parse` raises `ConfigError` for other texts.
+    """
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Return the text unchanged; ConfigError if it is no bandwidth, such as "400Gbit/s"."""
-        from fastcomm.units import parse_bandwidth
+    def __init__(self, name: str, parse: Callable[[object, str], float]) -> None:
+        self.name = name
+        self._parse = parse
 
-        parse_bandwidth(value, option_name(param))
-        return value
-
-
-class Duration(click.ParamType[str]):
-    """A time with its unit, kept as text."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Return the text unchanged; ConfigError if it is no time with a unit, as "5ms"."""
-        from fastcomm.units import parse_duration
-
-        parse_duration(value, option_name(param))
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
+        """Return the text unchanged; ConfigError if it is no such quantity."""
+        self._parse(value, option_name(param))
         return value
 
 
@@ -76,15 +64,32 @@ class NumberList(click.ParamType[tuple[int, ...]]):
 
     name = "list"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> tuple[int, ...]:
         """Return the numbers of a text such as "0-3,7"; ConfigError if it is no such list."""
         return numbers(option_name(param), str(value))
 
 
+class InstanceRange(click.ParamType[int | tuple[int, int]]):
+    """A number, or an inclusive pair as in 0:3."""
+
+    name = "instance"
+
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> int | tuple[int, int]:
+        """Return the number, or the first and last number of "0:3"; ConfigError for others."""
+        first, colon, last = str(value).partition(":")
+        begin, end = whole(first), whole(last if colon else first)
+        if begin is None or end is None:
+            raise invalid("--instance", repr(shortened(value)), "a number, or two as in 0:3")
+        return (begin, end) if colon else begin
+
+
+def long_name(param: click.Parameter) -> str:
+    """Return the long name of an option as a user writes it."""
+    return max(param.opts, key=len)
+
+
 def option_name(param: click.Parameter | None) -> str:
-    """Return the long name of a parameter as a user writes it."""
+    """Return the long name of a parameter, or "value" without one."""
     return long_name(param) if param else "value"
 
 
@@ -128,14 +133,14 @@ WORKERS = click.IntRange(1, MOST_WORKERS)
 STEPS = click.IntRange(1, 1 << 16)
 BYTES = click.IntRange(1, 1 << 40)
 SECONDS = Number(Range(0, 1e6, is_open=True))
+RATE = QuantityText("rate", parse_bandwidth)
+DURATION = QuantityText("time", parse_duration)
 
 
 class FileOrUrl(click.Path):
     """A path that exists, or a URL, of which reading it says whether it does."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return a URL unchanged, or the path of a file that exists."""
         return value if "://" in str(value) else super().convert(value, param, ctx)
 
@@ -147,9 +152,7 @@ class TracePath(click.Path):
         super().__init__(path_type=Path)
         self._command = command
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise ConfigError for standard input, and if it does not exist."""
         from fastcomm.readers.search import no_such_path, refuse_standard_input
 
@@ -163,9 +166,7 @@ class TracePath(click.Path):
 class RunArgument(TracePath):
     """A trace or a directory of traces; of dPRO trials, the error names `command` of dpro."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for a dPRO trial or a uniform trace."""
         from fastcomm.readers import dpro
 
@@ -178,9 +179,7 @@ class RunArgument(TracePath):
 class TrialPath(TracePath):
     """A dPRO trial or a uniform trace; of a run, the error names its command."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for traces of a profiler."""
         from fastcomm.readers.dpro import inputs
 
@@ -197,9 +196,7 @@ class TrialPath(TracePath):
 class Output(click.Path):
     """A file or a directory to write to, which need not exist."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; ConfigError for a URL or an empty name, before anything is done."""
         from fastcomm.files import refuse_output
 
@@ -213,9 +210,7 @@ class OutputFile(Output):
     def __init__(self, *, dir_okay: bool = False) -> None:
         super().__init__(dir_okay=dir_okay, path_type=Path)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise FastcommError where it must not be replaced."""
         from fastcomm.files import check_replaceable, note_output
 
