@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
 MEASURED = """
 import sys
 from time import process_time
-import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.options, fastcomm.analyses.measure
+import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.runs, fastcomm.analyses.measure
 import fastcomm.analyses.preparation, fastcomm.readers.runs, fastcomm.report.console
 begun = process_time()
 fastcomm.cli.metrics.run([sys.argv[1], "--json"], standalone_mode=False)

@@ -248,7 +248,7 @@ def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
 
 @pytest.mark.compiled
 def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
-    from fastcomm.report.files import write_metrics as write_tables
+    from fastcomm.report.files import write_result
     from fastcomm.synthetic import Job, write
 
     write(Job.of(ranks=8, steps=2, layers=2), tmp_path / "run")
@@ -257,7 +257,7 @@ def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
     assert {message.op for message in timed} >= {"all_reduce", "all_gather"}
     found = calibrate(A800, timed, waits=True)
     assert all(fit.bus > 0 for lines in found.cluster.fits.values() for fit in lines)
-    write_tables(compute_metrics(run), tmp_path / "out")
+    write_result(compute_metrics(run), tmp_path / "out", "metrics")
     again = calibrate(A800, read_measurements(tmp_path / "out"), waits=True)
     assert {(r.op, r.ranks) for r in again.residuals} == {
         (r.op, r.ranks) for r in found.residuals

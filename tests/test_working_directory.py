@@ -10,8 +10,7 @@ import pytest
 from replay_data import FOLDER as REPLAY
 from replay_data import needed
 
-from fastcomm import process
-from fastcomm.cli import settings
+from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
 pytestmark = pytest.mark.compiled
@@ -249,7 +248,7 @@ def settings_path(folder, **environment):
     """Whether the file of settings lies in the home in this environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.delenv(settings.FILE, raising=False)
+        patch.delenv(cli.SETTINGS, raising=False)
         for name, value in environment.items():
             patch.setenv(name, value)
-        return settings.path().is_relative_to(folder / "home")
+        return cli.settings_path().is_relative_to(folder / "home")

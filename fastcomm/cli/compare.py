@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,14 +14,9 @@ import click
 from fastcomm.checks import shortened
 from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, builds, executor_for, open_traces
-from fastcomm.cli.results import (
-    ResultFiles,
-    measure,
-    measure_options,
-    print_json,
-    result_options,
-)
+from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
+from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.shared_options import measure_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
 from fastcomm.units import enumeration, format_ns
@@ -151,7 +147,6 @@ def _formatted(value: float | None) -> str:
 )
 @measure_options
 @result_options("compare.json, parts, values and kernels as CSV and Parquet")
-@builds(files=ResultFiles)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -178,7 +173,8 @@ def run(
     codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks, 4 a condition holds.
     """
     from fastcomm.analyses.compare import compare
-    from fastcomm.cli import INCOMPLETE, REGRESSED
+    from fastcomm.cli import REGRESSED
+    from fastcomm.report.comparison import show
 
     parsed = [Condition.parsed(text) for text in conditions]
     runs = [_Side.of("BEFORE", before), _Side.of("AFTER", after)]
@@ -204,23 +200,11 @@ def run(
         from fastcomm.report.html import write as write_page
 
         write_page(pages.page(comparison, (before, after), timelines), files.html)
-    _show(comparison, [condition.text for condition in parsed], files)
+    shown = partial(show, conditions=[condition.text for condition in parsed])
+    give(comparison, files, "compare", shown)
     if holding:
         ctx.exit(REGRESSED)
-    if any(side["failed"] for side in both):
-        ctx.exit(INCOMPLETE)
-
-
-def _show(comparison: "Comparison", conditions: Sequence[str], files: ResultFiles) -> None:
-    """Print a comparison, and write its files if --output names a directory."""
-    from fastcomm.report import comparison as report
-
-    if files.output is not None:
-        report.write(comparison, files.output, xlsx=files.xlsx)
-    if files.as_json:
-        print_json(comparison)
-    else:
-        report.show(comparison, conditions)
+    exit_if_skipped([rank for side in both for rank in side["failed"]])
 
 
 _MOST_WARNINGS = 8

@@ -15,13 +15,13 @@ from fastcomm.cli.commands import WORKLOAD, CommandGroup, option
 from fastcomm.cli.dispatch_options import (
     DRAWING,
     SimulationRequest,
+    schedules_option,
     shape_options,
     simulates,
-    strategy_option,
 )
-from fastcomm.cli.options import builds, with_options, workers_option
+from fastcomm.cli.parameter_types import COUNT, Number
 from fastcomm.cli.results import output_option
-from fastcomm.cli.values import COUNT, Number
+from fastcomm.cli.shared_options import builds, with_options, workers_option
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
@@ -109,7 +109,7 @@ def generate(
     epilog=_example("simulate workload --schedules deepep,fast --cluster dgx-h100"),
 )
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
-@strategy_option("deepep,fast")
+@schedules_option("deepep,fast")
 @simulates()
 def simulate(
     *,
@@ -195,7 +195,7 @@ _place = partial(option, group=WORKLOAD, is_common=True)
     metavar="FILE",
     help="Measured load of each expert: text, one line per layer. Default: the workload's.",
 )
-@strategy_option("deepep,fast,multicast-balanced")
+@schedules_option("deepep,fast,multicast-balanced")
 @simulates()
 def place(
     *,
@@ -247,7 +247,7 @@ def place(
     is_common=True,
     help="Values of a workload option, as in zipf_alpha=1.1,2. Repeatable.",
 )
-@strategy_option("deepep,fast,multicast-balanced")
+@schedules_option("deepep,fast,multicast-balanced")
 @simulates(draws=True)
 def sweep(
     *,

@@ -2,24 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import EFFICIENCY, FACTOR, literals, option_name
-from fastcomm.cli.commands import WORKLOAD, of_field, option
+from fastcomm.checks import EFFICIENCY, FACTOR
+from fastcomm.cli.commands import WORKLOAD, option, option_of
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import builds, with_options
-from fastcomm.cli.results import (
-    ResultFiles,
-    cluster_option,
-    compat_option,
-    print_json,
-    result_options,
-)
-from fastcomm.cli.values import BYTES, Duration, Number
+from fastcomm.cli.parameter_types import BYTES, DURATION, Number
+from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
+from fastcomm.cli.shared_options import builds, cluster_option, with_options
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
@@ -45,83 +39,53 @@ _SHAPE = {
 }
 _COMMON_SHAPE = ("num_nodes", "seq_len", "topk", "iter_num")
 _NETWORK = OptionGroup("Network")
-
-
-def _network(
-    *names: str, metavar: str, help_: str, **attrs: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return an option of the group on the network; `attrs` are those of click."""
-    return option(*names, metavar=metavar, group=_NETWORK, help=help_, **attrs)
-
-
+_network = partial(option_of, DispatchOptions, group=_NETWORK)
+_workload = partial(option_of, WorkloadOptions, group=WORKLOAD)
+_COPYING = ("fast", "direct", "spreadout", "hierarchical")
 _TERMS = (
     cluster_option("none"),
     _network(
-        "--bw-inter",
+        "bw_inter",
+        "NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
         metavar="RATE",
         is_common=True,
-        help_="NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
     ),
     _network(
-        "--bw-intra",
+        "bw_intra",
+        "Bandwidth per GPU inside its node. Default: 400GiB/s.",
         metavar="RATE",
         is_common=True,
-        help_="Bandwidth per GPU inside its node. Default: 400GiB/s.",
     ),
     _network(
-        "--inter-efficiency",
-        type=Number(EFFICIENCY),
-        metavar="FACTOR",
-        default=1.0,
-        help_="Share of --bw-inter that is reached.",
+        "inter_efficiency", "Share of --bw-inter that is reached.", type=Number(EFFICIENCY)
     ),
     _network(
-        "--intra-efficiency",
-        type=Number(EFFICIENCY),
-        metavar="FACTOR",
-        default=1.0,
-        help_="Share of --bw-intra that is reached.",
+        "intra_efficiency", "Share of --bw-intra that is reached.", type=Number(EFFICIENCY)
     ),
     _network(
-        "--inter-start",
-        type=Duration(),
-        metavar="TIME",
-        default="0us",
-        help_="Startup time of a message between nodes, as in 2us.",
+        "inter_start", "Startup time of a message between nodes, as in 2us.", type=DURATION
     ),
     _network(
-        "--intra-start",
-        type=Duration(),
-        metavar="TIME",
-        default="0us",
-        help_="Startup time of a message inside a node, as in 2us.",
+        "intra_start", "Startup time of a message inside a node, as in 2us.", type=DURATION
     ),
     _network(
-        "--incast",
+        "incast",
+        "Slowdown of a receiver per sender beyond the first (with --schedules direct).",
         type=Number(FACTOR),
-        metavar="FACTOR",
-        default=0.0,
         needs=("--schedules direct",),
-        help_="Slowdown of a receiver per sender beyond the first (with --schedules direct).",
     ),
-    _network("--token-bytes", type=BYTES, metavar="N", help_="Bytes of a dispatched token."),
-    _network("--combine-bytes", type=BYTES, metavar="N", help_="Bytes of a returned token."),
-    option(
-        "--demand",
-        **of_field(DispatchOptions, "demand"),
-        group=_NETWORK,
-        needs=tuple(
-            f"--schedules {name}" for name in ("fast", "direct", "spreadout", "hierarchical")
-        ),
-        help="Send a GPU one copy of a token for each of its experts, or a single one.",
+    _network("token_bytes", "Bytes of a dispatched token.", type=BYTES),
+    _network("combine_bytes", "Bytes of a returned token.", type=BYTES),
+    _network(
+        "demand",
+        "Send a GPU one copy of a token for each of its experts, or a single one.",
+        needs=tuple(f"--schedules {name}" for name in _COPYING),
     ),
-    option(
-        "--decomposition",
-        **of_field(DispatchOptions, "decomposition"),
+    _network(
+        "decomposition",
+        "How --schedules fast picks its stages: threshold, incremental or assignment.",
         metavar="METHOD",
-        group=_NETWORK,
         needs=("--schedules fast",),
-        help="How --schedules fast picks its stages: threshold, incremental or assignment.",
     ),
 )
 
@@ -136,64 +100,44 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
 
     `defaults` adds the default of each to its help text.
     """
+    recipe = Recipe()
     whole = [
-        option(
-            option_name(name),
+        _workload(
+            name,
+            f"{text} Default: {getattr(recipe, name)}." if defaults else text,
             type=_whole(name),
-            group=WORKLOAD,
             is_common=name in _COMMON_SHAPE,
-            help=f"{text} Default: {getattr(Recipe(), name)}." if defaults else text,
         )
         for name, text in _SHAPE.items()
     ]
-    dtype = option(
-        "--dtype",
-        **of_field(WorkloadOptions, "dtype"),
-        metavar="NAME",
-        group=WORKLOAD,
-        help=f"Type of the elements: {', '.join(DTYPE_BYTES)}.",
-    )
-    return (*whole, dtype)
+    types = f"Type of the elements: {', '.join(DTYPE_BYTES)}."
+    return (*whole, _workload("dtype", types, metavar="NAME"))
 
 
 DRAWING = (
-    option(
-        "--zipf-alpha",
+    _workload(
+        "zipf_alpha",
+        "Exponent of the Zipf law.",
         type=Number(RANGES["zipf_alpha"]),
-        metavar="FACTOR",
-        group=WORKLOAD,
         is_common=True,
-        help="Exponent of the Zipf law.",
     ),
-    option("--seed", type=_whole("seed"), group=WORKLOAD, help="Random seed. Default: 0."),
-    compat_option(
-        *literals(WorkloadOptions, "compat"), of="the workload of the original simulator"
-    ),
-    option(
-        "--law",
-        **of_field(WorkloadOptions, "law"),
+    _workload("seed", "Random seed. Default: 0.", type=_whole("seed")),
+    compat_option(WorkloadOptions, "the workload of the original simulator"),
+    _workload(
+        "law",
+        f"How popular experts are: {', '.join(LAWS)}. Default: zipf.",
         metavar="NAME",
-        group=WORKLOAD,
         is_common=True,
-        help=f"How popular experts are: {', '.join(LAWS)}. Default: zipf.",
     ),
-    option(
-        "--distinct",
-        **of_field(WorkloadOptions, "distinct"),
-        group=WORKLOAD,
-        help="How a repeated expert of a token is replaced: by any other, or by the law.",
+    _workload(
+        "distinct",
+        "How a repeated expert of a token is replaced: by any other, or by the law.",
     ),
-    option(
-        "--shuffle",
-        is_flag=True,
-        default=None,
-        group=WORKLOAD,
-        help="Randomize which experts are popular.",
-    ),
+    _workload("shuffle", "Randomize which experts are popular."),
 )
 
 
-def strategy_option(default: str) -> Callable[[F], F]:
+def schedules_option(default: str) -> Callable[[F], F]:
     """Return the option of the schedules to simulate."""
     return option(
         "--schedules",
@@ -212,7 +156,7 @@ class SimulationRequest:
 
     shape: WorkloadOptions
     network: DispatchOptions
-    results: ResultFiles
+    files: ResultFiles
 
     def terms(self, recipe: Recipe) -> "Terms":
         """Return links, sizes and demand for the simulation of a workload."""
@@ -222,17 +166,18 @@ class SimulationRequest:
 
     def give(self, result: R, show: Callable[[R], None]) -> None:
         """Print the result with `show`, or as JSON; write --html and --output."""
-        if self.results.html is not None:
+        files = self.files
+        if files.html is not None:
             from fastcomm.report.html import dispatch as pages
             from fastcomm.report.html import write as write_page
 
-            write_page(pages.page(result), self.results.html)
-        if self.results.output is not None:
-            from fastcomm.report.dispatch import write_dispatch
+            write_page(pages.page(result), files.html)
+        if files.output is not None:
+            from fastcomm.report.files import write_result
 
-            paths = write_dispatch(result, self.results.output, xlsx=self.results.xlsx)
+            paths = write_result(result, files.output, "dispatch", xlsx=files.xlsx)
             say(*(f"wrote {path}" for path in paths))
-        if self.results.as_json:
+        if files.as_json:
             print_json(result)
         else:
             show(result)
@@ -251,16 +196,16 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
             *,
             shape: WorkloadOptions,
             network: DispatchOptions,
-            results: ResultFiles,
+            files: ResultFiles,
             **values: Any,
         ) -> None:
-            request = SimulationRequest(shape=shape, network=network, results=results)
+            request = SimulationRequest(shape=shape, network=network, files=files)
             command(request=request, **values)
 
-        kinds = {"shape": WorkloadOptions, "network": DispatchOptions, "results": ResultFiles}
         files = result_options("dispatch.json, and the table as CSV and Parquet")
         drawing = DRAWING if draws else ()
         options = (*shape_options(defaults=draws), *drawing, *_TERMS, files)
-        return with_options(options)(builds(**kinds)(call))
+        built = builds(shape=WorkloadOptions, network=DispatchOptions)(call)
+        return with_options(options)(built)
 
     return decorate

@@ -1,31 +1,29 @@
 """``fastcomm dpro`` and its commands: statistics, replay and conversion of dPRO trials."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import literals
 from fastcomm.cli.commands import (
     OUTPUT,
     READING,
     WINDOW,
     CommandGroup,
-    of_field,
     option,
+    option_of,
     typed_options,
 )
 from fastcomm.cli.convert import destination_argument, refuse_directory, write_uniform
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import builds, with_options, workers_option
+from fastcomm.cli.parameter_types import COUNT, STEPS, TrialPath
 from fastcomm.cli.replay import give_session, session_options
-from fastcomm.cli.results import ListOptions, ResultFiles, compat_option, json_option
-from fastcomm.cli.stats import describe, list_options
-from fastcomm.cli.values import COUNT, STEPS, NumberList, TrialPath
+from fastcomm.cli.results import ResultFiles, compat_option, json_option
+from fastcomm.cli.shared_options import builds, with_options, workers_option
+from fastcomm.cli.stats import ListOptions, describe, list_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import (
     PredictionOptions,
@@ -37,8 +35,6 @@ from fastcomm.options import (
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro.trial import Trial
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _EXAMPLES = """\b
 Examples:
@@ -61,7 +57,10 @@ def run() -> None:
     """
 
 
-PREDICTIONS = OptionGroup("Predictions")
+_PREDICTIONS = OptionGroup("Predictions")
+_trial = partial(option_of, TrialOptions, group=READING)
+_replay = partial(option_of, ReplayOptions, group=_PREDICTIONS)
+_predict = partial(option_of, PredictionOptions, group=_PREDICTIONS)
 
 _step_rule = option(
     "--step-rule",
@@ -71,13 +70,11 @@ _step_rule = option(
     is_common=True,
     help="Rule by which steps are found in traces without step numbers.",
 )
-_host_clocks = option(
-    "--host-clocks",
-    **of_field(TrialOptions, "host_clocks"),
+_host_clocks = _trial(
+    "host_clocks",
+    "Alignment of host clocks: auto, sync, causality, variance, drift or none.",
     metavar="METHOD",
-    group=READING,
     is_common=True,
-    help="Alignment of host clocks: auto, sync, causality, variance, drift or none.",
 )
 
 
@@ -86,11 +83,8 @@ _host_clocks = option(
 @list_options(TrialPath("stats"))
 @_step_rule
 @_host_clocks
-@compat_option(*literals(ReplayOptions, "compat"), of="dPRO")
-@click.pass_context
+@compat_option(ReplayOptions, "dPRO")
 def stats(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     step_rule: str,
@@ -112,9 +106,9 @@ def stats(
     from fastcomm.compat import dpro
     from fastcomm.readers.dpro import inputs, statistics
 
-    _check_uniform(ctx, [path, *([shown.against] if shown.against else [])])
+    _check_uniform(path, *([shown.against] if shown.against else []))
     read = partial(inputs.read, rule=step_rule, align=host_clocks, whole=False)
-    ctx.exit(describe(read, path, shown, files, statistics if compat is None else dpro))
+    describe(read, path, shown, files, statistics if compat is None else dpro)
 
 
 @run.command("convert", epilog=_example("convert trial/ all.json.gz"))
@@ -123,10 +117,7 @@ def stats(
 @_step_rule
 @_host_clocks
 @json_option
-@click.pass_context
 def convert(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     destination: Path,
@@ -141,16 +132,17 @@ def convert(
     from fastcomm.files import refuse_inputs
     from fastcomm.readers.dpro import inputs
 
-    _check_uniform(ctx, [path])
+    _check_uniform(path)
     refuse_directory(destination)
     refuse_inputs(destination, [path] if path.is_file() else [])
     source = inputs.read(path, rule=step_rule, align=host_clocks)
     warn(source.warnings)
-    write_uniform(source.trace, destination, as_json)
+    write_uniform(source.trace, destination).tell(as_json=as_json)
 
 
-def _check_uniform(ctx: click.Context, paths: Sequence[Path]) -> None:
+def _check_uniform(*paths: Path) -> None:
     """Raise `ConfigError` for --host-clocks if no path is a trial."""
+    ctx = click.get_current_context()
     if not any(path.is_dir() for path in paths) and typed_options(ctx, TrialOptions):
         raise ConfigError(
             f"--host-clocks: no effect on {paths[0]}, a uniform trace, which has one "
@@ -158,85 +150,49 @@ def _check_uniform(ctx: click.Context, paths: Sequence[Path]) -> None:
         )
 
 
-_TRIAL: list[Callable[[Any], Any]] = [
-    _host_clocks,
-    option(
-        "--nccl-algorithm",
-        **of_field(TrialOptions, "nccl_algorithm"),
-        group=READING,
-        help="How NCCL sends a tensor: by rings (default, if known), trees, or as one "
-        "operation per rank.",
-    ),
-    option(
-        "--clip-updates",
-        is_flag=True,
-        group=READING,
-        help="Start each update after the previous one.",
-    ),
-    option(
-        "--barrier",
-        is_flag=True,
-        group=READING,
-        help="Start updates after all communication.",
-    ),
-]
-_PREDICTION: list[Callable[[Any], Any]] = [
-    option(
-        "--daydream",
-        is_flag=True,
-        group=PREDICTIONS,
-        help="Also predict as Daydream does: one rank alone, tensors take bytes / bandwidth.",
-    ),
-    option(
-        "--hosts",
-        type=click.IntRange(2, COUNT.max),
-        group=PREDICTIONS,
-        help="Also predict the step on N hosts with one GPU each.",
-    ),
-    option(
-        "--fuse",
-        type=COUNT,
-        group=PREDICTIONS,
-        help="Try N ways of sending several tensors at once, and predict the best.",
-    ),
-    option(
-        "--tensors",
-        type=NumberList(),
-        metavar="LIST",
-        group=PREDICTIONS,
-        help="Replay the communication of these tensors alone, as in 0-7,12.",
-    ),
-]
-_REPLAY: list[Callable[[Any], Any]] = [
-    option(
-        "--repeat",
+_REPLAY = [
+    _replay(
+        "repeat",
+        "Number of times that the step is replayed, one after the other.",
         type=STEPS,
-        **of_field(ReplayOptions, "repeat"),
         group=OUTPUT,
         is_common=True,
-        help="Number of times that the step is replayed, one after the other.",
     ),
-    option(
-        "--unlimited-updates",
-        is_flag=True,
-        group=PREDICTIONS,
-        help="Run all updates of a rank at once.",
+    _replay("unlimited_updates", "Run all updates of a rank at once."),
+    compat_option(ReplayOptions, "dPRO"),
+    _host_clocks,
+    _trial(
+        "nccl_algorithm",
+        "How NCCL sends a tensor: by rings (default, if known), trees, or as one operation per "
+        "rank.",
     ),
-    compat_option(*literals(ReplayOptions, "compat"), of="dPRO"),
+    _trial("clip_updates", "Start each update after the previous one."),
+    _trial("barrier", "Start updates after all communication."),
+    _predict(
+        "daydream",
+        "Also predict as Daydream does: one rank alone, tensors take bytes / bandwidth.",
+    ),
+    _predict(
+        "hosts",
+        "Also predict the step on N hosts with one GPU each.",
+        type=click.IntRange(2, COUNT.max),
+    ),
+    _predict(
+        "fuse",
+        "Try N ways of sending several tensors at once, and predict the best.",
+        type=COUNT,
+    ),
+    _replay("tensors", "Replay the communication of these tensors alone, as in 0-7,12."),
+    workers_option("threads", needs=("--bottleneck",)),
 ]
 
 
 @run.command("replay", has_tables=True, epilog=_example("replay trial/ --scale comm=0.5"))
 @click.argument("path", metavar="TRIAL", type=TrialPath("replay"))
 @session_options
-@with_options(
-    [*_REPLAY, *_TRIAL, *_PREDICTION, workers_option("threads", needs=("--bottleneck",))]
-)
+@with_options(_REPLAY)
 @builds(options=ReplayOptions, trial=TrialOptions, predicted=PredictionOptions)
-@click.pass_context
 def replay(
-    ctx: click.Context,
-    /,
     *,
     path: Path,
     workers: int,
@@ -259,7 +215,7 @@ def replay(
     session = with_edits(session, scenarios)
     if scenarios.bottleneck:
         session = with_bottlenecks(session, workers=workers)
-    ctx.exit(give_session(session, path, files))
+    give_session(session, path, files)
 
 
 def _read_trial(path: Path, options: TrialOptions) -> "Trial":

@@ -3,27 +3,38 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from cloup import OptionGroup
 
 from fastcomm.checks import invalid, non_default, option_name
-from fastcomm.cli.commands import ParentCommand
-from fastcomm.cli.isp_options import ISP_OPTIONS, ShowOptions
-from fastcomm.cli.isp_plans import evaluate, price
+from fastcomm.cli.commands import OptionsCommand, ParentCommand, option
+from fastcomm.cli.isp_options import BATCH_OPTIONS, ISP_OPTIONS, ShowOptions
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import builds, with_options
-from fastcomm.cli.results import ResultFiles, print_json, result_options
-from fastcomm.errors import ConfigError
-from fastcomm.options import SearchOptions
+from fastcomm.cli.results import (
+    ResultFiles,
+    exit_if_skipped,
+    give,
+    print_json,
+    result_options,
+    top_option,
+)
+from fastcomm.cli.shared_options import builds, cluster_option, with_options
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.options import PlanOptions, SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
     from fastcomm.isp import Question
     from fastcomm.isp.calibration import Setting
+    from fastcomm.isp.model import Model
+    from fastcomm.isp.plan_cost import Constants
     from fastcomm.isp.plan_search import PlanSearch
-    from fastcomm.isp.result import HardwareChange, SearchResult
+    from fastcomm.isp.result import SearchResult
+    from fastcomm.isp.run_calibration import RunCalibration
     from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
@@ -35,12 +46,45 @@ Examples:
   fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki \\
     --global-batch 4Mi
 """
+_PRICE_EXAMPLES = """\b
+Examples:
+  fastcomm isp price --model llama3-70b --world-size 64 --seq-len 8Ki \\
+    --global-batch 1Mi --cluster dgx-h100 --strategy tp=4,pp=4,vp=5
+  fastcomm isp price --model llama3-8b --world-size 8 --seq-len 8Ki \\
+    --global-batch 1Mi --cluster gb200-nvl72 \\
+    --strategy sharding=zero3,precision=mxfp8,recompute=selective
+"""
+_EVALUATE_EXAMPLES = """\b
+Examples:
+  fastcomm isp evaluate runs.csv
+  fastcomm isp evaluate runs.csv --models models.csv --json
+  fastcomm isp evaluate runs.csv --calibrate-from runs.csv
+"""
+_ROWS = 10
+_strategy = partial(option, group=OptionGroup("Strategy"), is_common=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_models = option(
+    "--models",
+    type=_FILE,
+    metavar="FILE",
+    group=OptionGroup("Model and batch"),
+    is_common=True,
+    help="CSV of model shapes, a model a row, besides the presets.",
+)
+_calibrate_from = option(
+    "--calibrate-from",
+    type=_FILE,
+    metavar="FILE",
+    group=OptionGroup("Cost model"),
+    is_common=True,
+    help="Fit efficiencies, overlap and overheads to the runs of a CSV first.",
+)
 
 
 @click.command("isp", cls=ParentCommand, has_tables=True, epilog=_EXAMPLES)
 @with_options(ISP_OPTIONS)
 @result_options("isp.json, and every strategy as CSV and Parquet")
-@builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
+@builds(options=SearchOptions, showing=ShowOptions)
 def run(
     *,
     options: SearchOptions,
@@ -88,26 +132,21 @@ def _search_sequences(options: SearchOptions, showing: ShowOptions, files: Resul
         _searched(question, using, options), top=showing.top, calibration=using.calibration
     )
     if showing.sensitivity:
-        result = replace(result, sensitivity=_changes(result, using))
+        from fastcomm.isp.search import sensitivity
+
+        best = result.record(0) if result.feasible else None
+        changes = sensitivity(question, using.cluster, best, using.attention)
+        result = replace(result, sensitivity=changes)
     if result.feasible:
         result = _explained(result, showing)
-    _write(result, files)
-    if files.as_json:
-        print_json(result)
-    elif result.feasible:
-        _show(result, showing)
+    _write_page(result, files)
+    give(result, files, "isp", partial(_show, showing=showing), table="strategies")
     if not result.feasible:
-        from fastcomm.errors import FastcommError
-
         raise FastcommError(result.nearest())
-
-
-run.commands |= {"price": price, "evaluate": evaluate}
 
 
 def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFiles) -> None:
     """Search the strategies of a trainer, and print and write the result."""
-    from fastcomm.errors import FastcommError
     from fastcomm.isp import launch
     from fastcomm.isp.plan_search import search_plans
     from fastcomm.report import isp_plans as report
@@ -143,15 +182,15 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
 
 def _write_plans(result: "PlanSearch", files: ResultFiles) -> None:
     """Write the page of --html, and of strategies that fit the files of --output."""
-    from fastcomm.report import isp_plans as report
-
     if files.html is not None:
         from fastcomm.report.html import isp_plans as page
         from fastcomm.report.html import write as write_page
 
         write_page(page.page(result), files.html)
-    if result.plans:
-        report.write(result, files.output, "isp")
+    if files.output is not None and result.plans:
+        from fastcomm.report.files import write_result
+
+        write_result(result, files.output, "isp", "strategies")
 
 
 def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:
@@ -174,12 +213,8 @@ def _searched(question: "Question", using: "Setting", options: SearchOptions) ->
     return isp.answer(question, isp.rules_of(options), using)
 
 
-def _write(result: "SearchResult | SearchSweep", files: ResultFiles) -> None:
-    """Write the files of --output and the page of --html, where these are given."""
-    if files.output is not None:
-        from fastcomm.report.isp import write_search
-
-        write_search(result, files.output, xlsx=files.xlsx)
+def _write_page(result: "SearchResult | SearchSweep", files: ResultFiles) -> None:
+    """Write the page of --html, where it is given."""
     if files.html is not None:
         from fastcomm.report.html import isp as page
         from fastcomm.report.html import write as write_page
@@ -205,14 +240,6 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
             )
 
 
-def _changes(result: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
-    """Return the best strategy after each hardware change, to compare with the best now."""
-    from fastcomm.isp.search import sensitivity
-
-    best = result.record(0) if result.feasible else None
-    return sensitivity(result.question, using.cluster, best, using.attention)
-
-
 def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":
     """Add what --explain and --trainer-args ask for; ConfigError for a place out of range."""
     from fastcomm.isp.strategy import explanation, snippet
@@ -231,9 +258,14 @@ def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":
 
 
 def _show(result: "SearchResult", showing: ShowOptions) -> None:
-    """Print --trainer-args or --explain where one is given, otherwise the ranking."""
+    """Print --trainer-args or --explain where one is given, otherwise the ranking.
+
+    Without a feasible strategy, there is nothing to print.
+    """
     from fastcomm.report import isp as report
 
+    if not result.feasible:
+        return
     if result.trainer_args is not None:
         click.echo(result.trainer_args)
         return
@@ -253,12 +285,132 @@ def _sweep(
     """Search every length (in tokens) and world size, and print and write the results."""
     from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
+    from fastcomm.report.files import write_tables
 
     result = sweep(question, using.cluster, lengths, using.attention)
-    _write(result, files)
+    _write_page(result, files)
+    if files.output is not None:
+        book = "isp" if files.xlsx else None
+        write_tables(files.output, {}, {"sweep": result.to_arrow()}, book)
     if files.as_json:
         print_json(result)
     else:
         report.heat_map(result)
         if using.calibration:
             report.calibration(using.calibration)
+
+
+@click.command("price", cls=OptionsCommand, has_tables=True, epilog=_PRICE_EXAMPLES)
+@with_options(BATCH_OPTIONS)
+@cluster_option("dgx-h100")
+@_strategy(
+    "--strategy",
+    metavar="LIST",
+    help="Sizes and methods, as in tp=8,pp=4,vp=2,sharding=zero1,recompute=full.",
+)
+@_models
+@_calibrate_from
+@result_options("price.json, and its terms as CSV and Parquet", xlsx=False, html=False)
+@builds(options=PlanOptions)
+def price(
+    *,
+    options: PlanOptions,
+    models: Path | None,
+    calibrate_from: Path | None,
+    files: ResultFiles,
+) -> None:
+    """Price one strategy: step time and memory, term by term.
+
+    Rejects no strategy for lack of memory. Times of kernels and collectives are measured ones
+    where the cluster names a measured GPU (dgx-a100, dgx-h100, dgx-b200, gb200-nvl72), and are
+    marked elsewhere (dgx-a100-40, dgx-h200, dgx-h800, dgx-b300, gb300-nvl72). Keys of
+    --strategy: tp, pp, vp, cp, ep, etp, dp, micro-batch, sharding (ddp, zero1, zero2, zero3,
+    hsdpN), recompute (none, selective, partial, full), precision, overlap, dispatch,
+    gradients (bf16, fp32), year.
+    """
+    from fastcomm.isp import evaluation
+    from fastcomm.isp.plan_step import price_plan
+    from fastcomm.report import isp_plans as report
+
+    shapes = _shapes(models)
+    plan, note = evaluation.plan_of(options, shapes)
+    constants, calibration = _constants(calibrate_from, shapes)
+    result = evaluation.PriceResult(
+        price=price_plan(plan, constants),
+        note=note,
+        calibration=calibration,
+    )
+    give(result, files, "price", report.show_price, table="terms")
+
+
+@click.command("evaluate", cls=OptionsCommand, has_tables=True, epilog=_EVALUATE_EXAMPLES)
+@click.argument("runs", type=_FILE)
+@_models
+@_calibrate_from
+@top_option(_ROWS, all_in_json=True)
+@result_options("evaluation.json, and the runs as CSV and Parquet", xlsx=False, html=False)
+def evaluate(
+    *,
+    runs: Path,
+    models: Path | None,
+    calibrate_from: Path | None,
+    top: int | None,
+    files: ResultFiles,
+) -> None:
+    """Compare measured training runs with predictions.
+
+    RUNS is a CSV, one run a row, with the columns model, gpu, gpus, global_batch (sequences)
+    and seq_len. More columns describe the strategy (docs/isp-plans.md). Micro-batch, virtual
+    stages, recompute and sharding that are empty or "unknown" are tried, and the fastest
+    strategy that fits counts. With tokens_per_s_per_gpu, the errors are printed by source, GPU,
+    precision and kind of model. Rows that are invalid, or that no trainer could run, are
+    listed, and the exit code is 3.
+    """
+    from fastcomm.isp import evaluation
+    from fastcomm.isp.runs import load_runs, price_run
+    from fastcomm.report import isp_plans as report
+
+    shapes = _shapes(models if models is not None else _beside(runs))
+    constants, calibration = _constants(calibrate_from, shapes)
+    table = load_runs(runs, shapes)
+    rows = tuple(price_run(run, constants) for run in table.runs)
+    result = evaluation.Evaluation(
+        rows=rows, failed=table.failed, calibration=calibration, top=top
+    )
+    shown = partial(report.show_evaluation, top=_ROWS if top is None else top)
+    give(result, files, "evaluation", shown, table="runs")
+    exit_if_skipped(result.failed)
+
+
+def _beside(runs: Path) -> Path | None:
+    """Return models.csv beside the runs, if there is one."""
+    path = runs.with_name("models.csv")
+    return path if path.is_file() and path != runs else None
+
+
+def _shapes(models: Path | None) -> "dict[str, Model]":
+    from fastcomm.isp.tables import load_models
+
+    return load_models(models) if models is not None else {}
+
+
+def _constants(
+    path: Path | None, shapes: "dict[str, Model]"
+) -> "tuple[Constants, RunCalibration | None]":
+    """Return the shipped constants, or those fitted to the runs of a file, and the fit."""
+    from fastcomm.isp.plan_cost import Constants
+
+    if path is None:
+        return Constants(), None
+    from fastcomm.isp.run_calibration import calibrate
+    from fastcomm.isp.runs import load_runs
+
+    models = shapes or _shapes(_beside(path))
+    table = load_runs(path, models)
+    for row in table.failed:
+        click.echo(f"{path}, line {row.line}: not fitted: {row.error}", err=True)
+    calibration = calibrate(table.runs, Constants())
+    return calibration.constants, calibration
+
+
+run.commands |= {"price": price, "evaluate": evaluate}

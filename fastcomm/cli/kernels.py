@@ -107,14 +107,15 @@ def run(
     """
     from fastcomm import result
     from fastcomm.report import kernels as report
-    from fastcomm.report.files import csv_text, write_result
+    from fastcomm.report.files import csv_text, write_tables
 
     summed = _summed(paths, kernels, reading, execution)
     warn(summed.warnings)
     say_skipped(summed.read.skipped)
     if files.output is not None:
         tables = {"kernels": summed.to_arrow(), "kernels_by_rank": summed.by_rank()}
-        write_result(summed, files.output, "kernels", tables, xlsx=files.xlsx)
+        texts = {"kernels.json": result.json_text(summed)}
+        write_tables(files.output, texts, tables, "kernels" if files.xlsx else None)
     if files.html is not None:
         from fastcomm.report.html import kernels as pages
         from fastcomm.report.html import write as write_page

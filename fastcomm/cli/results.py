@@ -1,6 +1,6 @@
 """Where the results of commands go: to the terminal, as JSON, and into files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -19,8 +19,6 @@ from fastcomm.errors import FastcommError
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from fastcomm.trace.run import SkippedRank
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,7 +139,7 @@ def give(
     name: str,
     show: Callable[[R], object],
     *,
-    tables: "Mapping[str, pa.Table] | None" = None,
+    table: str | None = None,
 ) -> None:
     """Write the files of --output, and print a result with `show` or as JSON.
 
@@ -152,17 +150,17 @@ def give(
     files
         Where it goes.
     name
-        Name of its JSON file and workbook, without suffix.
+        Name of its files, without suffix.
     show
         Prints the result for people.
-    tables
-        The tables to write; by default those of `to_arrow`.
+    table
+        Name of the files of its only table, if it is another one.
 
     """
     if files.output is not None:
         from fastcomm.report.files import write_result
 
-        write_result(result, files.output, name, tables, xlsx=files.xlsx)
+        write_result(result, files.output, name, table, xlsx=files.xlsx)
     if files.as_json:
         print_json(result)
     else:

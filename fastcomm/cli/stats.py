@@ -1,7 +1,7 @@
 """``fastcomm stats``."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,9 +13,11 @@ from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
     ResultFiles,
+    exit_if_skipped,
     html_option,
     print_json,
     result_options,
+    say_skipped,
     top_option,
 )
 from fastcomm.cli.runs import open_traces
@@ -24,6 +26,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro.inputs import Input
+    from fastcomm.trace.run import SkippedRank
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,8 +107,8 @@ def describe(
     shown: ListOptions,
     files: ResultFiles,
     rules: Any,
-) -> int:
-    """Print the statistics of a path, or its comparison with another; return the exit code.
+) -> None:
+    """Print the statistics of a path, or its comparison with another; end where ranks lack.
 
     Parameters
     ----------
@@ -134,7 +137,8 @@ def describe(
             print_json(replace(changes, changed=changes.changed[: shown.top]))
         else:
             report.show_comparison(changes, shown.top or _ROWS)
-        return max(_exit_code(source), _exit_code(after))
+        exit_if_skipped([*_skipped(source), *_skipped(after)])
+        return
     described = RunStatistics(
         operations=measured,
         time=rules.step_time(source.trace),
@@ -143,29 +147,31 @@ def describe(
         numbers=source.steps,
         is_dpro=rules is not statistics,
     )
-    if files.output is not None:
-        report.write(described, files.output, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import stats as pages
         from fastcomm.report.html import write as write_page
 
         write_page(pages.page(described, str(path)), files.html)
+    if files.output is not None:
+        from fastcomm.report.files import write_result
+
+        write_result(described, files.output, "stats", "ops", xlsx=files.xlsx)
     head = shown.top or (None if files.as_json else _ROWS)
     rows = list(statistics.sort_rows(measured, by_avg=shown.sort, head=head))
     if files.as_json:
         print_json(replace(described, rows=tuple(rows)))
     else:
         report.show(described, rows)
-    return _exit_code(source)
+    exit_if_skipped(_skipped(source))
 
 
 def _reported(source: "Input") -> "Input":
     """Print warnings and skipped ranks of what was read."""
     warn(source.warnings)
-    say(*(f"skipped: {rank}" for rank in (source.read.skipped if source.read else ())))
+    say_skipped(_skipped(source))
     return source
 
 
-def _exit_code(source: "Input") -> int:
-    """Return 3 where ranks were skipped, otherwise 0."""
-    return INCOMPLETE if source.read and source.read.skipped else 0
+def _skipped(source: "Input") -> "Sequence[SkippedRank]":
+    """Return the skipped ranks of a run; none of a trial."""
+    return source.read.skipped if source.read else ()

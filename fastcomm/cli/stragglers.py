@@ -1,27 +1,20 @@
 """``fastcomm stragglers``."""
 
-from pathlib import Path
-
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, of_field, option
+from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, option_of
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import (
-    ExecutionOptions,
+from fastcomm.cli.parameter_types import FileOrUrl, Number
+from fastcomm.cli.results import ResultFiles, print_json, result_options, trace_option
+from fastcomm.cli.runs import ExecutionOptions, executor_for
+from fastcomm.cli.shared_options import (
     builds,
     cluster_options,
     edit_options,
-    executor_for,
+    steps_option,
     workers_option,
 )
-from fastcomm.cli.results import (
-    print_json,
-    result_options,
-    steps_option,
-    trace_option,
-)
-from fastcomm.cli.values import FileOrUrl, Number
 from fastcomm.options import StragglerOptions
 
 _EXAMPLES = """\b
@@ -36,23 +29,22 @@ Examples:
 
 @click.command("stragglers", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE")
-@option(
-    "--meta",
+@option_of(
+    StragglerOptions,
+    "meta",
+    "Read the sizes of the job from a YAML file.",
     type=FileOrUrl(exists=True, dir_okay=False),
-    metavar="FILE",
     group=LAYOUT,
     is_common=True,
-    help="Read the sizes of the job from a YAML file.",
 )
 @steps_option
-@option(
-    "--threshold",
+@option_of(
+    StragglerOptions,
+    "threshold",
+    "Minimum slowdown to attribute to a rank.",
     type=Number(FACTOR),
-    metavar="FACTOR",
-    **of_field(StragglerOptions, "threshold"),
     group=MEASUREMENT,
     is_common=True,
-    help="Minimum slowdown to attribute to a rank.",
 )
 @edit_options
 @trace_option
@@ -63,10 +55,7 @@ Examples:
 def run(
     *,
     table: str,
-    trace_path: Path | None,
-    as_json: bool,
-    output: Path | None,
-    html: Path | None,
+    files: ResultFiles,
     options: StragglerOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -88,19 +77,19 @@ def run(
     with executor_for(execution) as executor:
         (path,) = worker_paths([table], executor)
         result = analyse_stragglers(
-            path, options, trace=trace_path is not None, executor=executor
+            path, options, trace=files.trace_path is not None, executor=executor
         )
     warn(result.stragglers.warnings)
-    if trace_path is not None and result.trace is not None:
-        report.write_trace(result.trace, trace_path)
-    if output is not None:
-        report.write(result, output)
-    if html is not None:
+    if files.trace_path is not None and result.trace is not None:
+        report.write_trace(result.trace, files.trace_path)
+    if files.output is not None:
+        report.write(result, files.output)
+    if files.html is not None:
         from fastcomm.report.html import stragglers as page
         from fastcomm.report.html import write as write_page
 
-        write_page(page.page(result.stragglers, table), html)
-    if as_json:
+        write_page(page.page(result.stragglers, table), files.html)
+    if files.as_json:
         print_json(result)
     else:
         report.show(result)

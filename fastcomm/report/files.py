@@ -230,7 +230,7 @@ def write_result(
     result: Result,
     folder: str | Path,
     name: str,
-    tables: Mapping[str, pa.Table] | None = None,
+    table: str | None = None,
     *,
     xlsx: bool = False,
 ) -> list[Path]:
@@ -243,9 +243,9 @@ def write_result(
     folder
         Made if it does not exist.
     name
-        Name of the document, of the workbook, and of a single table, without suffix.
-    tables
-        Tables by name; by default those of `to_arrow`.
+        Name of the document and of the workbook, without suffix.
+    table
+        Name of the result's only table, `name` by default.
     xlsx
         Whether to write a workbook as well.
 
@@ -255,8 +255,7 @@ def write_result(
         All files.
 
     """
-    if tables is None:
-        content = result.to_arrow()
-        tables = content if isinstance(content, dict) else {name: content}
+    content = result.to_arrow()
+    tables = content if isinstance(content, dict) else {table or name: content}
     book = name if xlsx else None
     return write_tables(folder, {f"{name}.json": json_text(result)}, tables, book)
