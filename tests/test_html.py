@@ -42,13 +42,11 @@ from fastcomm.report.html import (
     across,
     breakdown,
     causes,
-    html,
-    json_text,
     run_page,
-    used_keys,
 )
-from fastcomm.report.html import write as write_page
 from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
+from fastcomm.report.html.document import html, json_text, used_keys
+from fastcomm.report.html.document import write as write_page
 from fastcomm.report.html.draw import draw
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.synthetic import Job, write

@@ -14,7 +14,8 @@ from fastcomm.errors import inert
 from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
 from fastcomm.readers.runs import open_run
-from fastcomm.report.html import html, run_page
+from fastcomm.report.html import run_page
+from fastcomm.report.html.document import html
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled

@@ -197,7 +197,7 @@ def run(
     comparison = replace(comparison, conditions_that_hold=holding)
     if files.html is not None:
         from fastcomm.report.html import comparison as pages
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(pages.page(comparison, (before, after), timelines), files.html)
     shown = partial(show, conditions=[condition.text for condition in parsed])

@@ -145,7 +145,7 @@ def _write_page(
     """Write the page of a path to `html`; its commands repeat the options of this one."""
     from fastcomm.report.commands import reading_arguments, window_arguments
     from fastcomm.report.html import critical as pages
-    from fastcomm.report.html import write as write_page
+    from fastcomm.report.html.document import write as write_page
 
     options = [*reading_arguments(reading), *window_arguments(window)]
     if critical.is_joined and reading.keep_going:

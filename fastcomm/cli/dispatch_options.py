@@ -169,7 +169,7 @@ class SimulationRequest:
         files = self.files
         if files.html is not None:
             from fastcomm.report.html import dispatch as pages
-            from fastcomm.report.html import write as write_page
+            from fastcomm.report.html.document import write as write_page
 
             write_page(pages.page(result), files.html)
         if files.output is not None:

@@ -184,7 +184,7 @@ def _write_plans(result: "PlanSearch", files: ResultFiles) -> None:
     """Write the page of --html, and of strategies that fit the files of --output."""
     if files.html is not None:
         from fastcomm.report.html import isp_plans as page
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(page.page(result), files.html)
     if files.output is not None and result.plans:
@@ -217,7 +217,7 @@ def _write_page(result: "SearchResult | SearchSweep", files: ResultFiles) -> Non
     """Write the page of --html, where it is given."""
     if files.html is not None:
         from fastcomm.report.html import isp as page
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(page.page(result), files.html)
 

@@ -118,7 +118,7 @@ def run(
         write_tables(files.output, texts, tables, "kernels" if files.xlsx else None)
     if files.html is not None:
         from fastcomm.report.html import kernels as pages
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(pages.page(summed, ", ".join(paths)), files.html)
     rows = _ROWS if shown.top is None else shown.top

@@ -68,7 +68,7 @@ def run(
     if files.html is not None:
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html import run_page
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         page = run_page.run_page(measured, paths, options=reading_arguments(reading))
         write_page(page, files.html)

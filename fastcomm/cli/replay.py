@@ -133,7 +133,7 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> None:
     if files.html is not None:
         from fastcomm.analyses.timeline import replay_timeline
         from fastcomm.report.html import replayed
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(replayed.page(session, str(path), replay_timeline(session)), files.html)
     if files.as_json:

@@ -149,7 +149,7 @@ def describe(
     )
     if files.html is not None:
         from fastcomm.report.html import stats as pages
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(pages.page(described, str(path)), files.html)
     if files.output is not None:

@@ -86,7 +86,7 @@ def run(
         report.write(result, files.output)
     if files.html is not None:
         from fastcomm.report.html import stragglers as page
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(page.page(result.stragglers, table), files.html)
     if files.as_json:

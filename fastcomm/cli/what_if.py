@@ -65,7 +65,7 @@ def run(
         write_what_if(answer, overlay)
     if files.html is not None:
         from fastcomm.report.html import critical
-        from fastcomm.report.html import write as write_page
+        from fastcomm.report.html.document import write as write_page
 
         write_page(critical.what_if(answer, paths), files.html)
     give(answer, files, "what_if", report.show_what_if)
