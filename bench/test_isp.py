@@ -11,13 +11,14 @@ from timing import best_of_processes
 from fastcomm.compat import isp as original
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.hardware import load
-from fastcomm.isp import MicroBatchRule, Question, plan_cost, plan_step
+from fastcomm.isp import plan_cost, plan_step
+from fastcomm.isp.internevo import MicroBatchRule, Question
+from fastcomm.isp.internevo.result import Records
+from fastcomm.isp.internevo.search import search
 from fastcomm.isp.plan import Plan
 from fastcomm.isp.plan_search import candidates, rank
 from fastcomm.isp.presets import internlm
 from fastcomm.isp.presets import load as model
-from fastcomm.isp.result import Records
-from fastcomm.isp.search import search
 
 A800 = load("a800")
 SCALAR = 400

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.evaluation import covered
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import Plan
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.plan_step import price_plan
+from fastcomm.isp.presets import load_models
 from fastcomm.isp.run_calibration import held_out_errors
 from fastcomm.isp.runs import (
     GroupError,
@@ -34,7 +35,6 @@ from fastcomm.isp.runs import (
     load_runs,
     price_run,
 )
-from fastcomm.isp.tables import load_models
 from fastcomm.isp.trainers import TRAINERS
 
 PAGE = Path(__file__).with_name("isp-runs.md")

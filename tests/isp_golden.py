@@ -5,7 +5,8 @@ import gzip
 import re
 
 from fastcomm.compat.isp_space import OriginalRules
-from fastcomm.isp import MicroBatchRule, Question, presets
+from fastcomm.isp import presets
+from fastcomm.isp.internevo import MicroBatchRule, Question
 
 GOLDEN = {
     "s25_strict_wdp1_7B_w64_s4096": 28202,

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from fastcomm.critical_path.analysis import analyze, joined
-from fastcomm.isp.search import SearchSweep, SweepPoint, search_strategies
+from fastcomm.isp import search_strategies
+from fastcomm.isp.internevo.search import SearchSweep, SweepPoint
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import Recipe, fast, placement, schedules, sweeps
+from fastcomm.dispatch import Recipe, fast, placement, schedules, simulation
 from fastcomm.dispatch import placement as dispatch_placement
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
@@ -339,14 +339,14 @@ def test_an_impossible_placement_is_refused(words, message):
 
 def test_a_sweep_has_a_row_for_each_point_and_strategy():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=20, batch_size=1, iter_num=1)
-    grid = dict([sweeps.axis("num-nodes=1,2"), sweeps.axis("zipf_alpha=1.5, 3")])
-    found = sweeps.sweep(recipe, grid, ["deepep", "fast"], terms_of)
+    grid = dict([simulation.axis("num-nodes=1,2"), simulation.axis("zipf_alpha=1.5, 3")])
+    found = simulation.sweep(recipe, grid, ["deepep", "fast"], terms_of)
     assert [(row["num_nodes"], row["zipf_alpha"], row["strategy"]) for row in found.rows()] == [
         (n, a, s) for n in (1, 2) for a in (1.5, 3.0) for s in ("deepep", "fast")
     ]
     for text in ("color=1", "topk", "topk=many"):
         with pytest.raises(ConfigError, match="--over"):
-            sweeps.axis(text)
+            simulation.axis(text)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from commands import invoke
 import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.roofline import roof_of
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu, roof_of
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.catalog import weights, widths
 

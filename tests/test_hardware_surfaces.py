@@ -10,7 +10,7 @@ from oracle_surfaces import seconds
 from docs import hardware_accuracy
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
-from fastcomm.hardware.surfaces import ATTENTION_KERNELS, Surface, gpu, gpus
+from fastcomm.hardware.gpu import ATTENTION_KERNELS, Surface, gpu, gpus
 
 SIZE = st.floats(1, 1e6)
 AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
-from fastcomm.isp import MicroBatchRule, Question
-from fastcomm.isp.block import StrategyGrid
-from fastcomm.isp.communication import collective
+from fastcomm.isp.internevo import MicroBatchRule, Question
+from fastcomm.isp.internevo.block import StrategyGrid
+from fastcomm.isp.internevo.collectives import collective
+from fastcomm.isp.internevo.price import evaluate
+from fastcomm.isp.internevo.search import search
+from fastcomm.isp.internevo.space import divisors
 from fastcomm.isp.model import Experts, Latent, Model
 from fastcomm.isp.presets import internlm
-from fastcomm.isp.price import evaluate
-from fastcomm.isp.search import search
-from fastcomm.isp.space import divisors
 
 A800 = load("a800")
 ANY = MicroBatchRule(least=1, most=1 << 50)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastcomm.cli import main
 from fastcomm.hardware import load
 from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
-from fastcomm.isp.calibration import NAMES, attention, calibrated, classify, gemm
+from fastcomm.isp.internevo.calibration import NAMES, attention, calibrated, classify, gemm
 from fastcomm.readers.kineto.reader import ShapedCall, calls
 
 A800 = load("a800")

@@ -9,8 +9,8 @@ from fastcomm.compat.isp import search, search_strategies
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load, measurements
-from fastcomm.isp import ALGOS, MicroBatchRule
-from fastcomm.isp.search import search as default_search
+from fastcomm.isp.internevo import ALGOS, MicroBatchRule
+from fastcomm.isp.internevo.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
 A800 = load("a800")

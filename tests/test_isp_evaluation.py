@@ -19,9 +19,9 @@ from fastcomm.isp.evaluation import COVERED, EXPECTED, covered, expected_error, 
 from fastcomm.isp.plan import with_strategy
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import price_plan
+from fastcomm.isp.presets import load_models
 from fastcomm.isp.run_calibration import calibrate
 from fastcomm.isp.runs import RunPrice, errors, load_runs, price_run
-from fastcomm.isp.tables import load_models
 
 
 @pytest.fixture(scope="module")

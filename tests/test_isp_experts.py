@@ -14,16 +14,16 @@ from test_isp import A800, block_of, cases, ours, question
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.isp import MicroBatchRule
-from fastcomm.isp import search as isp_search
-from fastcomm.isp.block import StrategyGrid, candidate_stages
-from fastcomm.isp.communication import by_node, collective
-from fastcomm.isp.layer import visited_nodes
+from fastcomm.isp.internevo import MicroBatchRule
+from fastcomm.isp.internevo import search as isp_search
+from fastcomm.isp.internevo.block import StrategyGrid, candidate_stages
+from fastcomm.isp.internevo.collectives import by_node, collective
+from fastcomm.isp.internevo.explanation import time_terms
+from fastcomm.isp.internevo.layer import visited_nodes
+from fastcomm.isp.internevo.price import evaluate
+from fastcomm.isp.internevo.search import search
 from fastcomm.isp.model import Experts
 from fastcomm.isp.presets import PRESETS, load
-from fastcomm.isp.price import evaluate
-from fastcomm.isp.search import search
-from fastcomm.isp.strategy import time_terms
 
 ASKED = ("--world-size", "64", "--seq-len", "4Ki", "--global-batch", "4Mi", "--cluster", "h100")
 # What their makers say, in billions: all parameters, and those that a token meets.

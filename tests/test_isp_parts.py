@@ -12,10 +12,10 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware import load, measurements, parse, shipped
 from fastcomm.hardware.calibration import calibrate
 from fastcomm.hardware.measurements import TimedMessage, read_measurements
-from fastcomm.isp import communication as formulas
-from fastcomm.isp.calibration import messages
-from fastcomm.isp.communication import collective
-from fastcomm.isp.layer import Correction
+from fastcomm.isp.internevo import collectives as formulas
+from fastcomm.isp.internevo.calibration import messages
+from fastcomm.isp.internevo.collectives import collective
+from fastcomm.isp.internevo.layer import Correction
 from fastcomm.isp.presets import internlm
 from fastcomm.isp.presets import load as load_model
 from fastcomm.readers.runs import open_run

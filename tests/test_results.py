@@ -11,14 +11,14 @@ from commands import invoke
 from jsonschema import Draft202012Validator
 
 import fastcomm
-from fastcomm import isp
 from fastcomm.analyses.doctor import examine
 from fastcomm.analyses.stats import RunStatistics
 from fastcomm.cli import COMMANDS, main
-from fastcomm.dispatch import placement, simulation, sweeps
+from fastcomm.dispatch import placement, simulation
 from fastcomm.errors import FastcommError
-from fastcomm.isp import search
-from fastcomm.isp.calibration import setting
+from fastcomm.isp import internevo
+from fastcomm.isp.internevo import search
+from fastcomm.isp.internevo.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
@@ -168,7 +168,7 @@ def searched(seq_lens):
     if not seq_lens:
         return fastcomm.search_strategies(**words)
     asked = SearchOptions(**words)
-    return search.sweep(isp.question_of(asked), setting(asked).cluster, seq_lens)
+    return search.sweep(internevo.question_of(asked), setting(asked).cluster, seq_lens)
 
 
 ASKED = {"model": "llama3-8b", "gpus": 16, "cluster": "h100", "global_batch": 64}
@@ -224,7 +224,7 @@ RESULTS = {
     "search of a trainer": lambda *_: fastcomm.search_strategies(**ASKED),
     "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
     "place": lambda *_: placed("local"),
-    "dispatch sweep": lambda *_: sweeps.sweep(
+    "dispatch sweep": lambda *_: simulation.sweep(
         RECIPE, {"zipf_alpha": [1.1, 2.0]}, ["deepep"], simulation.terms_of
     ),
     "doctor": lambda *_: examine(),

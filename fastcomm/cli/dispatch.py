@@ -260,15 +260,15 @@ def sweep(
     The axes are options of a workload: skew, nodes, top-k, tokens.
     """
     from fastcomm.compat.dispatch import STRATEGIES
-    from fastcomm.dispatch import sweeps
+    from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report
 
-    axes = [sweeps.axis(text) for text in over]
+    axes = [simulation.axis(text) for text in over]
     _check_distinct([name for name, _ in axes])
     grid = dict(axes)
     _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
-    result = sweeps.sweep(
+    result = simulation.sweep(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, report.sweep)

@@ -20,8 +20,7 @@ from fastcomm.options import DispatchOptions, WorkloadOptions
 if TYPE_CHECKING:
     from fastcomm.dispatch.placement import PlacementResult
     from fastcomm.dispatch.schedules import Terms
-    from fastcomm.dispatch.simulation import Simulation
-    from fastcomm.dispatch.sweeps import DispatchSweep
+    from fastcomm.dispatch.simulation import DispatchSweep, Simulation
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")

@@ -28,14 +28,14 @@ from fastcomm.options import PlanOptions, SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
-    from fastcomm.isp import Question
-    from fastcomm.isp.calibration import Setting
+    from fastcomm.isp.internevo import Question
+    from fastcomm.isp.internevo.calibration import Setting
+    from fastcomm.isp.internevo.result import SearchResult
+    from fastcomm.isp.internevo.search import SearchSweep
     from fastcomm.isp.model import Model
     from fastcomm.isp.plan_cost import Constants
     from fastcomm.isp.plan_search import PlanSearch
-    from fastcomm.isp.result import SearchResult
     from fastcomm.isp.run_calibration import RunCalibration
-    from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
 Examples:
@@ -114,16 +114,16 @@ def run(
 
 def _search_sequences(options: SearchOptions, showing: ShowOptions, files: ResultFiles) -> None:
     """Search InternEvo's strategies, and print and write the result."""
-    from fastcomm import isp
-    from fastcomm.isp.calibration import setting
+    from fastcomm.isp import internevo
+    from fastcomm.isp.internevo.calibration import setting
 
     if showing.launch is not None:
         raise ConfigError("--launch: InternEvo's search has --trainer-args; pass --trainer")
     warn(_decimal_units(options))
-    lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
+    lengths = internevo.numbers(options.seq_len, "sequence length") or (0,)
     if len(lengths) > 1:
         _check_sweep(options, showing)
-    question = isp.question_of(options)
+    question = internevo.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
         _sweep(question, using, lengths, files)
@@ -132,7 +132,7 @@ def _search_sequences(options: SearchOptions, showing: ShowOptions, files: Resul
         _searched(question, using, options), top=showing.top, calibration=using.calibration
     )
     if showing.sensitivity:
-        from fastcomm.isp.search import sensitivity
+        from fastcomm.isp.internevo.search import sensitivity
 
         best = result.record(0) if result.feasible else None
         changes = sensitivity(question, using.cluster, best, using.attention)
@@ -205,7 +205,7 @@ def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:
 def _searched(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
     """Return the result of the search; with --compat by the rules of the original."""
     if options.compat is None:
-        from fastcomm.isp.search import search
+        from fastcomm.isp.internevo.search import search
 
         return search(question, using.cluster, attention=using.attention)
     from fastcomm.compat import isp
@@ -242,7 +242,7 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
 
 def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":
     """Add what --explain and --trainer-args ask for; ConfigError for a place out of range."""
-    from fastcomm.isp.strategy import explanation, snippet
+    from fastcomm.isp.internevo.explanation import explanation, snippet
 
     place, trainer = showing.explain, showing.trainer_args
     if place is not None:
@@ -283,7 +283,7 @@ def _sweep(
     question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
     """Search every length (in tokens) and world size, and print and write the results."""
-    from fastcomm.isp.search import sweep
+    from fastcomm.isp.internevo.search import sweep
     from fastcomm.report import isp as report
     from fastcomm.report.files import write_tables
 
@@ -389,7 +389,7 @@ def _beside(runs: Path) -> Path | None:
 
 
 def _shapes(models: Path | None) -> "dict[str, Model]":
-    from fastcomm.isp.tables import load_models
+    from fastcomm.isp.presets import load_models
 
     return load_models(models) if models is not None else {}
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm import isp as questions
 from fastcomm.checks import build, shows
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
-from fastcomm.isp import ALGOS, Question
-from fastcomm.isp.calibration import Setting, setting
-from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
+from fastcomm.isp import internevo as questions
+from fastcomm.isp.internevo import ALGOS, Question
+from fastcomm.isp.internevo.calibration import Setting, setting
+from fastcomm.isp.internevo.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]

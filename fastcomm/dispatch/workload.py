@@ -1,21 +1,29 @@
-"""Read and write workloads of an expert all-to-all: Parquet, NumPy arrays, or a recipe."""
+"""Read and write workloads of an expert all-to-all: Parquet, NumPy arrays, or a recipe.
+
+No file is trusted.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Self
+from tokenize import TokenError
+from typing import IO, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.checks import check_path, check_type
 from fastcomm.dispatch import Recipe
-from fastcomm.dispatch.arrays import read_npy, read_npz
 from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
 from fastcomm.dispatch.sampler import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
@@ -336,3 +344,87 @@ def _first_row(is_invalid: NDArray[np.bool_]) -> int:
 
 def _first(ids: Ids, count: int) -> int:
     return int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+
+
+Numbers = NDArray[Any]
+_MOST_NAMED = 8
+_ARRAY_DAMAGE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, TokenError, MemoryError, OverflowError),
+)
+
+
+def read_npy(path: Path) -> Numbers:
+    """Return the array of an .npy file; TraceFileError unless it has plain integers."""
+    with _trace_file_errors(path), files.opened(path) as file:
+        return _array(file, path.stat().st_size)
+
+
+def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
+    """Return arrays of an .npz file, each by the first of its names that the file has.
+
+    Raises
+    ------
+    TraceFileError
+        If the file has no array of some names, or an array has other values than integers.
+
+    """
+    with (
+        _trace_file_errors(path),
+        files.opened(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        present = [next((n for n in names if n in members), None) for names in aliases]
+        if None in present:
+            raise TraceFileError(
+                f"{path}: expected arrays {' and '.join(' or '.join(n) for n in aliases)}; "
+                f"found {_names(list(members))}"
+            )
+        return tuple(_member(archive, members, name, path) for name in present if name)
+
+
+def _names(arrays: Sequence[str]) -> str:
+    """Return the first names of the arrays of a file, and how many more there are."""
+    more = f" and {len(arrays) - _MOST_NAMED} more" if len(arrays) > _MOST_NAMED else ""
+    return f"{', '.join(arrays[:_MOST_NAMED]) or 'none'}{more}"
+
+
+def _member(
+    archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
+) -> Numbers:
+    """Read the array of a member of an .npz file; refuse sizes above the limits."""
+    info = members[name]
+    files.Limits.of_environment().check(info.file_size, info.compress_size, path)
+    with archive.open(info) as stream:
+        return _array(stream, info.file_size)
+
+
+def _array(stream: IO[bytes], size: int) -> Numbers:
+    """Return the array in a stream of `size` bytes; ValueError unless it has integers."""
+    version = npy.read_magic(stream)
+    if version not in {(1, 0), (2, 0)}:
+        raise ValueError(f"npy version {version} is not supported; expected 1.0 or 2.0")
+    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, kind = header(stream)
+    if kind.kind not in "iu":
+        raise ValueError(
+            f"expected whole numbers, not {kind} {shape}; Python objects are not loaded"
+        )
+    needed, remaining = prod(shape) * kind.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or needed > remaining:
+        raise ValueError(f"its header declares {shape} of {kind}, but {remaining} bytes follow")
+    data = bytearray(stream.read(needed))  # a bytearray, so that the array is writable
+    return np.frombuffer(data, kind).reshape(shape, order="F" if is_fortran else "C")
+
+
+@contextmanager
+def _trace_file_errors(path: Path) -> Iterator[None]:
+    """Convert errors of damaged files to TraceFileError."""
+    try:
+        yield
+    except _ARRAY_DAMAGE as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TraceFileError(
+            f"{path}: cannot read a plain array from {path.suffix}: {reason}"
+        ) from error

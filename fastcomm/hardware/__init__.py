@@ -149,7 +149,7 @@ class Cluster:
     # Start-up time per call ("call"), step of a ring ("ring") or level of a tree ("tree").
     comm_model: str = "call"
     note: str = ""  # which values were not measured
-    gpu: str = ""  # name of the measured GPU, see `surfaces`
+    gpu: str = ""  # name of the measured GPU, see `gpu.Gpu`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load as load_cluster
 from fastcomm.hardware import shipped
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import Plan, with_strategy
 from fastcomm.isp.plan_step import PlanPrice

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from fastcomm.checks import RANKS, invalid_value
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.units import parse_quantity

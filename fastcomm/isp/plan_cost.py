@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fastcomm.hardware import bus_factor
-from fastcomm.hardware.surfaces import ATTENTION_KERNELS, Gpu, gpu
-from fastcomm.isp.layer import visited_nodes
+from fastcomm.hardware.gpu import ATTENTION_KERNELS, Gpu, gpu
+from fastcomm.isp.internevo.layer import visited_nodes
 from fastcomm.isp.model import Experts
 from fastcomm.isp.plan import RECIPES, Plan
 

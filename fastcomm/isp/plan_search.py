@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.surfaces import Gpu, gpu
-from fastcomm.isp import memory_limit
+from fastcomm.hardware.gpu import Gpu, gpu
 from fastcomm.isp.evaluation import expected_error, strategy_text, unmeasured
+from fastcomm.isp.internevo import memory_limit
+from fastcomm.isp.internevo.space import divisors
 from fastcomm.isp.plan import MX_CHIPS, Plan, strategy_values, virtual_stages, with_values
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan, priced
 from fastcomm.isp.presets import load as load_model
-from fastcomm.isp.space import divisors
 from fastcomm.isp.trainers import DEFAULT, measured_cluster
 from fastcomm.options import SearchOptions
 from fastcomm.result import TableResult

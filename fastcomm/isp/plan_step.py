@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log2
 
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
+from fastcomm.isp import Term
 from fastcomm.isp.plan import RECIPES, Plan
 from fastcomm.isp.plan_cost import (
     ELEMENT,
@@ -22,7 +23,6 @@ from fastcomm.isp.plan_cost import (
     layer_times,
     layer_weights,
 )
-from fastcomm.isp.strategy import Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

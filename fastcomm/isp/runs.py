@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcomm.checks import RANKS, Range, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import (
     RECIPES,
@@ -28,8 +28,7 @@ from fastcomm.isp.plan import (
 )
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
-from fastcomm.isp.presets import PRESETS
-from fastcomm.isp.tables import read_table
+from fastcomm.isp.presets import PRESETS, read_table
 from fastcomm.isp.trainers import DEFAULT
 from fastcomm.units import GIB, parse_quantity
 

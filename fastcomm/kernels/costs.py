@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.hardware.roofline import Roof
+from fastcomm.hardware.gpu import Roof
 from fastcomm.kernels.attribution import BACKWARD, TextColumn, Work
 from fastcomm.kernels.formulas import MATRIX, OperatorCost
 from fastcomm.kernels.operands import Inputs, UnknownCostError

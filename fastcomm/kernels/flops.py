@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.checks import shortened
-from fastcomm.hardware.roofline import Roof, StepFlops
+from fastcomm.hardware.gpu import Roof, StepFlops
 from fastcomm.kernels.attribution import Work, absent
 from fastcomm.kernels.costs import WorkCosts
 from fastcomm.kernels.formulas import MATRIX

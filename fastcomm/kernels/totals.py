@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import SchemaError
-from fastcomm.hardware.roofline import roof_of
+from fastcomm.hardware.gpu import roof_of
 from fastcomm.kernels import Distribution, KeySums, check_durations, same_texts
 from fastcomm.kernels.attribution import DEVICE_KEYS, INPUTS, Labels, Work
 from fastcomm.kernels.costs import WorkCosts, why_unknown

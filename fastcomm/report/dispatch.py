@@ -10,8 +10,7 @@ from rich.text import Text
 
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import Simulation, StrategyResult
-from fastcomm.dispatch.sweeps import DispatchSweep
+from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.markup import escape
 
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
-from fastcomm.isp import Question
-from fastcomm.isp.communication import two_gpus
-from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.search import SearchSweep, SweepPoint
-from fastcomm.isp.space import REASONS
-from fastcomm.isp.strategy import Term, memory_terms, time_terms
+from fastcomm.isp import Term
+from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.collectives import two_gpus
+from fastcomm.isp.internevo.explanation import memory_terms, time_terms
+from fastcomm.isp.internevo.result import HardwareChange, Record, SearchResult
+from fastcomm.isp.internevo.search import SearchSweep, SweepPoint
+from fastcomm.isp.internevo.space import REASONS
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import (
     counted,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.evaluation import (
     Evaluation,
     ExpectedError,

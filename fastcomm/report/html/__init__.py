@@ -1,7 +1,7 @@
 """Build HTML reports: one self-contained file per page that needs no network.
 
 This module has the parts of a page, and `document` writes it. A page consists of sections of
-figures and tables; `glossary` defines every number. Each other module builds the sections of one
+figures and tables; `glossary` defines each number. Each other module builds the sections of one
 topic, or the pages of some commands. `charts` are plain data, which `draw` draws. Their colors
 are properties of the style sheet, so that one page has light, dark and print modes.
 

@@ -4,8 +4,7 @@ import numpy as np
 
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import NS, Simulation, StrategyResult, in_ns
-from fastcomm.dispatch.sweeps import DispatchSweep
+from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.report import html
 from fastcomm.report.html import (
     Figure,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.isp import ALGOS
-from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.search import SearchSweep
-from fastcomm.isp.space import REASONS
+from fastcomm.isp.internevo import ALGOS
+from fastcomm.isp.internevo.result import HardwareChange, Record, SearchResult
+from fastcomm.isp.internevo.search import SearchSweep
+from fastcomm.isp.internevo.space import REASONS
 from fastcomm.report import html
 from fastcomm.report.html import (
     Block,

@@ -5,11 +5,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from fastcomm.hardware.surfaces import gpu
+from fastcomm.hardware.gpu import gpu
+from fastcomm.isp import Term
 from fastcomm.isp.evaluation import expected_error, strategy_text
 from fastcomm.isp.plan_search import PlanSearch, bottleneck
 from fastcomm.isp.plan_step import PlanPrice
-from fastcomm.isp.strategy import Term
 from fastcomm.report import html
 from fastcomm.report.html import (
     Fact,

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from fastcomm.isp import Question
-from fastcomm.isp.block import FULL, NONE, SELECTIVE, Ints, StrategyGrid
+from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.block import FULL, NONE, SELECTIVE, Ints, StrategyGrid
 from fastcomm.units import format_gib
 
 # Why candidates are rejected: the keys of `rejected`, and the texts of messages.

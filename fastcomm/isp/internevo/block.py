@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.isp import Question
+from fastcomm.isp.internevo import Question
 from fastcomm.isp.model import Layer, Model
 
 # As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.checks import invalid_value
-from fastcomm.isp import ALGOS, Question
-from fastcomm.isp.space import nearest
+from fastcomm.isp.internevo import ALGOS, Question
+from fastcomm.isp.internevo.space import nearest
 from fastcomm.result import TableResult
 from fastcomm.units import format_s
 

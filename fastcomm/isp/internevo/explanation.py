@@ -1,22 +1,12 @@
 """Terms of one strategy's time and memory, and the arguments of trainers for it."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from fastcomm.isp import Question
+from fastcomm.isp import Term
+from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.price import CONTEXT_BYTES
+from fastcomm.isp.internevo.result import Record
 from fastcomm.isp.model import Model
-from fastcomm.isp.price import CONTEXT_BYTES
-from fastcomm.isp.result import Record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """A part of a sum."""
-
-    name: str
-    value: float
-    text: str  # how the value comes about
-    level: int = 1  # 0 is the sum, 1 a part of it
 
 
 def time_terms(record: Record, question: Question) -> list[Term]:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.hardware import Cluster
-from fastcomm.isp import Question
-from fastcomm.isp.block import (
+from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.block import (
     FULL,
     NONE,
     ShardedElements,
@@ -20,8 +20,8 @@ from fastcomm.isp.block import (
     candidate_stages,
     experts_of,
 )
-from fastcomm.isp.communication import collective, is_inside
-from fastcomm.isp.layer import (
+from fastcomm.isp.internevo.collectives import collective, is_inside
+from fastcomm.isp.internevo.layer import (
     Correction,
     LayerCost,
     attention_time,

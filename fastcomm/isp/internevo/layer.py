@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable
-from fastcomm.isp import Question
-from fastcomm.isp.block import (
+from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.block import (
     FULL,
     NONE,
     ShardedElements,
@@ -23,7 +23,7 @@ from fastcomm.isp.block import (
     experts_of,
     layers_of,
 )
-from fastcomm.isp.communication import by_node, collective
+from fastcomm.isp.internevo.collectives import by_node, collective
 from fastcomm.isp.model import Experts, Layer
 
 Array = NDArray[Any]

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastcomm.checks import build, shows
-from fastcomm.errors import ConfigError, python_names
+from fastcomm.errors import ConfigError
 from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
-from fastcomm.isp import ALGOS, Question, question_of
-from fastcomm.isp.block import StrategyGrid
-from fastcomm.isp.calibration import setting
-from fastcomm.isp.communication import scaling_factor
-from fastcomm.isp.layer import Correction
-from fastcomm.isp.plan_search import PlanSearch, search_plans
-from fastcomm.isp.price import memory, price
-from fastcomm.isp.result import (
+from fastcomm.isp.internevo import ALGOS, Question
+from fastcomm.isp.internevo.block import StrategyGrid
+from fastcomm.isp.internevo.collectives import scaling_factor
+from fastcomm.isp.internevo.layer import Correction
+from fastcomm.isp.internevo.price import memory, price
+from fastcomm.isp.internevo.result import (
     FeasibleCells,
     Fields,
     HardwareChange,
@@ -26,9 +23,7 @@ from fastcomm.isp.result import (
     SearchResult,
     with_units,
 )
-from fastcomm.isp.space import Counts, grids
-from fastcomm.isp.trainers import trainer_of
-from fastcomm.options import SearchOptions
+from fastcomm.isp.internevo.space import Counts, grids
 from fastcomm.result import TableResult
 
 if TYPE_CHECKING:
@@ -161,46 +156,6 @@ def _key(grid: StrategyGrid, question: Question) -> Fields:
 
 def _width(question: Question) -> float:
     return question.model.hidden * question.model.breadth
-
-
-@shows(SearchOptions)
-@python_names()
-def search_strategies(**options: Any) -> SearchResult | PlanSearch:
-    """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
-
-    Parameters
-    ----------
-    **options
-        Fields of `SearchOptions`; `gpus` is another name of `world_size`. Required are `model`
-        (a preset, a size such as "7B", or a file), the number of GPUs, and the batch of a step,
-        `global_batch`. It counts sequences if it has no unit, tokens as in "4Mi"; for
-        InternEvo always tokens, and `seq_len` (tokens) is required there.
-
-    Returns
-    -------
-    PlanSearch or SearchResult
-        Feasible strategies, ranked by tokens/s/GPU. `SearchResult` is that of InternEvo, which
-        is searched on clusters without a measured GPU, with options of its own, and with
-        `trainer="internevo"`.
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown, missing or invalid.
-
-    """
-    if "gpus" in options:
-        if "world_size" in options:
-            raise ConfigError("search_strategies: pass gpus or world_size, which are the same")
-        options["world_size"] = options.pop("gpus")
-    search_options = build(SearchOptions, options, "search_strategies")
-    if search_options.compat is not None:
-        raise ConfigError("compat: use fastcomm.compat.isp.search_strategies instead")
-    if trainer_of(search_options) != "internevo":
-        return search_plans(search_options)
-    hardware = setting(search_options)
-    result = search(question_of(search_options), hardware.cluster, attention=hardware.attention)
-    return replace(result, calibration=hardware.calibration)
 
 
 def sensitivity(
