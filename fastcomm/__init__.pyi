@@ -1,6 +1,6 @@
 from fastcomm import intervals as intervals
+from fastcomm.analyses.critical_path import execution_trace_path as execution_trace_path
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
-from fastcomm.analyses.execution_traces import execution_trace_path as execution_trace_path
 from fastcomm.analyses.replay import replay_trial as replay_trial
 from fastcomm.analyses.stragglers import find_stragglers as find_stragglers
 from fastcomm.critical_path import CriticalPath as CriticalPath

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from fastcomm import hardware
 from fastcomm.analyses.chakra import convert
-from fastcomm.analyses.execution_traces import execution_trace_path
+from fastcomm.analyses.critical_path import execution_trace_path
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat import dpro

@@ -7,10 +7,9 @@ from collections import Counter, defaultdict
 import pytest
 from click.testing import CliRunner
 
-from fastcomm.analyses.chakra import write_groups
+from fastcomm.analyses import chakra
+from fastcomm.analyses.chakra import Written, group_number, write_groups
 from fastcomm.cli import main
-from fastcomm.compat import chakra
-from fastcomm.compat.chakra import Written, group_number
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write

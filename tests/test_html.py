@@ -29,8 +29,7 @@ from fastcomm.analyses.critical_path import answers_for_page, path_for_page
 from fastcomm.cli import main
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import FastcommError, inert, shell_quoted
-from fastcomm.graph.edit_errors import Interval
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import Interval, plan
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
 from fastcomm.options import EditOptions, MetricsOptions

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
+from fastcomm.compat import hta
 from fastcomm.compat.hta import get_queue_length_summary, get_time_spent_blocked_on_full_queue
+from fastcomm.errors import FastcommError
 from fastcomm.kernels import totals
 
 US = 1_000
@@ -159,3 +161,20 @@ def test_a_queue_that_is_never_full_has_no_row(tmp_path):
 def test_a_trace_without_launches_has_no_summary(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("add", 10, 5)])
     assert get_queue_length_summary(path).num_rows == 0
+
+
+def test_functions_of_hta_take_a_run_or_the_path_of_its_traces(tmp_path):
+    path = trace_of([(0, 1, 5, 7), (3, 1, 20, 7)], tmp_path, steps=[(0, 90), (95, 60)])
+    run = fastcomm.open(path)
+    for function in (hta.get_queue_length_summary, hta.get_time_spent_blocked_on_full_queue):
+        assert function(run).equals(function(path))
+    assert hta.get_idle_time_breakdown(run).equals(hta.get_idle_time_breakdown(path))
+    of_run, of_path = (hta.critical_path_analysis(of, 0, "") for of in (run, path))
+    assert of_run[0].breakdown.equals(of_path[0].breakdown)
+    first, second = (
+        Path(hta.overlay_critical_path_analysis(of, 0, of_run[0], tmp_path / name))
+        for of, name in ((run, "run"), (path, "path"))
+    )
+    assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(FastcommError, match="rank 7"):
+        hta.get_idle_time_breakdown(run, 7)

@@ -19,8 +19,7 @@ from fastcomm.critical_path import overlay
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edit_errors import validation
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import plan, validation
 from fastcomm.options import EditOptions, Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader

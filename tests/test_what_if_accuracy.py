@@ -3,8 +3,7 @@
 import pytest
 
 from docs import what_if_accuracy as accuracy
-from fastcomm.graph.edit_errors import validation
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import plan, validation
 
 pytestmark = pytest.mark.compiled
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from fastcomm.checks import check_path, takes
 from fastcomm.executors import Executor, Local
 from fastcomm.files import place
-from fastcomm.graph.edit_errors import Interval
-from fastcomm.graph.edits import Edit, plan
+from fastcomm.graph.edits import Edit, Interval, plan
 from fastcomm.options import StragglerOptions
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations

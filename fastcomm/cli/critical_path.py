@@ -177,13 +177,13 @@ def find_path(
         Whether to use one rank alone, rather than all.
 
     """
-    from fastcomm.analyses import execution_traces
+    from fastcomm.analyses.critical_path import execution_trace_path, is_execution_trace
 
-    if execution_traces.is_execution_trace(paths):
+    if is_execution_trace(paths):
         _refuse(options, replace(PathOptions(), rank=options.rank))
         _refuse(reading, replace(ReadOptions(), keep_going=reading.keep_going))
         _refuse(execution, ExecutionOptions())
-        path = execution_traces.execution_trace_path(
+        path = execution_trace_path(
             *paths, rank=options.rank, alone=alone, keep_going=reading.keep_going
         )
     else:

@@ -1,4 +1,4 @@
-"""Reproduce HTA, dPRO and two original simulators exactly, and write Chakra traces.
+"""Reproduce HTA, dPRO and two original simulators exactly.
 
 A module here may import a model; no model imports a module here.
 """

@@ -1,4 +1,4 @@
-"""Reproduce the critical path and idle times of HolisticTraceAnalysis, with HTA's names.
+"""Reproduce paths, idle times and queue lengths of HolisticTraceAnalysis, with HTA's names.
 
 >>> from fastcomm.compat import hta
 >>> graph, success = hta.critical_path_analysis("traces/", 0, "ProfilerStep", 1)
@@ -6,7 +6,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,10 +15,12 @@ import pyarrow as pa
 from fastcomm.compat import hta_events, hta_graph
 from fastcomm.compat.hta_events import Linked, clip
 from fastcomm.compat.hta_graph import RULES, SEARCHED_FROM_NS, longest
-from fastcomm.compat.hta_idle import get_idle_time_breakdown
-from fastcomm.compat.hta_queues import (
+from fastcomm.compat.hta_streams import (
+    AnyRun,
+    get_idle_time_breakdown,
     get_queue_length_summary,
     get_time_spent_blocked_on_full_queue,
+    reader_of,
 )
 from fastcomm.critical_path import CriticalPath, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
@@ -29,10 +30,8 @@ from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
 from fastcomm.graph import EDGE_KINDS
 from fastcomm.options import Window
-from fastcomm.readers.runs import open_run
-from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.arrays import NONE
 
 if TYPE_CHECKING:
     import networkx
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CPGraph",
     "Edge",
-    "HtaDrawing",
     "critical_path_analysis",
     "find_path",
     "get_idle_time_breakdown",
@@ -188,21 +186,8 @@ class CPGraph(CriticalPath):
         return graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtaDrawing(Drawing):
-    """An overlay with times in integer microseconds."""
-
-    def inset_ns(self, on_device: Flags) -> Ints:
-        """Return how many ns before each event's end an arrow begins: 1000 or, on a host, 0."""
-        return np.where(on_device, 1000, 0)
-
-    def microseconds(self, ns: int) -> str:
-        """Return the JSON text of a time in us."""
-        return str(ns // 1000)
-
-
 def critical_path_analysis(
-    run: RunTraces | str | Path,
+    run: AnyRun,
     rank: int,
     annotation: str,
     instance_id: int | tuple[int, int] | None = None,
@@ -216,7 +201,7 @@ def critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or an opened run.
+        A run that `fastcomm.open` returned, or the path of its traces.
     rank
         The rank.
     annotation
@@ -244,7 +229,7 @@ def critical_path_analysis(
     """
     try:
         path = find_path(
-            _opened(run).read(rank, "all"),
+            reader_of(run)(rank),
             Window(
                 annotation=annotation,
                 instance=instance_id,
@@ -259,10 +244,6 @@ def critical_path_analysis(
         _LOG.error("%s", error)
         return None
     return path, path.path is not None
-
-
-def _opened(run: RunTraces | str | Path) -> RunTraces:
-    return run if isinstance(run, RunTraces) else open_run(run)
 
 
 def find_path(
@@ -338,7 +319,7 @@ def _step(trace: Trace, linked: Linked, times: TimeRange) -> int | None:
 
 
 def overlay_critical_path_analysis(
-    run: RunTraces | str | Path,
+    run: AnyRun,
     rank: int,
     critical_path_graph: CriticalPath,
     output_dir: str | Path,
@@ -351,7 +332,7 @@ def overlay_critical_path_analysis(
     Parameters
     ----------
     run
-        A path, or an opened run.
+        A run that `fastcomm.open` returned, or the path of its traces.
     rank
         The rank.
     critical_path_graph
@@ -371,12 +352,11 @@ def overlay_critical_path_analysis(
         Path of the file.
 
     """
-    trace = _opened(run).read(rank, "all")
+    trace = reader_of(run)(rank)
     target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
-    is_hta = critical_path_graph.about.rules.name == RULES.name
-    drawing = (HtaDrawing if is_hta else Drawing)(
+    drawing = Drawing(
         only_critical=only_show_critical_events,
-        all_edges=show_all_edges and not only_show_critical_events,
+        all_edges=show_all_edges,
         kinds=None if edge_types_to_viz is None else tuple(edge_types_to_viz),
     )
     overlay.write(trace, critical_path_graph, target, drawing)

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from fastcomm.checks import check_path, takes
 from fastcomm.critical_path import candidates, saved
-from fastcomm.critical_path.across import RankJoin
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.given_times import times_of, with_times
 from fastcomm.critical_path.graph_edit import GraphEdit
-from fastcomm.critical_path.path import FoundPath, shares, sums_by
+from fastcomm.critical_path.path import FoundPath, RankJoin, shares, sums_by
 from fastcomm.critical_path.rules import (
     DataDependencies,
     EventDescriptions,
@@ -26,8 +25,7 @@ from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph import Graph
-from fastcomm.graph.edit_errors import EditSweep, Interval
-from fastcomm.graph.edits import Edit, EditPlan, plan
+from fastcomm.graph.edits import Edit, EditPlan, EditSweep, Interval, plan
 from fastcomm.options import EditOptions
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from fastcomm.checks import shortened
 from fastcomm.critical_path import CriticalPath, corrected
-from fastcomm.critical_path.across import RankJoin, collectives
+from fastcomm.critical_path.path import RankJoin, collectives
 from fastcomm.critical_path.rules import (
     CORRECTED,
     EVENT,

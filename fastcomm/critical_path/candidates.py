@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from fastcomm.critical_path import peers
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edit_errors import Interval, not_validated
-from fastcomm.graph.edits import Edit, plan
+from fastcomm.graph.edits import Edit, Interval, not_validated, plan
 from fastcomm.options import EditOptions
 
 _SUSPECT = 0.01  # of the step: waits that make a rank a suspect

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.across import RankJoin, collectives
+from fastcomm.critical_path.path import RankJoin, collectives
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathSource, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError

@@ -42,7 +42,7 @@ except ImportError:  # no wheel for this platform
 
 _ARGS = re.compile(rb'"args"\s*:\s*\{\s*(\}?)')
 _DRAWN = ("dependency", "launch", "sync", "inferred")
-_BLOCK = 1 << 22
+_US = 1000  # ns
 _SIDES = ("measured", "predicted")
 
 
@@ -53,15 +53,6 @@ class Drawing:
     only_critical: bool = True  # keep only events on the path, and annotations
     all_edges: bool = False  # draw edges beside the path, too; needs all events
     kinds: tuple[str, ...] | None = None  # kinds of the path's edges to draw
-
-    def inset_ns(self, on_device: Flags) -> Ints:
-        """Return for each event how many ns before its end an arrow begins, here 1."""
-        return np.ones(len(on_device), np.int64)
-
-    def microseconds(self, ns: int) -> str:
-        """Return the JSON text of a time in us, exact to the nanosecond."""
-        sign, ns = ("-", -ns) if ns < 0 else ("", ns)
-        return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
 def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> None:
@@ -213,7 +204,7 @@ def _flows(trace: Trace, path: CriticalPath, drawing: Drawing) -> list[str]:
         kinds = [EDGE_KIND[_kind(name)] for name in drawing.kinds or _DRAWN]
         shown = on_path & np.isin(graph.kind, kinds)
     edges = np.flatnonzero(shown)
-    ends = [_ends(trace, path, side[edges], drawing) for side in (graph.source, graph.target)]
+    ends = [_ends(trace, path, side[edges]) for side in (graph.source, graph.target)]
     rows = []
     weights, kinds_of = graph.weight[edges].tolist(), graph.kind[edges].tolist()
     for number, (weight, kind, marked, first, second) in enumerate(
@@ -221,7 +212,7 @@ def _flows(trace: Trace, path: CriticalPath, drawing: Drawing) -> list[str]:
     ):
         args = (
             f'"cat": "critical_path", "name": "critical_path", "args": {{"weight": '
-            f'{drawing.microseconds(weight)}, "critical": {json.dumps(marked)}, '
+            f'{_microseconds(weight, path)}, "critical": {json.dumps(marked)}, '
             f'"type": "{TYPES[EDGE_KINDS[kind]]}"}}'
         )
         rows.append(f'{{"ph": "s", "id": {number}, {first}, {args}}}')
@@ -237,13 +228,14 @@ def _kind(name: str) -> str:
     raise FastcommError(f"unknown type of edges {name!r}: expected one of {', '.join(TYPES)}")
 
 
-def _ends(trace: Trace, path: CriticalPath, nodes: Numbers, drawing: Drawing) -> list[str]:
+def _ends(trace: Trace, path: CriticalPath, nodes: Numbers) -> list[str]:
     """Return process, thread and time of the end of each arrow, within its node's event."""
     graph = path.graph
     table = path.events.describe(graph.event[nodes])
     start, stop = (table[name].to_numpy() for name in ("start", "stop"))
     on_device = table["is_device"].to_numpy(zero_copy_only=False)
-    inside = drawing.inset_ns(on_device)
+    # HTA's arrows begin 1 us before the end of work, and at the end of events of the host.
+    inside = 1 if path.about.rules.is_exact else np.where(on_device, _US, 0)
     time = np.where(graph.is_end[nodes], np.maximum(start, stop - inside), start)
     time -= trace.meta.base
     lanes: dict[tuple[str, str], str] = {}
@@ -254,8 +246,16 @@ def _ends(trace: Trace, path: CriticalPath, nodes: Numbers, drawing: Drawing) ->
         lane = lanes.setdefault(
             (process, thread), f'"pid": {_label(process)}, "tid": {_label(thread)}'
         )
-        ends.append(f'{lane}, "ts": {drawing.microseconds(ns)}')
+        ends.append(f'{lane}, "ts": {_microseconds(ns, path)}')
     return ends
+
+
+def _microseconds(ns: int, path: CriticalPath) -> str:
+    """Return the JSON text of a time in us: exact, or for a path of HTA as a whole number."""
+    if not path.about.rules.is_exact:
+        return str(ns // _US)
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    return f"{sign}{ns // _US}.{ns % _US:03d}"
 
 
 def _label(text: str) -> str:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from fastcomm.graph.edit_errors import Interval, not_validated
-from fastcomm.graph.edits import Edit
+from fastcomm.graph.edits import Edit, Interval, not_validated
 from fastcomm.readers.dpro.statistics import StepTime
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Options, Replayer, ReplayPath, critical_path

@@ -8,7 +8,7 @@ from rich.markup import escape
 from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.critical_path.rules import DataDependencies
-from fastcomm.graph.edit_errors import EditSweep
+from fastcomm.graph.edits import EditSweep
 from fastcomm.report.console import TerminalTable, plain_console, say, shortened, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.errors import shell_joined, shell_quoted
-from fastcomm.graph.edit_errors import EditSweep
+from fastcomm.graph.edits import EditSweep
 from fastcomm.report import html
 from fastcomm.report.critical_path import label
 from fastcomm.report.html import (
