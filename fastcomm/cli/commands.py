@@ -185,7 +185,7 @@ def _attributes(kind: type, name: str) -> dict[str, Any]:
         return {"is_flag": True, "default": default}
     if types == [tuple[str, ...]]:
         return {"multiple": True}
-    attributes: dict[str, Any] = {} if default is None else {"default": default}
+    attributes: dict[str, Any] = {} if default in (None, ()) else {"default": default}
     if texts := literals(kind, name):
         attributes["type"] = click.Choice(texts)
     elif types == [tuple[int, ...]]:

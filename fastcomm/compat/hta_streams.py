@@ -55,15 +55,15 @@ _BLOCKED = pa.schema(
 )
 
 
-class RankReader(Protocol):
-    """Reads ranks, as the `Run` that `fastcomm.open` returns."""
+class ReadableRun(Protocol):
+    """A run whose ranks can be read, as the `Run` that `fastcomm.open` returns."""
 
     def read(self, rank: int) -> Trace:
         """Read all events of one rank."""
         ...
 
 
-AnyRun = RankReader | RunTraces | str | Path
+AnyRun = ReadableRun | RunTraces | str | Path
 
 
 def reader_of(run: AnyRun) -> Callable[[int], Trace]:
