@@ -8,7 +8,7 @@ from fastcomm.dispatch import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError
-from fastcomm.isp import search_strategies as search_strategies
+from fastcomm.isp.search import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
 from fastcomm.run import Run as Run
 from fastcomm.run import compare as compare

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from fastcomm.critical_path.analysis import analyze, joined
-from fastcomm.isp import search_strategies
 from fastcomm.isp.internevo.search import SearchSweep, SweepPoint
+from fastcomm.isp.search import search_strategies
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 

@@ -15,6 +15,7 @@ from fastcomm.isp import internevo
 from fastcomm.isp.internevo import search
 from fastcomm.isp.internevo.calibration import setting
 from fastcomm.isp.internevo.result import with_units
+from fastcomm.isp.search import search_strategies
 
 SCHEMA = Draft202012Validator(
     json.loads((Path(__file__).parents[1] / "docs" / "schemas" / "isp.json").read_text())
@@ -158,7 +159,7 @@ def test_fixed_micro_batches_and_batch_ranges_can_be_searched():
     )
     found = search.search(internevo.question_of(fixed), setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
-    ranged = search.search_strategies(
+    ranged = search_strategies(
         model="7B",
         world_size=8,
         seq_len=4096,
@@ -271,11 +272,11 @@ def test_a_missing_option_is_named():
     assert "missing --world-size, --seq-len, --global-batch" in said
     assert "for example: --world-size 64 --seq-len 8Ki --global-batch 4Mi" in said
     with pytest.raises(ConfigError, match="missing global_batch"):
-        search.search_strategies(model="7B", world_size=8, seq_len=4096)
+        search_strategies(model="7B", world_size=8, seq_len=4096)
 
 
 def test_options_change_the_documented_quantities():
-    plain = search.search_strategies(
+    plain = search_strategies(
         model="7B",
         world_size=64,
         seq_len=4096,
@@ -285,7 +286,7 @@ def test_options_change_the_documented_quantities():
         interleave=1,
     )
     other = {
-        name: search.search_strategies(
+        name: search_strategies(
             model="7B",
             world_size=64,
             seq_len=4096,

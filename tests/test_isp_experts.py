@@ -14,8 +14,8 @@ from test_isp import A800, block_of, cases, ours, question
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
+from fastcomm.isp import search as isp_search
 from fastcomm.isp.internevo import MicroBatchRule
-from fastcomm.isp.internevo import search as isp_search
 from fastcomm.isp.internevo.block import StrategyGrid, candidate_stages
 from fastcomm.isp.internevo.collectives import by_node, collective
 from fastcomm.isp.internevo.explanation import time_terms

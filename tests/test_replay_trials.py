@@ -120,10 +120,10 @@ def test_mxnet_names_become_standard_names(raw, name):
 def test_tensors_of_mxnet_have_sizes_and_updates(tmp_path):
     made.mxnet(tmp_path)
     found = trial.read(tmp_path).parameters
-    assert found.names == ("fc1_weight", "fc1_bias", "fc2_weight")
+    assert list(found.ids) == ["fc1_weight", "fc1_bias", "fc2_weight"]
     assert found.bytes_of == {0: 48, 1: 8, 2: 32}
     assert found.update_of == {2: ("UPDATE_0",), 1: ("UPDATE_1",), 0: ("UPDATE_2",)}
-    assert (found.ids["fc1_bias"], found.name(2), found.name(3)) == (1, "fc2_weight", None)
+    assert (found.ids["fc1_bias"], found.parameters[2].name) == (1, "fc2_weight")
 
 
 def test_tensors_are_updated_together_where_the_optimizer_says_so(tmp_path):

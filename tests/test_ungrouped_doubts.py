@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ungrouped_events import MS, US, cut_up, matched
 
 from fastcomm.exchange.streams import Sample, Stream, places
-from fastcomm.metrics import matching, ungrouped
+from fastcomm.metrics import ungrouped
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
 from fastcomm.trace.run import one_by_one
 
@@ -43,9 +43,9 @@ def test_with_missing_ranks_nothing_is_matched():
     for events in (regular(), lossy):
         _, found = matched(events, world_size=8)
         assert (found.matched, found.missing, found.doubts) == (0, 4, ())
-    assert "4 ranks of the job are missing, and the ranks read" in matching.note(found)
+    assert "4 ranks of the job are missing, and the ranks read" in ungrouped.note(found)
     _, found = matched(regular(), world_size=5)
-    assert "1 rank of the job is missing" in matching.note(found)
+    assert "1 rank of the job is missing" in ungrouped.note(found)
 
 
 def test_a_step_that_is_shifted_is_not_matched():
@@ -106,28 +106,28 @@ def test_a_stream_of_few_collectives_does_not_affect_others():
         events.append(event)
     assert why(events) == (["few"], 32)
     _, found = matched(events)
-    assert "32 of 40 collective events" in matching.note(found)
-    assert "fewer than 3 on stream 9" in matching.note(found)
+    assert "32 of 40 collective events" in ungrouped.note(found)
+    assert "fewer than 3 on stream 9" in ungrouped.note(found)
 
 
 def test_a_rank_without_collectives_leaves_a_doubt():
     parts = cut_up(regular(ranks=3))
     found = find(parts, ExpectedMembers(ranks=[0, 1, 2, 3], world_size=4), one_by_one)
     assert found.doubts == (Doubt("absent", ungrouped.NULL, 3),)
-    assert "rank 3 has none" in matching.note(found)
+    assert "rank 3 has none" in ungrouped.note(found)
 
 
 def test_one_rank_or_no_collective_has_no_matches():
     parts = cut_up(regular(ranks=1))
     found = find(parts, ExpectedMembers(ranks=[0], world_size=1), one_by_one)
     assert (found.events, found.matched, found.spans()) == (8, 0, [])
-    assert matching.note(found) is None
+    assert ungrouped.note(found) is None
     assert find([], ExpectedMembers(ranks=[0, 1], world_size=2), one_by_one).events == 0
 
 
 def test_many_doubts_are_counted():
     doubts = tuple(Doubt("few", stream) for stream in range(5))
-    said = matching.note(Ungrouped(events=9, reference=0, doubts=doubts))
+    said = ungrouped.note(Ungrouped(events=9, reference=0, doubts=doubts))
     assert said.count("fewer than 3 on stream") == 2
     assert "likewise 3 more streams" in said
 
@@ -158,7 +158,7 @@ def test_any_times_give_a_result(rows):
     ]
     _, found = matched(events)
     assert 0 <= found.matched <= len(events)
-    assert matching.note(found) is not None or len({e.rank for e in events}) < 2
+    assert ungrouped.note(found) is not None or len({e.rank for e in events}) < 2
 
 
 def stream(rows):

@@ -342,15 +342,15 @@ class _ChakraRank:
             self.replayed[reason] += 1
             yield self._node(name, COMPUTE, time, waits)
         elif op == "SendRecv":
-            own, each = self.trace.meta.rank, size // max(map(len, partners))
+            own, message = self.trace.meta.rank, size // max(map(len, partners))
             for other in partners[0]:
-                yield self._node(name, SEND, time, waits, self._message(own, other, each))
+                yield self._node(name, SEND, time, waits, self._message(own, other, message))
             for other in partners[1]:
-                yield self._node(name, RECEIVE, time, waits, self._message(other, own, each))
+                yield self._node(name, RECEIVE, time, waits, self._message(other, own, message))
         else:
             size = size // len(ranks) if op == "AllGather" else size
-            what = {"comm_type": COLLECTIVES[op], "comm_size": size, **self._group(ranks)}
-            yield self._node(name, COLLECTIVE, time, waits, what)
+            attributes = {"comm_type": COLLECTIVES[op], "comm_size": size, **self._group(ranks)}
+            yield self._node(name, COLLECTIVE, time, waits, attributes)
 
     def _message(self, source: int, target: int, size: int) -> dict[str, int]:
         """Return the attributes of a message; its tag counts the messages of its ranks."""

@@ -2,19 +2,11 @@
 
 There are two searches. The modules `plan*` price every strategy that a trainer could run (a
 `Plan`) by times of kernels and collectives that were measured on GPUs. The package `internevo`
-searches the strategies of InternEvo by closed formulas, on any cluster.
+searches the strategies of InternEvo by closed formulas, on any cluster. `search` takes the one
+that fits the question.
 """
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from fastcomm.checks import build, shows
-from fastcomm.errors import ConfigError, python_names
-from fastcomm.options import SearchOptions
-
-if TYPE_CHECKING:
-    from fastcomm.isp.internevo.result import SearchResult
-    from fastcomm.isp.plan_search import PlanSearch
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,49 +17,3 @@ class Term:
     value: float
     text: str  # how the value comes about
     level: int = 1  # 0 is the sum, 1 a part of it
-
-
-@shows(SearchOptions)
-@python_names()
-def search_strategies(**options: Any) -> "SearchResult | PlanSearch":
-    """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
-
-    Parameters
-    ----------
-    **options
-        Fields of `SearchOptions`; `gpus` is another name of `world_size`. Required are `model`
-        (a preset, a size such as "7B", or a file), the number of GPUs, and the batch of a step,
-        `global_batch`. It counts sequences if it has no unit, tokens as in "4Mi"; for
-        InternEvo always tokens, and `seq_len` (tokens) is required there.
-
-    Returns
-    -------
-    PlanSearch or SearchResult
-        Feasible strategies, ranked by tokens/s/GPU. `SearchResult` is that of InternEvo, which
-        is searched on clusters without a measured GPU, with options of its own, and with
-        `trainer="internevo"`.
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown, missing or invalid.
-
-    """
-    from fastcomm.isp.internevo import question_of
-    from fastcomm.isp.internevo.calibration import setting
-    from fastcomm.isp.internevo.search import search
-    from fastcomm.isp.plan_search import search_plans
-    from fastcomm.isp.trainers import trainer_of
-
-    if "gpus" in options:
-        if "world_size" in options:
-            raise ConfigError("search_strategies: pass gpus or world_size, which are the same")
-        options["world_size"] = options.pop("gpus")
-    search_options = build(SearchOptions, options, "search_strategies")
-    if search_options.compat is not None:
-        raise ConfigError("compat: use fastcomm.compat.isp.search_strategies instead")
-    if trainer_of(search_options) != "internevo":
-        return search_plans(search_options)
-    hardware = setting(search_options)
-    result = search(question_of(search_options), hardware.cluster, attention=hardware.attention)
-    return replace(result, calibration=hardware.calibration)
