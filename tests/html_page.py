@@ -14,6 +14,9 @@ from fastcomm.report.html.glossary import GLOSSARY
 
 VOID = {"meta", "link", "input", "br"}
 
+HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\u2028${7}"
+ODD = HOSTILE + "\ud800\u202e"  # paths may have halves of letters
+
 
 @dataclass(eq=False)
 class Element:

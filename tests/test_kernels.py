@@ -1,96 +1,19 @@
 """Test `fastcomm kernels` against its definitions, other tools, and hand-made traces."""
 
 import csv
-import gzip
 import io
 import json
-from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import kineto_text as k
-import pyarrow as pa
 import pytest
 from commands import invoke
+from kernel_events import op, python, rank_events, totals, write_run
 
 import fastcomm
-from fastcomm.analyses.changes import kernel_changes
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.errors import ConfigError
 from fastcomm.kernels.attribution import DEVICE_KEYS
-from fastcomm.kernels.result import Kernels
-from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.store import rank_file
 from fastcomm.synthetic import Job, write_nsys
-from fastcomm.trace import schema
-from fastcomm.trace.run import ReadRanks
-
-HOST_RUN = Path(__file__).parent / "data" / "gloo_2x2"
-KINETO = Path(__file__).parents[2] / "shared" / "data" / "kineto"
-NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
-
-# ------------------------------------------------------------------ against the definition
-
-
-# ------------------------------------------------------------------ names and categories
-
-
-# ------------------------------------------------------------------ hand-made traces
-
-
-def python(name, ts, dur, tid=1):
-    return k.event(f"nn.Module: {name}", "python_function", ts, dur, pid=100, tid=tid)
-
-
-def op(name, ts, dur, tid=1, **args):
-    return k.event(name, "cpu_op", ts, dur, pid=100, tid=tid, **args)
-
-
-def rank_events(slow=0):
-    """Two layers forward on thread 1, the second backward on thread 2; and a collective."""
-    backward = "autograd::engine::evaluate_function: MmBackward0"
-    return [
-        k.mark("ProfilerStep#3", 0, 100),
-        k.mark("forward", 1, 40),
-        python("Model_0", 1, 40),
-        python("Layer_0", 2, 10),
-        python("Linear_0", 3, 8),
-        op("aten::linear", 4, 6),
-        op("aten::mm", 5, 4, Sequence_number=7),
-        k.launch(6, 1),
-        python("Layer_1", 20, 10),
-        python("Linear_1", 21, 8),
-        op("aten::mm", 22, 4, Sequence_number=8),
-        k.launch(23, 2),
-        k.mark("backward", 50, 40),
-        op(backward, 60, 10, tid=2, Sequence_number=8, Fwd_thread_id=1),
-        op("aten::mm", 61, 5, tid=2),
-        k.launch(62, 3, tid=2),
-        k.launch(80, 4),
-        k.kernel("void gemm<1, 2>(int)", 10, 5, correlation=1),
-        k.kernel("void gemm<2, 2>(int)", 25, 5, correlation=2),
-        k.kernel("gemm_wgrad", 65, 10 + slow, correlation=3),
-        k.all_reduce(85, 10, correlation=4, Process_Group_Ranks="[0, 1]"),
-    ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "traces").mkdir()
-    for rank in range(3):
-        events = rank_events(slow=2 * (rank == 2))
-        k.write(folder / "traces" / f"rank{rank}.json", events, rank=rank, world=3)
-    ingest(plan([folder / "traces"], folder / "store"))
-    return folder
-
-
-def totals(kernels):
-    """The total of each name; operators have a row for each shape of their inputs."""
-    result = Counter()
-    for row in kernels.to_arrow().select(["name", "total_ns"]).to_pylist():
-        result[row["name"]] += row["total_ns"]
-    return result
 
 
 EXPECTED = {
@@ -102,6 +25,11 @@ EXPECTED = {
     "annotation": {"forward": 30, "backward": 62},
     "stream": {"stream 7": 62, "stream 20": 30},
 }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.mark.parametrize("where", ["traces", "store"])
@@ -309,9 +237,6 @@ def test_a_run_without_device_work_says_so(tmp_path):
     assert invoke("kernels", tmp_path, "-q").stdout.startswith("No device work")
 
 
-# ------------------------------------------------------------------ what is read of a store
-
-
 def columns_read(monkeypatch, folder, by):
     """The columns, and the number of row groups, that are read of a store."""
     read = []
@@ -336,129 +261,3 @@ def test_a_store_is_read_in_part(run, monkeypatch, by):
     else:
         assert columns == needed | {"event", "correlation", "sequence", "forward_thread"}
         assert groups == 3
-
-
-# ------------------------------------------------------------------ host runs and real traces
-
-
-def test_a_host_run_has_operators_and_communication():
-    found = fastcomm.open(HOST_RUN).kernels()
-    assert found.is_host_run
-    assert found.by_category.keys() == {"communication", "host"}
-    names = totals(found)
-    assert "gloo:all_reduce" in names
-    assert "aten::linear" in names
-    assert "A run without a device" in invoke("kernels", HOST_RUN, "-q").stdout
-
-
-@pytest.mark.compiled
-@NEEDS_DATA
-def test_kernels_by_operator_agree_with_tracelens():
-    with (KINETO / "h100_qwen" / "tracelens_kernels.csv").open() as file:
-        expected = Counter()
-        for row in csv.DictReader(file):
-            expected[row["parent_operator"]] += float(row["us_sum"])
-    found = totals(fastcomm.open(KINETO / "h100_qwen").kernels(by="operator"))
-    # TraceLens also counts work outside of the step, which these operators do not have.
-    for name in ("aten::mul", "aten::_flash_attention_forward"):
-        assert found[name] / 1000 == pytest.approx(expected[name])
-
-
-@pytest.mark.compiled
-@NEEDS_DATA
-def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
-    folder = KINETO.parent / "nsys"
-    report = tmp_path / "report.sqlite"
-    report.write_bytes(gzip.decompress((folder / "mfu_2gpu.sqlite.gz").read_bytes()))
-    run = fastcomm.open(report)
-    whole = pa.table({"number": [0], "start": [-(2**61)], "stop": [2**61]}, schema.ITERATIONS)
-    traces = [
-        replace(run.read(rank), device_iterations=None, iterations=whole) for rank in run.ranks
-    ]
-    question = WorkQuestion(by=("name",), full_names=True)
-    totals = merge([WorkTotals.of(trace, question) for trace in traces])
-    kernels = Kernels(by="name", totals=totals, read=ReadRanks(ranks=run.ranks, expected=2))
-    found = {row["name"]: row for row in kernels.to_arrow().to_pylist()}
-    columns = {"Instances": "count", "Total Time (ns)": "total_ns", "Avg (ns)": "mean_ns"}
-    columns |= {"Med (ns)": "median_ns", "Min (ns)": "min_ns", "Max (ns)": "max_ns"}
-    text = (folder / "mfu_2gpu_oracle" / "cuda_gpu_kern_sum.csv.gz").read_bytes()
-    rows = list(csv.DictReader(gzip.decompress(text).decode().strip().splitlines()))
-    assert len(rows) == 27
-    for row in rows:
-        expected = {ours: float(row[theirs]) for theirs, ours in columns.items()}
-        own = {name: found[row["Name"]][name] for name in expected}
-        assert own == pytest.approx(expected, rel=5e-4)
-
-
-@pytest.mark.compiled
-@NEEDS_DATA
-def test_the_slower_step_of_trace_diff_is_explained():
-    before, after = (
-        fastcomm.open(KINETO / "trace_diff" / f"{name}.json.gz") for name in ("control", "test")
-    )
-    keys = ("name", "operator", "annotation")
-    changes = kernel_changes([(before.kernels(by=key), after.kernels(by=key)) for key in keys])
-    new = {one.name: one.effect_ns for one in changes["operator"] if one.state == "new"}
-    assert new["CompiledFunctionBackward"] > 25e6
-    assert new["CompiledFunction"] > 15e6
-    effects = [sum(one.effect_ns for one in own) for own in changes.values()]
-    assert effects == pytest.approx([effects[0]] * 3)
-    sizes = [abs(one.effect_ns) for one in changes["annotation"]]
-    assert sizes == sorted(sizes, reverse=True)
-
-
-# ------------------------------------------------------------------ compare
-
-
-def test_compare_lists_changed_new_and_vanished_kernels(run, tmp_path):
-    (tmp_path / "after").mkdir()
-    for rank in range(3):
-        events = [e for e in rank_events(slow=4) if "gemm<2" not in e["name"]]
-        events.append(k.kernel("fill", 50, 3))
-        k.write(tmp_path / "after" / f"rank{rank}.json", events, rank=rank, world=3)
-    words = ("compare", run / "traces", tmp_path / "after", "-q")
-    document = json.loads(invoke(*words, "--json").stdout)
-    rows = {row["name"]: row for row in document["kernels"]["name"]}
-    assert rows["fill"]["state"] == "new"
-    assert rows["fill"]["effect_ns"] == 3000
-    assert rows["gemm<…>"]["effect_ns"] == -5000
-    assert (rows["gemm<…>"]["before_count"], rows["gemm<…>"]["after_count"]) == (2, 1)
-    full = rows["gemm_wgrad"]
-    assert full["effect_ns"] == pytest.approx(14000 - 32000 / 3)
-    text = invoke(*words).stdout
-    assert "new kernels: fill (+3.00 us)" in text
-    without = json.loads(invoke(*words, "--json", "--no-kernels").stdout)
-    assert without["kernels"] is None
-
-
-def test_work_outside_of_annotations_is_neither_new_nor_vanished(tmp_path):
-    k.write(tmp_path / "rank0.json", rank_events())
-    before = fastcomm.open(tmp_path).kernels(by="annotation")
-    k.write(tmp_path / "rank0.json", [*rank_events(), k.kernel("fill", 50, 3)])
-    after = fastcomm.open(tmp_path).kernels(by="annotation")
-    for pair, effect in (((before, after), 3000), ((after, before), -3000)):
-        (change,) = (
-            one for one in kernel_changes([pair])["annotation"] if one.name == "(no annotation)"
-        )
-        assert (change.state, change.effect_ns) == ("changed", effect)
-
-
-def test_compare_of_saved_metrics_says_that_kernels_are_not_compared(run, tmp_path):
-    invoke("metrics", run / "traces", "-q", "--output", tmp_path / "saved")
-    (tmp_path / "after").mkdir()
-    for rank in range(3):
-        k.write(
-            tmp_path / "after" / f"rank{rank}.json", rank_events(slow=4), rank=rank, world=3
-        )
-    text = invoke("compare", tmp_path / "saved", tmp_path / "after", "-q").stdout
-    assert "kernels are not compared: BEFORE has saved metrics alone" in text.replace("\n", " ")
-
-
-def test_compare_takes_pairs_of_kernels_with_equal_keys(run):
-    traces = fastcomm.open(run / "traces")
-    kernels = traces.kernels()
-    same = fastcomm.compare(traces.metrics(), traces.metrics(), kernels=[(kernels, kernels)])
-    assert {one.effect_ns for one in same.kernels["name"]} == {0}
-    assert same.to_arrow()["kernels"].num_rows == 3
-    with pytest.raises(FastcommError, match="by name before, and by stream after"):
-        kernel_changes([(kernels, traces.kernels(by="stream"))])
