@@ -7,90 +7,29 @@ import numpy as np
 import oracle_waits
 import pyarrow as pa
 import pytest
+from across_events import (
+    GROUPS,
+    ONE,
+    STEPS,
+    TWO,
+    ask,
+    by_rank,
+    iterations,
+    table,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
 from same import same
 
-from fastcomm.metrics import outliers, traffic
-from fastcomm.metrics.across import Material, across
+from fastcomm.metrics import outliers
 from fastcomm.metrics.links import Link, MeasuredLink, slow_links
 from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
-from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.view import exposed_before_stop
 from fastcomm.synthetic import Job
-from fastcomm.trace.run import one_by_one
-from fastcomm.trace.schema import CAUSES, OP, OPS, TAG, TAGS
+from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.intervals import alone
-
-STEPS = 2
-# Labels are hashes: these are of three cells.
-GROUPS = {-(2**62) + 1: (0, 1), 2: (0, 1, 2), 2**62 + 3: (3, 4)}
-ONE, TWO, THREE = GROUPS
-
-
-def iterations(ranks):
-    """Two iterations of each rank; what is not asked for is 0."""
-    names = sorted({name for parts in outliers.MEASURES.values() for name in parts})
-    names += [f"idle_{cause}_ns" for cause in CAUSES]
-    table = {
-        "rank": np.repeat(np.array(ranks, np.int64), STEPS),
-        "iteration": np.tile(np.arange(STEPS), len(ranks)),
-    }
-    return pa.table(table | {name: np.zeros(len(ranks) * STEPS, np.int64) for name in names})
-
-
-def groups():
-    return pa.table(
-        {
-            "rank": [ranks[0] for ranks in GROUPS.values()],
-            "group": list(GROUPS),
-            "description": [f"group {label}" for label in GROUPS],
-            "tag": ["DP", "TP", "EP"],
-            "size": [len(ranks) for ranks in GROUPS.values()],
-            "ranks": list(GROUPS.values()),
-        }
-    )
-
-
-def ask(ranks, events, clocks):
-    """What is seen across ranks, and the tables behind it."""
-    material = Material(
-        ranks=ranks,
-        iterations=iterations(ranks),
-        pieces=[cut(events)],
-        sums=traffic.sums_by_rank(events),
-        groups=groups(),
-        members=groups().select(["group", "ranks"]),
-    )
-    return across(material, clocks, one_by_one)
-
-
-def table(events):
-    """Events as dictionaries, as the table that ranks hand in."""
-    whole = [
-        "rank",
-        "iteration",
-        "group",
-        "seq",
-        "group_size",
-        "start_ns",
-        "duration_ns",
-        "alone_ns",
-        "exposed_ns",
-        "bytes",
-        "bus_bytes",
-        "partner",
-        "stream",
-    ]
-    columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
-    sizes = [e.get("payload_bytes", e.get("bytes")) for e in events]
-    columns["payload_bytes"] = pa.array(sizes, pa.int64())
-    columns["sends"] = pa.array([e.get("sends", False) for e in events], pa.bool_())
-    columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
-    columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
-    return pa.table(columns)
 
 
 @st.composite
@@ -111,10 +50,6 @@ def collectives(draw):
             seen |= {"exposed_ns": draw(st.integers(0, end - start))}
             found.append(seen | {"group_size": len(GROUPS[label]), "bus_bytes": size})
     return draw(st.permutations(found))
-
-
-def by_rank(events):
-    return sorted(events, key=lambda event: (event["rank"], event["start"]))
 
 
 @given(collectives())
@@ -310,122 +245,3 @@ def test_a_wrong_clock_affects_only_raw_times():
     assert raw.clock_alignment == "none"
     assert raw.waits != plain.waits
     assert raw.offsets == aligned.offsets
-
-
-def of_group(op, arrivals, ends, **more):
-    """An event of each rank of the second group, from its arrival to its end."""
-    seen = {
-        "group": TWO,
-        "seq": 0,
-        "tag": "DP",
-        "op": op,
-        "alone_ns": 0,
-        "exposed_ns": 0,
-        "group_size": 3,
-    }
-    return [
-        {
-            **seen,
-            "rank": r,
-            "start_ns": a,
-            "duration_ns": b - a,
-            "bytes": 8,
-            "bus_bytes": 8,
-            **more,
-        }
-        for r, (a, b) in enumerate(zip(arrivals, ends, strict=True))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("op", "arrivals", "waits", "caused"),
-    [
-        # Of a broadcast by rank 1 the others wait for it, and for nobody else.
-        ("Broadcast", (20, 50, 70), (30, 0, 0), (0, 0, 0)),
-        ("Scatter", (20, 70, 50), (50, 0, 20), (0, 20, 0)),
-        # Of a reduction to rank 1 that waits for the last of the others, and nobody else waits.
-        ("Reduce", (20, 50, 70), (0, 20, 0), (0, 0, 20)),
-        ("Gather", (20, 70, 50), (0, 0, 0), (0, 0, 0)),
-    ],
-)
-def test_who_waits_in_a_rooted_operation_depends_on_its_direction(op, arrivals, waits, caused):
-    events = of_group(op, arrivals, (85, 100, 95), partner=1)
-    found, _ = ask([0, 1, 2], table(events), "none")
-    by_rank = {each.rank: each for each in found.waits}
-    assert tuple(by_rank[rank].wait_ns * STEPS for rank in range(3)) == waits
-    assert tuple(by_rank[rank].wait_caused_ns * STEPS for rank in range(3)) == caused
-    (skew,) = found.skew
-    # Some are done before others have come: it ends with the last end.
-    assert (skew.skew_mean_ns, skew.transfer_mean_ns) == (50, 30)
-    assert (found.matching.events, found.matching.matched, found.matching.collectives) == (
-        3,
-        3,
-        1,
-    )
-
-
-def test_waits_of_rooted_operations_without_a_known_root_are_unknown():
-    for partner in (None, 4):  # not said; not read
-        events = of_group("Broadcast", (20, 50, 70), (85, 100, 95), partner=partner)
-        found, _ = ask([0, 1, 2], table(events), "none")
-        assert (found.waits, found.matching.matched) == ((), 0)
-
-
-def message(sender, receiver, moment, number, size=8):
-    """Both sides: the sender comes at a moment, the receiver 30 ns later; it ends 50 later."""
-    seen = {
-        "group": TWO,
-        "tag": "PP",
-        "op": "SendRecv",
-        "alone_ns": 0,
-        "exposed_ns": 0,
-        "group_size": 3,
-    }
-    seen |= {"bytes": size, "bus_bytes": size, "seq": number}
-    return [
-        {**seen, "rank": sender, "start_ns": moment, "duration_ns": 60, "partner": receiver}
-        | {"sends": True},
-        {**seen, "rank": receiver, "start_ns": moment + 30, "duration_ns": 50}
-        | {"partner": sender},
-    ]
-
-
-def test_a_message_counts_as_a_collective_of_two_ranks_and_as_a_link():
-    sides = [
-        *message(0, 1, 1_000_000, 0),
-        *message(1, 0, 2_000_000, 1),
-        *message(1, 2, 3_000_000, 2),
-        *message(0, 1, 4_000_000, 3)[:1],  # the receiver's trace ends before it
-        {**message(0, 1, 5_000_000, 4)[0], "partner": None},  # whom it sends to is not said
-    ]
-    sides.sort(key=lambda each: (each["rank"], each["start_ns"]))
-    found, _ = ask([0, 1, 2], table(sides), "none")
-    matching = found.matching
-    assert (matching.events, matching.matched, matching.messages) == (7, 6, 3)
-    assert (matching.collectives, matching.unsaid) == (0, 1)
-    waits = {each.rank: (each.collectives, each.wait_ns * STEPS) for each in found.waits}
-    assert waits == {0: (2, 30), 1: (3, 60), 2: (1, 0)}
-    (skew,) = found.skew
-    assert (skew.count, skew.skew_mean_ns, skew.transfer_mean_ns) == (3, 30, 50)
-    assert [(each.ranks, each.count) for each in found.links] == [((0, 1), 2), ((1, 2), 1)]
-
-
-@pytest.mark.parametrize(
-    ("stream", "start", "caused"),
-    [(7, 180, 0), (7, 190, 10), (7, 270, 90), (8, 180, 80), (None, 180, 80)],
-)
-def test_a_rank_causes_no_wait_for_the_time_in_which_its_stream_is_busy(stream, start, caused):
-    """Rank 1 leaves the first collective 80 ns later than rank 0."""
-    rows = [
-        (0, 0, 0, 100, 7),
-        (1, 0, 0, 180, 7),
-        (0, 1, 100, 300, 7),
-        (1, 1, start, 300, stream),
-    ]
-    one = {"group": ONE, "group_size": 2, "tag": "DP", "op": "AllReduce", "bytes": 8}
-    names = ("rank", "seq", "start_ns", "stop_ns", "stream")
-    events = [one | dict(zip(names, row, strict=True)) for row in rows]
-    events = [each | {"duration_ns": each["stop_ns"] - each["start_ns"]} for each in events]
-    result, _ = ask([0, 1], table(events), "none")
-    waits = {row.rank: row.wait_caused_ns * STEPS for row in result.waits}
-    assert waits == {0: 0, 1: min(caused, start - 100)}

@@ -15,7 +15,6 @@ from fastcomm.kernels.attribution import DEVICE_KEYS
 from fastcomm.store import rank_file
 from fastcomm.synthetic import Job, write_nsys
 
-
 EXPECTED = {
     "name": {"gemm<…>": 30, "gemm_wgrad": 32, "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 30},
     "category": {"GEMM": 30, "convolution": 32, "communication": 30},

@@ -1,0 +1,83 @@
+"""Events and iterations of ranks that metrics across ranks compare."""
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics import outliers, traffic
+from fastcomm.metrics.across import Material, across
+from fastcomm.metrics.pieces import cut
+from fastcomm.trace.run import one_by_one
+from fastcomm.trace.schema import CAUSES, OP, TAG
+
+STEPS = 2
+
+# Labels are hashes: these are of three cells.
+GROUPS = {-(2**62) + 1: (0, 1), 2: (0, 1, 2), 2**62 + 3: (3, 4)}
+ONE, TWO, THREE = GROUPS
+
+
+def iterations(ranks):
+    """Two iterations of each rank; what is not asked for is 0."""
+    names = sorted({name for parts in outliers.MEASURES.values() for name in parts})
+    names += [f"idle_{cause}_ns" for cause in CAUSES]
+    table = {
+        "rank": np.repeat(np.array(ranks, np.int64), STEPS),
+        "iteration": np.tile(np.arange(STEPS), len(ranks)),
+    }
+    return pa.table(table | {name: np.zeros(len(ranks) * STEPS, np.int64) for name in names})
+
+
+def groups():
+    return pa.table(
+        {
+            "rank": [ranks[0] for ranks in GROUPS.values()],
+            "group": list(GROUPS),
+            "description": [f"group {label}" for label in GROUPS],
+            "tag": ["DP", "TP", "EP"],
+            "size": [len(ranks) for ranks in GROUPS.values()],
+            "ranks": list(GROUPS.values()),
+        }
+    )
+
+
+def ask(ranks, events, clocks):
+    """What is seen across ranks, and the tables behind it."""
+    material = Material(
+        ranks=ranks,
+        iterations=iterations(ranks),
+        pieces=[cut(events)],
+        sums=traffic.sums_by_rank(events),
+        groups=groups(),
+        members=groups().select(["group", "ranks"]),
+    )
+    return across(material, clocks, one_by_one)
+
+
+def table(events):
+    """Events as dictionaries, as the table that ranks hand in."""
+    whole = [
+        "rank",
+        "iteration",
+        "group",
+        "seq",
+        "group_size",
+        "start_ns",
+        "duration_ns",
+        "alone_ns",
+        "exposed_ns",
+        "bytes",
+        "bus_bytes",
+        "partner",
+        "stream",
+    ]
+    columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
+    sizes = [e.get("payload_bytes", e.get("bytes")) for e in events]
+    columns["payload_bytes"] = pa.array(sizes, pa.int64())
+    columns["sends"] = pa.array([e.get("sends", False) for e in events], pa.bool_())
+    columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
+    columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
+    return pa.table(columns)
+
+
+def by_rank(events):
+    return sorted(events, key=lambda event: (event["rank"], event["start"]))

@@ -1,0 +1,13 @@
+"""Call `fastcomm isp` with a small question."""
+
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+
+ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
+
+
+def call(*arguments, code=0):
+    done = CliRunner().invoke(main, ["isp", *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
