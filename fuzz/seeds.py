@@ -28,7 +28,7 @@ from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
 from fastcomm.options import EditOptions, Window, WorkloadOptions
-from fastcomm.readers import config, execution_trace, runs
+from fastcomm.readers import config, execution_traces, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -388,7 +388,7 @@ _SEEDS = (
     Seed(name="scanned.json", make=_text(_UNIFORM), read=partial(_stats, whole=False)),
     Seed(name="trace.0.et", make=_chakra, read=execution_trace_path),
     Seed(name="chakra.0.json", make=_text(_CHAKRA), read=execution_trace_path),
-    Seed(name="et.json", make=_execution, read=execution_trace.read),
+    Seed(name="et.json", make=_execution, read=execution_traces.read_operators),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
     Seed(name="hardware.toml", make=_cluster, read=hardware.load),

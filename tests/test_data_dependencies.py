@@ -12,7 +12,7 @@ from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.data import data_dependencies
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import Window
-from fastcomm.readers import execution_trace
+from fastcomm.readers import execution_traces
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
@@ -78,7 +78,7 @@ def written(folder, calls=CALLS, new=True, ids=True, rank=0):
 def answer(path, beside):
     trace = reader.read(path, TraceOptions(whole=True))
     found = analyze(trace, Window(annotation=""))
-    return data_dependencies(trace, found, execution_trace.read(beside))
+    return data_dependencies(trace, found, execution_traces.read_operators(beside))
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -139,7 +139,7 @@ def test_written_tables_follow_their_schemas():
         node(2, "b_", [tensor(1)], []),
         node(3, "c", [tensor(1), 1, tensor(2)], [], "f(Tensor a, int b, Tensor(x!) c) -> ()"),
     ]
-    found = [execution_trace._operator(each) for each in nodes]
+    found = [execution_traces._operator(each) for each in nodes]
     assert [sorted(each.writes) for each in found] == [[], [(1, "cpu")], [(2, "cpu")]]
 
 
@@ -148,7 +148,7 @@ def test_an_invalid_execution_trace_is_an_error(tmp_path, text):
     path = tmp_path / "torch_et_0.json"
     path.write_text(text)
     with pytest.raises(TraceFileError, match="not an execution trace of PyTorch"):
-        execution_trace.read(path)
+        execution_traces.read_operators(path)
 
 
 def test_an_execution_trace_of_another_run_is_an_error(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
-from fastcomm.readers import chakra
+from fastcomm.readers import execution_traces
 from fastcomm.synthetic import Job, write
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -371,6 +371,6 @@ def test_a_pytorch_file_without_times_says_what_to_give(tmp_path):
 def test_a_rank_is_known_by_its_name(tmp_path):
     for name in ("left.et", "right.et"):
         (tmp_path / name).write_bytes(WHOLE)
-    assert chakra.find([tmp_path / "left.et"]) == {0: tmp_path / "left.et"}
+    assert execution_traces.find_chakra([tmp_path / "left.et"]) == {0: tmp_path / "left.et"}
     with pytest.raises(FastcommError, match="its name has no rank, as in trace"):
-        chakra.find([tmp_path])
+        execution_traces.find_chakra([tmp_path])

@@ -21,7 +21,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.files import aside, check_no_input
 from fastcomm.graph import EDGE_KIND
-from fastcomm.readers.chakra import (
+from fastcomm.readers.execution_traces import (
     COLLECTIVE,
     COLLECTIVES,
     COMPUTE,

@@ -34,8 +34,8 @@ from fastcomm.executors import (
 )
 from fastcomm.metrics.findings import Finding
 from fastcomm.options import EditOptions, PathOptions, Window
-from fastcomm.readers import chakra, execution_trace, rank_from_name
-from fastcomm.readers.chakra import ChakraTrace
+from fastcomm.readers import execution_traces, rank_from_name
+from fastcomm.readers.execution_traces import ChakraTrace
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import (
     RunTraces,
@@ -196,16 +196,16 @@ def _path_by_rules(trace: Trace, options: PathOptions) -> CriticalPath:
 def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
     """Return a path of one rank with what could start earlier by its data dependencies."""
     from fastcomm.critical_path.data import data_dependencies
-    from fastcomm.readers import execution_trace
+    from fastcomm.readers import execution_traces
 
     trace = path.trace
-    place = options.execution_trace or execution_trace.find(trace)
+    place = options.execution_trace or execution_traces.find_beside(trace)
     if place is None:
         raise ConfigError(
             f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
             f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
         )
-    operators = execution_trace.read(Path(place))
+    operators = execution_traces.read_operators(Path(place))
     return replace(path, data=data_dependencies(trace, path, operators))
 
 
@@ -384,9 +384,9 @@ def execution_trace_path(
 
     """
     preparation.compile_critical_path()
-    if len(paths) == 1 and execution_trace.is_one(Path(paths[0])):
+    if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
         return find_path([_of_pytorch(Path(paths[0]))], {})
-    file_of_rank = chakra.find(paths)
+    file_of_rank = execution_traces.find_chakra(paths)
     if file_of_rank is None:
         raise ConfigError(f"{paths[0] if paths else 'paths'}: no execution trace")
     if alone and rank is None:
@@ -400,13 +400,13 @@ def execution_trace_path(
     skipped: list[SkippedRank] = []
     for number, path in file_of_rank.items():
         try:
-            traces.append(chakra.read(path, number))
+            traces.append(execution_traces.read_chakra(path, number))
         except FastcommError as error:
             if not keep_going:
                 raise
             skipped.append(SkippedRank(rank=number, path=str(path), error=str(error)))
     unread = by_rank(skipped, len(file_of_rank))
-    groups = chakra.read_groups(traces[0].path.parent)
+    groups = execution_traces.read_groups(traces[0].path.parent)
     return replace(find_path(traces, groups), skipped=unread)
 
 
@@ -415,9 +415,9 @@ def is_execution_trace(paths: Sequence[str | Path]) -> bool:
 
     Raises ConfigError if they are both, or the rank of a file is unknown.
     """
-    if len(paths) == 1 and execution_trace.is_one(Path(paths[0])):
+    if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
         return True
-    return chakra.find(paths) is not None
+    return execution_traces.find_chakra(paths) is not None
 
 
 def _of_pytorch(path: Path) -> ChakraTrace:
@@ -436,5 +436,5 @@ def _of_pytorch(path: Path) -> ChakraTrace:
             f"beside it ({error}). Try: fastcomm critical-path TRACE --deps data "
             f"--execution-trace {path}"
         ) from error
-    nodes = operations(trace, execution_trace.read(path))
+    nodes = operations(trace, execution_traces.read_operators(path))
     return ChakraTrace(path=path, rank=rank, nodes=nodes, is_host_run=trace.meta.is_host_run)

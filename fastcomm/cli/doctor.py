@@ -37,7 +37,7 @@ def run(
     """
     from fastcomm.analyses.doctor import examine
     from fastcomm.files import place
-    from fastcomm.readers.search import no_such_path
+    from fastcomm.readers.detection import no_such_path
 
     if store is not None and not place(store).exists():
         raise no_such_path(store)

@@ -154,7 +154,7 @@ class TracePath(click.Path):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise ConfigError for standard input, and if it does not exist."""
-        from fastcomm.readers.search import no_such_path, refuse_standard_input
+        from fastcomm.readers.detection import no_such_path, refuse_standard_input
 
         refuse_standard_input(value)
         path = super().convert(value, param, ctx)

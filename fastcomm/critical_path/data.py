@@ -19,8 +19,13 @@ from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.critical_path.waits import Selected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.readers.chakra import COLLECTIVE, COMPUTE, ChakraNode
-from fastcomm.readers.execution_trace import Storage, TracedOperator
+from fastcomm.readers.execution_traces import (
+    COLLECTIVE,
+    COMPUTE,
+    ChakraNode,
+    Storage,
+    TracedOperator,
+)
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.trace import Trace

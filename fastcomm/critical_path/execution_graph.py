@@ -21,7 +21,15 @@ from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.instances import Instances, SyncPairs
 from fastcomm.graph import EDGE_KIND, Graph, acyclic_order, slack
-from fastcomm.readers.chakra import COMPUTE, LOAD, RECEIVE, SEND, STORE, ChakraNode, ChakraTrace
+from fastcomm.readers.execution_traces import (
+    COMPUTE,
+    LOAD,
+    RECEIVE,
+    SEND,
+    STORE,
+    ChakraNode,
+    ChakraTrace,
+)
 from fastcomm.trace.schema import OP, TAG
 from fastcomm.units import counted, format_ns
 from fastcomm_kernels import graph as kernels

@@ -52,54 +52,29 @@ def rank_from_name(name: str) -> int | None:
     return None
 
 
-_TAR_AT = 257  # offset of the mark in the header of a tar archive
-# Test of the first bytes, kind of the file, and remedy ({} is the file).
-_KINDS: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
-    (
-        lambda head: head[_TAR_AT : _TAR_AT + 5] == b"ustar",
-        "a tar archive",
-        "unpack it (tar xf {}) and give fastcomm the directory",
-    ),
-    (
-        lambda head: head.startswith(b"SQLite format 3\0"),
-        "a SQLite database",
-        "decompress it (gunzip -k, zstd -d) to a file named .sqlite",
-    ),
-    (
-        lambda head: head.startswith((b"PK\3\4", b"PK\5\6")),
-        "a ZIP archive",
-        "unpack it (unzip {}) and give fastcomm the directory",
-    ),
-    (
-        lambda head: head.startswith(b"\xfd7zXZ\0"),
-        "compressed by xz",
-        "decompress it first (xz -dk {})",
-    ),
-    (
-        lambda head: head.startswith(b"BZh"),
-        "compressed by bzip2",
-        "decompress it first (bunzip2 -k {})",
-    ),
-    (
-        lambda head: head.startswith(b"7z\xbc\xaf"),
-        "a 7-Zip archive",
-        "unpack it (7z x {}) and give fastcomm the directory",
-    ),
-    (
-        lambda head: head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")),
-        "compressed twice",
-        "decompress it once first",
-    ),
-    (lambda head: head.startswith(b"PAR1"), "a Parquet file", "name it .parquet"),
-)
+_UNPACK = "unpack it ({} {{}}) and give fastcomm the directory"
+# Offset of a mark, the mark, kind of the file, and remedy ({} is the file).
+_KINDS = (
+    (257, b"ustar", "a tar archive", _UNPACK.format("tar xf")),
+    (0, b"SQLite format 3\0", "a SQLite database",
+     "decompress it (gunzip -k, zstd -d) to a file named .sqlite"),
+    (0, b"PK\3\4", "a ZIP archive", _UNPACK.format("unzip")),
+    (0, b"PK\5\6", "a ZIP archive", _UNPACK.format("unzip")),
+    (0, b"\xfd7zXZ\0", "compressed by xz", "decompress it first (xz -dk {})"),
+    (0, b"BZh", "compressed by bzip2", "decompress it first (bunzip2 -k {})"),
+    (0, b"7z\xbc\xaf", "a 7-Zip archive", _UNPACK.format("7z x")),
+    (0, b"\x1f\x8b", "compressed twice", "decompress it once first"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed twice", "decompress it once first"),
+    (0, b"PAR1", "a Parquet file", "name it .parquet"),
+)  # fmt: skip
 _SHOWN = 16
 _PRINTABLE = frozenset(range(32, 127)) | frozenset(b"\t\r\n")
 
 
 def unpack(head: bytes, path: Path) -> str | None:
     """Return the kind of an unsupported file, with a remedy; None for unknown kinds."""
-    for is_kind, kind, remedy in _KINDS:
-        if is_kind(head):
+    for offset, mark, kind, remedy in _KINDS:
+        if head.startswith(mark, offset):
             return f"{kind}; {remedy.format(shell_quoted(str(path)))}"
     return None
 
@@ -129,8 +104,8 @@ def packed(path: Path) -> str | None:
     """Return a message with a remedy for an archive or unsupported compression, or None."""
     name = shell_quoted(str(path))
     if _ARCHIVE.search(path.name):
-        tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
-        tool = "7z x" if path.name.lower().endswith(".7z") else tool
+        suffix = path.name.rpartition(".")[2].lower()
+        tool = {"zip": "unzip", "7z": "7z x"}.get(suffix, "tar xf")
         return f"{path}: an archive; unpack it ({tool} {name}) and give fastcomm the directory"
     if _DATABASE.search(path.name) or _TRACE.search(path.name):
         tool = _TOOLS[path.name.rpartition(".")[2].lower()]
@@ -162,32 +137,24 @@ def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
 
 
 # Suffixes of unsupported exports, and the kind to export instead.
-_UNREAD = {
-    ".arrows": "arrowdir",
-    ".h5": "parquetdir",
-    ".hdf": "parquetdir",
-}
+_UNREAD = {".arrows": "arrowdir", ".h5": "parquetdir", ".hdf": "parquetdir"}
 
 
 def unexported(path: Path) -> str | None:
     """Return a message with a remedy for a report or an unsupported export, or None."""
-    if path.suffix.lower() == ".nsys-rep":
-        return _not_exported(path)
-    if (kind := _UNREAD.get(path.suffix.lower())) is not None:
+    suffix = path.suffix.lower()
+    if suffix in _UNREAD:
         return (
             f"{path}: an unsupported kind of export; export the report as sqlite, parquetdir "
-            f"or arrowdir: nsys export --type={kind} ..."
+            f"or arrowdir: nsys export --type={_UNREAD[suffix]} ..."
         )
-    return None
-
-
-def _not_exported(path: Path) -> str:
-    """Return the message about a report that was never exported."""
+    if suffix != ".nsys-rep":
+        return None
+    output, report = shell_quoted(str(path.with_suffix(".sqlite"))), shell_quoted(str(path))
     return (
         f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
         "give fastcomm the new file:\n"
-        f"    nsys export --type=sqlite --include-blobs=true "
-        f"--output={shell_quoted(str(path.with_suffix('.sqlite')))} {shell_quoted(str(path))}\n"
+        f"    nsys export --type=sqlite --include-blobs=true --output={output} {report}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.)"
     )
 
@@ -215,15 +182,9 @@ class OpenOptions:
         `standing` are names of options that a format may ignore.
         Raises `ConfigError` if the file is invalid or contradicts the options.
         """
-        sizes = Parallel(
-            tp=options.tp,
-            pp=options.pp,
-            dp=options.dp,
-            ep=options.ep,
-            cp=options.cp,
-            order=options.order,
-        )
-        config = Config(parallel=sizes)
+        names = ("tp", "pp", "dp", "ep", "cp", "order")
+        sizes: dict[str, Any] = {name: getattr(options, name) for name in names}
+        config = Config(parallel=Parallel(**sizes))
         if options.order is not None:
             dimensions_of(options.order)
         if options.iteration_regex == "":
@@ -247,9 +208,7 @@ class OpenOptions:
     def world(self) -> int | None:
         """The number of ranks by the sizes that the user states; None without the size `dp`."""
         parallel = self.config.parallel
-        if parallel.dp is None:
-            return None
-        return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
+        return None if parallel.dp is None else parallel.world
 
     def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
         """Return the options for reading one rank.

@@ -6,6 +6,7 @@ here, except whether sizes fit each other and the world, which `Parallel.grid` c
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from fastcomm.units import parse_bandwidth
 if TYPE_CHECKING:
     from fastcomm.readers.tables import TableMapping
 
-_TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
+_DIVIDING = ("dp", "tp", "pp", "cp")  # sizes whose product is the number of ranks
 _MOST = 1 << 31  # ranks
 
 
@@ -39,6 +40,11 @@ class Parallel:
     dp_replicate: int | None = None
     order: str | None = None  # dimensions such as "tp-dp-pp", or a key of ORDERS
     framework: str | None = None  # a key of ORDERS
+
+    @property
+    def world(self) -> int:
+        """The number of ranks; a size that is not stated counts as 1."""
+        return prod(getattr(self, name) or 1 for name in _DIVIDING)
 
     def grid(self, world_size: int | None) -> Grid | None:
         """Return the grid of a world; None without any size.
@@ -62,8 +68,7 @@ class Parallel:
         """
         if not self.options_text():
             return None
-        least = (self.dp or 1) * (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
-        return max(least, max(ranks, default=0) + 1)
+        return max(self.world, max(ranks, default=0) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

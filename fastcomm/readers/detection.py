@@ -1,18 +1,22 @@
-"""Find the files of a run and detect their format."""
+"""Search for the files of a run and detect their format."""
 
+import errno
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from glob import glob
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.files import is_local
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.files import is_local, is_url, matches, place
 from fastcomm.readers import (
     Format,
-    chakra,
+    execution_traces,
     is_packed,
     is_unpacked_beside,
     packed,
@@ -20,7 +24,6 @@ from fastcomm.readers import (
     unexported,
 )
 from fastcomm.readers.config import Config
-from fastcomm.readers.search import Search
 from fastcomm.trace.run import SkippedRank
 
 
@@ -83,9 +86,96 @@ _FALLBACK = "kineto"
 # Execution traces are expected beside Kineto traces.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _THREADS = 16
+_DEEPEST = 100  # nested directories
 _MOST_NAMED = 12  # files in a warning
 _MOST_REMEDIES = 2  # warnings about archives
 _DIGITS = re.compile("[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search for files that may be traces; directories that are traces are not searched.
+
+    With `keep_going`, directories that cannot be listed are in `skipped` rather than errors.
+    """
+
+    is_trace: Callable[[Path], bool]  # whether a directory is a trace
+    keep_going: bool = False
+    skipped: list[SkippedRank] = field(default_factory=list)
+
+    def candidates(self, paths: Sequence[str | Path]) -> dict[Path, bool]:
+        """Return all paths that may be traces, and for each whether the user named it.
+
+        Raises `ConfigError` if a path does not exist, and for standard input.
+        """
+        named: dict[Path, None] = {}
+        searched: dict[Path, None] = {}
+        for text in paths:
+            refuse_standard_input(text)
+            path = place(text)
+            matched = [path] if path.exists() else _matches(str(text))
+            if not matched:
+                raise no_such_path(text)
+            for match in matched:
+                if match.is_dir():
+                    searched |= dict.fromkeys(self._below(match))
+                else:
+                    named[match] = None
+        return {path: path in named for path in named | searched}
+
+    def _below(
+        self, directory: Path, above: frozenset[tuple[int, int]] = frozenset()
+    ) -> Iterator[Path]:
+        """Yield the directory if it is a trace or empty, else its files, recursively.
+
+        Links to one of the directories `above` are not followed.
+        """
+        try:
+            if self.is_trace(directory):
+                yield directory
+                return
+            if not is_local(directory):
+                yield from self._below_elsewhere(directory)
+                return
+            status = directory.stat()
+            with os.scandir(directory) as entries:
+                listing = sorted((entry.name, _is_directory(entry)) for entry in entries)
+        except OSError as error:
+            self._unlisted(directory, error)
+            return
+        if all(name.startswith(".") for name, _ in listing):
+            yield directory  # empty, but its name may be that of a rank
+        if len(above) == _DEEPEST:
+            message = (
+                f"more than {_DEEPEST} directories in one another; name the one of the traces"
+            )
+            self._unlisted(directory, OSError(errno.ELOOP, message))
+            return
+        above |= {(status.st_dev, status.st_ino)}
+        for name, is_directory in listing:
+            if name.startswith("."):
+                continue
+            if not is_directory:
+                yield directory / name
+            elif _identity(directory / name) not in above:
+                yield from self._below(directory / name, above)
+
+    def _below_elsewhere(self, directory: Path) -> Iterator[Path]:
+        """Yield the files of a directory on a file system without links, recursively."""
+        for path in sorted(directory.iterdir(), key=lambda path: path.name):
+            if path.name.startswith("."):
+                continue
+            if path.is_dir():
+                yield from self._below(path)
+            else:
+                yield path
+
+    def _unlisted(self, directory: Path, error: OSError) -> None:
+        """Skip a directory that cannot be listed; TraceFileError unless `keep_going`."""
+        message = f"{directory}: {error.strerror or error}"
+        if not self.keep_going:
+            raise TraceFileError(message) from error
+        self.skipped.append(SkippedRank(rank=None, path=str(directory), error=message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +224,9 @@ def detect(
         kinds = " and ".join(
             f"{name} ({files[0]})" for name, files in sorting.by_format.items()
         )
+        where = ", ".join(map(str, paths))
         raise TraceFileError(
-            f"{_paths_text(paths)}: traces of several formats: {kinds}; name the files of one"
+            f"{where}: traces of several formats: {kinds}; name the files of one"
         )
     ((name, files),) = sorting.by_format.items()
     search.skipped.extend(_packed_ranks(sorting, files, keep_going=keep_going))
@@ -151,10 +242,10 @@ def detect(
 class _Sorting:
     """Candidates by format; `unknown` have none, and `packed` must be unpacked first."""
 
-    by_format: dict[str, list[Path]]
-    unknown: list[Path]
-    packed: dict[Path, str]  # remedy for each
     named: frozenset[Path]  # paths that the user named
+    by_format: dict[str, list[Path]] = field(default_factory=dict)
+    unknown: list[Path] = field(default_factory=list)
+    packed: dict[Path, str] = field(default_factory=dict)  # remedy for each
 
     def claim_damaged(self) -> None:
         """Add unreadable files of unknown format that are named like a trace of the run.
@@ -190,21 +281,21 @@ class _Sorting:
 
 def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
     """Return all candidates by format."""
-    sorting = _Sorting(by_format={}, unknown=[], packed={}, named=frozenset())
     candidates = search.candidates(paths)
-    for (path, is_named), name in _with_formats(candidates, config):
+    sorting = _Sorting(named=frozenset(path for path in candidates if candidates[path]))
+    for path, name in zip(candidates, _formats(candidates, config), strict=True):
+        is_named = path in sorting.named
         if remedy := unexported(path) or packed(path):
             sorting.packed[path] = remedy
         elif name is not None:
             sorting.by_format.setdefault(name, []).append(path)
-        elif is_named and path.name.endswith(chakra.SUFFIXES):
-            sorting.packed[path] = f"{path}: {chakra.REMEDY}"
+        elif is_named and path.name.endswith(execution_traces.SUFFIXES):
+            sorting.packed[path] = f"{path}: {execution_traces.REMEDY}"
         elif is_named:
             # Reading it reports what is wrong with it.
             sorting.by_format.setdefault(_FALLBACK, []).append(path)
         else:
             sorting.unknown.append(path)
-    sorting.named = frozenset(path for path, is_named in candidates if is_named)
     return sorting
 
 
@@ -217,11 +308,11 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
     """Return the message that there is no trace."""
     if sorting.packed:
         return next(iter(sorting.packed.values()))
+    where = ", ".join(map(str, paths))
+    if any(path.name.endswith(execution_traces.SUFFIXES) for path in sorting.unknown):
+        return f"{where}: {execution_traces.REMEDY}"
     measured = [kind.description for name, kind in FORMATS.items() if name != _NOT_MEASURED]
-    kinds = "; ".join(reversed(measured))
-    if any(path.name.endswith(chakra.SUFFIXES) for path in sorting.unknown):
-        return f"{_paths_text(paths)}: {chakra.REMEDY}"
-    return f"{_paths_text(paths)}: no trace; expected {kinds}"
+    return f"{where}: no trace; expected {'; '.join(reversed(measured))}"
 
 
 def _packed_ranks(
@@ -277,30 +368,23 @@ def _listed(paths: Sequence[Path]) -> str:
     return f"{where}: {shown}{f' and {more} more' if more > 0 else ''}"
 
 
-def _with_formats(
-    candidates: Sequence[tuple[Path, bool]], config: Config
-) -> Iterator[tuple[tuple[Path, bool], str | None]]:
-    """Yield each candidate with the name of its format, or None if no format claims it.
-
-    A candidate is a pair of a path and a flag, which is passed on. Remote files are looked at
-    in parallel.
-    """
-    configs = [config] * len(candidates)
-    files = [path for path, _ in candidates]
-    if all(map(is_local, files)):
-        yield from zip(candidates, map(format_of, files, configs), strict=True)
-        return
+def _formats(paths: Collection[Path], config: Config) -> list[str | None]:
+    """Return the format of each path, or None; remote files are looked at in parallel."""
+    find = partial(format_of, config=config)
+    if all(map(is_local, paths)):
+        return list(map(find, paths))
     # Each access to a remote file waits for the network.
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield from zip(candidates, pool.map(format_of, files, configs), strict=True)
+        return list(pool.map(find, paths))
 
 
 def format_of(path: Path, config: Config) -> str | None:
     """Return the format of a path, or None; modules are imported only if the name fits."""
     is_directory = path.is_dir()
+    is_table = config.table is not None and not is_directory  # the user mapped its columns
     for name, kind in FORMATS.items():
         has_name = "" in kind.suffixes if is_directory else _may_be(path, kind)
-        if has_name and (_is_table(name, config, is_directory) or module(name).claims(path)):
+        if has_name and ((is_table and name == "optable") or module(name).claims(path)):
             return name
     return None
 
@@ -310,15 +394,46 @@ def _may_be(path: Path, kind: FileFormat) -> bool:
     return path.name.lower().endswith(ends) or ("" in kind.suffixes and "." not in path.name)
 
 
-def _is_table(name: str, config: Config, is_directory: bool) -> bool:
-    """Return whether a file is a table because the user mapped the columns of tables."""
-    return name == "optable" and config.table is not None and not is_directory
-
-
 def module(name: str) -> Format:
     """Return the module of a format."""
     return cast("Format", import_module(FORMATS[name].module))
 
 
-def _paths_text(paths: Iterable[str | Path]) -> str:
-    return ", ".join(map(str, paths))
+def no_such_path(path: str | Path) -> ConfigError:
+    """Return the error for a path of the user that does not exist, and that matches no file."""
+    is_pattern = any(mark in str(path) for mark in "*?[")
+    return ConfigError(
+        f"{path}: no such file or directory{', and no file matches it' * is_pattern}"
+    )
+
+
+def refuse_standard_input(path: str | Path) -> None:
+    """Raise ConfigError if the path is empty or standard input, which is read only once."""
+    if not str(path):
+        raise ConfigError("an empty path; pass a trace, or a directory of traces")
+    if str(path) in ("-", "/dev/stdin"):
+        raise ConfigError(
+            f"{path}: standard input cannot be read, since a trace is read more than once; "
+            "write it to a file first"
+        )
+
+
+def _matches(pattern: str) -> list[Path]:
+    """Return the paths that match a glob."""
+    if is_url(pattern):
+        return matches(pattern)
+    return [Path(match) for match in sorted(glob(pattern, recursive=True))]  # noqa: PTH207
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory; False if it cannot be resolved."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Return the device and inode of a directory, which are equal for all paths to it."""
+    status = path.stat()
+    return status.st_dev, status.st_ino

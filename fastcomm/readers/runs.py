@@ -10,7 +10,6 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -351,12 +350,10 @@ def _check_total(
     parallel: Parallel, total: int | None, path: Path, warnings: list[str]
 ) -> None:
     """Warn if the sizes do not multiply to the number of ranks."""
-    sizes = {name: getattr(parallel, name) or 1 for name in ("dp", "tp", "pp", "cp")}
-    if total is not None and parallel.dp is not None and prod(sizes.values()) != total:
-        product = " * ".join(f"{name} {size}" for name, size in sizes.items())
-        warnings.append(
-            f"{path}: total_count is {total}, but {product} is {prod(sizes.values())}"
-        )
+    if total is not None and parallel.dp is not None and parallel.world != total:
+        sizes = ((name, getattr(parallel, name) or 1) for name in ("dp", "tp", "pp", "cp"))
+        product = " * ".join(f"{name} {size}" for name, size in sizes)
+        warnings.append(f"{path}: total_count is {total}, but {product} is {parallel.world}")
 
 
 def _bandwidths(

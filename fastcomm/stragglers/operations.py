@@ -17,7 +17,7 @@ from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.readers import tables
-from fastcomm.readers.search import no_such_path, refuse_standard_input
+from fastcomm.readers.detection import no_such_path, refuse_standard_input
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 

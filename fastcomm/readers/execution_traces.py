@@ -1,13 +1,18 @@
-"""Chakra execution traces: their messages, and a reader of protobuf and JSON files.
+"""Read execution traces: those of Chakra, and those of PyTorch's host beside profiler traces.
 
-A file is one rank: a header and nodes, each after its length, or a JSON object with a list of
-nodes. The format is MLCommons' `et_def.proto`; ASTRA-sim and PyTorch's converter use it.
+A file of Chakra is one rank: a header and nodes, each after its length, or a JSON object with
+a list of nodes. The format is MLCommons' `et_def.proto`, of ASTRA-sim and PyTorch's converter.
+
+PyTorch's files have operators, and the storages that these read and write. Two schemas exist:
+1.1 (`inputs.values`, `attrs`, `ctrl_deps`) and 1.0 (`inputs`, `rf_id`, `parent`). A tensor is
+``[id, storage id, offset, elements, element size, device]``; views share its storage.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +20,10 @@ import orjson
 
 from fastcomm import files
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.files import place
 from fastcomm.readers import rank_from_name
 from fastcomm.readers.stream import CutShortError, blocks, document
+from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
 
 PACKAGE = "ChakraProtoMsg"
@@ -24,23 +31,28 @@ PACKAGE = "ChakraProtoMsg"
 METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(1, 8)
 # Types of collectives, by fastcomm's names.
 COLLECTIVES = {
-    "AllReduce": 0,
-    "Reduce": 1,
-    "AllGather": 2,
-    "Gather": 3,
-    "Scatter": 4,
-    "Broadcast": 5,
-    "AllToAll": 6,
-    "ReduceScatter": 7,
-    "Barrier": 9,
-}
+    "AllReduce": 0, "Reduce": 1, "AllGather": 2, "Gather": 3, "Scatter": 4, "Broadcast": 5,
+    "AllToAll": 6, "ReduceScatter": 7, "Barrier": 9,
+}  # fmt: skip
 _BLOCK = 8  # reduce-scatter of blocks
+_OPS = {**{number: name for name, number in COLLECTIVES.items()}, _BLOCK: "ReduceScatter"}
 SUFFIXES = (".et", ".et.gz")
 REMEDY = (
     "execution traces of Chakra, which critical-path and what-if read; other commands need the "
     "profiler's traces"
 )
 GROUPS_FILE = "trace.groups.json"
+_NAME = re.compile(r"\.(\d{1,9})\.(?:et|json)(?:\.gz)?$")
+_US = 1000  # ns
+_MOST_US = 1 << 45  # about a year
+_MOST_ID = 1 << 62
+_SEVEN_BITS = 0x7F
+# Beginnings of JSON files of Chakra and of PyTorch.
+_GRAPH = rb'\s*\{\s*"workload_graph"'
+_SCHEMA = rb'\s*\{\s*"schema"\s*:\s*"\d+\.\d+\.\d+[^"]*"\s*,\s*"pid"'
+_NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")
+_TENSOR = 6  # items of a tensor
+Storage = tuple[int, str]  # id and device
 
 # Fields by message: name (with a star if repeated), number, type of descriptor.proto.
 _UINT64, _STRING, _MESSAGE, _INT32, _INT64, _BOOL, _ENUM, _UINT32 = 4, 9, 11, 5, 3, 8, 14, 13
@@ -152,14 +164,7 @@ class ChakraTrace:
     is_host_run: bool = False  # whether the host communicates, without a device
 
 
-_NAME = re.compile(r"\.(\d{1,9})\.(?:et|json)(?:\.gz)?$")
-_US = 1000  # ns
-_MOST_US = 1 << 45  # about a year
-_MOST_ID = 1 << 62
-_SEVEN_BITS = 0x7F
-
-
-def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
+def find_chakra(paths: Sequence[str | Path]) -> dict[int, Path] | None:
     """Return the execution traces among some paths by rank, or None if there is none.
 
     A directory has those that end in ``.et`` or ``.et.gz``. Of JSON files, only files that are
@@ -175,11 +180,10 @@ def find(paths: Sequence[str | Path]) -> dict[int, Path] | None:
     others: list[str | Path] = []
     for name in paths:
         path = Path(name)
-        inside = [path]
         if path.is_dir():
             inside = sorted(entry for entry in path.iterdir() if _has_suffix(entry))
-        elif not (_has_suffix(path) or _is_json_graph(path)):
-            inside = []
+        else:
+            inside = [path] if _has_suffix(path) or _is_json(path, _GRAPH) else []
         named += inside
         others += [] if inside else [name]
     if not named:
@@ -201,12 +205,11 @@ def _has_suffix(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def _is_json_graph(path: Path) -> bool:
-    """Return whether a JSON file begins with the key of a Chakra graph."""
+def _is_json(path: Path, begin: bytes) -> bool:
+    """Return whether a path is a JSON file that begins with `begin`, a regular expression."""
     if not path.is_file() or not path.name.endswith((".json", ".json.gz")):
         return False
-    head = next(iter(blocks(path, 1 << 12)), b"")
-    return re.match(rb'\s*\{\s*"workload_graph"', head) is not None
+    return re.match(begin, next(blocks(path, 1 << 12), b"")) is not None
 
 
 def _rank(path: Path, *, is_alone: bool) -> int:
@@ -218,7 +221,7 @@ def _rank(path: Path, *, is_alone: bool) -> int:
     return rank or 0
 
 
-def read(path: Path, rank: int) -> ChakraTrace:
+def read_chakra(path: Path, rank: int) -> ChakraTrace:
     """Read the execution trace of a rank.
 
     Raises
@@ -270,10 +273,10 @@ def _of_messages(data: bytes) -> Iterator[ChakraNode]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at an offset, and the offset behind it."""
     value = shift = 0
-    for place in range(at, min(at + 5, len(data))):
-        value |= (data[place] & _SEVEN_BITS) << shift
-        if data[place] <= _SEVEN_BITS:
-            return value, place + 1
+    for offset in range(at, min(at + 5, len(data))):
+        value |= (data[offset] & _SEVEN_BITS) << shift
+        if data[offset] <= _SEVEN_BITS:
+            return value, offset + 1
         shift += 7
     raise ValueError(f"offset {at}: no length of a message")
 
@@ -340,9 +343,6 @@ def _node(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> ChakraNod
     )
 
 
-_OPS = {**{number: name for name, number in COLLECTIVES.items()}, _BLOCK: "ReduceScatter"}
-
-
 def _number(value: Any, most: int) -> int:
     """Return a whole number from 0 to `most`; raise ValueError for another value."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
@@ -370,3 +370,107 @@ def read_groups(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def _is_ranks(value: Any) -> bool:
     return isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOperator:
+    """One node of an execution trace."""
+
+    id: int
+    parent: int
+    name: str
+    order: int  # number of the call, which Kineto names `Record function id`
+    thread: int
+    reads: frozenset[Storage]
+    writes: frozenset[Storage]
+
+
+def find_beside(trace: Trace) -> Path | None:
+    """Return the execution trace in the folder of a trace, or None."""
+    folder = place(trace.meta.path).parent
+    for name in _NAMES:
+        for suffix in ("", ".gz"):
+            path = folder / f"{name.format(rank=trace.meta.rank)}{suffix}"
+            if path.is_file():
+                return path
+    return None
+
+
+def is_of_torch(path: Path) -> bool:
+    """Return whether a file begins like an execution trace of PyTorch."""
+    return _is_json(path, _SCHEMA)
+
+
+def read_operators(path: Path) -> list[TracedOperator]:
+    """Read the operators of an execution trace, in the order of their calls.
+
+    Raises `TraceFileError` if the file is not an execution trace, or is truncated.
+    """
+    try:
+        operators = [_operator(node) for node in orjson.loads(document(path))["nodes"]]
+    except (ValueError, KeyError, TypeError, AttributeError, CutShortError) as error:
+        raise TraceFileError(
+            f"{path}: not an execution trace of PyTorch, or a truncated one ({error!r}); "
+            "expected a JSON object with a list of nodes"
+        ) from error
+    return sorted(operators, key=lambda operator: (operator.order, operator.id))
+
+
+def _operator(node: Mapping[str, Any]) -> TracedOperator:
+    """Return the operator of a JSON node, with the storages it reads and writes."""
+    attributes = {entry["name"]: entry["value"] for entry in node.get("attrs", ())} or node
+    sides = [node["inputs"], node["outputs"]]
+    inputs, outputs = (side["values"] if isinstance(side, dict) else side for side in sides)
+    name, schema = str(node["name"]), str(attributes.get("op_schema", ""))
+    reads = frozenset(_storages(inputs))
+    fresh = frozenset(_storages(outputs)) - reads
+    return TracedOperator(
+        id=int(node["id"]),
+        parent=int(node.get("ctrl_deps", node.get("parent", 0)) or 0),
+        name=name,
+        order=int(attributes["rf_id"]),
+        thread=int(attributes.get("tid", 0)),
+        reads=reads,
+        writes=fresh | _written(name, schema, inputs),
+    )
+
+
+def _storages(values: Any) -> Iterator[Storage]:
+    """Yield the storages of all tensors in a value, including lists of tensors."""
+    if not isinstance(values, list):
+        return
+    if (
+        len(values) == _TENSOR
+        and isinstance(values[-1], str)
+        and all(type(number) is int for number in values[:5])
+    ):
+        yield values[1], values[-1]
+        return
+    for value in values:
+        yield from _storages(value)
+
+
+def _written(name: str, schema: str, inputs: list[Any]) -> frozenset[Storage]:
+    """Return the storages that an operator writes: its schema marks the inputs with ``!``."""
+    is_written = [bool(re.search(r"\([^)]*!\)", text)) for text in _arguments(schema)]
+    if not schema:
+        is_written = [name.endswith("_")]
+    return frozenset(
+        storage for value in compress(inputs, is_written) for storage in _storages(value)
+    )
+
+
+def _arguments(schema: str) -> list[str]:
+    """Split the schema of an operator, as in "aten::add(Tensor a, *, Scalar b) -> Tensor".
+
+    Returns the arguments with their types, in order, without the star: ["Tensor a", "Scalar
+    b"].
+    """
+    depth, parts = 0, [""]
+    for letter in schema.partition("(")[2].rpartition(" -> ")[0].strip().removesuffix(")"):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in map(str.strip, parts) if part != "*"]
