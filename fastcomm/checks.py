@@ -125,7 +125,6 @@ RANKS = Range(1, 1 << 20)  # ranks of a run, or GPUs of a cluster
 FACTOR = Range(0, 1e6)
 SPEED = Range(1e-6, 1e6)
 DURATION_NS = Range(0, 1e15)
-DELAY_MS = Range(-1e9, 1e9)
 BANDWIDTH = Range(1, 1e15)  # bytes per second
 PENALTY = Range(0, 1, is_open=True)
 IMBALANCE = Range(1, 1e6)
@@ -213,7 +212,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value, a list or one item of it as a tuple; `ConfigError` for another type."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = _union(hint)
     for kind in kinds:
         if get_origin(kind) is tuple and _is_list(value):
             return tuple(_checked(name, item, get_args(kind)[0]) for item in value)
@@ -227,7 +226,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
 
 def field_types(kind: Any, name: str) -> tuple[Any, ...]:
     """Return the types of a field of a dataclass: (int, NoneType) for `int | None`."""
-    hint = _hints(kind)[name]
+    return _union(_hints(kind)[name])
+
+
+def _union(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -377,29 +379,10 @@ def refuse(where: str, key: str, value: object, expected: str) -> NoReturn:
 
 
 def choice(table: Mapping[str, Any], key: str, valid: Iterable[str], where: str) -> str | None:
-    """Return the value of a key that takes one of several texts.
+    """Return the value of a key of a table that takes one of the `valid` texts, or None.
 
-    Parameters
-    ----------
-    table
-        A table of a configuration file.
-    key
-        The key.
-    valid
-        The texts that the key takes.
-    where
-        File and table for the message: "job.toml: [parallel]".
-
-    Returns
-    -------
-    str or None
-        None if the table does not have the key.
-
-    Raises
-    ------
-    ConfigError
-        If the value is not one of `valid`.
-
+    `where` is the file and the table: "job.toml: [parallel]". Raises `ConfigError` for another
+    value.
     """
     value = table.get(key)
     names = tuple(valid)

@@ -27,7 +27,8 @@ from fastcomm.executors import executor_of
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
-from fastcomm.options import EditOptions, Window, WorkloadOptions
+from fastcomm.options import EditOptions, Window
+from fastcomm.planning_options import WorkloadOptions
 from fastcomm.readers import config, execution_traces, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time

@@ -12,7 +12,7 @@ from fastcomm.analyses.dispatch import terms_for
 from fastcomm.cli import main
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError
-from fastcomm.options import DispatchOptions
+from fastcomm.planning_options import DispatchOptions
 
 SMALL = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --iter-num 2 --topk 2"
 KEYS = {

@@ -9,7 +9,7 @@ import pytest
 
 from fastcomm.dispatch import Recipe, sampler, workload
 from fastcomm.errors import FastcommError
-from fastcomm.options import WorkloadOptions
+from fastcomm.planning_options import WorkloadOptions
 
 SMALL = {
     "num_nodes": 2,

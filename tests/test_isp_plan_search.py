@@ -21,7 +21,7 @@ from fastcomm.isp.plan_search import bottleneck, candidates, rank, search_plans
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load
 from fastcomm.isp.trainers import TRAINERS, trainer_of
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 
 ASKED = ("--model", "llama3-70b", "--gpus", "256", "--cluster", "h100", "--global-batch", "512")
 SMALL = Plan(

@@ -19,7 +19,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.isp import internevo
 from fastcomm.isp.internevo import search
 from fastcomm.isp.internevo.calibration import setting
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import open_run

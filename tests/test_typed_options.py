@@ -8,6 +8,7 @@ import pytest
 import fastcomm
 from fastcomm import options
 from fastcomm.errors import ConfigError
+from fastcomm.planning_options import DispatchOptions, WorkloadOptions
 from fuzz.options import commands
 
 COMMANDS = commands()
@@ -66,9 +67,17 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
         (options.PathOptions, {"rank": -1}, "invalid rank -1"),
         (options.PathOptions, {"instance": 1}, "instance needs annotation"),
         (options.PathOptions, {"exact": True}, "exact needs annotation"),
-        (options.WorkloadOptions, {"law": "zipf", "compat": "seed"}, "with compat seed"),
-        (options.WorkloadOptions, {"law": "gate", "zipf_alpha": 0.0}, "zipf_alpha has no effe"),
-        (options.DispatchOptions, {"demand": "all"}, "expected one of copies, unique"),
+        (
+            WorkloadOptions,
+            {"law": "zipf", "compat": "seed"},
+            "with compat seed",
+        ),
+        (
+            WorkloadOptions,
+            {"law": "gate", "zipf_alpha": 0.0},
+            "zipf_alpha has no effe",
+        ),
+        (DispatchOptions, {"demand": "all"}, "expected one of copies, unique"),
         (options.StragglerOptions, {"threshold": float("nan")}, "invalid threshold nan"),
     ],
 )

@@ -12,7 +12,7 @@ from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import python_names
 from fastcomm.hardware import GpuLinks, load_links
-from fastcomm.options import DispatchOptions
+from fastcomm.planning_options import DispatchOptions
 from fastcomm.units import parse_bandwidth, parse_duration
 
 _TOKEN_BYTES = Range(1, 1 << 40)

@@ -350,11 +350,7 @@ def _kernels(
             for run, side in zip(runs, same, strict=True)
         )
         pairs = kernels.kernels_of_two(
-            before,
-            after,
-            steps=metrics.steps,
-            workers=executor,
-            keep_going=reading.keep_going,
+            before, after, steps=metrics.steps, workers=executor, keep_going=reading.keep_going
         )
     except FastcommError as error:
         return [], (f"kernels are not compared: {error}",)

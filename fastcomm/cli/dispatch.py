@@ -24,7 +24,7 @@ from fastcomm.cli.results import output_option
 from fastcomm.cli.shared_options import builds, with_options, workers_option
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
-from fastcomm.options import WorkloadOptions
+from fastcomm.planning_options import WorkloadOptions
 from fastcomm.units import counted
 
 _EXAMPLES = """\b
@@ -111,12 +111,7 @@ def generate(
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @schedules_option("deepep,fast")
 @simulates()
-def simulate(
-    *,
-    workload: Path,
-    names: str,
-    request: SimulationRequest,
-) -> None:
+def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
     """Simulate a workload under some strategies.
 
     Names the bottleneck of each strategy. WORKLOAD is a directory of `generate`, or a routing
@@ -141,11 +136,7 @@ def simulate(
 @run.command("compare", has_tables=True, epilog=_example("compare workload --bw-inter 50GB/s"))
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
 @simulates(draws=True)
-def compare(
-    *,
-    workload: Path | None,
-    request: SimulationRequest,
-) -> None:
+def compare(*, workload: Path | None, request: SimulationRequest) -> None:
     """Compare all strategies with the best possible time.
 
     Without WORKLOAD, draws one from the options and does not store it.
@@ -177,10 +168,7 @@ _place = partial(option, group=WORKLOAD, is_common=True)
     help="Physical experts per logical expert.",
 )
 @_place(
-    "--groups",
-    type=COUNT,
-    default=1,
-    help="Number of expert groups that stay inside a node.",
+    "--groups", type=COUNT, default=1, help="Number of expert groups that stay inside a node."
 )
 @_place(
     "--rule",
@@ -249,12 +237,7 @@ def place(
 )
 @schedules_option("deepep,fast,multicast-balanced")
 @simulates(draws=True)
-def sweep(
-    *,
-    over: tuple[str, ...],
-    names: str,
-    request: SimulationRequest,
-) -> None:
+def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> None:
     """Simulate strategies over a grid of workloads.
 
     The axes are options of a workload: skew, nodes, top-k, tokens.

@@ -15,7 +15,7 @@ from fastcomm.cli.parameter_types import BYTES, DURATION, Number
 from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
 from fastcomm.cli.shared_options import builds, cluster_option, with_options
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
-from fastcomm.options import DispatchOptions, WorkloadOptions
+from fastcomm.planning_options import DispatchOptions, WorkloadOptions
 
 if TYPE_CHECKING:
     from fastcomm.dispatch.placement import PlacementResult
@@ -129,8 +129,7 @@ DRAWING = (
         is_common=True,
     ),
     _workload(
-        "distinct",
-        "How a repeated expert of a token is replaced: by any other, or by the law.",
+        "distinct", "How a repeated expert of a token is replaced: by any other, or by the law."
     ),
     _workload("shuffle", "Randomize which experts are popular."),
 )

@@ -20,12 +20,7 @@ Examples:
 @json_option
 @click.pass_context
 def run(
-    ctx: click.Context,
-    /,
-    store: str | None,
-    dask: str | None,
-    dask_wait: float,
-    as_json: bool,
+    ctx: click.Context, /, store: str | None, dask: str | None, dask_wait: float, as_json: bool
 ) -> None:
     """Check the installation, a store, or a cluster, for a bug report.
 

@@ -118,12 +118,7 @@ def stats(
 @_host_clocks
 @json_option
 def convert(
-    *,
-    path: Path,
-    destination: Path,
-    step_rule: str,
-    host_clocks: str,
-    as_json: bool,
+    *, path: Path, destination: Path, step_rule: str, host_clocks: str, as_json: bool
 ) -> None:
     """Write a trial as one uniform trace.
 

@@ -24,7 +24,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.shared_options import builds, cluster_option, with_options
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.options import PlanOptions, SearchOptions
+from fastcomm.planning_options import PlanOptions, SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -336,9 +336,7 @@ def price(
     plan, note = evaluation.plan_of(options, shapes)
     constants, calibration = _constants(calibrate_from, shapes)
     result = evaluation.PriceResult(
-        price=price_plan(plan, constants),
-        note=note,
-        calibration=calibration,
+        price=price_plan(plan, constants), note=note, calibration=calibration
     )
     give(result, files, "price", report.show_price, table="terms")
 

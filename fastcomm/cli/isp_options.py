@@ -14,7 +14,7 @@ from fastcomm.cli.commands import COMPAT, OUTPUT, WORKLOAD, option, option_of
 from fastcomm.cli.parameter_types import COUNT, Number
 from fastcomm.cli.results import compat_option, top_option
 from fastcomm.cli.shared_options import cluster_option
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,10 +125,7 @@ def opened_run(
 
 
 def measure(
-    run: "RunTraces",
-    reading: ReadOptions,
-    options: MetricsOptions,
-    executor: "Executor",
+    run: "RunTraces", reading: ReadOptions, options: MetricsOptions, executor: "Executor"
 ) -> "Metrics":
     """Measure a run, with a progress bar on stderr.
 

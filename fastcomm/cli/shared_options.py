@@ -121,8 +121,7 @@ _READING: _Options = [
         type=_FILE,
     ),
     _layout(
-        "guess_tags",
-        "Guess the parallelism of untagged process groups from their traffic.",
+        "guess_tags", "Guess the parallelism of untagged process groups from their traffic."
     ),
     _reading(
         "iteration_regex",
@@ -216,9 +215,7 @@ _WINDOW: _Options = [
     ),
     _window("exact", "Match the whole name with --annotation.", **_NAMED),
     _window(
-        "data_load_events",
-        "Names of the events that load data. Repeatable.",
-        metavar="REGEX",
+        "data_load_events", "Names of the events that load data. Repeatable.", metavar="REGEX"
     ),
 ]
 _RANK = option_of(
@@ -319,8 +316,7 @@ _MEASURED: _Options = [
         group=WINDOW,
     ),
     _measured(
-        "bytes",
-        "Bytes that bandwidth and volume count: as nccl-tests, on links, or per call.",
+        "bytes", "Bytes that bandwidth and volume count: as nccl-tests, on links, or per call."
     ),
     _measured(
         "clock_alignment", "How clocks are aligned: by collectives, or not.", group=READING

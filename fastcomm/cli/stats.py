@@ -75,13 +75,7 @@ def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
 @click.argument("path", type=RunArgument("stats"))
 @list_options(RunArgument("stats"))
 @reading_options
-def run(
-    *,
-    path: Path,
-    shown: ListOptions,
-    files: ResultFiles,
-    reading: ReadOptions,
-) -> None:
+def run(*, path: Path, shown: ListOptions, files: ResultFiles, reading: ReadOptions) -> None:
     """List the operations of a run: how often, how long, in which step, on which rank.
 
     PATH is a trace, or a directory of traces. Operations are work of the device and

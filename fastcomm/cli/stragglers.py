@@ -53,11 +53,7 @@ Examples:
 @cluster_options
 @result_options("stragglers.json, and the files of the published study", xlsx=False)
 def run(
-    *,
-    table: str,
-    files: ResultFiles,
-    options: StragglerOptions,
-    execution: ExecutionOptions,
+    *, table: str, files: ResultFiles, options: StragglerOptions, execution: ExecutionOptions
 ) -> None:
     """Find the straggling ranks, stages and operations of a production job.
 

@@ -19,7 +19,7 @@ from fastcomm.isp import internevo as questions
 from fastcomm.isp.internevo import ALGOS, Question
 from fastcomm.isp.internevo.calibration import Setting, setting
 from fastcomm.isp.internevo.result import FeasibleCells, Fields, Records, SearchResult
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 
 Array = NDArray[Any]
 Costs = dict[str, Any]

@@ -18,7 +18,7 @@ from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
 from fastcomm.isp.internevo import Question
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 from fastcomm.units import parse_quantity
 from fastcomm_kernels.arrays import Ints
 

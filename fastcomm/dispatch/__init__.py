@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 from fastcomm.checks import RANKS, CheckedOptions, Range, build
 from fastcomm.errors import ConfigError
-from fastcomm.options import Distinct, Dtype, Law, WorkloadOptions
+from fastcomm.planning_options import Distinct, Dtype, Law, WorkloadOptions
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 LAWS: tuple[str, ...] = get_args(Law)

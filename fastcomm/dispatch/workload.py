@@ -29,7 +29,7 @@ from fastcomm.dispatch.sampler import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
-from fastcomm.options import WorkloadOptions
+from fastcomm.planning_options import WorkloadOptions
 
 _DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)
 _KEY = b"fastcomm.dispatch"

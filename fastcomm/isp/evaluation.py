@@ -17,7 +17,7 @@ from fastcomm.isp.plan_step import PlanPrice
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.run_calibration import RunCalibration
 from fastcomm.isp.runs import FailedRow, GroupError, RunPrice, errors, is_fp8
-from fastcomm.options import PlanOptions
+from fastcomm.planning_options import PlanOptions
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
 

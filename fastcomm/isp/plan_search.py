@@ -17,7 +17,7 @@ from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan, priced
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.trainers import DEFAULT, measured_cluster
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, parse_quantity
 

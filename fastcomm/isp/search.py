@@ -11,7 +11,7 @@ from fastcomm.isp.internevo.result import SearchResult
 from fastcomm.isp.internevo.search import search
 from fastcomm.isp.plan_search import PlanSearch, search_plans
 from fastcomm.isp.trainers import trainer_of
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 
 
 @shows(SearchOptions)

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastcomm.checks import non_default, option_name
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import Cluster, load, shipped
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 
 _OPTIMIZER_STATES = 12  # bytes a parameter: fp32 weight, both moments of Adam
 

@@ -8,14 +8,7 @@ from rich.markup import escape
 from fastcomm import units
 from fastcomm.analyses.changes import CauseChange, KernelChange
 from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
-from fastcomm.report.console import (
-    TerminalTable,
-    na,
-    plain_console,
-    say,
-    shortened,
-    table,
-)
+from fastcomm.report.console import TerminalTable, na, plain_console, say, shortened, table
 from fastcomm.report.details import part_name
 from fastcomm.units import (
     format_bandwidth,

@@ -7,19 +7,9 @@ from rich.markup import escape
 
 from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.console import (
-    TerminalTable,
-    na,
-    percent,
-    table,
-)
+from fastcomm.report.console import TerminalTable, na, percent, table
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import (
-    counted,
-    format_bandwidth,
-    format_bytes,
-    format_ns,
-)
+from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_ROWS = 8
 _MOST_CULPRITS = 3
@@ -226,11 +216,7 @@ def part_name(key: str) -> str:
 def _bandwidth(metrics: Metrics) -> TerminalTable:
     """Return the table of algorithm bandwidth, bus bandwidth and overlap by parallelism."""
     rows = table(
-        "bandwidth",
-        f"algorithm ({metrics.bytes})",
-        "bus",
-        "share of link",
-        "overlapped",
+        "bandwidth", f"algorithm ({metrics.bytes})", "bus", "share of link", "overlapped"
     )
     for tag in (tag for tag in TAGS if tag in metrics.volume):
         speed = metrics.bandwidth[tag]

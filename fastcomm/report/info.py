@@ -8,13 +8,7 @@ from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
 from fastcomm.errors import shell_joined, shell_quoted
-from fastcomm.report.console import (
-    TerminalTable,
-    na,
-    plain_console,
-    say,
-    table,
-)
+from fastcomm.report.console import TerminalTable, na, plain_console, say, table
 from fastcomm.report.details import group_name, known_by
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural

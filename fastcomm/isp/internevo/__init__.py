@@ -10,7 +10,7 @@ from fastcomm.checks import IMBALANCE, PENALTY, RANKS, non_default
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
-from fastcomm.options import Quantities, SearchOptions
+from fastcomm.planning_options import Quantities, SearchOptions
 from fastcomm.units import parse_quantity
 
 ALGOS = ("isp", "msp", "fsp", "mtp")

@@ -27,7 +27,7 @@ from fastcomm.hardware.measurements import (
     read_measurements,
     read_tables,
 )
-from fastcomm.options import SearchOptions
+from fastcomm.planning_options import SearchOptions
 from fastcomm.trace.schema import OPS
 from fastcomm.units import enumeration
 
