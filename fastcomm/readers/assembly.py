@@ -197,20 +197,18 @@ def _on_device(
     """
     if rule.clock == "device" and is_host_run:
         raise ConfigError(f"--step-boundary device: {_NO_DEVICE_WORK}")
-    if rule.clock == "device" or not count:
-        try:
-            iterations = on_device_clock(host, work, count)
-        except ConfigError as error:
-            raise ConfigError(f"--step-boundary device: {error}") from error
-        return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
+    is_required = rule.clock == "device" or not count
     # A user's ranges are not moved.
-    if is_host_run or host.found_by == RANGES or not len(work.start):
+    is_fixed = is_host_run or host.found_by == RANGES or not len(work.start)
+    if is_fixed and not is_required:
         return _DeviceIterations()
-    reason = why_not_on_device_clock(host, work)
+    reason = None if is_required else why_not_on_device_clock(host, work)
     if reason is None:
         try:
             iterations = on_device_clock(host, work, count)
         except ConfigError as error:
+            if is_required:
+                raise ConfigError(f"--step-boundary device: {error}") from error
             reason = str(error)
         else:
             return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
@@ -267,10 +265,12 @@ def _unsized(collectives: Collectives, reasons: Sequence[str]) -> list[str]:
     """Return the warning about events of unknown size, with the reasons."""
     unknown = int((collectives.sizes.payload == NULL).sum())
     causes = "; ".join(reasons) or "the trace does not tell"
+    if not unknown:
+        return []
     return [
         f"{unknown} of {len(collectives.row)} communication events have no known size, and "
         f"bandwidth and volume omit them: {causes}"
-    ][:unknown]
+    ]
 
 
 def _fused(collectives: Collectives) -> int:

@@ -296,12 +296,14 @@ class DeviceRows:
     texts: Sequence[str]
     lane: Ints  # index into `lanes`
     lanes: Sequence[str]  # names of streams, or of other sequences of events
-    stream: Ints
-    offset: Ints  # byte offset of the row in its file
+    stream: Ints | None = None  # None: unknown
+    offset: Ints | None = None  # byte offset of the row in its file; None: unknown
 
     def events(self) -> tuple[Events, pa.Table, Ints]:
         """Return the events sorted by start, their lanes, and for each event its row here."""
         order = np.lexsort((self.stop, self.start))
+        unknown = np.full(len(order), NULL, np.int64)
+        more = {"stream": self.stream, "offset": self.offset}
         lanes = pa.table(
             {
                 "process": [""] * len(self.lanes),
@@ -316,9 +318,9 @@ class DeviceRows:
             kind=self.kind[order],
             name=self.name[order].astype(np.int32),
             lane=self.lane[order].astype(np.int32),
-            correlation=np.full(len(order), NULL, np.int64),
+            correlation=unknown,
             texts=self.texts,
-            more={"stream": self.stream[order], "offset": self.offset[order]},
+            more={key: unknown if v is None else v[order] for key, v in more.items()},
         )
         return events, lanes, order
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcomm.readers.tables import TableMapping
 
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
+_TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _DIVIDING = ("dp", "tp", "pp", "cp")  # sizes whose product is the number of ranks
 _MOST = 1 << 31  # ranks
 
@@ -148,23 +149,20 @@ def read(path: Path) -> Config:
     Raises `ConfigError`, with path and key, for an unknown key or an invalid value.
     """
     data = files.toml(path)
-    check_keys(
-        data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
-    )
-    links = _table(data, "link", ("bandwidth", "scale_out", "scale_up"), path)
+    check_keys(data, _TABLES, str(path))
+    links = _table(data, "link", path, ("bandwidth", "scale_out", "scale_up"))
     speeds: dict[str, Any] = {
         name: parse_bandwidth(links[name], f"{path}: [link] {name}") for name in links
     }
-    marks = _table(data, "iterations", ("regex",), path)
+    marks = _table(data, "iterations", path, ("regex",))
+    sizes = _table(data, "parallel", path, (*_SIZES, "order", "framework"))
     return Config(
-        parallel=_parallel(
-            _table(data, "parallel", (*_SIZES, "order", "framework"), path), path
-        ),
+        parallel=_parallel(sizes, f"{path}: [parallel]"),
         tags=tuple(_tag_rule(row, where) for row, where in _rows(data, "tags", path)),
         kernels=tuple(_kernel(row, where) for row, where in _rows(data, "kernels", path)),
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
         ranks=_ranks(data, path),
-        table=_mapping(data, path),
+        table=_mapping(data, path) if "table" in data else None,
         **speeds,
     )
 
@@ -194,32 +192,27 @@ def whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
 
 
 def _table(
-    data: Mapping[str, Any], key: str, keys: Iterable[str], path: Path
+    data: Mapping[str, Any], key: str, path: Path, keys: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """Return a table of the file with only these keys; empty if it is missing."""
+    """Return a table of the file; empty if it is missing. It has none but `keys`, if given."""
     table = data.get(key, {})
     if not isinstance(table, dict):
         refuse(str(path), key, table, f"a table [{key}]")
-    check_keys(table, keys, f"{path}: [{key}]")
+    if keys is not None:
+        check_keys(table, keys, f"{path}: [{key}]")
     return table
 
 
-def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
-    """Return the mapping of a table of operations, if the file has one."""
-    if "table" not in data:
-        return None
+def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping":
+    """Return the mapping of a table of operations."""
     from fastcomm.readers.tables import table_mapping  # slow import; few runs are tables
 
-    if not isinstance(data["table"], dict):
-        refuse(str(path), "table", data["table"], "a table [table]")
-    return table_mapping(data["table"], str(path))
+    return table_mapping(_table(data, "table", path), str(path))
 
 
 def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:
     """Return the rank of each file ("report.sqlite") or process ("report.sqlite:4711")."""
-    table = data.get("ranks", {})
-    if not isinstance(table, dict):
-        refuse(str(path), "ranks", table, "a table [ranks]")
+    table = _table(data, "ranks", path)
     for key, rank in table.items():
         if not _is_count(rank) or not 0 <= rank <= _MOST:
             refuse(f"{path}: [ranks]", key, rank, "a rank, from 0")
@@ -234,9 +227,8 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
     return [(row, f"{path}: [[{key}]] number {number}") for number, row in enumerate(rows, 1)]
 
 
-def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
-    """Return the sizes and the order of the grid."""
-    where = f"{path}: [parallel]"
+def _parallel(table: Mapping[str, Any], where: str) -> Parallel:
+    """Return the sizes and the order of the grid; `where` names the table in errors."""
     sizes = {name: whole(table, name, where) for name in _SIZES}
     order = _text(table, "order", where)
     try:

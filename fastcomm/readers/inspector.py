@@ -91,7 +91,6 @@ class _Log:
             texts=list(self.names),
             lane=columns["communicator"],
             lanes=list(self.communicators),
-            stream=np.full(len(start), NULL, np.int64),
             offset=columns["offset"],
         )
 
@@ -105,7 +104,7 @@ class _Log:
             groups=tuple(groups.get(key, ProcessGroup(name=key)) for key in self.communicators),
             message=columns["message"],
             name=np.zeros(len(self.rows), np.int64),
-            named=(Named(library="NCCL", op="OTHER", tag=None, fused=False),),
+            named=(Named(library="NCCL", op="OTHER"),),
         )
 
 

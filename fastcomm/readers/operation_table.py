@@ -83,24 +83,21 @@ class TableRows:
             lane=lane,
             lanes=lanes,
             stream=stream,
-            offset=np.full(len(start), NULL, np.int64),
         )
 
-    def _lanes(self) -> tuple[Ints, list[str], Ints]:
-        """Return the lane of each row, the lanes, and the stream of each row or NULL.
+    def _lanes(self) -> tuple[Ints, list[str], Ints | None]:
+        """Return the lane of each row, the lanes, and the stream of each row, if known.
 
         Without streams, compute and each tag have lanes of their own.
         """
-        stream = np.full(self.table.num_rows, NULL, np.int64)
         if self.mapping.stream is not None:
             column = self.table[self.mapping.stream]
-            lane, lanes = _encoded(column.cast(pa.string()))
-            if pa.types.is_integer(column.type):
-                stream = column.cast(pa.int64()).fill_null(NULL).to_numpy()
-            return lane, lanes, stream
+            is_number = pa.types.is_integer(column.type)
+            stream = column.cast(pa.int64()).fill_null(NULL).to_numpy() if is_number else None
+            return *_encoded(column.cast(pa.string())), stream
         labels = [kind.work or kind.tag or kind.op or "" for kind in self.kinds]
         lanes = sorted(set(labels))
-        return np.array([lanes.index(label) for label in labels])[self.code], lanes, stream
+        return np.array([lanes.index(label) for label in labels])[self.code], lanes, None
 
     def calls(self, rank: Rank) -> tuple[CommunicationColumns, list[TagRule]]:
         """Return the communication of each row, and the rules that tag its groups."""
@@ -128,8 +125,7 @@ class TableRows:
             message=self._bytes(),
             name=self.code,
             named=tuple(
-                Named(library="", op=kind.op or "OTHER", tag=kind.tag, fused=False)
-                for kind in self.kinds
+                Named(library="", op=kind.op or "OTHER", tag=kind.tag) for kind in self.kinds
             ),
         )
         rules = {

@@ -7,29 +7,18 @@ it is known, since an all-to-all runs as `ncclDevKernel_SendRecv`.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
-# Operations by the names that libraries use, in lower case and without "_".
+# The names of operations that libraries use, in lower case and without "_".
 _SPELLINGS = {
-    "allreduce": "AllReduce",
-    "allgather": "AllGather",
-    "allgatherv": "AllGather",
-    "reducescatter": "ReduceScatter",
-    "reducescatterv": "ReduceScatter",
-    "alltoall": "AllToAll",
-    "alltoallv": "AllToAll",
-    "alltoallvc": "AllToAll",
-    "sendrecv": "SendRecv",
-    "batchsendrecv": "SendRecv",
-    "send": "SendRecv",
-    "recv": "SendRecv",
-    "receive": "SendRecv",
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "gather": "Gather",
-    "scatter": "Scatter",
-    "barrier": "Barrier",
+    "AllReduce": "allreduce",
+    "AllGather": "allgather allgatherv",
+    "ReduceScatter": "reducescatter reducescatterv",
+    "AllToAll": "alltoall alltoallv alltoallvc",
+    "SendRecv": "sendrecv batchsendrecv send recv receive",
+    **{name: name.lower() for name in ("Broadcast", "Reduce", "Gather", "Scatter", "Barrier")},
 }
+_OPERATIONS = {spelling: op for op, names in _SPELLINGS.items() for spelling in names.split()}
 
 _BOOL = r"(?:true|false|\(bool\)[01])"
 # From the start of a name to its function: result type, namespaces and classes. The template
@@ -51,19 +40,25 @@ class Pattern:
 # Libraries of the host, by the beginning of the names of their annotations.
 HOST_LIBRARIES = ("gloo", "mpi", "ucc")
 
+_NCCL = partial(Pattern, library="NCCL")
+_EXPERTS = partial(Pattern, op="AllToAll", tag="EP")
+_TENSOR_PARALLEL = partial(Pattern, library="custom all-reduce", tag="TP")
+_SYMMETRIC_MEMORY = partial(Pattern, library="torch symmetric memory")
+_USER_BUFFERS = partial(Pattern, library="Transformer Engine", tag="TP")
+_NVSHMEM = partial(Pattern, library="NVSHMEM")
+
 PATTERNS = (
     *(Pattern(regex=rf"^{name}:(\w+)", library=name) for name in HOST_LIBRARIES),
-    Pattern(regex=r"^ncclKernel_([A-Za-z]+)", library="NCCL"),  # up to 2.18
-    Pattern(regex=r"^ncclDevKernel_([A-Za-z]+)", library="NCCL"),  # from 2.19, and RCCL
-    Pattern(regex=r"^ncclSymk?DevKernel_([A-Za-z]+)", library="NCCL"),  # symmetric memory
+    _NCCL(regex=r"^ncclKernel_([A-Za-z]+)"),  # up to 2.18
+    _NCCL(regex=r"^ncclDevKernel_([A-Za-z]+)"),  # from 2.19, and RCCL
+    _NCCL(regex=r"^ncclSymk?DevKernel_([A-Za-z]+)"),  # symmetric memory
     # NCCLX (torchcomms): ncclKernelAllGatherCtranDirect
-    Pattern(
+    _NCCL(
         regex=_START + r"ncclKernel(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Send"
-        r"|Recv)",
-        library="NCCL",
+        r"|Recv)"
     ),
-    Pattern(regex=r"^nccl([A-Za-z]+?)(?:Ring|Tree|LL|Coll|Kernel)", library="NCCL"),  # to 2.7
-    Pattern(regex=_START + r"ncclDevKernel\w*_([A-Za-z]+)", library="NCCL"),
+    _NCCL(regex=r"^nccl([A-Za-z]+?)(?:Ring|Tree|LL|Coll|Kernel)"),  # to 2.7
+    _NCCL(regex=_START + r"ncclDevKernel\w*_([A-Za-z]+)"),
     # One kernel of RCCL does every operation.
     Pattern(regex=_START + r"rcclGenericKernel", library="RCCL", op="OTHER"),
     Pattern(regex=_START + r"mscclKernel_", library="RCCL", op="OTHER"),
@@ -77,148 +72,86 @@ PATTERNS = (
         r"|batchSendRecv|reduce|scatter|send|receive|barrier)(?![a-z])",
         library="HCCL",
     ),
-    Pattern(
+    _EXPERTS(
         regex=r"(?:deep_ep|dpsk::ep)::(?!.*get_dispatch_layout).*(?:dispatch|combine)"
         r"|notify_dispatch|cached_notify",
         library="DeepEP",
-        op="AllToAll",
-        tag="EP",
     ),
-    Pattern(
-        regex=_START + r"hybrid_ep::(?:dispatch|combine)_kernel",
-        library="DeepEP",
-        op="AllToAll",
-        tag="EP",
-    ),
-    Pattern(
-        regex=_START + r"hybrid_ep::device_sync_kernel",
-        library="DeepEP",
-        op="Barrier",
-        tag="EP",
-    ),
-    Pattern(
-        regex=rf"(?:{_START}|^_ZN4mori3moe\d+)Ep(?:Dispatch|Combine)[A-Z]",
-        library="MORI",
-        op="AllToAll",
-        tag="EP",
+    _EXPERTS(regex=_START + r"hybrid_ep::(?:dispatch|combine)_kernel", library="DeepEP"),
+    _EXPERTS(regex=_START + r"hybrid_ep::device_sync_kernel", library="DeepEP", op="Barrier"),
+    _EXPERTS(
+        regex=rf"(?:{_START}|^_ZN4mori3moe\d+)Ep(?:Dispatch|Combine)[A-Z]", library="MORI"
     ),
     # The kernels that prepare these work on one device alone.
-    Pattern(
-        regex=_START + r"moe(?:A2A(?:Dispatch|Combine)|AllToAll)Kernel",
-        library="TensorRT-LLM",
-        op="AllToAll",
-        tag="EP",
+    _EXPERTS(
+        regex=_START + r"moe(?:A2A(?:Dispatch|Combine)|AllToAll)Kernel", library="TensorRT-LLM"
     ),
-    Pattern(
-        regex=_START + r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel",
-        library="pplx",
-        op="AllToAll",
-        tag="EP",
-    ),
+    _EXPERTS(regex=_START + r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel", library="pplx"),
     # The names are ambiguous; DO_SEND and DO_RECV among the template arguments decide.
-    Pattern(
+    _EXPERTS(
         regex=r"^(?:void )?(?:(?:\(anonymous namespace\)|pplx)::)*(?:dispatch|combine)Kernel"
         rf"<(?:[^<>]*, )?{_BOOL}, {_BOOL}[,>]"
         r"|^_Z\w*\d(?:dispatch|combine)KernelI\w*Lb[01]ELb[01]E",
         library="pplx",
-        op="AllToAll",
-        tag="EP",
     ),
-    Pattern(
+    _TENSOR_PARALLEL(
         regex=r"allreduce_fusion_kernel|"
         + _START
         + r"(?i:(?:one|two)shotallreducefusionkernel)"
         r"|(?:one|two)_shot_all_reduce_norm_kernel",
-        library="custom all-reduce",
         op="AllReduce",
-        tag="TP",
         fused=True,
     ),
-    Pattern(
+    _TENSOR_PARALLEL(
         regex=r"cross_device_reduce_[12]stage|quickreduce::|"
         + _START
         + r"(?:allreduce_prototype_(?:one|two)shot|hybridCubeMeshAllReduceKernel"
         r"|(?i:(?:lowprecision)?(?:one|two)shotallreducekernel))",
-        library="custom all-reduce",
         op="AllReduce",
-        tag="TP",
     ),
-    Pattern(  # AITER: the first half of an all-reduce
+    _TENSOR_PARALLEL(  # AITER: the first half of an all-reduce
         regex=_START + r"reduce_scatter_cross_device_store|^_ZN5aiter33reduce_scatter_cross_",
-        library="custom all-reduce",
         op="ReduceScatter",
-        tag="TP",
     ),
-    Pattern(
-        regex=_START + r"cross_device_all_gather",
-        library="custom all-reduce",
-        op="AllGather",
-        tag="TP",
-    ),
-    Pattern(
+    _TENSOR_PARALLEL(regex=_START + r"cross_device_all_gather", op="AllGather"),
+    _SYMMETRIC_MEMORY(
         regex=r"multimem_(?:all_reduce|one_shot)|(?:one|two)_shot_all_reduce",
-        library="torch symmetric memory",
         op="AllReduce",
         tag="TP",
     ),
-    Pattern(  # of async TP, and of FSDP over symmetric memory
-        regex=_START + r"_?multimem_(all_gather|reduce_scatter|broadcast)_kernel",
-        library="torch symmetric memory",
+    # Of async TP, and of FSDP over symmetric memory.
+    _SYMMETRIC_MEMORY(
+        regex=_START + r"_?multimem_(all_gather|reduce_scatter|broadcast)_kernel"
     ),
-    Pattern(
-        regex=_START + r"(?:one|two)_shot_reduce_scatter",
-        library="torch symmetric memory",
-        op="ReduceScatter",
+    _SYMMETRIC_MEMORY(regex=_START + r"(?:one|two)_shot_reduce_scatter", op="ReduceScatter"),
+    _SYMMETRIC_MEMORY(
+        regex=_START + r"allToAllV(?:_2d)?(?:_offset)?(?![A-Za-z])", op="AllToAll"
     ),
-    Pattern(
-        regex=_START + r"allToAllV(?:_2d)?(?:_offset)?(?![A-Za-z])",
-        library="torch symmetric memory",
-        op="AllToAll",
-    ),
-    Pattern(
+    _SYMMETRIC_MEMORY(
         regex=_START + r"symmetric_memory::(?:\(anonymous namespace\)::)?barrier_kernel",
-        library="torch symmetric memory",
         op="Barrier",
     ),
-    Pattern(
+    _SYMMETRIC_MEMORY(
         regex=_START
         + r"symmetric_memory::(?:\(anonymous namespace\)::)?(?:put|wait)_signal_kernel",
-        library="torch symmetric memory",
         op="OTHER",
     ),
-    Pattern(
+    _USER_BUFFERS(
         regex=r"(?:userbuffers_fp16_sum_inplace|kuserbuffers_).*(?:_rs(?![a-z])|reducescatter)",
-        library="Transformer Engine",
         op="ReduceScatter",
-        tag="TP",
     ),
-    Pattern(
+    _USER_BUFFERS(
         regex=r"(?:userbuffers_fp16_sum_inplace|kuserbuffers_).*(?:_ag(?![a-z])|allgather)",
-        library="Transformer Engine",
         op="AllGather",
-        tag="TP",
     ),
-    Pattern(
-        regex=r"kuserbuffers_.*(?:send|recv)",
-        library="Transformer Engine",
-        op="SendRecv",
-        tag="TP",
-    ),
-    Pattern(
-        regex=r"userbuffers_fp16_sum_inplace|kuserbuffers_",
-        library="Transformer Engine",
-        op="OTHER",
-        tag="TP",
-    ),
+    _USER_BUFFERS(regex=r"kuserbuffers_.*(?:send|recv)", op="SendRecv"),
+    _USER_BUFFERS(regex=r"userbuffers_fp16_sum_inplace|kuserbuffers_", op="OTHER"),
     # Collectives on a stream, whose kernels do not have the name of the library.
-    Pattern(
-        regex=_START + r"(barrier|alltoall|broadcast|reducescatter)\w*_on_stream_kernel",
-        library="NVSHMEM",
-    ),
-    Pattern(regex=_START + r"sync\w*_on_stream_kernel", library="NVSHMEM", op="Barrier"),
-    Pattern(regex=_START + r"fcollect\w*_on_stream_kernel", library="NVSHMEM", op="AllGather"),
-    Pattern(regex=_START + r"rdxn\w*_on_stream_kernel", library="NVSHMEM", op="AllReduce"),
-    Pattern(regex=r"nvshmem", library="NVSHMEM", op="OTHER"),
+    _NVSHMEM(regex=_START + r"(barrier|alltoall|broadcast|reducescatter)\w*_on_stream_kernel"),
+    _NVSHMEM(regex=_START + r"sync\w*_on_stream_kernel", op="Barrier"),
+    _NVSHMEM(regex=_START + r"fcollect\w*_on_stream_kernel", op="AllGather"),
+    _NVSHMEM(regex=_START + r"rdxn\w*_on_stream_kernel", op="AllReduce"),
+    _NVSHMEM(regex=r"nvshmem", op="OTHER"),
     Pattern(
         regex=r"mscclpp::(?:\w+::)*((?i:allreduce|allgather|alltoallv?|reduce_?scatter))",
         library="MSCCL++",
@@ -239,8 +172,8 @@ class Named:
 
     library: str
     op: str
-    tag: str | None
-    fused: bool
+    tag: str | None = None
+    fused: bool = False
 
 
 def match_name(name: str, patterns: tuple[Pattern, ...]) -> Named | None:
@@ -267,4 +200,4 @@ def matcher(patterns: tuple[Pattern, ...]) -> Callable[[str], Named | None]:
 
 def _op(name: str) -> str:
     """Return the operation with a library's name, or OTHER."""
-    return _SPELLINGS.get(name.lower().replace("_", ""), "OTHER")
+    return _OPERATIONS.get(name.lower().replace("_", ""), "OTHER")

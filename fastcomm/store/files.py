@@ -294,7 +294,7 @@ def _tags(user: TagRules, stored: TagRules) -> TagRules:
     )
 
 
-_UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
+_UNKNOWN_NAME = Named(library="", op="OTHER")
 
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastcomm import store
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, agreed_world
+from fastcomm.readers import OpenOptions, RankSources, add_rank, agreed_world
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, listed
@@ -50,11 +50,15 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             files.append(StoredFile(rank=meta["rank"], path=path, size=path.stat().st_size))
     if changed and not (options.keep_going and files):
         raise TraceFileError(changed[0].error)
-    ranks = _one_each(files)
-    world = agreed_world(world_sizes, {rank: file.path for rank, file in ranks.items()})
+    ranks: dict[int, Path] = {}
+    for file in files:
+        add_rank(ranks, file.rank, file.path)
+    world = agreed_world(world_sizes, ranks)
     reading = options.reading(world, ranks)
     return RankSources(
-        sources=tuple(_source(file, reading) for _, file in sorted(ranks.items())),
+        sources=tuple(
+            _source(file, reading) for file in sorted(files, key=lambda file: file.rank)
+        ),
         world_size=world,
         warnings=tuple(note for manifest in manifests.values() for note in _notes(manifest)),
         link_bandwidth=next(
@@ -81,15 +85,6 @@ def _read(file: StoredFile, options: TraceOptions, content: Content) -> Trace:
         file.provenance,
         "all" if content == "work" else content,
     )
-
-
-def _one_each(files: list[StoredFile]) -> dict[int, StoredFile]:
-    """Return the file of each rank; TraceFileError if two files have one rank."""
-    ranks: dict[int, StoredFile] = {}
-    for file in files:
-        if (other := ranks.setdefault(file.rank, file)) is not file:
-            raise TraceFileError(f"two files of rank {file.rank}: {other.path} and {file.path}")
-    return ranks
 
 
 def _refuse_unfinished(folder: Path, manifest: Manifest) -> None:

@@ -55,13 +55,10 @@ _MARKS = (
 )
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"]{1,40})"')
 # Further categories of the profiler, which metrics do not need.
-_MORE_CATEGORIES = frozenset(
-    {
-        *(b"Trace", b"ac2g", b"async_cpu_to_gpu", b"async_gpu", b"fwdbwd", b"overhead"),
-        *(b"cpu_instant_event", b"mtia_ccp_events", b"mtia_runtime", b"xpu_runtime"),
-        *(b"hpu_op", b"privateuse1_runtime", b"forward_backward"),
-    }
-)
+_MORE_CATEGORIES = {
+    *(b"Trace", b"ac2g", b"async_cpu_to_gpu", b"async_gpu", b"fwdbwd", b"forward_backward"),
+    *(b"overhead", b"cpu_instant_event"),
+}
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MOST_LISTS = 16

@@ -240,9 +240,7 @@ def _looks_like_work(
 
 def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     """Return the kinds of rows whose category alone does not tell."""
-    codes, place = np.unique(scanned.columns["name"][rows], return_inverse=True)
-    copies = [_COPY.match(scanned.texts[code]) is not None for code in codes.tolist()]
-    work = np.where(np.array(copies)[place], KIND["memcpy"], KIND["kernel"])
+    work = np.where(scanned.are_named(rows, _COPY.match), KIND["memcpy"], KIND["kernel"])
     by_name = scanned.columns["kind"][rows] == _BY_NAME
     return np.where(by_name, work, KIND["other"]).astype(np.int8)
 

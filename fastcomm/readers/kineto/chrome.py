@@ -4,7 +4,7 @@ Memory is the kept columns and a block or two, whatever the size of the file. Of
 of the decompressed text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.envelope import unescaped
 from fastcomm.readers.stream import NOTHING, TextWindow, begins_document, blocks, find
 from fastcomm_kernels import json_events, json_scan, string_tables
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _CHUNK = 1 << 12
 _RESUMES = 8
@@ -78,6 +78,13 @@ class Scanned:
     def name(self, row: int) -> str:
         """Return the name of the event in a row."""
         return self.texts[int(self.columns["name"][row])]
+
+    def are_named(self, rows: Ints, test: Callable[[str], Any]) -> Flags:
+        """Return which rows have a name that passes a test, which is called once per name."""
+        codes, place = np.unique(self.columns["name"][rows], return_inverse=True)
+        passes = [code != NULL and bool(test(self.texts[code])) for code in codes.tolist()]
+        result: Flags = np.array(passes, np.bool_)[place]
+        return result
 
     def detail(self, name: str, row: int) -> str:
         """Return the text of the arg `name` of the event in a row; "" without one.

@@ -19,6 +19,7 @@ from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
     NO_OPERATION,
     OPERATORS,
+    Metadata,
     only_size,
     reasons,
 )
@@ -56,7 +57,7 @@ def find_collectives(
     """
     rows, name, names = find_communication(events, patterns)
     host = _Host.of(events, rows)
-    metadata = _EventMetadata.of(host, name)
+    metadata = _metadata(host, name)
     first, kind = alike(*metadata.columns.values())
     metadata = metadata.take(first)
     group, groups = _groups(metadata, listed)
@@ -91,9 +92,8 @@ class _Host:
     call: Ints  # record_param_comms
     mark: Ints  # the innermost range nccl:...
     operator: Ints  # the innermost c10d::... or other of OPERATORS
-    places: tuple[
-        NDArray[np.int32], ...
-    ]  # rows of details of `rows`, and of `call` if any exists
+    # Rows of details of `rows`, and of `call` if any exists.
+    places: tuple[NDArray[np.int32], ...]
 
     @classmethod
     def of(cls, events: Events, rows: Ints) -> "_Host":
@@ -106,7 +106,9 @@ class _Host:
         unnamed = np.flatnonzero(names_operation != 1)
         if len(unnamed):
             launches = events.launch_of(rows[unnamed])
-            calls, marks, operators = (_ranges(events, is_match) for is_match in _RANGES)
+            calls, marks, operators = (
+                events.rows_named(is_match, "cpu_op", "annotation") for is_match in _RANGES
+            )
             enclosing = events.enclosing(calls, launches)
             call[unnamed] = _by_external_id(events, calls, rows[unnamed], launches, enclosing)
             mark[unnamed] = events.enclosing(marks, launches)
@@ -130,11 +132,6 @@ class _Host:
         return reduce(lambda first, other: np.where(first == NULL, other, first), columns)
 
 
-def _ranges(events: Events, is_match: Callable[[str], bool]) -> Ints:
-    """Return the host's ranges with a matching name."""
-    return events.rows_named(is_match, "cpu_op", "annotation")
-
-
 # Tests of names for calls, marks and operators.
 _RANGES: tuple[Callable[[str], bool], ...] = (
     lambda name: name.startswith(_CALL),
@@ -145,54 +142,31 @@ _RANGES: tuple[Callable[[str], bool], ...] = (
 
 # Metadata of bytes, operation and group: column, and its names, the newest first.
 _METADATA = {
-    name: (name,)
-    for name in (
-        "Collective name",
-        "dtype",
-        "In split size",
-        "Out split size",
-        "Process Group Description",
-        "Process Group Ranks",
-        "Group size",
-    )
-} | {
+    **{
+        name: (name,)
+        for name in (
+            *("Collective name", "dtype", "In split size", "Out split size"),
+            *("Process Group Description", "Process Group Ranks", "Group size"),
+        )
+    },
     "In msg nelems": ("In msg nelems", "In msg size"),
     "Out msg nelems": ("Out msg nelems", "Out msg size"),
     "Process Group Name": ("Process Group Name", "Process Group ID"),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EventMetadata:
-    """Metadata of communication as columns of codes and numbers; equal entries are merged."""
-
-    events: Events  # for their texts
-    columns: dict[str, Ints]
-
-    @classmethod
-    def of(cls, host: _Host, name: Ints) -> "_EventMetadata":
-        """Collect the metadata of each event, its host's call and ranges, and its name."""
-        events = host.events
-        columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
-        columns["named"] = name
-        columns["bytes"] = events.more["bytes"][host.rows]
-        columns["kind"] = events.kind[host.rows].astype(np.int64)
-        ranges = (("call", host.call), ("mark", host.mark), ("operator", host.operator))
-        for range_, rows in ranges:
-            codes = events.name[rows].astype(np.int64)
-            columns[range_] = np.where(rows >= 0, codes, NULL)
-            places = events.places(rows)
-            columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
-        return cls(events=events, columns=columns)
-
-    def take(self, rows: Ints) -> "_EventMetadata":
-        """Return the metadata of some entries."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return _EventMetadata(events=self.events, columns=columns)
-
-    def per_text(self, name: str, function: Callable[[str], int]) -> Ints:
-        """Apply a function to the text of each entry of a column; NULL without a text."""
-        return self.events.by_text(self.columns[name], function)
+def _metadata(host: _Host, name: Ints) -> Metadata:
+    """Return the metadata of each event, its host's call and ranges, and its name."""
+    events = host.events
+    columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
+    columns["named"] = name
+    columns["bytes"] = events.more["bytes"][host.rows]
+    columns["kind"] = events.kind[host.rows].astype(np.int64)
+    for range_, rows in (("call", host.call), ("mark", host.mark), ("operator", host.operator)):
+        columns[range_] = np.where(rows >= 0, events.name[rows].astype(np.int64), NULL)
+        places = events.places(rows)
+        columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
+    return Metadata(events=events, columns=columns)
 
 
 def _by_external_id(
@@ -214,16 +188,17 @@ def _by_external_id(
     return np.where(fits, call, enclosing)
 
 
-def _operations(metadata: _EventMetadata, names: Sequence[Named]) -> NDArray[np.int8]:
+def _operations(metadata: Metadata, names: Sequence[Named]) -> NDArray[np.int8]:
     """Return operations: from the metadata, else the library's range, operator or name."""
 
-    def from_metadata(text: str) -> int:
-        op = byte_rules.op_of_collective(text) if text not in NO_OPERATION else None
+    def number(op: int | None) -> int:
         return NULL if op is None else op
 
+    def from_metadata(text: str) -> int:
+        return NULL if text in NO_OPERATION else number(byte_rules.op_of_collective(text))
+
     def from_mark(text: str) -> int:
-        op = byte_rules.op_of_annotation(text)
-        return NULL if op is None else op
+        return number(byte_rules.op_of_annotation(text))
 
     def from_operator(text: str) -> int:
         return OP[OPERATORS[text].op] if text in OPERATORS else NULL
@@ -241,7 +216,7 @@ def _operations(metadata: _EventMetadata, names: Sequence[Named]) -> NDArray[np.
 
 
 def _groups(
-    metadata: _EventMetadata, listed: Sequence[ProcessGroup]
+    metadata: Metadata, listed: Sequence[ProcessGroup]
 ) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
     """Return the index of each entry's group, or -1, and the groups with different metadata."""
     columns = [metadata.columns[name] for name in _GROUP_COLUMNS]

@@ -232,10 +232,9 @@ def is_host_run(scanned: Scanned) -> bool:
     kinds = np.unique(scanned.columns["kind"])
     if np.isin([KIND[name] for name in ("kernel", "memcpy", "memset", "runtime")], kinds).any():
         return False
-    is_annotation = scanned.columns["kind"] == KIND["annotation"]
-    used = np.unique(scanned.columns["name"][is_annotation]).tolist()
-    names = [scanned.texts[code] for code in used if code != NULL]
-    return any(map(ANNOTATION.match, names)) and not any(map(_ON_DEVICE.match, names))
+    rows = np.flatnonzero(scanned.columns["kind"] == KIND["annotation"])
+    is_on_device = scanned.are_named(rows, _ON_DEVICE.match)
+    return bool(scanned.are_named(rows, ANNOTATION.match).any() and not is_on_device.any())
 
 
 def with_host_collectives(scanned: Scanned) -> Scanned:
@@ -305,12 +304,9 @@ def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
         Function of a name that returns whether to accept it; called once per name.
 
     """
-    columns = scanned.columns
-    rows = np.flatnonzero(columns["kind"] == KIND[kind])
-    codes, place = np.unique(columns["name"][rows], return_inverse=True)
-    accepted = [code != NULL and bool(accept(scanned.texts[code])) for code in codes.tolist()]
-    rows = rows[np.array(accepted, np.bool_)[place]]
-    return rows[np.argsort(columns["start"][rows], kind="stable")]
+    rows = np.flatnonzero(scanned.columns["kind"] == KIND[kind])
+    rows = rows[scanned.are_named(rows, accept)]
+    return rows[np.argsort(scanned.columns["start"][rows], kind="stable")]
 
 
 def _operators(scanned: Scanned, annotations: Ints) -> Ints:

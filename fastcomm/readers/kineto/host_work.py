@@ -315,12 +315,8 @@ def _without_compute(
     begun = np.maximum.accumulate(begun) if len(begun) else begun
     around = np.full(len(by_depth), -1)
     around[by_depth] = np.where(begun >= 0, owner[by_depth][begun], -1)
-    name = columns["name"][ops]
-    codes, place = np.unique(name, return_inverse=True)
-    computes = [
-        code == NULL or bool(_COMPUTES.match(scanned.texts[code])) for code in codes.tolist()
-    ]
-    is_idle = ~np.append(np.array(computes, np.bool_)[place], False)[around]
+    calls_only = scanned.are_named(ops, lambda name: not _COMPUTES.match(name))
+    is_idle = np.append(calls_only, True)[around]
     is_inner = is_start[:-1] & ~is_start[1:] & (owner[:-1] == owner[1:])
     gap = np.flatnonzero(is_idle[:-1] & ~is_inner & (times[:-1] < times[1:]))
     return ops[owner[gap]], times[gap], times[gap + 1]

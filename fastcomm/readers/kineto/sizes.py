@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,23 +81,27 @@ PREFIXES = tuple(
 )
 
 
+_COUNTS = ("In msg nelems", "Out msg nelems")
+_RANGES = ("call", "mark", "operator")  # of the host around the launch of an event
 # Values of `Collective name` that name no operation; other metadata tells the kernel's.
 NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")
 
 
-class Metadata(Protocol):
-    """The metadata of each kind of communication event, as columns of codes and numbers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """Metadata of communication, an entry per event or per kind of event."""
 
-    @property
-    def events(self) -> Events:
-        """The events, for their texts."""
+    events: Events  # for their texts
+    columns: dict[str, Ints]  # codes of texts, and numbers; NULL is unknown
 
-    @property
-    def columns(self) -> dict[str, Ints]:
-        """Numbers by name of the column, a value per kind of event; NULL is unknown."""
+    def take(self, rows: Ints) -> "Metadata":
+        """Return the metadata of some entries."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return Metadata(events=self.events, columns=columns)
 
     def per_text(self, name: str, function: Callable[[str], int]) -> Ints:
-        """Apply a function to the text of each kind of event; NULL where there is none."""
+        """Apply a function to the text of each entry of a column; NULL without a text."""
+        return self.events.by_text(self.columns[name], function)
 
 
 def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
@@ -124,8 +128,7 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
     bytes_out = np.where(has_no_counts, operator_out, bytes_out)
     copies = metadata.columns["kind"] != KIND["kernel"]
     bytes_in = np.where(copies, metadata.columns["bytes"], bytes_in)
-    unknown = op == OP["OTHER"]
-    bytes_in, bytes_out = np.where(unknown, NULL, bytes_in), np.where(unknown, NULL, bytes_out)
+    bytes_in, bytes_out = (np.where(op == OP["OTHER"], NULL, k) for k in (bytes_in, bytes_out))
     uneven = (op == OP["AllToAll"]) & ((bytes_in == NULL) | (bytes_out == NULL))
     for name in ("In split size", "Out split size"):
         uneven |= metadata.per_text(name, _is_uneven) == 1
@@ -151,14 +154,13 @@ def only_size(groups: Sequence[ProcessGroup]) -> int:
 def _from_metadata(metadata: Metadata, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Return bytes in and out from element counts; both NULL if a count overflowed."""
     element = metadata.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
-    # Larger counts would overflow here; limited, they still exceed the sizes that are accepted.
-    counts = [
-        np.minimum(metadata.columns[name], 2 * byte_rules.LARGEST)
-        for name in ("In msg nelems", "Out msg nelems")
-    ]
     is_unknown = coalesced | overflowed(metadata)
-    bytes_in, bytes_out = (byte_rules.byte_counts(count, element) for count in counts)
-    return np.where(is_unknown, NULL, bytes_in), np.where(is_unknown, NULL, bytes_out)
+    # Larger counts would overflow here; limited, they still exceed the sizes that are accepted.
+    counts = (np.minimum(metadata.columns[name], 2 * byte_rules.LARGEST) for name in _COUNTS)
+    bytes_in, bytes_out = (
+        np.where(is_unknown, NULL, byte_rules.byte_counts(count, element)) for count in counts
+    )
+    return bytes_in, bytes_out
 
 
 def overflowed(metadata: Metadata) -> NDArray[np.bool_]:
@@ -166,9 +168,8 @@ def overflowed(metadata: Metadata) -> NDArray[np.bool_]:
 
     Older profilers wrote counts in 32 bits, which overflow.
     """
-    counts = [metadata.columns[name] for name in ("In msg nelems", "Out msg nelems")]
-    first, second = ((count < 0) & (count != NULL) for count in counts)
-    result: NDArray[np.bool_] = first | second
+    counts = np.stack([metadata.columns[name] for name in _COUNTS])
+    result: NDArray[np.bool_] = ((counts < 0) & (counts != NULL)).any(axis=0)
     return result
 
 
@@ -346,12 +347,10 @@ def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
     """Return the key of `_REASONS` for each kind of event; "" without any metadata."""
     columns = metadata.columns
     is_unnamed = metadata.per_text("Collective name", is_no_operation)
-    is_range = (columns["call"] != NULL) | (columns["mark"] != NULL)
-    is_range |= columns["operator"] != NULL
+    is_range = np.any([columns[name] != NULL for name in _RANGES], axis=0)
     on_device = metadata.per_text("operator", _is_on_device) == 1
-    dims = [columns[f"{range_} Input Dims"] for range_ in ("call", "mark", "operator")]
-    no_shapes = np.all([column == NULL for column in dims], axis=0)
-    counted = (columns["In msg nelems"] != NULL) | (columns["Out msg nelems"] != NULL)
+    no_shapes = np.all([columns[f"{name} Input Dims"] == NULL for name in _RANGES], axis=0)
+    counted = np.any([columns[name] != NULL for name in _COUNTS], axis=0)
     needs_group = np.isin(op, [OP[name] for name in ("AllGather", "ReduceScatter")])
     age = "_old" if is_old(metadata.events) else ""
     conditions = [
