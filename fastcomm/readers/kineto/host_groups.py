@@ -9,7 +9,7 @@ start in the order of the groups (gloo has two a group), and pipelines send mess
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -31,7 +31,6 @@ from fastcomm.readers.kineto.host_recordings import (
     on_one_clock,
     shift_between,
 )
-from fastcomm.readers.kineto.host_work import with_host_work
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.iterations import PROFILER_STEP
 from fastcomm.trace.schema import OP
@@ -44,9 +43,8 @@ _MOST_MEMBERS = 4  # of a group that a rank is compared with
 _THREADS = 2  # of gloo, per group
 _MOST_CHOICES = 1 << 14
 _MOST_COST = 6.0
-_UNLIKELY = (
-    8.0  # cost of a group that does what groups of its description do not: more than any time
-)
+# Cost of a group that does what groups of its description do not: more than any time.
+_UNLIKELY = 8.0
 
 _STEP = re.compile(PROFILER_STEP)
 
@@ -81,6 +79,19 @@ class HostRank:
     base: int  # ns to add to times of the file
     step: Ints  # number of the step in which each collective was called; NULL if unknown
 
+    @classmethod
+    def of(cls, scanned: Scanned, rank: int) -> "HostRank":
+        """Return the collectives in a trace, and its groups."""
+        collectives = HostCollectives.of(scanned)
+        base = scanned.envelope.get("baseTimeNanoseconds")
+        return cls(
+            rank=rank,
+            groups=groups_of_rank(distributed_info(scanned)),
+            collectives=collectives,
+            base=base if isinstance(base, int) else 0,
+            step=_steps(scanned, collectives.called),
+        )
+
     def keys(self) -> Ints:
         """Return the thread of each collective; _MESSAGES for a point-to-point message."""
         is_message = np.array([call.is_message for call in self.collectives.calls], np.bool_)
@@ -93,6 +104,11 @@ class HostRank:
         """
         key = self.keys()
         return {thread: np.flatnonzero(key == thread) for thread in np.unique(key).tolist()}
+
+    def groups_of_calls(self, assigned: ByThread) -> list[ProcessGroup | None]:
+        """Return the group of each collective, given those of threads; None if unknown."""
+        places = (assigned.get(key) for key in self.keys().tolist())
+        return [None if place is None else self.groups[place] for place in places]
 
     def candidates(self, places: Ints) -> list[int]:
         """Return the groups that may have done some collectives, as indices into `groups`.
@@ -133,31 +149,29 @@ class HostRank:
         served = len(units.keys() - {_MESSAGES})
         are_used = served > _THREADS * len(set(equal))
         copies = Counter(equal if are_used else set(equal))
+        cost = _Cost(self, units, costs, copies)
         choices = [
             sorted({equal[index] for index in self.candidates(units[thread])})
             for thread in threads
         ]
         if math.prod(map(len, choices)) > _MOST_CHOICES:
-            choices = [
-                self._best(units, thread, choice, costs, copies)
+            alone = [
+                [((thread, group),) for group in choice]
                 for thread, choice in zip(threads, choices, strict=True)
             ]
+            choices = [[group for ((_, group),) in cost.least(pairs)] for pairs in alone]
         if not all(choices) or math.prod(map(len, choices)) > _MOST_CHOICES:
             return {
                 thread: choice[0]
                 for thread, choice in zip(threads, choices, strict=True)
                 if len(choice) == 1
             }
-        ranked = [
-            (self._cost(units, list(zip(threads, choice, strict=True)), costs, copies), choice)
-            for choice in product(*choices)
-        ]
-        least = min(cost for cost, _ in ranked)
-        best = [choice for cost, choice in ranked if cost == least]
+        pairs = (tuple(zip(threads, choice, strict=True)) for choice in product(*choices))
+        best = cost.least(pairs)
         return {
-            thread: groups[0]
-            for thread, *groups in zip(threads, *best, strict=True)
-            if len(set(groups)) == 1
+            thread: group
+            for thread, group in best[0]
+            if all((thread, group) in other for other in best)
         }
 
     def _first_equal(self) -> list[int]:
@@ -173,51 +187,48 @@ class HostRank:
             for index, (key, group) in enumerate(zip(keys, self.groups, strict=True))
         ]
 
-    def _best(
-        self,
-        units: Mapping[int, Ints],
-        thread: int,
-        choice: Sequence[int],
-        costs: Mapping[tuple[int, int], float],
-        copies: Mapping[int, int],
-    ) -> list[int]:
-        """Return the likeliest groups of a thread, whatever those of other threads are."""
-        ranked = [
-            (self._cost(units, [(thread, group)], costs, copies), group) for group in choice
-        ]
-        least = min((cost for cost, _ in ranked), default=0.0)
-        return [group for cost, group in ranked if cost == least]
 
-    def _cost(
-        self,
-        units: Mapping[int, Ints],
-        pairs: Sequence[tuple[int, int]],
-        costs: Mapping[tuple[int, int], float],
-        copies: Mapping[int, int],
-    ) -> float:
-        """Return how implausible it is that threads serve groups, as pairs of both.
+_Pairs = tuple[tuple[int, int], ...]  # threads, and the group of each
 
-        `copies` is the number of equal groups, by the first of them.
-        """
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """How implausible it is that threads of a rank serve groups."""
+
+    rank: HostRank
+    units: Mapping[int, Ints]  # `HostRank.units`
+    costs: Mapping[tuple[int, int], float]  # as for `HostRank.assign`
+    copies: Mapping[int, int]  # number of equal groups, by the first of them
+
+    def least(self, choices: Iterable[_Pairs]) -> list[_Pairs]:
+        """Return all choices of the least cost."""
+        by_cost: dict[float, list[_Pairs]] = {}
+        for pairs in choices:
+            by_cost.setdefault(self.of(pairs), []).append(pairs)
+        return by_cost[min(by_cost)] if by_cost else []
+
+    def of(self, pairs: _Pairs) -> float:
+        """Return the cost of a choice of groups for some threads."""
+        copies = self.copies
         served = [group for thread, group in pairs if thread != _MESSAGES]
         crowded = sum(
             max(0, served.count(group) - _THREADS * copies[group]) for group in set(served)
         )
-        unusual = sum(self._unusual(units[thread], group) for thread, group in pairs)
+        unusual = sum(self._is_unusual(self.units[thread], group) for thread, group in pairs)
         swapped = sum(
             first > second
             for first, second in pairwise(served)
             if copies[first] == copies[second] == 1
         )
-        apart = sum(costs.get(pair, 0.0) for pair in pairs)
+        apart = sum(self.costs.get(pair, 0.0) for pair in pairs)
         return round(apart + 2 * swapped + 4 * crowded + _UNLIKELY * unusual, 3)
 
-    def _unusual(self, places: Ints, group: int) -> int:
+    def _is_unusual(self, places: Ints, group: int) -> bool:
         """Return whether a group, by its description, rarely does one of these operations."""
-        tag = tag_of_description(self.groups[group].description or "") or ""
-        ops = {self.collectives.calls[place].operation for place in places.tolist()}
+        tag = tag_of_description(self.rank.groups[group].description or "") or ""
+        ops = {self.rank.collectives.calls[place].operation for place in places.tolist()}
         numbers = {byte_rules.op_of_collective(op) for op in ops}
-        return int(any(OP[name] in numbers for name in _UNUSUAL.get(tag, ())))
+        return any(OP[name] in numbers for name in _UNUSUAL.get(tag, ()))
 
 
 def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assigned]:
@@ -234,7 +245,7 @@ def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assign
         ]
     except TraceFileError:
         return {}
-    hosts = [_host_rank(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
+    hosts = [HostRank.of(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
     return dict(zip(ranks, _assign_together(hosts), strict=True))
 
 
@@ -242,19 +253,6 @@ def distributed_info(scanned: Scanned) -> dict[str, Any]:
     """Return the object `distributedInfo` of a trace, with rank and groups, or an empty one."""
     info = scanned.envelope.get("distributedInfo")
     return info if isinstance(info, dict) else {}
-
-
-def _host_rank(scanned: Scanned, rank: int) -> HostRank:
-    """Return the collectives of a rank on the host."""
-    collectives = HostCollectives.of(scanned)
-    base = scanned.envelope.get("baseTimeNanoseconds")
-    return HostRank(
-        rank=rank,
-        groups=groups_of_rank(distributed_info(scanned)),
-        collectives=collectives,
-        base=base if isinstance(base, int) else 0,
-        step=_steps(scanned, collectives.called),
-    )
 
 
 def _steps(scanned: Scanned, times: Ints) -> Ints:
@@ -268,29 +266,6 @@ def _steps(scanned: Scanned, times: Ints) -> Ints:
     at = np.searchsorted(start, times, side="right") - 1
     is_inside = (at >= 0) & (times < stop[at])
     return np.where(is_inside, number[at], NULL)
-
-
-def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
-    """Return the events of one rank without an accelerator, with its work as that of a device.
-
-    Parameters
-    ----------
-    scanned
-        All operators and annotations of the rank.
-    assigned
-        Groups of its threads and numbers of its collectives, from all ranks; None for this file
-        alone.
-    with_waits
-        Whether to add events for the waits of threads.
-
-    """
-    rank = _host_rank(scanned, 0)
-    if assigned is None or len(assigned.numbers) != len(rank.collectives.calls):
-        groups, numbers = rank.assign({}), None
-    else:
-        groups, numbers = assigned.groups, assigned.numbers
-    of_call = _groups_of(rank.collectives, rank.groups, groups)
-    return with_host_work(scanned, rank.collectives, of_call, numbers, with_waits=with_waits)
 
 
 def _assign_together(ranks: Sequence[HostRank]) -> list[Assigned]:
@@ -372,14 +347,3 @@ def _costs(rank: HostRank, recordings: Mapping[int, Recording]) -> dict[tuple[in
             for pair, distance in apart.items()
         }
     return costs
-
-
-def _groups_of(
-    collectives: HostCollectives, groups: Sequence[ProcessGroup], assigned: ByThread
-) -> list[ProcessGroup | None]:
-    """Return the group of each collective; None if unknown."""
-    result: list[ProcessGroup | None] = []
-    for call, thread in zip(collectives.calls, collectives.thread.tolist(), strict=True):
-        index = assigned.get(_MESSAGES if call.is_message else thread)
-        result.append(None if index is None else groups[index])
-    return result

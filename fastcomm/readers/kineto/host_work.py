@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.communication import member
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
+from fastcomm.readers.kineto.host_groups import Assigned, HostRank
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -26,6 +27,29 @@ from fastcomm_kernels.arrays import NULL, Ints
 # Operators in which a thread waits for a collective, or enqueues it.
 _NO_COMPUTE = re.compile(r"c10d::|_?c10d_functional(_autograd)?::")
 WAIT = "wait for a collective"  # name of the time in which a thread waits for a collective
+
+
+def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
+    """Return the events of one rank without an accelerator, with its work as that of a device.
+
+    Parameters
+    ----------
+    scanned
+        All operators and annotations of the rank.
+    assigned
+        Groups of its threads and numbers of its collectives, from all ranks; None for this file
+        alone.
+    with_waits
+        Whether to add events for the waits of threads.
+
+    """
+    rank = HostRank.of(scanned, 0)
+    if assigned is None or len(assigned.numbers) != len(rank.collectives.calls):
+        groups, numbers = rank.assign({}), None
+    else:
+        groups, numbers = assigned.groups, assigned.numbers
+    of_call = rank.groups_of_calls(groups)
+    return with_host_work(scanned, rank.collectives, of_call, numbers, with_waits=with_waits)
 
 
 def with_host_work(

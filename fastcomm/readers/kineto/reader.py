@@ -28,7 +28,8 @@ from fastcomm.readers.kineto.categories import (
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
 from fastcomm.readers.kineto.host import is_host_run, json_list, with_host_collectives
-from fastcomm.readers.kineto.host_groups import Assigned, as_device, distributed_info
+from fastcomm.readers.kineto.host_groups import Assigned, distributed_info
+from fastcomm.readers.kineto.host_work import as_device
 from fastcomm.trace.columns import first_seen, lookup
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, KINDS
@@ -149,7 +150,11 @@ def _stated(
 
     Raises TraceFileError if they are invalid, or the rank is not the expected one.
     """
-    _check_sign(path, info.get("rank"))
+    if isinstance(stated := info.get("rank"), int) and stated < 0:
+        raise TraceFileError(
+            f"{path}: distributedInfo says rank {stated}; expected a number from 0 on. Correct "
+            "it, or remove it to take the rank from the name of the file"
+        )
     own, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
     for value, name in ((own, "rank"), (world, "world size")):
         check_count(value or 0, path, name)
@@ -163,15 +168,6 @@ def _stated(
 def is_count(value: object) -> bool:
     """Return whether a JSON value is a non-negative integer, as ranks and world sizes are."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _check_sign(path: Path, rank: object) -> None:
-    """Raise TraceFileError if a file states a negative rank."""
-    if isinstance(rank, int) and rank < 0:
-        raise TraceFileError(
-            f"{path}: distributedInfo says rank {rank}; expected a number from 0 on. Correct "
-            "it, or remove it to take the rank from the name of the file"
-        )
 
 
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
