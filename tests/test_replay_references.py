@@ -17,7 +17,7 @@ from fastcomm.compat import dpro
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
 from fastcomm.readers.dpro import trial
-from fastcomm.readers.dpro.steps import with_steps
+from fastcomm.readers.dpro.trial import with_steps
 from fastcomm.replay import Options
 from fastcomm.replay.predictions import daydream, durations
 from fastcomm.replay.result import session

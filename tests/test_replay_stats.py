@@ -16,7 +16,7 @@ from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.readers.dpro import Event, Name, category, fused, of_events, trial
 from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.dpro.steps import RULES, with_steps
+from fastcomm.readers.dpro.trial import RULES, with_steps
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL
 

@@ -17,8 +17,7 @@ from fastcomm.exchange import clocks
 from fastcomm.readers import kineto
 from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
 from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.steps import RULE, with_steps
-from fastcomm.readers.dpro.trial import Trial
+from fastcomm.readers.dpro.trial import RULE, Trial, with_steps
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.schema import KIND, OPS, TAGS

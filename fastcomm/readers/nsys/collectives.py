@@ -22,6 +22,7 @@ from fastcomm.readers.nsys.communicators import (
     unsigned,
 )
 from fastcomm.readers.nsys.events import Creations, ProcessEvents
+from fastcomm.readers.nsys.export import Points
 from fastcomm.readers.nsys.nvtx import NcclRanges, Ranges
 from fastcomm.readers.nsys.operations import (
     ANY,
@@ -40,15 +41,6 @@ from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
 _MESSAGE_KERNELS = ("SendRecv", "AllToAll")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
-    """Where and when on the host something was launched; NULL is unknown."""
-
-    thread: Ints
-    start: Ints
-    stop: Ints
 
 
 def find_collectives(
@@ -86,9 +78,7 @@ def find_collectives(
 
     """
     rows, name, names = find_communication(events, options.patterns)
-    points = Points(
-        thread=launches.thread[rows], start=launches.start[rows], stop=launches.stop[rows]
-    )
+    points = launches.at(rows)
     operations = operations_.find_operations(nccl)
     matched = operations_.match(
         operations,
@@ -99,7 +89,7 @@ def find_collectives(
     )
     marks = _Marks.of(ranges)
     alone = sizes_of_operations(operations, communicators)
-    marked = marks.around(_points_of(nccl, operations.row))
+    marked = marks.around(nccl.calls.at(operations.row))
     parts = sizes_of_parts(operations, alone, communicators, marked)
     kernels = _KernelOperations.of(matched, alone, parts, numbers(operations))
     is_copy = events.kind[rows] != KIND["kernel"]
@@ -123,21 +113,15 @@ def find_collectives(
 
 def launch_points(process_events: ProcessEvents, creations: Creations) -> Points:
     """Return where each event was launched, or, for nodes of a replayed graph, created."""
-    launch = process_events.events.launch_of(np.arange(len(process_events.node)))
-    thread, start, stop = (
-        np.where(launch >= 0, column[launch], NULL)
-        for column in (
-            process_events.thread,
-            process_events.events.start,
-            process_events.events.stop,
-        )
-    )
+    events_ = process_events.events
+    launch = events_.launch_of(np.arange(len(process_events.node)))
     creation = creations.find(process_events.node)
     captured = creation >= 0
-    thread[captured] = creations.thread[creation[captured]]
-    start[captured] = creations.start[creation[captured]]
-    stop[captured] = creations.stop[creation[captured]]
-    return Points(thread=thread, start=start, stop=stop)
+    columns = {"thread": process_events.thread, "start": events_.start, "stop": events_.stop}
+    for name, column in columns.items():
+        columns[name] = np.where(launch >= 0, column[launch], NULL)
+        columns[name][captured] = getattr(creations, name)[creation[captured]]
+    return Points(**columns)
 
 
 def enclosing(ranges: Points, points: Points) -> Ints:
@@ -160,15 +144,10 @@ def enclosing(ranges: Points, points: Points) -> Ints:
     return inner
 
 
-def _points_of(nccl: NcclRanges, rows: Ints) -> Points:
-    calls = nccl.calls
-    return Points(thread=calls.thread[rows], start=calls.start[rows], stop=calls.stop[rows])
-
-
 def _owner(nccl: NcclRanges, operations: NcclOperations, points: Points) -> Ints:
     """Return the launching NCCL range of each kernel: an ungrouped operation or a group end."""
     owners = np.unique(operations.owner[operations.owner >= 0])
-    inner = enclosing(_points_of(nccl, owners), points)
+    inner = enclosing(nccl.calls.at(owners), points)
     return np.where(inner >= 0, owners[inner] if len(owners) else -1, -1)
 
 
@@ -198,10 +177,8 @@ class _Marks:
         code = np.array([-1 if op is None else op for op in ops], np.int8)
         op = code[ranges.name.indices.to_numpy()] if len(ranges.name) else code
         rows = np.flatnonzero(op >= 0)
-        points = Points(
-            thread=ranges.thread[rows], start=ranges.start[rows], stop=ranges.stop[rows]
-        )
-        return cls(points=points, op=op[rows])
+        points = Points(thread=ranges.thread, start=ranges.start, stop=ranges.stop)
+        return cls(points=points.at(rows), op=op[rows])
 
     def around(self, points: Points) -> NDArray[np.int8]:
         """Return the operation that the innermost range around each point names, or -1."""
@@ -265,15 +242,14 @@ def numbers(operations: NcclOperations) -> Ints:
     Parts are numbered from 0 in their order; NULL where the communicator is unknown. Parts are
     the runs of `operations.part`.
     """
-    count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
-    numbers = np.zeros(count, np.int64)
-    if count:
+    numbers = np.zeros(len(first), np.int64)
+    if len(first):
         _, group = alike(operations.communicator[first], operations.kind[first])
         order = np.argsort(group, kind="stable")
         sorted_group = group[order]
         begins = np.searchsorted(sorted_group, sorted_group)
-        numbers[order] = np.arange(count) - begins
+        numbers[order] = np.arange(len(order)) - begins
     unknown = operations.communicator[first] == NULL
     return np.where(unknown, NULL, numbers)
 

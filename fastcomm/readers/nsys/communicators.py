@@ -234,7 +234,6 @@ def _global_ranks(
 
 _PEERS = 3  # fewest other ranks of an all-to-all
 _IN = [OP[name] for name in ("AllReduce", "Broadcast", "Reduce", "AllGather")]
-_PER_PEER = [OP[name] for name in ("AllToAll",)]
 _OF_MESSAGES = [OP["Gather"], OP["Scatter"], OP["AllToAll"]]
 
 
@@ -257,9 +256,9 @@ def sizes_of_operations(
     received = np.where(
         (op == OP["ReduceScatter"]) | operations.is_receive | (op == OP["Scatter"]), size, NULL
     )
-    whole = byte_rules.byte_counts(size, n)
-    sent = np.where(np.isin(op, _PER_PEER), whole, sent)
-    received = np.where(np.isin(op, _PER_PEER), whole, received)
+    is_per_peer, whole = op == OP["AllToAll"], byte_rules.byte_counts(size, n)
+    sent = np.where(is_per_peer, whole, sent)
+    received = np.where(is_per_peer, whole, received)
     return Parts(
         op=op,
         communicator=operations.communicator,
@@ -287,8 +286,7 @@ def sizes_of_parts(
         The operation that a PyTorch range around each operation names, or -1.
 
     """
-    part = operations.part
-    count = int(part.max()) + 1 if len(part) else 0
+    part, count = operations.part, operations.parts
     first = np.full(count, -1, np.int64)
     first[part[::-1]] = np.arange(len(part))[::-1]
     op = _common(part, operations.op, first)
@@ -373,13 +371,11 @@ def _message_ops(
     own = {key: communicator.rank for key, communicator in communicators.items()}
     peers: list[set[int]] = [set() for _ in range(count)]
     rows = np.flatnonzero(is_messages[operations.part] & (operations.peer != NULL))
-    for part, peer in zip(
-        operations.part[rows].tolist(), operations.peer[rows].tolist(), strict=True
-    ):
-        peers[part].add(peer)
     first: dict[int, int] = {}
-    for row in rows.tolist():
-        first.setdefault(int(operations.part[row]), unsigned(int(operations.communicator[row])))
+    columns = operations.part, operations.peer, operations.communicator
+    for part, peer, key in zip(*(column[rows].tolist() for column in columns), strict=True):
+        peers[part].add(peer)
+        first.setdefault(part, unsigned(key))
     op = np.full(count, OP["SendRecv"], np.int8)
     for part, ranks in enumerate(peers):
         own_rank = own.get(first.get(part, -1))

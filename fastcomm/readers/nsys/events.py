@@ -4,7 +4,7 @@ Times are ns of the file; NULL stands for an unknown number.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.readers import nsys
-from fastcomm.readers.nsys.export import Export, ExportRows
+from fastcomm.readers.nsys.export import Export, ExportRows, Points
 from fastcomm.readers.nsys.nvtx import Ranges
 from fastcomm.trace.columns import lookup
 from fastcomm.trace.events import Events
@@ -33,7 +33,7 @@ class WaitRows:
 
     @property
     def kind(self) -> Ints:
-        """The kind of each wait, a key of `layout.SYNCS`."""
+        """The kind of each wait, a key of `nsys.SYNCS`."""
         return self.rows["syncType"]
 
 
@@ -338,13 +338,10 @@ _DEEPEST = 16  # levels of copies of a graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Creations:
+class Creations(Points):
     """Where and when the nodes of CUDA graphs were created, sorted by node."""
 
     node: Ints
-    thread: Ints
-    start: Ints
-    stop: Ints
 
     def find(self, nodes: Ints) -> Ints:
         """Return the row of the creation of each graph node, or -1; `nodes` are their ids."""
@@ -361,16 +358,15 @@ def read_creations(export: Export, process: int) -> Creations:
     if not export.has_column(table, "graphNodeId"):
         table = ""
     rows = export.rows(table, columns, process=process)
-    node, original = rows["graphNodeId"], rows["originalGraphNodeId"]
-    order = np.argsort(node, kind="stable")
-    node, original = node[order], original[order]
-    source = _originals(node, original)
-    return Creations(
-        node=node,
-        thread=rows["globalTid"][order][source],
-        start=rows["start"][order][source],
-        stop=np.where(rows["end"] == NULL, rows["start"], rows["end"])[order][source],
-    )
+    order = np.argsort(rows["graphNodeId"], kind="stable")
+    created = Creations(
+        node=rows["graphNodeId"],
+        thread=rows["globalTid"],
+        start=rows["start"],
+        stop=np.where(rows["end"] == NULL, rows["start"], rows["end"]),
+    ).at(order)
+    source = _originals(created.node, rows["originalGraphNodeId"][order])
+    return replace(created.at(source), node=created.node)
 
 
 def _originals(node: Ints, original: Ints) -> Ints:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +57,7 @@ class Folder:
         Returns
         -------
         dict of pyarrow.ChunkedArray
-            Columns by name.
+            ArrayColumns by name.
 
         """
         rows = _table_of(self._files[table], list(types))
@@ -150,23 +151,24 @@ def _signed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.int64())
 
 
-class _Tables(Protocol):
-    """Access to the tables of an export, however they are stored."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayColumns:
+    """A dataclass of columns: NumPy arrays with one value per row."""
 
-    path: Path
-    kind: str
+    def at(self, rows: Ints) -> Self:
+        """Return some rows, by number; fields that are not arrays stay as they are."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: v[rows] for name, v in values.items() if isinstance(v, np.ndarray)}
+        return replace(self, **arrays)
 
-    def columns(self) -> dict[str, tuple[str, ...]]: ...
 
-    def read(
-        self,
-        table: str,
-        types: dict[str, str],
-        where: Iterable[str] = (),
-        *,
-        distinct: bool = False,
-    ) -> dict[str, pa.ChunkedArray]:
-        """Read columns by name and SQL type; `where` and `distinct` may be ignored."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points(ArrayColumns):
+    """Where and when on the host something happened; NULL is unknown."""
+
+    thread: Ints  # globalTid
+    start: Ints
+    stop: Ints
 
 
 class ExportRows:
@@ -220,7 +222,7 @@ class Export:
     def __init__(self, path: Path) -> None:
         """Open a directory of tables or an SQLite file, and read the names of all columns."""
         self.path = path
-        self._tables: _Tables = Folder(path) if path.is_dir() else sqlite.Database(path)
+        self._tables = Folder(path) if path.is_dir() else sqlite.Database(path)
         self.kind = self._tables.kind
         self._columns = self._tables.columns()
 

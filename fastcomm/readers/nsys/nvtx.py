@@ -1,6 +1,6 @@
 """Read the NVTX ranges of one process: NCCL ranges with payloads, and ranges of others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers import nsys
 from fastcomm.readers.nsys import DOMAIN, NVTX, PUSH_POP, START_END, payloads
-from fastcomm.readers.nsys.export import Export, ExportRows
+from fastcomm.readers.nsys.export import ArrayColumns, Export, ExportRows
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm.trace.host_activity import LEAST_RANGE_NS
 from fastcomm_kernels.arrays import NULL, Ints
@@ -137,7 +137,7 @@ def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclRanges:
+class NcclRanges(ArrayColumns):
     """The NCCL API calls of a process, with values from their payloads; NULL is unknown."""
 
     calls: NcclCalls
@@ -160,24 +160,7 @@ class NcclRanges:
     def of_process(self, process: int) -> "NcclRanges":
         """Return the NCCL ranges of one process; `process` is its number, `g >> 24`."""
         rows = np.flatnonzero(self.calls.thread >> nsys.THREAD_BITS == process)
-        calls = self.calls
-        return NcclRanges(
-            calls=NcclCalls(
-                names=calls.names,
-                code=calls.code[rows],
-                start=calls.start[rows],
-                stop=calls.stop[rows],
-                thread=calls.thread[rows],
-            ),
-            open=self.open[rows],
-            communicator=self.communicator[rows],
-            size=self.size[rows],
-            peer=self.peer[rows],
-            root=self.root[rows],
-            ranks=self.ranks[rows],
-            rank=self.rank[rows],
-            has_domain=self.has_domain,
-        )
+        return replace(self.at(rows), calls=self.calls.at(rows))
 
 
 def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> NcclRanges:

@@ -42,6 +42,11 @@ class NcclOperations:
     part: Ints  # index of its part
 
     @property
+    def parts(self) -> int:
+        """Number of parts."""
+        return int(self.part.max()) + 1 if len(self.part) else 0
+
+    @property
     def kind(self) -> Ints:
         """The kind of kernel that each operation runs in: COLLECTIVE or MESSAGES."""
         return _kind(self.op, self.is_send | self.is_receive)
@@ -185,7 +190,7 @@ class _Matching:
         self.extra = np.zeros(count, np.bool_)
         self.fused: dict[int, tuple[int, ...]] = {}
         order = np.argsort(operations.part, kind="stable")
-        ends = np.searchsorted(operations.part[order], np.arange(_count(operations) + 1))
+        ends = np.searchsorted(operations.part[order], np.arange(operations.parts + 1))
         self.members = [order[a:b] for a, b in pairwise(ends.tolist())]
         self.parts_of: dict[int, list[int]] = {}
         for part, members in enumerate(self.members):
@@ -248,7 +253,3 @@ class _Matching:
                 self.part[chosen] = unmatched
                 total += len(unmatched)
         return total
-
-
-def _count(operations: NcclOperations) -> int:
-    return int(operations.part.max()) + 1 if len(operations.part) else 0

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import nsys
-from fastcomm.readers.nsys.export import Export
+from fastcomm.readers.nsys.export import Export, Points
 from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -75,14 +75,11 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclCalls:
+class NcclCalls(Points):
     """Calls of NCCL's API, in no order; call i is of the function `names[code[i]]`."""
 
     names: tuple[str, ...]
     code: Ints
-    start: Ints
-    stop: Ints
-    thread: Ints  # globalTid
 
     def name_of(self, row: int) -> str:
         """Return the name of the function that a row calls."""

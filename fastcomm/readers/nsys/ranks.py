@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import OpenOptions, RankReader, RankSources, nsys, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.nsys import communicators, report
+from fastcomm.readers.nsys import communicators
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
 from fastcomm.readers.nsys.communicators import Communicator, CommunicatorRecords
@@ -165,21 +165,21 @@ def _peek(path: Path) -> _Peek:
             f"({nsys.KERNEL}, {nsys.NVTX}, {nsys.EXPORT}); its tables are "
             f"{export.tables}. Export the report again with `nsys export`"
         )
-    report_ = report.read_report(export)
-    if not report_.processes:
+    report = read_report(export)
+    if not report.processes:
         raise TraceFileError(
             f"{path}: no device work ({', '.join(nsys.DEVICE_WORK)}) and no NVTX range of "
             "any process; collect with `nsys profile -t cuda,nvtx ...`"
         )
-    nccl = read_nccl(export, None, report_.ends)
+    nccl = read_nccl(export, None, report.ends)
     records = {
         process: communicators.records_of_process(nccl.of_process(process))
-        for process in report_.processes
+        for process in report.processes
     }
     return _Peek(
-        report=report_,
+        report=report,
         records=records,
-        mpi=report.mpi_ranks(export),
+        mpi=nsys_report.mpi_ranks(export),
         operations=int(nccl.is_operation.sum()),
         sizes=int((nccl.size != NULL).sum()),
     )

@@ -20,7 +20,7 @@ from fastcomm.trace.trace import SMALL, gpu_name, host_digest
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 
-# Schemas up to this major version have the tables that `layout` names.
+# Schemas up to this major version have the tables that `nsys` names.
 _NEWEST_MAJOR = 3
 
 
@@ -64,7 +64,7 @@ def read_report(export: Export) -> Report:
         epoch=epoch,
         ends=frozenset(end for end in ends if end is not None),
         parameters=parameters,
-        notes=(*_notes(parameters, epoch, has_gpu=has_gpu), *_unowned_warnings(unowned)),
+        notes=_notes(parameters, epoch, unowned, has_gpu=has_gpu),
     )
 
 
@@ -132,7 +132,9 @@ def _number(text: str | None) -> int:
         return 0
 
 
-def _notes(parameters: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[str]:
+def _notes(
+    parameters: dict[str, str], epoch: int | None, unowned: float, *, has_gpu: bool
+) -> tuple[str, ...]:
     """Return the warnings about an export as a whole."""
     notes = []
     if not has_gpu:
@@ -153,16 +155,12 @@ def _notes(parameters: dict[str, str], epoch: int | None, *, has_gpu: bool) -> l
             f"no {nsys.SESSION}: the absolute time of the events is unknown; "
             "clocks of several reports cannot be compared"
         )
-    return notes
-
-
-def _unowned_warnings(share: float) -> list[str]:
-    """Return the warning about rows of device work without a process."""
-    text = (
-        f"{share:.2%} of the rows of device work name no process (globalPid is NULL) and are "
-        "left out; export the report again"
-    )
-    return [text] if share else []
+    if unowned:
+        notes.append(
+            f"{unowned:.2%} of the rows of device work name no process (globalPid is NULL) and "
+            "are left out; export the report again"
+        )
+    return tuple(notes)
 
 
 def host_of(export: Export, process: int) -> str | None:
