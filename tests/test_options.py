@@ -47,6 +47,8 @@ def test_extreme_values_are_refused_briefly_or_harmless(inputs, name):
         before = peak(forget=True)
         with in_time():
             kind, said = options.run(case.words)
+            if kind == "slow":  # what a busy machine does once, a slow case does again
+                kind, said = options.run(case.words)
         shown = f"{name} {case.parameter}={case.value[:80]}: {kind}: {said[-2000:]}"
         assert kind in ("read", "refused"), shown
         assert peak() - before < MOST_MEMORY, shown
