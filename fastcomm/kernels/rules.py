@@ -4,7 +4,7 @@ The places of arguments are those of the schemas of PyTorch (`native_functions.y
 FlashAttention and of AITER.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from fastcomm.kernels.formulas import (
@@ -57,22 +57,31 @@ _BACKWARD = (
     *("silu_backward", "leaky_relu_backward", "hardtanh_backward", "native_dropout_backward"),
 )
 _REDUCTIONS = ("sum", "mean", "max", "min", "amax", "amin", "norm", "linalg_vector_norm", "var")
+_NORMALIZATIONS = (
+    *("native_layer_norm", "native_batch_norm", "native_group_norm", "cudnn_batch_norm"),
+    *("miopen_batch_norm", "_fused_rms_norm"),
+)
 # FLOPs per element, forward and backward: sums, differences, squares, scales. Approximate.
 _NORMALIZED = 5, 9
 
+_forward = partial(AttentionFormula, order=HEADS_FIRST)  # of scaled_dot_product_attention
+_backward = partial(AttentionFormula, q=1, is_backward=True)
+_backward_heads_first = partial(_backward, order=HEADS_FIRST)
+_normalize = partial(normalization, per_element=_NORMALIZED[0])
+_denormalize = partial(normalization, per_element=_NORMALIZED[1], passes=3)
+
+
+def _aten(names: Iterable[str], formula: Formula) -> dict[str, Formula]:
+    """Return a formula by the names of operators of PyTorch."""
+    return {f"aten::{name}": formula for name in names}
+
+
 RULES: Mapping[str, Formula] = {
-    "aten::mm": matmul,
-    "aten::bmm": matmul,
-    "aten::matmul": matmul,
-    "aten::mv": matmul,
-    "aten::dot": matmul,
-    "aten::_int_mm": matmul,
-    "aten::_scaled_mm": matmul,
+    **_aten(("mm", "bmm", "matmul", "mv", "dot", "_int_mm", "_scaled_mm"), matmul),
     "trtllm::cublas_scaled_mm": matmul,
     "aten::linear": partial(matmul, bias=2, is_linear=True),
-    **dict.fromkeys(
-        ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation"),
-        partial(matmul, a=1, b=2, bias=0),
+    **_aten(
+        ("addmm", "baddbmm", "addmv", "_addmm_activation"), partial(matmul, a=1, b=2, bias=0)
     ),
     "_C::cutlass_scaled_mm": partial(matmul, a=1, b=2),
     "fbgemm::f8f8bf16_rowwise": partial(matmul, is_linear=True),
@@ -81,77 +90,48 @@ RULES: Mapping[str, Formula] = {
     "aten::_grouped_mm": grouped,
     "aten::_scaled_grouped_mm": partial(grouped, groups=4),
     "fbgemm::bf16bf16bf16_grouped_stacked": grouped,
-    **dict.fromkeys(
-        (
-            *("primus_turbo::grouped_gemm", "primus_turbo::grouped_gemm_impl"),
-            *(
-                "primus_turbo_cpp_extension::grouped_gemm",
-                "primus_turbo_cpp_extension::ck_grouped_gemm",
-            ),
-        ),
-        grouped,
-    ),
+    "primus_turbo::grouped_gemm": grouped,
+    "primus_turbo::grouped_gemm_impl": grouped,
+    "primus_turbo_cpp_extension::grouped_gemm": grouped,
+    "primus_turbo_cpp_extension::ck_grouped_gemm": grouped,
     # Attention: scaled_dot_product_attention calls one of these.
-    "aten::_scaled_dot_product_flash_attention": AttentionFormula(causal=4, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": AttentionFormula(
-        causal=4, order=HEADS_FIRST
-    ),
-    "aten::_scaled_dot_product_efficient_attention": AttentionFormula(
-        causal=6, order=HEADS_FIRST
-    ),
-    "aten::_scaled_dot_product_cudnn_attention": AttentionFormula(causal=6, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_fused_attention_overrideable": AttentionFormula(
-        causal=5, order=HEADS_FIRST
-    ),
+    "aten::_scaled_dot_product_flash_attention": _forward(causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _forward(causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _forward(causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": _forward(causal=6),
+    "aten::_scaled_dot_product_fused_attention_overrideable": _forward(causal=5),
     "aten::_flash_attention_forward": AttentionFormula(causal=8, starts=3),
     "aten::_efficient_attention_forward": AttentionFormula(causal=9, starts=4, top_left=True),
-    "aten::_cudnn_attention_forward": AttentionFormula(causal=10, starts=4, order=HEADS_FIRST),
-    "aten::_scaled_dot_product_flash_attention_backward": AttentionFormula(
-        q=1, causal=11, order=HEADS_FIRST, is_backward=True
-    ),
-    "aten::_flash_attention_backward": AttentionFormula(
-        q=1, causal=11, starts=6, is_backward=True
-    ),
-    "aten::_scaled_dot_product_efficient_attention_backward": AttentionFormula(
-        q=1, causal=11, order=HEADS_FIRST, is_backward=True
-    ),
-    "aten::_efficient_attention_backward": AttentionFormula(
-        q=1, causal=14, starts=6, is_backward=True, top_left=True
-    ),
-    "aten::_scaled_dot_product_cudnn_attention_backward": AttentionFormula(
-        q=1, causal=14, order=HEADS_FIRST, is_backward=True
-    ),
-    "aten::_cudnn_attention_backward": AttentionFormula(
-        q=1, causal=14, order=HEADS_FIRST, is_backward=True
-    ),
+    "aten::_cudnn_attention_forward": _forward(causal=10, starts=4),
+    "aten::_scaled_dot_product_flash_attention_backward": _backward_heads_first(causal=11),
+    "aten::_flash_attention_backward": _backward(causal=11, starts=6),
+    "aten::_scaled_dot_product_efficient_attention_backward": _backward_heads_first(causal=11),
+    "aten::_efficient_attention_backward": _backward(causal=14, starts=6, top_left=True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _backward_heads_first(causal=14),
+    "aten::_cudnn_attention_backward": _backward_heads_first(causal=14),
     "FlashAttnFunc": AttentionFormula(causal=5),
     "flash_attn::_flash_attn_forward": AttentionFormula(causal=5),
-    "flash_attn::_flash_attn_backward": AttentionFormula(q=1, causal=11, is_backward=True),
+    "flash_attn::_flash_attn_backward": _backward(causal=11),
     "flash_attn::_flash_attn_varlen_forward": AttentionFormula(causal=9, starts=3),
-    "flash_attn::_flash_attn_varlen_backward": AttentionFormula(
-        q=1, causal=15, starts=9, is_backward=True
-    ),
+    "flash_attn::_flash_attn_varlen_backward": _backward(causal=15, starts=9),
     "flash_attn_3::fwd": AttentionFormula(causal=24),
-    "flash_attn_3::bwd": AttentionFormula(q=1, causal=16, is_backward=True),
+    "flash_attn_3::bwd": _backward(causal=16),
     "aiter::_flash_attn_forward": AttentionFormula(causal=5),
-    "aiter::_flash_attn_backward": AttentionFormula(q=1, causal=12, is_backward=True),
+    "aiter::_flash_attn_backward": _backward(causal=12),
     "aiter::wrapper_fmha_v3_fwd": AttentionFormula(q=1, causal=6),
-    "aiter::wrapper_fmha_v3_bwd": AttentionFormula(q=1, causal=9, is_backward=True),
+    "aiter::wrapper_fmha_v3_bwd": _backward(causal=9),
     "aiter::mha_fwd": AttentionFormula(causal=5),
     "aiter::fmha_v3_fwd": AttentionFormula(causal=5),
-    "aiter::mha_bwd": AttentionFormula(q=1, causal=8, is_backward=True),
-    **dict.fromkeys(
-        ("aten::convolution", "aten::_convolution"),
+    "aiter::mha_bwd": _backward(causal=8),
+    **_aten(
+        ("convolution", "_convolution"),
         ConvolutionFormula(
             bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7
         ),
     ),
     "aten::cudnn_convolution": ConvolutionFormula(padding=2, stride=3, dilation=4),
-    **dict.fromkeys(
-        (
-            *("aten::miopen_convolution", "aten::miopen_depthwise_convolution"),
-            "aten::mkldnn_convolution",
-        ),
+    **_aten(
+        ("miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution"),
         ConvolutionFormula(bias=2, padding=3, stride=4, dilation=5),
     ),
     "aten::cudnn_convolution_relu": ConvolutionFormula(bias=2, stride=3, padding=4, dilation=5),
@@ -164,50 +144,36 @@ RULES: Mapping[str, Formula] = {
     "aten::miopen_convolution_transpose": ConvolutionFormula(
         bias=2, padding=3, output_padding=4, stride=5, dilation=6, is_transposed=True
     ),
-    **dict.fromkeys(
-        ("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
+    **_aten(
+        ("_conv_depthwise2d", "conv_depthwise3d"),
         ConvolutionFormula(bias=3, stride=4, padding=5, dilation=6),
     ),
-    **dict.fromkeys(
-        ("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward"),
+    **_aten(
+        ("_slow_conv2d_forward", "slow_conv3d_forward"),
         ConvolutionFormula(bias=3, stride=4, padding=5),
     ),
     "aten::convolution_backward": convolution_backward,
     # Operators that memory bounds.
-    **{f"aten::{name}": elementwise for name in (*_ELEMENTWISE, *_BACKWARD)},
-    **{f"aten::{name}_": in_place for name in _ELEMENTWISE},
-    **{f"aten::{name}": partial(elementwise, result=1) for name in _COMPARISONS},
-    **{f"aten::{name}": reduction for name in _REDUCTIONS},
-    "aten::copy_": partial(in_place, per_element=0, reads=False),
-    "aten::fill_": partial(in_place, per_element=0, reads=False),
-    "aten::zero_": partial(in_place, per_element=0, reads=False),
-    "aten::native_dropout": elementwise,
+    **_aten((*_ELEMENTWISE, *_BACKWARD, "native_dropout"), elementwise),
+    **_aten((f"{name}_" for name in _ELEMENTWISE), in_place),
+    **_aten(_COMPARISONS, partial(elementwise, result=1)),
+    **_aten(_REDUCTIONS, reduction),
+    **_aten(("copy_", "fill_", "zero_"), partial(in_place, per_element=0, reads=False)),
     "aten::embedding": embedding,
-    "aten::_softmax": partial(normalization, per_element=_NORMALIZED[0]),
-    "aten::_log_softmax": partial(normalization, per_element=_NORMALIZED[0]),
-    "aten::_softmax_backward_data": partial(normalization, per_element=4, passes=3),
-    "aten::_log_softmax_backward_data": partial(normalization, per_element=4, passes=3),
-    **{
-        f"aten::{name}": partial(normalization, per_element=_NORMALIZED[0])
-        for name in (
-            *(
-                "native_layer_norm",
-                "native_batch_norm",
-                "native_group_norm",
-                "cudnn_batch_norm",
-            ),
-            *("miopen_batch_norm", "_fused_rms_norm"),
-        )
-    },
-    **{
-        f"aten::{name}": partial(normalization, per_element=_NORMALIZED[1], x=1, passes=3)
-        for name in (
+    **_aten(("_softmax", "_log_softmax", *_NORMALIZATIONS), _normalize),
+    **_aten(
+        ("_softmax_backward_data", "_log_softmax_backward_data"),
+        partial(normalization, per_element=4, passes=3),
+    ),
+    **_aten(
+        ("cudnn_batch_norm_backward", "miopen_batch_norm_backward"),
+        _denormalize,
+    ),
+    **_aten(
+        (
             *("native_layer_norm_backward", "native_batch_norm_backward"),
             *("native_group_norm_backward", "_fused_rms_norm_backward"),
-        )
-    },
-    **{
-        f"aten::{name}": partial(normalization, per_element=_NORMALIZED[1], passes=3)
-        for name in ("cudnn_batch_norm_backward", "miopen_batch_norm_backward")
-    },
+        ),
+        partial(_denormalize, x=1),
+    ),
 }

@@ -70,7 +70,6 @@ def _progression(job: Job, rank: int, kind: str) -> tuple[int, int, int, int]:
     return stage + tp + job.tp * place, job.tp * job.ep, job.expert_data, number
 
 
-_STORAGE = "(ncclDevKernelArgsStorage<4096ul>)"
 ROOT_PLACE = 0  # root of every rooted operation, as a place in its group
 ELEMENT = {"BFloat16": 2, "Float": 4, "Long": 8}
 
@@ -87,64 +86,34 @@ class CallKind:
     turns: int  # bus bytes over payload are turns * (n - 1) / n; 0: all bytes once
 
 
-OPERATIONS = {
-    "AllReduce": CallKind(
-        "AllReduce",
-        "allreduce",
-        "c10d::allreduce_",
-        "nccl:all_reduce",
-        f"ncclDevKernel_AllReduce_Sum_{{dtype}}_RING_LL{_STORAGE}",
-        2,
+# By name: op, collective, operator, annotation, kernel, turns.
+_CALLS = {
+    "AllReduce": ("AllReduce", "allreduce", "allreduce_", "all_reduce", "AllReduce_Sum", 2),
+    "AllGather": (
+        *("AllGather", "_allgather_base", "_allgather_base_", "_all_gather_base"),
+        *("AllGather", 1),
     ),
-    "AllGather": CallKind(
-        "AllGather",
-        "_allgather_base",
-        "c10d::_allgather_base_",
-        "nccl:_all_gather_base",
-        f"ncclDevKernel_AllGather_RING_LL{_STORAGE}",
-        1,
+    "ReduceScatter": (
+        *("ReduceScatter", "_reduce_scatter_base", "_reduce_scatter_base_"),
+        *("_reduce_scatter_base", "ReduceScatter_Sum", 1),
     ),
-    "ReduceScatter": CallKind(
-        "ReduceScatter",
-        "_reduce_scatter_base",
-        "c10d::_reduce_scatter_base_",
-        "nccl:_reduce_scatter_base",
-        f"ncclDevKernel_ReduceScatter_Sum_{{dtype}}_RING_LL{_STORAGE}",
-        1,
-    ),
-    "AllToAll": CallKind(
-        "AllToAll",
-        "all_to_allv",
-        "c10d::alltoall_base_",
-        "nccl:all_to_all",
-        f"ncclDevKernel_SendRecv{_STORAGE}",
-        1,
-    ),
-    "Broadcast": CallKind(
-        "Broadcast",
-        "broadcast",
-        "c10d::broadcast_",
-        "nccl:broadcast",
-        f"ncclDevKernel_Broadcast_RING_LL{_STORAGE}",
-        0,
-    ),
-    "Send": CallKind(
-        "SendRecv",
-        "send",
-        "c10d::send",
-        "nccl:send {src}->{dst}",
-        f"ncclDevKernel_SendRecv{_STORAGE}",
-        0,
-    ),
-    "Recv": CallKind(
-        "SendRecv",
-        "recv",
-        "c10d::recv_",
-        "nccl:recv {dst}<-{src}",
-        f"ncclDevKernel_SendRecv{_STORAGE}",
-        0,
-    ),
+    "AllToAll": ("AllToAll", "all_to_allv", "alltoall_base_", "all_to_all", "SendRecv", 1),
+    "Broadcast": ("Broadcast", "broadcast", "broadcast_", "broadcast", "Broadcast", 0),
+    "Send": ("SendRecv", "send", "send", "send {src}->{dst}", "SendRecv", 0),
+    "Recv": ("SendRecv", "recv", "recv_", "recv {dst}<-{src}", "SendRecv", 0),
 }
+
+
+def _call_kind(
+    op: str, collective: str, host: str, annotation: str, kernel: str, turns: int
+) -> CallKind:
+    algorithm = "" if kernel == "SendRecv" else "_RING_LL"
+    dtype = "_{dtype}" if kernel.endswith("_Sum") else ""
+    name = f"ncclDevKernel_{kernel}{dtype}{algorithm}(ncclDevKernelArgsStorage<4096ul>)"
+    return CallKind(op, collective, f"c10d::{host}", f"nccl:{annotation}", name, turns)
+
+
+OPERATIONS = {name: _call_kind(*call) for name, call in _CALLS.items()}
 _SHORT = {"BFloat16": "bf16", "Float": "f32", "Long": "u64"}
 
 
@@ -210,26 +179,18 @@ def splits(job: Job, group: SyntheticGroup, place: int, seq: int) -> tuple[Rows,
     group, and `seq` the number of the AllToAll, which varies the sizes.
     """
     rows, limit = -(-job.tokens // job.ep), max(1, job.tokens // job.ep // 8)
-    hot_member = _hot_member(job, group)
+    hot_rank = job.straggler if job.fault == "hot_expert" else None
 
     def pair(source: int, target: int) -> int:
-        extra = rows * job.slowdown // 100 if target == hot_member else 0
+        extra = rows * job.slowdown // 100 if group.ranks[target] == hot_rank else 0
         if source == target:
             return rows + extra
         unequal = (source * 7 + target * 13 + source * target * 5 + seq * 11) % (2 * limit + 1)
         return rows + extra + unequal - limit
 
     peers = range(job.ep)
-    return tuple(pair(place, peer) for peer in peers), tuple(
-        pair(peer, place) for peer in peers
-    )
-
-
-def _hot_member(job: Job, group: SyntheticGroup) -> int | None:
-    """Return the place of the member with hot experts, if the group has one."""
-    if job.fault != "hot_expert" or job.straggler not in group.ranks:
-        return None
-    return group.ranks.index(job.straggler)
+    sent = tuple(pair(place, peer) for peer in peers)
+    return sent, tuple(pair(peer, place) for peer in peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,14 +293,7 @@ KERNELS = {
 # Widths of a rank's layers, in heads of 128, with which the GEMMs of a default job reach 50 to
 # 75 % of the peak.
 _HEAD = 128
-_WIDTHS = {
-    "heads": 32,
-    "key_heads": 4,
-    "fc": 88,
-    "shared": 48,
-    "experts": 60,
-    "vocabulary": 36,
-}
+_WIDTHS = {"heads": 32, "key_heads": 4, "fc": 88, "shared": 48, "experts": 60, "vocabulary": 36}
 _DEFAULT_NS, _DEFAULT_ROWS = 900_000, 2048
 _EXPERTS = 2  # of a rank
 _HALF, _LONG = "c10::BFloat16", "long int"
@@ -380,13 +334,9 @@ def host_args(job: Job, kernel: Kernel, rank: int = 0) -> str:
     """Return the inputs of a kernel's operator on a rank, as the inside of a JSON object."""
     dims, types, values = _inputs(job, kernel, rank)
     strides = [[*size[1:], 1] for size in dims]
-    args = {
-        "Concrete Inputs": values or [""] * len(dims),
-        "Input type": types,
-        "Input Strides": strides,
-        "Input Dims": dims,
-    }
-    return json.dumps(args)[1:-1]
+    concrete = values or [""] * len(dims)
+    args = {"Concrete Inputs": concrete, "Input type": types, "Input Strides": strides}
+    return json.dumps({**args, "Input Dims": dims})[1:-1]
 
 
 _Inputs = tuple[list[list[int]], list[str], list[str]]  # shapes, types; values, or empty
@@ -438,8 +388,5 @@ def _attention(job: Job, *, is_backward: bool) -> _Inputs:
     tensors = [q, q, k, k, q, sums, q, k, k] if is_backward else [q, k, k]
     types = ["float" if shape is sums else _HALF for shape in tensors]
     scalars = ["0.", f"{_HEAD**-0.5:.6f}", "True"]
-    return (
-        [*tensors, [], [], []],
-        [*types, *["Scalar"] * 3],
-        [*[""] * len(tensors), *scalars],
-    )
+    values = [*[""] * len(tensors), *scalars]
+    return [*tensors, [], [], []], [*types, *["Scalar"] * 3], values

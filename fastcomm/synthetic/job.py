@@ -50,28 +50,16 @@ _WIDEST = {32: 2, 128: 4}
 _DEEPEST = {7: 1, 64: 2, 512: 4}
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
-_GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (
-    0.010,
-    0.020,
-    0.001,
-    0.005,
-    0.002,
-    0.010,
-)
+_GATHER, _SCATTER, _NORMS = 0.010, 0.020, 0.001
+_EMBEDDING, _CLIP, _OPTIMIZER = 0.005, 0.002, 0.010
 _JITTER = 0.01
 
 _SCHEMA = pa.schema(
     [
-        pa.field("dp_rank", pa.int8()),
-        pa.field("stage", pa.int8()),
-        pa.field("rank", pa.int16()),
-        pa.field("step", pa.int64()),
-        pa.field("optype", pa.string()),
-        pa.field("start_ts", pa.float32()),
-        pa.field("duration", pa.float32()),
-        pa.field("seq_id", pa.int32()),
-        pa.field("mc", pa.int8()),
-        pa.field("gmc", pa.int16()),
+        *[("dp_rank", pa.int8()), ("stage", pa.int8()), ("rank", pa.int16())],
+        *[("step", pa.int64()), ("optype", pa.string())],
+        *[("start_ts", pa.float32()), ("duration", pa.float32()), ("seq_id", pa.int32())],
+        *[("mc", pa.int8()), ("gmc", pa.int16())],
     ]
 )
 _OF_CHUNKS = ("compute", "params-all-gather", "grads-reduce-scatter")
@@ -136,34 +124,18 @@ class Job:
                 f"invalid fault {self.fault!r}: expected one of "
                 f"{', '.join((*FAULTS, *IDLE_FAULTS))}"
             )
-        needs = {
-            "slow_link": ("dp", self.dp),
-            "imbalanced_stage": ("pp", self.pp),
-            "hot_expert": ("ep", self.ep),
-        }
-        name, size = needs.get(self.fault, ("", 2))
-        if self.straggler is not None and size == 1:
+        needs = {"slow_link": "dp", "imbalanced_stage": "pp", "hot_expert": "ep"}
+        name = needs.get(self.fault)
+        if name and self.straggler is not None and getattr(self, name) == 1:
             raise ConfigError(f"fault {self.fault} needs {name} of 2 or more, not 1")
         if self.fault == "hot_expert" and self.layers == 1:
             raise ConfigError("fault hot_expert needs 2 layers or more, not 1")
 
     def _check_sizes(self) -> None:
         """Raise `ConfigError` if a size is below its minimum."""
-        least = {
-            "steps": 1,
-            "micro_batches": 1,
-            "layers": 1,
-            "hidden": 1,
-            "tokens": 8,
-            "bucket": 1,
-            "layer_ns": 300_000,
-            "link_speed": 10**6,
-            "latency_ns": 5_000,
-            "first_step": 0,
-            "skew_ns": 0,
-            "slowdown": 0,
-            "seed": 0,
-        }
+        least = dict.fromkeys(("steps", "micro_batches", "layers", "hidden"), 1)
+        least |= {"tokens": 8, "bucket": 1, "layer_ns": 300_000, "link_speed": 10**6}
+        least |= {"latency_ns": 5_000, "first_step": 0, "skew_ns": 0, "slowdown": 0, "seed": 0}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(
