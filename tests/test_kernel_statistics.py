@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import SchemaError
-from fastcomm.kernels import Distribution, KeySums, duration_statistics
-from fastcomm.kernels.names import CATEGORIES, category, short_label, short_name
+from fastcomm.kernels import (
+    CATEGORIES,
+    Distribution,
+    KeySums,
+    category,
+    duration_statistics,
+    short_label,
+    short_name,
+)
 from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.trace import schema

@@ -135,9 +135,8 @@ class Comparison(Result):
     """The changes between two runs."""
 
     step: Value  # the mean iteration in ns
-    parts: tuple[
-        BreakdownChange, ...
-    ]  # the largest effect first; none where a breakdown is unknown
+    # The largest effect first; none where a breakdown is unknown.
+    parts: tuple[BreakdownChange, ...]
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
     causes: tuple[CauseChange, ...] = ()  # that are new, gone or changed; the largest first
@@ -194,7 +193,15 @@ class Comparison(Result):
         for value in self.values:
             if value.name == name:
                 return value
-        raise ConfigError(f"{name!r} is no metric of either run; {_nearest(name, self.values)}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, [value.name for value in self.values], cutoff=0.4)
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "the JSON of a comparison lists all names"
+        )
+        raise ConfigError(f"{name!r} is no metric of either run; {hint}")
 
 
 _FLOATS = pa.float64()
@@ -376,7 +383,13 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
     old, new = (", ".join(run.get("iterations_found_by", ())) for run in (before, after))
     if old != new:
         yield f"steps are found by {old} before and by {new} after"
-    yield from _clock_notes(before, after)
+    # Results that were kept before there was a choice are by the host's clock.
+    old, new = (run.get("iteration_clock", "host") for run in (before, after))
+    if old != new:
+        yield (
+            f"steps are cut by the {old} clock before and by the {new} clock after; measure "
+            "both with step boundary host"
+        )
 
 
 def _incomplete(when: str, run: Object) -> Iterator[str]:
@@ -404,26 +417,5 @@ def _expected(run: Object) -> int:
     return expected_ranks(run.get("ranks") or [], run.get("world_size"), _skipped(run))
 
 
-def _clock_notes(before: Object, after: Object) -> Iterator[str]:
-    """Yield a note if the steps of the runs are divided by different clocks."""
-    # Results that were kept before there was a choice are by the host's clock.
-    old, new = (run.get("iteration_clock", "host") for run in (before, after))
-    if old != new:
-        yield (
-            f"steps are cut by the {old} clock before and by the {new} clock after; measure "
-            "both with step boundary host"
-        )
-
-
 def _number(value: Any) -> str:
     return "n/a" if value is None else str(len(value) if isinstance(value, list) else value)
-
-
-def _nearest(name: str, values: tuple[Value, ...]) -> str:
-    """Return a hint for an error: names similar to an unknown name, or how to list all."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, [value.name for value in values], cutoff=0.4)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "the JSON of a comparison lists all names"

@@ -55,7 +55,7 @@ _EXPECTED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check: a `bad` one must be fixed, a `note` need not."""
 
@@ -77,12 +77,8 @@ class Diagnosis(TableResult):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        return {
-            "checks": {
-                check.name: {"found": check.found, "state": check.state}
-                for check in self.checks
-            }
-        }
+        checks = {one.name: {"found": one.found, "state": one.state} for one in self.checks}
+        return {"checks": checks}
 
     def to_arrow(self) -> pa.Table:
         """Return a row per check, with a column per field."""
@@ -116,12 +112,10 @@ def examine(
 
 def _checks(dask: str | None, wait_s: float, store: str | None) -> Iterator[Check]:
     for name, version in versions().items():
-        yield Check(name=name, found=version, state="bad" if version == "none" else "ok")
+        yield Check(name, version, "bad" if version == "none" else "ok")
     yield from _packages()
-    yield Check(
-        name="system",
-        found=f"{platform.system()} {platform.machine()}, {platform.python_implementation()}",
-    )
+    system = f"{platform.system()} {platform.machine()}, {platform.python_implementation()}"
+    yield Check("system", system)
     yield _cores()
     yield _memory()
     yield _cache()
@@ -136,10 +130,10 @@ def _checks(dask: str | None, wait_s: float, store: str | None) -> Iterator[Chec
 def _packages() -> Iterator[Check]:
     for name in _NEEDED:
         version = installed(name)
-        yield Check(name=name, found=version or "none", state="ok" if version else "note")
+        yield Check(name, version or "none", "ok" if version else "note")
     for name, use in OPTIONAL.items():
         version = installed(name)
-        yield Check(name=name, found=version or f"not installed: no {use}")
+        yield Check(name, version or f"not installed: no {use}")
 
 
 def _cores() -> Check:
@@ -149,7 +143,7 @@ def _cores() -> Check:
     quota = _read_parts(_CGROUP / "cpu.max")
     if len(quota) == 2 and all(part.isdecimal() for part in quota):  # noqa: PLR2004
         text += f", for {int(quota[0]) / int(quota[1]):.3g} of them time is granted"
-    return Check(name="cores", found=text)
+    return Check("cores", text)
 
 
 def _memory() -> Check:
@@ -160,7 +154,7 @@ def _memory() -> Check:
     limit = _read_parts(_CGROUP / "memory.max")
     if limit and limit[0].isdecimal():
         text += f", limited to {format_bytes(int(limit[0]))}"
-    return Check(name="memory", found=text)
+    return Check("memory", text)
 
 
 def _read_parts(path: Path) -> list[str]:
@@ -177,31 +171,31 @@ def _cache() -> Check:
     place = "in XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "in the default place"
     if folder is None:
         return Check(
-            name="cache",
-            found=f"{place}: cannot be made or written to, so that what it lacks is kept in a "
+            "cache",
+            f"{place}: cannot be made or written to, so that what it lacks is kept in a "
             "temporary folder, or compiled anew; set XDG_CACHE_HOME to a folder that can",
-            state="bad",
+            "bad",
         )
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Check(
-        name="cache",
-        found=f"{place}: writable, {counted(len(sizes), 'file')}, {format_bytes(sum(sizes))}",
+        "cache",
+        f"{place}: writable, {counted(len(sizes), 'file')}, {format_bytes(sum(sizes))}",
     )
 
 
 def _compiled() -> Check:
     if not _jit.has_jit():
         return Check(
-            name="kernels",
-            found="NUMBA_DISABLE_JIT is set: everything takes a thousand times as long",
-            state="bad",
+            "kernels",
+            "NUMBA_DISABLE_JIT is set: everything takes a thousand times as long",
+            "bad",
         )
     parts = {"metrics": "compiled", "critical-path": "critical-path-corrected"}
     text = [
         f"{name} {'compiled' if _jit.is_compiled(part) else 'not compiled yet'}"
         for name, part in parts.items()
     ]
-    return Check(name="kernels", found=", ".join(text))
+    return Check("kernels", ", ".join(text))
 
 
 def _self_test() -> Check:
@@ -213,8 +207,8 @@ def _self_test() -> Check:
     wrong = [name for name, expected in _EXPECTED.items() if row[name] != expected]
     if wrong:
         text = ", ".join(f"{name} is {row[name]}, expected {_EXPECTED[name]}" for name in wrong)
-        return Check(name="self-test", found=text, state="bad")
-    return Check(name="self-test", found="a step of known numbers is measured right")
+        return Check("self-test", text, "bad")
+    return Check("self-test", "a step of known numbers is measured right")
 
 
 def _dask(address: str, wait_s: float) -> Check:
@@ -226,7 +220,7 @@ def _dask(address: str, wait_s: float) -> Check:
             differ = len(executor.warnings)
             tested = executor.call(_self_test) if threads else None
     except ConfigError:
-        return Check(name="dask", found="no such address, or no extra dask", state="bad")
+        return Check("dask", "no such address, or no extra dask", "bad")
     except ClusterError as error:
         return _failed("dask", error.__cause__ or error)
     return _cluster(threads, differ, tested)
@@ -236,10 +230,10 @@ def _cluster(threads: Mapping[str, int], differ: int, tested: Check | None) -> C
     """Return the check of a reachable cluster; `differ` counts other versions."""
     text = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
     if tested is None:
-        return Check(name="dask", found=text, state="bad")
+        return Check("dask", text, "bad")
     text += f"; {differ} versions differ from those here" if differ else "; versions as here"
     text += f"; on a worker {tested.found}"
-    return Check(name="dask", found=text, state="note" if differ else tested.state)
+    return Check("dask", text, "note" if differ else tested.state)
 
 
 _NO_STORE = (
@@ -251,40 +245,33 @@ _NO_STORE = (
 def _store(folder: Path) -> Check:
     """Compare the files of a store with its manifest."""
     if not (folder / MANIFEST).exists():
-        return Check(name="store", found=_NO_STORE, state="bad")
+        return Check("store", _NO_STORE, "bad")
     try:
         manifest = read_manifest(folder)
         wrong = list(faults(folder, manifest))
     except FastcommError:
-        return Check(
-            name="store", found="cannot be opened: `fastcomm info` says why", state="bad"
-        )
+        return Check("store", "cannot be opened: `fastcomm info` says why", "bad")
     if wrong:
         more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return Check(name="store", found=f"{wrong[0]}{more}", state="bad")
+        return Check("store", f"{wrong[0]}{more}", "bad")
     ranks = counted(len(manifest.ranks), "rank")
     if any(entry.footer is None for entry in manifest.ranks):
-        return Check(
-            name="store",
-            found=f"{ranks}, sizes and pages are as written; an older fastcomm kept no "
-            "checksums of footers and tables, which are not checked",
-            state="note",
-        )
-    if manifest.tables is None:
-        return Check(
-            name="store",
-            found=f"{ranks}, sizes, footers and pages are as written; an older fastcomm kept "
-            "no checksums of tables, which are not checked",
-            state="note",
-        )
+        checked, unchecked = "sizes and pages", "footers and tables"
+    elif manifest.tables is None:
+        checked, unchecked = "sizes, footers and pages", "tables"
+    else:
+        return Check("store", f"{ranks}, sizes, footers, pages and tables are as written")
     return Check(
-        name="store", found=f"{ranks}, sizes, footers, pages and tables are as written"
+        "store",
+        f"{ranks}, {checked} are as written; an older fastcomm kept no checksums of "
+        f"{unchecked}, which are not checked",
+        "note",
     )
 
 
 def _failed(name: str, error: BaseException) -> Check:
     kind = "runs another fastcomm" if isinstance(error, FastcommError) else type(error).__name__
-    return Check(name=name, found=f"failed: {kind}", state="bad")
+    return Check(name, f"failed: {kind}", "bad")
 
 
 def faults(folder: Path, manifest: Manifest) -> Iterator[str]:

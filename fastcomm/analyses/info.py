@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,15 +14,15 @@ from fastcomm.executors import (
     Executor,
     Progress,
     Task,
-    both,
     by_rank,
     executor_of,
+    of_each,
     skipped_rank,
 )
 from fastcomm.readers.runs import missing
 from fastcomm.result import Result
 from fastcomm.store import MANIFEST, ClockNote, Entry, Manifest, read_manifest
-from fastcomm.store.writer import group_table, untagged, with_rank, without_bytes
+from fastcomm.store.writer import group_table, rank_facts, with_rank
 from fastcomm.trace.run import (
     RunTraces,
     SkippedRank,
@@ -89,24 +88,9 @@ class RankSummary:
     @classmethod
     def of(cls, trace: Trace) -> Self:
         """Summarize the trace of a rank."""
-        events, meta = trace.events, trace.meta
+        meta = trace.meta
         return cls(
-            rank=RankInfo(
-                rank=meta.rank,
-                format=meta.format,
-                clock=meta.clock,
-                events=events.num_rows,
-                start=pc.min(events["start"]).as_py(),
-                stop=pc.max(events["stop"]).as_py(),
-                found_by=meta.found_by,
-                iterations=trace.iterations.num_rows,
-                communication=trace.comm.num_rows,
-                without_bytes=without_bytes(trace),
-                untagged=untagged(trace),
-                warnings=meta.warnings,
-                lacks=meta.lacks,
-                unused=meta.unused,
-            ),
+            rank=RankInfo(**rank_facts(trace), unused=meta.unused),
             world_size=meta.world_size,
             groups=group_table(trace),
             iterations=with_rank(trace.iterations, meta.rank),
@@ -115,24 +99,18 @@ class RankSummary:
 
 def kinds(groups: pa.Table) -> list[dict[str, Any]]:
     """Merge process groups that differ only in ranks into a row with counts, busiest first."""
-    by_kind: dict[tuple[Any, ...], dict[str, Any]] = {}
+    names = ("description", "size", "tag", "tag_source", "candidates")
+    by_kind: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in groups.to_pylist():
-        names = ("description", "size", "tag", "tag_source", "candidates")
-        kind = by_kind.setdefault(
-            tuple(row[name] for name in names),
-            {
-                **{name: row[name] for name in names},
-                "groups": set(),
-                "ranks": set(),
-                "events": 0,
-            },
-        )
-        kind["groups"].add(tuple(row["ranks"]) if row["ranks"] else row["name"])
-        kind["ranks"].add(row["rank"])
-        kind["events"] += row["events"]
+        by_kind.setdefault(tuple(row[name] for name in names), []).append(row)
     counted = [
-        {**kind, "groups": len(kind["groups"]), "ranks": len(kind["ranks"])}
-        for kind in by_kind.values()
+        {
+            **dict(zip(names, kind, strict=True)),
+            "groups": len({tuple(row["ranks"] or [row["name"]]) for row in rows}),
+            "ranks": len({row["rank"] for row in rows}),
+            "events": sum(row["events"] for row in rows),
+        }
+        for kind, rows in by_kind.items()
     ]
     return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
 
@@ -296,13 +274,13 @@ def info(
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    executor = executor_of(workers)
+    executor, task = executor_of(workers), of_each(RankSummary.of)
     if all_ranks:
-        parts, skipped = executor.gather(run, _TASK, keep_going=keep_going, progress=progress)
+        parts, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
     elif keep_going:
-        parts, skipped = _first_readable(run, executor)
+        parts, skipped = _first_readable(run, executor, task)
     else:
-        parts, skipped = executor.gather(replace(run, sources=run.sources[:1]), _TASK)
+        parts, skipped = executor.gather(replace(run, sources=run.sources[:1]), task)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -317,25 +295,17 @@ def info(
     )
 
 
-def _summarize(trace: Trace) -> tuple[RankSummary, ...]:
-    return (RankSummary.of(trace),)
-
-
-def _all(parts: Sequence[tuple[RankSummary, ...]]) -> tuple[RankSummary, ...]:
-    return tuple(chain.from_iterable(parts))
-
-
-_TASK = Task(measure=_summarize, merge=_all, finish=both)
+_Summaries = tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]
 
 
 def _first_readable(
-    run: RunTraces, executor: Executor
-) -> tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]:
+    run: RunTraces, executor: Executor, task: Task[tuple[RankSummary, ...], _Summaries]
+) -> _Summaries:
     """Return the summary of the first rank that can be read, and the skipped ranks."""
     unread: list[SkippedRank] = []
     for source in run.sources:
         try:
-            parts, _ = executor.gather(replace(run, sources=(source,)), _TASK)
+            parts, _ = executor.gather(replace(run, sources=(source,)), task)
         except ClusterError:
             raise
         except FastcommError as error:

@@ -3,9 +3,8 @@
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
-from fastcomm.executors import Executor, Progress, Task, both, executor_of
+from fastcomm.executors import Executor, Progress, executor_of, of_each
 from fastcomm.files import aside, is_local, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
@@ -157,9 +156,6 @@ def _has_same_source(manifest: Manifest, run: RunTraces) -> bool:
     )
 
 
-__all__ = ["IngestPlan", "Ingested", "ingest", "plan"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
     """A written store: which ranks were written, and which were unchanged."""
@@ -199,7 +195,10 @@ def ingest(
 
     """
     run, folder = planned.run, planned.folder
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FastcommError(f"{folder}: {error.strerror or error}") from error
     with locked(folder) as is_alone, _clean(folder, is_alone=is_alone):
         refuse_strange(run, folder)  # an ingest may have ended there since it was planned
         begun = Manifest(
@@ -211,25 +210,14 @@ def ingest(
         )
         _write_manifest(folder, begun)
         tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
-        task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
+        task = of_each(partial(StoredRank.of, folder=folder))
         executor = executor_of(workers)
         parts, unread = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
         _check_written(folder, parts)
         if not is_alone:
             _check_unshared(folder, begun, parts)
-        return _finished(planned, begun, sorted(parts, key=_rank_of), unread)
-
-
-def _part(trace: Trace, folder: Path) -> tuple[StoredRank, ...]:
-    return (StoredRank.of(trace, folder),)
-
-
-def _all(parts: Sequence[tuple[StoredRank, ...]]) -> tuple[StoredRank, ...]:
-    return tuple(chain.from_iterable(parts))
-
-
-def _rank_of(part: StoredRank) -> int:
-    return part.entry.rank
+        in_order = sorted(parts, key=lambda part: part.entry.rank)
+        return _finished(planned, begun, in_order, unread)
 
 
 @contextmanager
@@ -375,26 +363,12 @@ def _clock_notes(parts: Sequence[StoredRank]) -> dict[int, ClockNote]:
     offsets = clock_offsets(pa.concat_tables([part.ends for part in parts]))
     return {
         offset.rank: ClockNote(
-            offset_ns=offset.offset_ns,
-            spread_ns=offset.spread_ns,
-            matches=offset.matches,
-            reference=offset.reference,
-            applies=offset.applies,
+            **{field.name: getattr(offset, field.name) for field in fields(ClockNote)}
         )
         for offset in offsets
     }
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
-
-
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    try:
-        with aside(folder / MANIFEST) as path:
-            path.write_text(to_json(manifest), "utf-8")
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
+    with aside(folder / MANIFEST) as path:
+        path.write_text(to_json(manifest), "utf-8")

@@ -1,7 +1,6 @@
 """Sum up the kernels of a run: each rank in a worker, then all ranks together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
@@ -115,12 +114,13 @@ def answered(
     task = Task(
         measure=partial(WorkTotals.of, question=question),
         merge=merge,
-        finish=_Answer(
+        finish=partial(
+            _finished,
             question=question,
             world_size=run.world_size,
             warnings=run.warnings,
             untold=run.untold,
-        ).of_ranks,
+        ),
         content=question.content,
     )
     return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
@@ -161,42 +161,38 @@ def kernels_of_two(
     return list(zip(*both, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """Makes the results of the merged ranks, with what is known of a run before it is read."""
+def _finished(
+    totals: WorkTotals,
+    skipped: Sequence[SkippedRank],
+    _: Spread,
+    *,
+    question: WorkQuestion,
+    world_size: int | None,
+    warnings: tuple[str, ...],
+    untold: tuple[int, ...],
+) -> list[Kernels]:
+    """Return the result of each key of a question from the merged ranks of a run.
 
-    question: WorkQuestion
-    world_size: int | None
-    warnings: tuple[str, ...]
-    untold: tuple[int, ...]
-
-    def of_ranks(
-        self, totals: WorkTotals, skipped: Sequence[SkippedRank], _: Spread
-    ) -> list[Kernels]:
-        """Return the result of each key; ConfigError if no rank has the step."""
-        steps = self.question.steps
-        if steps is not None and not any(rank.steps for rank in totals.ranks):
-            present = sorted({rank.numbers or "no steps" for rank in totals.ranks})
-            raise ConfigError(
-                f"no step {ranges(sorted(steps))}; the run has {' or '.join(present)}"
-            )
-        ranks = tuple(rank.rank for rank in totals.counted)
-        without_steps = [rank.rank for rank in totals.ranks if rank.rank not in ranks]
-        world = agreed_size((rank.rank, rank.world_size) for rank in totals.ranks)
-        warnings = with_world(self.warnings, self.untold, world)
-        world = world if self.world_size is None else self.world_size
-        expected = expected_ranks((*ranks, *without_steps), world, skipped)
-        read = ReadRanks(ranks=ranks, expected=expected, skipped=tuple(skipped))
-        warnings = (*warnings, *warnings_of_ranks(totals.ranks))
-        if without_steps:
-            warnings = (*warnings, f"no step of {named_ranks(without_steps)} counts")
-        return [
-            Kernels(
-                by=key,
-                totals=totals,
-                read=read,
-                warnings=warnings,
-                match=self.question.match,
-            )
-            for key in self.question.by
-        ]
+    `world_size`, `warnings` and `untold` are those of the run before it was read. Raises
+    ConfigError if no rank has the step.
+    """
+    steps = question.steps
+    if steps is not None and not any(rank.steps for rank in totals.ranks):
+        present = sorted({rank.numbers or "no steps" for rank in totals.ranks})
+        raise ConfigError(
+            f"no step {ranges(sorted(steps))}; the run has {' or '.join(present)}"
+        )
+    ranks = tuple(rank.rank for rank in totals.counted)
+    without_steps = [rank.rank for rank in totals.ranks if rank.rank not in ranks]
+    world = agreed_size((rank.rank, rank.world_size) for rank in totals.ranks)
+    warnings = (*with_world(warnings, untold, world), *warnings_of_ranks(totals.ranks))
+    if without_steps:
+        warnings = (*warnings, f"no step of {named_ranks(without_steps)} counts")
+    expected = expected_ranks(
+        (*ranks, *without_steps), world if world_size is None else world_size, skipped
+    )
+    read = ReadRanks(ranks=ranks, expected=expected, skipped=tuple(skipped))
+    return [
+        Kernels(by=key, totals=totals, read=read, warnings=warnings, match=question.match)
+        for key in question.by
+    ]

@@ -1,6 +1,6 @@
 """Measure a run: every rank in a worker, then merge the partial results and finalize them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -186,7 +186,7 @@ class _Question:
             whole,
             byte_kind=self.byte_kind,
             link=self.link,
-            warnings=(*self._run_warnings(whole.notes), *self._clock_warnings()),
+            warnings=self._warnings(whole.notes),
             world_size=self.world_size,
             skipped=sorted(skipped, key=lambda skipped: skipped.path),
             clock_alignment=self.clock_alignment,
@@ -205,17 +205,16 @@ class _Question:
                 f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
             )
 
-    def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+    def _warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
         """Return the warnings of the run, with the world size that its ranks state."""
         # A file that is alone says its rank with its world.
         ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
         world = agreed_size((note.rank, note.world_size) for note in notes)
-        return with_world(self.warnings, ranks, world)
-
-    def _clock_warnings(self) -> Iterable[str]:
-        """Yield a warning if some ranks cannot be on the device's clock."""
-        if self.by_host:
-            yield (
-                "the iterations of all ranks are by the host's marks, because rank "
-                f"{ranges(self.by_host)} cannot be on the device's clock"
-            )
+        warnings = with_world(self.warnings, ranks, world)
+        if not self.by_host:
+            return warnings
+        return (
+            *warnings,
+            "the iterations of all ranks are by the host's marks, because rank "
+            f"{ranges(self.by_host)} cannot be on the device's clock",
+        )

@@ -6,7 +6,7 @@ its threads are steps, streams, and the communication of each stream. A wait is 
 its collective or message, and an arrow comes from the member that arrived last.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from fastcomm.analyses.timeline_steps import time_zero
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.exchange.clocks import offset_by_row
-from fastcomm.executors import Executor, Progress, Task, both
+from fastcomm.executors import Executor, Progress, Task, of_each
 from fastcomm.metrics import Partial, without_device_clock
 from fastcomm.metrics.across import expected_members
 from fastcomm.metrics.computation import material_of
@@ -136,9 +136,11 @@ def convert(
         write = partial(
             _write, plan=replace(plan, pieces=()), folder=folder, compressed=compressed
         )
-        task = Task(measure=write, merge=_joined, finish=both, content="work")
         written, skipped = executor.gather(
-            run.only(plan.ranks.tolist()), task, keep_going=keep_going, progress=progress
+            run.only(plan.ranks.tolist()),
+            of_each(write),
+            keep_going=keep_going,
+            progress=progress,
         )
         in_order = sorted(written, key=lambda part: part.rank)
         pieces = (*(part.piece for part in in_order), *plan.pieces)
@@ -165,9 +167,8 @@ def _gathered(
 ) -> _Plan:
     """Read communication and steps, by the host's marks if some rank has only those."""
     for by_host in (False, True):
-        measure = partial(_measured, only=only, by_host=by_host)
         task = Task(
-            measure=measure,
+            measure=partial(_measured, only=only, by_host=by_host),
             merge=metrics.merge,
             finish=finish,
             spill=metrics.spill,
@@ -340,9 +341,7 @@ def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
     return matched.row[waits], matched.row[last[waits]], matched.wait[waits]
 
 
-def _write(
-    trace: Trace, *, plan: _Plan, folder: Path, compressed: bool
-) -> tuple[_Written, ...]:
+def _write(trace: Trace, *, plan: _Plan, folder: Path, compressed: bool) -> _Written:
     """Write the work of a rank in the chosen steps."""
     rank = trace.meta.rank
     place = int(plan.place(np.array([rank]))[0])
@@ -370,7 +369,7 @@ def _write(
         chrome_trace.slices(heads, head, start, start + columns["duration"]),
     )
     piece = TextPiece.write(folder / f"rank-{rank}", texts, compressed=compressed)
-    return (_Written(rank=rank, title=title({}), events=len(start), piece=piece),)
+    return _Written(rank=rank, title=title({}), events=len(start), piece=piece)
 
 
 def _columns(trace: Trace) -> tuple[Columns, dict[int, str]]:
@@ -424,7 +423,3 @@ def _members(ranks: Sequence[int]) -> str:
     """Return the members of a group; their number if they are many."""
     text = ranges(ranks)
     return text if len(text) <= _LONGEST else f"{len(ranks)} ranks"
-
-
-def _joined(parts: Iterable[tuple[_Written, ...]]) -> tuple[_Written, ...]:
-    return tuple(written for part in parts for written in part)

@@ -1,10 +1,9 @@
 """Prepare an analysis: find the traces on the machine that has them, and compile kernels."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastcomm.executors import Executor, Local
 from fastcomm.files import is_url
@@ -16,12 +15,8 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import RunTraces
+from fastcomm.trace.trace import Trace
 from fastcomm_kernels import _jit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastcomm.trace.trace import Trace
 
 _LOG = logging.getLogger("fastcomm")
 
@@ -98,7 +93,7 @@ def compile_critical_path(compat: str | None = None) -> None:
         compile_for("critical-path-hta", hta.find_path)
         return
 
-    def replayed(trace: "Trace") -> None:
+    def replayed(trace: Trace) -> None:
         # Not for those who measure: loading it takes time.
         from fastcomm.critical_path.analysis import analyze
         from fastcomm.critical_path.what_if import Replay
@@ -111,7 +106,7 @@ def compile_critical_path(compat: str | None = None) -> None:
     compile_for("critical-path-corrected", replayed)
 
 
-def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
+def compile_for(part: str, analysis: Callable[[Trace], object]) -> None:
     """Compile the kernels of an analysis by running it on a small trace, unless this was done.
 
     `part` names the group of kernels in the cache.
@@ -119,16 +114,17 @@ def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
     if _jit.is_compiled(part):
         return
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
-    with temporary_folder() as folder:
-        path = folder / "rank0.json"
-        path.write_text(_TRACE)
-        analysis(reader.read(path, TraceOptions(whole=True)))
+    analysis(_small_trace(TraceOptions(whole=True)))
     _jit.mark_compiled(part)
 
 
 def run_kernels() -> Partial:
     """Run every kernel that metrics need once; return the metrics of steps by host marks."""
+    return Partial.of(_small_trace(TraceOptions()), by_host=True)
+
+
+def _small_trace(options: TraceOptions) -> Trace:
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        return Partial.of(reader.read(path, TraceOptions()), by_host=True)
+        return reader.read(path, options)

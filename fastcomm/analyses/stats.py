@@ -51,9 +51,7 @@ class RunStatistics(TableResult):
                 "typical_step": self.typical_step,
                 **self._steps("ns", 1),
             }
-            categories = {
-                name: _category(category) for name, category in statistics.categories.items()
-            }
+            categories = {key: _category(own) for key, own in statistics.categories.items()}
             row = _operation
         shown = range(len(statistics.names)) if self.rows is None else self.rows
         ops = {statistics.names[k]: row(statistics, k) for k in shown}
@@ -79,11 +77,9 @@ class RunStatistics(TableResult):
 
     def figures(self) -> dict[str, str]:
         """Return the ranks, the steps, the step time, and the number of operations."""
-        read = self.read
+        ranks = f"{len(self.read.ranks)} of {self.read.expected}" if self.read else ""
         return {
-            "ranks": f"{len(read.ranks)} of {read.expected}"
-            if read
-            else str(len(self.time.ranks)),
+            "ranks": ranks or str(len(self.time.ranks)),
             "steps": str(len(self.time.steps)),
             "step": format_ns(self.time.time_ns),
             "operations": str(len(self.operations.names)),
@@ -154,12 +150,7 @@ class MeanChange:
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the means and their difference as a row of the JSON document."""
-        return {
-            "before_ns": self.before_ns,
-            "after_ns": self.after_ns,
-            "absolute_ns": self.absolute_ns,
-            "relative": self.relative,
-        }
+        return {name: getattr(self, name) for name in _CHANGES.names[1:]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

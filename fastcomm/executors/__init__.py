@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -190,6 +190,23 @@ def both(
 ) -> tuple[P, Sequence[SkippedRank]]:
     """Return the merged partial result and the skipped ranks; a `Task.finish`."""
     return merged, unread
+
+
+def of_each(
+    measure: Callable[[Trace], T], content: Content = "work"
+) -> Task[tuple[T, ...], tuple[tuple[T, ...], Sequence[SkippedRank]]]:
+    """Return a task whose result is that of each rank, in any order, and the skipped ranks."""
+    return Task(
+        measure=partial(_alone, measure), merge=_concatenated, finish=both, content=content
+    )
+
+
+def _alone(measure: Callable[[Trace], T], trace: Trace) -> tuple[T, ...]:
+    return (measure(trace),)
+
+
+def _concatenated(parts: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(chain.from_iterable(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,29 +197,16 @@ class Dask(ClusterConnection):
         fatal: dict[int, SkippedRank] = {}
         while True:
             before = len(fatal)
-            others = replace(
-                run,
-                sources=tuple(source for source in run.sources if source.rank not in fatal),
-            )
+            sources = tuple(source for source in run.sources if source.rank not in fatal)
+            scratch = _Scratch.of(self.scratch, task, len(sources))
+            others = replace(run, sources=sources)
             try:
-                return self._gather_once(others, task, fatal, keep_going, progress)
+                with self._run_folder(scratch.folder):
+                    return self._gather_once(others, task, scratch, fatal, keep_going, progress)
             except _killed() as error:
                 if len(fatal) == before:
                     raise self.too_large() from error
             progress = None  # it was called with all ranks already
-
-    def _gather_once(
-        self,
-        run: RunTraces,
-        task: Task[P, R],
-        fatal: dict[int, SkippedRank],
-        keep_going: bool,
-        progress: Progress | None,
-    ) -> R:
-        """Run a task on ranks, and add those that kill their workers to `fatal`."""
-        scratch = _Scratch.of(self.scratch, task, len(run.sources))
-        with self._run_folder(scratch.folder):
-            return self._gather_into(run, task, scratch, fatal, keep_going, progress)
 
     @contextmanager
     def _run_folder(self, folder: Path | None) -> Iterator[None]:
@@ -243,7 +230,7 @@ class Dask(ClusterConnection):
         with suppress(Exception):
             self.answer(self.submit(_remove, folder))
 
-    def _gather_into(
+    def _gather_once(
         self,
         run: RunTraces,
         task: Task[P, R],
@@ -252,7 +239,10 @@ class Dask(ClusterConnection):
         keep_going: bool,
         progress: Progress | None,
     ) -> R:
-        """Measure the ranks, merge partial results as they arrive, and finish the task."""
+        """Measure the ranks, merge partial results as they arrive, and finish the task.
+
+        Ranks that kill their workers are added to `fatal`.
+        """
         work = _Work(self, run, task)
         reducer: TreeReducer[Future[P]] = TreeReducer(
             lambda parts: self.submit(scratch.merge, list(parts))

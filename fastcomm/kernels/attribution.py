@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.kernels.names import categories, short_label, short_name
+from fastcomm.kernels import categories, short_label, short_name
 from fastcomm.options import KernelKey
 from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from fastcomm.checks import shortened
 from fastcomm.hardware.gpu import Roof, StepFlops
+from fastcomm.kernels import COMMUNICATION, COPY
 from fastcomm.kernels.attribution import Work, absent
 from fastcomm.kernels.costs import WorkCosts
 from fastcomm.kernels.formulas import MATRIX
-from fastcomm.kernels.names import COMMUNICATION, COPY
 from fastcomm.kernels.rules import RULES
 from fastcomm.units import counted, percent
 from fastcomm_kernels.arrays import Floats, Ints
@@ -32,16 +32,10 @@ COSTS = (
 )
 PROBLEMS = pa.schema(
     [
-        pa.field("problem", pa.string()),  # "4096x1024x512"
-        pa.field("precision", pa.string()),
-        pa.field("count", pa.int64()),
-        *(
-            pa.field(name, pa.float64())
-            for name in (
-                *("total_ns", "peak_ns", "memory_ns"),
-                "measured_ns",  # of such GEMMs on this GPU elsewhere; NaN: not measured
-            )
-        ),
+        *[("problem", pa.string()), ("precision", pa.string())],  # "4096x1024x512", "bf16"
+        ("count", pa.int64()),
+        *[(name, pa.float64()) for name in ("total_ns", "peak_ns", "memory_ns")],
+        ("measured_ns", pa.float64()),  # of such GEMMs on this GPU elsewhere; NaN: not measured
     ]
 )
 # Above this share of the time of GEMMs, attention and convolutions, unknown FLOPs count.
@@ -83,9 +77,8 @@ class RankFlops:
         """Sum up the costs of the chosen rows of work, which take `duration` ns each."""
         code, labels = work.categories
         category = code[chosen]
-        time = {
-            label: int(duration[category == place].sum()) for place, label in enumerate(labels)
-        }
+        sums = [int(duration[category == place].sum()) for place in range(len(labels))]
+        time = dict(zip(labels, sums, strict=True))
         is_matrix = np.isin(category, [labels.index(label) for label in MATRIX])
         share = costs.share[chosen]
         operator = costs.operator[chosen]
@@ -101,7 +94,6 @@ class RankFlops:
         covered, whole = (
             int(duration[flags].sum()) for flags in (is_matrix & inside, is_matrix)
         )
-        is_unknown = covered < (1 - _MOST_UNKNOWN) * whole
         return cls(
             gpu=None if costs.roof is None else costs.roof.gpu,
             device=work.trace.meta.gpu,
@@ -119,7 +111,7 @@ class RankFlops:
             ),
             reasons=costs.operators.reasons,
             uncovered_ns=_by_operator(work, chosen, duration * (is_matrix & ~inside))
-            if is_unknown
+            if covered < (1 - _MOST_UNKNOWN) * whole
             else {},
         )
 
@@ -170,15 +162,10 @@ def _measured_ns(roof: Roof | None, problem: str, precision: str) -> float:
 def merged_problems(tables: Sequence[pa.Table]) -> pa.Table:
     """Add up the GEMMs of several ranks by their size."""
     whole = pa.concat_tables(tables)
-    names = [name for name in PROBLEMS.names if name not in ("problem", "precision")]
-    sums = whole.group_by(["problem", "precision"], use_threads=False).aggregate(
-        [(name, "sum") for name in names]
-    )
-    return (
-        sums.rename_columns(PROBLEMS.names)
-        .cast(PROBLEMS)
-        .sort_by([("total_ns", "descending"), ("problem", "ascending")])
-    )
+    keys, names = PROBLEMS.names[:2], PROBLEMS.names[2:]
+    sums = whole.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+    table = sums.rename_columns(PROBLEMS.names).cast(PROBLEMS)
+    return table.sort_by([("total_ns", "descending"), ("problem", "ascending")])
 
 
 def step_flops(ranks: Sequence[RankFlops | str], steps: int, step_ns: int) -> StepFlops:
@@ -194,11 +181,11 @@ def step_flops(ranks: Sequence[RankFlops | str], steps: int, step_ns: int) -> St
         Duration of all these steps.
 
     """
-    texts = [rank for rank in ranks if isinstance(rank, str)]
     numbers = [rank for rank in ranks if not isinstance(rank, str)]
-    if texts or not numbers:
-        reason = texts[0] if texts else "no rank has device work"
+    if reason := next((rank for rank in ranks if isinstance(rank, str)), None):
         return StepFlops.without(reason)
+    if not numbers:
+        return StepFlops.without("no rank has device work")
     executed, matrix = sum(rank.executed for rank in numbers), sum(r.matrix_ns for r in numbers)
     covered = sum(rank.covered_ns for rank in numbers) / matrix if matrix else None
     gpus = {rank.gpu for rank in numbers}

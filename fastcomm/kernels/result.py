@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 
 from fastcomm.checks import shortened
 from fastcomm.hardware.gpu import StepFlops
-from fastcomm.kernels import KeySums, statistics
+from fastcomm.kernels import COMMUNICATION, COPY, OTHER, KeySums, statistics
 from fastcomm.kernels.attribution import split_labels
 from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops
-from fastcomm.kernels.names import COMMUNICATION, COPY, OTHER
 from fastcomm.kernels.totals import (
     QUEUE_COLUMNS,
     RankWork,

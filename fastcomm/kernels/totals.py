@@ -32,26 +32,14 @@ from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 NOT_COUNTED = "FLOPs were not counted"
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 ROWS = pa.schema(
-    [
-        pa.field("rank", pa.int32()),
-        pa.field("name", pa.string()),
-        pa.field("category", pa.string()),
-        pa.field("count", pa.int64()),
-        pa.field("total_ns", pa.int64()),
-        pa.field("min_ns", pa.int64()),
-        pa.field("max_ns", pa.int64()),
-        *(pa.field(name, pa.float64()) for name in COSTS),  # 0 where FLOPs are unknown
-    ]
+    [("rank", pa.int32()), ("name", _TEXT), ("category", _TEXT)]
+    + [(name, _INT) for name in ("count", "total_ns", "min_ns", "max_ns")]
+    + [(name, _FLOAT) for name in COSTS]  # 0 where FLOPs are unknown
 )
 _ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
-DURATIONS = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("bucket", pa.int64()),
-        pa.field("number", pa.int64()),
-    ]
-)
+DURATIONS = pa.schema([("name", _TEXT), ("bucket", _INT), ("number", _INT)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +119,19 @@ class WorkTotals:
                 key, full_names=question.full_names, with_inputs=question.flops
             )
             own = _matching(work, labels, chosen, question.match)
-            is_own = slice(None) if own is None else own
-            at = chosen[is_own]
-            spent = duration[is_own]
-            numbers = {}
+            at, spent, numbers = chosen[own], duration[own], {}
             if isinstance(costs, WorkCosts):
                 of_operators = key not in (*DEVICE_KEYS, "stream")
                 numbers = row_costs(costs, at, spent, of_operators=of_operators)
             rows[key], durations[key] = _tables(
                 trace.meta.rank, work, labels, at, spent, numbers
             )
-        waiting = QUEUES.empty_table()
-        if "stream" in question.by:
-            waiting = queues(work, chosen)
         return cls(
-            ranks=(about,), rows=rows, durations=durations, problems=sizes, queues=waiting
+            ranks=(about,),
+            rows=rows,
+            durations=durations,
+            problems=sizes,
+            queues=queues(work, chosen) if "stream" in question.by else QUEUES.empty_table(),
         )
 
 
@@ -189,10 +175,10 @@ def _chosen(work: Work, question: WorkQuestion) -> tuple[Ints, RankWork]:
     )
 
 
-def _matching(work: Work, labels: Labels, chosen: Ints, match: str | None) -> Ints | None:
-    """Return the places in `chosen` of work whose name or label matches; None for all."""
+def _matching(work: Work, labels: Labels, chosen: Ints, match: str | None) -> Ints | slice:
+    """Return the places in `chosen` of work whose name or label matches; all without any."""
     if match is None:
-        return None
+        return slice(None)
     code, names = work.names
     label, texts = labels
     is_match = np.zeros(len(chosen), np.bool_)
@@ -227,13 +213,10 @@ def _tables(
             "total_ns": parts.total[used],
             "min_ns": parts.least[used],
             "max_ns": parts.most[used],
+            **dict.fromkeys(COSTS, np.zeros(len(used))),
             **{
-                name: np.bincount(pair, weights=numbers.get(name), minlength=len(parts.count))[
-                    used
-                ]
-                if name in numbers
-                else np.zeros(len(used))
-                for name in COSTS
+                name: np.bincount(pair, weights=values, minlength=len(parts.count))[used]
+                for name, values in numbers.items()
             },
         }
     )
@@ -293,25 +276,21 @@ FULL_QUEUE = 1024  # entries of a queue of CUDA: the next launch waits for one t
 # Sums of a rank and stream over the work whose launch was recorded.
 QUEUES = pa.schema(
     [
-        pa.field("rank", pa.int32()),
-        pa.field("name", pa.string()),  # of the stream
-        pa.field("launched", pa.int64()),
-        pa.field("delay_ns", pa.int64()),
-        pa.field("longest_delay_ns", pa.int64()),
-        pa.field("queued_ns", pa.int64()),
-        pa.field("longest_queue", pa.int64()),
-        pa.field("full_ns", pa.int64()),
-        pa.field("span_ns", pa.int64()),  # from the first launch to the last start
+        ("rank", pa.int32()),
+        ("name", _TEXT),  # of the stream
+        *[(name, _INT) for name in ("launched", "delay_ns", "longest_delay_ns")],
+        *[(name, _INT) for name in ("queued_ns", "longest_queue", "full_ns")],
+        ("span_ns", _INT),  # from the first launch to the last start
     ]
 )
 QUEUE_COLUMNS = pa.schema(
     [
-        ("launched", pa.int64()),  # events whose launch was recorded
-        ("launch_delay_mean_ns", pa.float64()),  # from the end of the call to the start
-        ("launch_delay_max_ns", pa.int64()),
-        ("queue_mean", pa.float64()),  # launched and not yet begun, over time
-        ("queue_max", pa.int64()),
-        ("queue_full_ns", pa.int64()),  # with FULL_QUEUE or more
+        ("launched", _INT),  # events whose launch was recorded
+        ("launch_delay_mean_ns", _FLOAT),  # from the end of the call to the start
+        ("launch_delay_max_ns", _INT),
+        ("queue_mean", _FLOAT),  # launched and not yet begun, over time
+        ("queue_max", _INT),
+        ("queue_full_ns", _INT),  # with FULL_QUEUE or more
     ]
 )
 
@@ -387,23 +366,17 @@ def queue_columns(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Array]:
         [*((name, "sum") for name in summed), *((name, "max") for name in largest)]
     )
     sums = sums.take(pc.index_in(pa.array(names, pa.string()), sums["name"].combine_chunks()))
-    ratio = {
-        name: pc.divide(sums[f"{over}_sum"].cast(pa.float64()), sums[f"{under}_sum"])
-        for name, over, under in (
-            ("launch_delay_mean_ns", "delay_ns", "launched"),
-            ("queue_mean", "queued_ns", "span_ns"),
-        )
-    }
+
+    def ratio(over: str, under: str) -> pa.ChunkedArray:
+        return pc.divide(sums[f"{over}_sum"].cast(_FLOAT), sums[f"{under}_sum"])
+
+    length = ratio("queued_ns", "span_ns")
     return {
         "launched": pc.fill_null(sums["launched_sum"], 0),
-        "launch_delay_mean_ns": ratio["launch_delay_mean_ns"],
+        "launch_delay_mean_ns": ratio("delay_ns", "launched"),
         "launch_delay_max_ns": sums["longest_delay_ns_max"],
-        "queue_mean": _finite(ratio["queue_mean"]),
+        # Null where the span is 0.
+        "queue_mean": pc.if_else(pc.is_finite(length), length, None),
         "queue_max": sums["longest_queue_max"],
         "queue_full_ns": sums["full_ns_sum"],
     }
-
-
-def _finite(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values; null instead of those that divide by a span of 0."""
-    return pc.if_else(pc.is_finite(values), values, None)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
-import pyarrow as pa
 
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import opened
@@ -27,7 +26,7 @@ from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, match_name
-from fastcomm.store import Entry, Manifest, TableFile, table_name
+from fastcomm.store import Manifest, TableFile, table_name
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
 from fastcomm.trace.columns import filled
@@ -67,7 +66,9 @@ def listed(folder: Path, manifest: Manifest) -> Iterator[StoredFile | SkippedRan
             )
             yield SkippedRank(rank=entry.rank, path=str(path), error=error)
         else:
-            provenance = _provenance(entry, manifest)
+            provenance: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
+            if manifest.reading is not None:
+                provenance["reading"] = manifest.reading
             yield StoredFile(rank=entry.rank, path=path, size=size or 0, provenance=provenance)
 
 
@@ -105,14 +106,6 @@ def _inside(folder: Path, name: str) -> Path:
             "store"
         )
     return path
-
-
-def _provenance(entry: Entry, manifest: Manifest) -> dict[str, Any]:
-    """Return the source and the options that the manifest states for a rank."""
-    provenance: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
-    if manifest.reading is not None:
-        provenance["reading"] = manifest.reading
-    return provenance
 
 
 def check_provenance(
@@ -245,10 +238,9 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
 
 def _clock(text: str) -> StepBoundary:
     """Return a text as the name of a clock; raise ValueError if there is none of that name."""
-    for clock in get_args(StepBoundary):
-        if clock == text:
-            return cast("StepBoundary", clock)
-    raise ValueError(f"clock {text!r}")
+    if text not in get_args(StepBoundary):
+        raise ValueError(f"clock {text!r}")
+    return cast("StepBoundary", text)
 
 
 def _rule(plain: Mapping[str, Any]) -> TagRule:
@@ -348,17 +340,12 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
         sizes=Sizes(*(filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
         named=names,
         name=name,
-        partners=_partners(comm),
+        partners=Partners(
+            root=filled(comm["root"]),
+            sends_to=comm["sends_to"].to_pylist(),
+            receives_from=comm["receives_from"].to_pylist(),
+        ),
         unsized=None,
-    )
-
-
-def _partners(comm: pa.Table) -> Partners:
-    """Return the roots, targets and sources of communication rows."""
-    return Partners(
-        root=filled(comm["root"]),
-        sends_to=comm["sends_to"].to_pylist(),
-        receives_from=comm["receives_from"].to_pylist(),
     )
 
 

@@ -30,20 +30,18 @@ _NUMBERS = {
     "tag": schema.TAG,
     "tag_source": {name: number for number, name in enumerate(schema.TAG_SOURCES)},
 }
-_META = {
+_META: dict[str, Any] = {
     "rank": int,
-    "format": str,
-    "found_by": str,
     "base": int,
     "world_size": int | None,
+    "format": str,
+    "found_by": str,
     "clock": str | None,
 }
 # Stores of older releases lack these.
-_LATER_META = {
-    "gpu": str | None,
-    "host": str | None,
-    "is_truncated": bool,
-    "is_host_run": bool,
+_LATER_META: dict[str, Any] = {
+    **dict.fromkeys(("gpu", "host"), str | None),
+    **dict.fromkeys(("is_truncated", "is_host_run"), bool),
 }
 _EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
@@ -227,18 +225,17 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
         metadata = json.loads(text)
     store.checked_layout(metadata["layout"], str(path))
     meta = metadata["meta"]
-    for name, kind in _META.items():
-        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
-            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
+    later = {name: kind for name, kind in _LATER_META.items() if name in meta}
+    for name, kind in (_META | later).items():
+        value = meta[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{name} {str(value)[:40]!r}")
     for name in ("warnings", "lacks", "unused"):
         # Stores of older releases lack "unused".
         if not all(isinstance(text, str) for text in meta.get(name, ())):
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
         raise TypeError("device_notes are no texts")
-    for name, later in _LATER_META.items():
-        if name in meta and not isinstance(meta[name], later):
-            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
     return metadata
 
 
@@ -330,38 +327,30 @@ def _trace(
     }
     if "group_id" in rows.column_names:
         _check_places(rows["group_id"], small["groups"].num_rows, "group")
+    if "lane" in rows.column_names:
+        _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in metadata["meta"].items()
     }
-    parts = {
-        "comm": _communication(rows),
-        "groups": small["groups"],
-        "iterations": small["iterations"],
-        "meta": Meta(**meta, path=str(path)),
-    }
-    if "lane" in rows.column_names:
-        _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     args = [name for name in schema.ARGS.names if name in rows.schema.names]
-    parts |= {
+    parts = {
+        "lanes": None,
+        **small,
+        "comm": _communication(rows),
+        "meta": Meta(**meta, path=str(path)),
         "events": _events(rows, schema.COLUMN_SETS[column_set]["events"]),
         "args": rows.select(args) if args else None,
-        "lanes": small.get("lanes"),
     }
     is_all = column_set == "all"
     trace = Trace.of(**parts) if is_all else Trace.narrow(**parts, columns=column_set)
-    trace = _with_device_iterations(trace, metadata)
+    columns = metadata.get("device_iterations")
+    on_device = None if columns is None else pa.table(columns, schema.ITERATIONS)
+    notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
+    trace = trace.with_device_iterations(on_device, notes)
     if column_set != "metrics":
         return trace
     return replace(trace, stored_idle=_stored_idle(trace, metadata))
-
-
-def _with_device_iterations(trace: Trace, metadata: Mapping[str, Any]) -> Trace:
-    """Return the trace with its stored iterations on the device's clock, if it has any."""
-    columns = metadata.get("device_iterations")
-    table = None if columns is None else pa.table(columns, schema.ITERATIONS)
-    notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
-    return trace.with_device_iterations(table, notes)
 
 
 def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTimes]:
@@ -377,7 +366,8 @@ def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTim
         steps = len(table)
         ns = np.array(stored["ns"], np.int64).reshape(-1, len(schema.CAUSES))
         evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
-        if len(ns) != steps or (ns < 0).any() or any(map(_has_null, evidence.columns)):
+        has_null = any(column.null_count for column in evidence.columns)
+        if len(ns) != steps or (ns < 0).any() or has_null:
             raise ValueError(f"idle times of {len(ns)} steps, of {steps}")
         for name, count in (("step", steps), ("cause", len(schema.CAUSES))):
             places = evidence[name].to_numpy()  # of few rows: faster than `_check_places`
@@ -385,10 +375,6 @@ def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTim
                 raise IndexError(f"{name} of idle time outside 0 to {count}")
         result[clock] = IdleTimes(ns=ns, evidence=evidence)
     return result
-
-
-def _has_null(column: pa.ChunkedArray) -> bool:
-    return bool(column.null_count)
 
 
 def _events(rows: pa.Table, table_schema: pa.Schema) -> pa.Table:

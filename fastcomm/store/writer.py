@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,14 +106,16 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
     comm = _ordered(trace)
     sections = _sections(trace, comm)
     table = _table(trace, comm)
+    on_device = trace.device_iterations
     about = {
         "layout": store.LAYOUT,
         **provenance,
-        "meta": _meta(trace),
+        # The path is in the provenance.
+        "meta": {name: own for name, own in asdict(trace.meta).items() if name != "path"},
         **{
             name: getattr(trace, name).to_pydict() for name in ("lanes", "groups", "iterations")
         },
-        "device_iterations": _device_iterations(trace),
+        "device_iterations": None if on_device is None else on_device.to_pydict(),
         "device_notes": trace.device_notes,
         "idle": _idle(trace),
         "events": trace.events.num_rows,
@@ -238,11 +239,6 @@ def _dictionary(codes: NDArray[np.int8], texts: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(texts))
 
 
-def _device_iterations(trace: Trace) -> dict[str, Any] | None:
-    table = trace.device_iterations
-    return None if table is None else table.to_pydict()
-
-
 def _idle(trace: Trace) -> dict[str, Any]:
     """Return the idle time by cause of the iterations on each clock, for metrics."""
     windows = {"host": trace.iterations, "device": trace.device_iterations}
@@ -251,11 +247,6 @@ def _idle(trace: Trace) -> dict[str, Any]:
         for clock, table in windows.items()
         if table is not None and (times := idle_times(trace, table)) is not None
     }
-
-
-def _meta(trace: Trace) -> dict[str, Any]:
-    """Return the metadata of the trace without its path, which the provenance has."""
-    return {name: value for name, value in asdict(trace.meta).items() if name != "path"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,21 +268,9 @@ class StoredRank:
         metadata = rank_file.about(path)
         meta = trace.meta
         entry = Entry(
-            rank=meta.rank,
+            **rank_facts(trace),
             file=path.name,
-            events=metadata["events"],
-            start=pc.min(trace.events["start"]).as_py(),
-            stop=pc.max(trace.events["stop"]).as_py(),
             size=path.stat().st_size,
-            format=meta.format,
-            clock=meta.clock,
-            found_by=meta.found_by,
-            iterations=trace.iterations.num_rows,
-            communication=trace.comm.num_rows,
-            without_bytes=without_bytes(trace),
-            untagged=untagged(trace),
-            warnings=meta.warnings,
-            lacks=meta.lacks,
             source=metadata["source"],
             fingerprint=Fingerprint(**metadata["fingerprint"]),
             footer=footer_sha256(path),
@@ -307,14 +286,24 @@ class StoredRank:
         )
 
 
-def without_bytes(trace: Trace) -> int:
-    """Return the number of communication events of unknown size."""
-    return int(trace.comm["payload_bytes"].null_count)
-
-
-def untagged(trace: Trace) -> int:
-    """Return the number of communication events of unknown parallelism."""
-    return int((trace.comm["tag"].to_numpy() == TAG["OTHER"]).sum())
+def rank_facts(trace: Trace) -> dict[str, Any]:
+    """Return what an `Entry` says of a trace, by the names of its fields; times in ns."""
+    events, comm, meta = trace.events, trace.comm, trace.meta
+    return {
+        "rank": meta.rank,
+        "format": meta.format,
+        "clock": meta.clock,
+        "events": events.num_rows,
+        "start": pc.min(events["start"]).as_py(),
+        "stop": pc.max(events["stop"]).as_py(),
+        "found_by": meta.found_by,
+        "iterations": trace.iterations.num_rows,
+        "communication": comm.num_rows,
+        "without_bytes": comm["payload_bytes"].null_count,
+        "untagged": int((comm["tag"].to_numpy() == TAG["OTHER"]).sum()),
+        "warnings": meta.warnings,
+        "lacks": meta.lacks,
+    }
 
 
 def write_tables(
@@ -345,35 +334,28 @@ def write_tables(
 
 def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table:
     """Return the table of ranks."""
-    column = partial(_column, entries)
-    rank_notes = [notes.get(entry.rank) for entry in entries]
-
-    def note(name: str, kind: pa.DataType) -> pa.Array:
-        return pa.array([entry and getattr(entry, name) for entry in rank_notes], kind)
-
-    correction = [entry and (entry.offset_ns if entry.applies else 0) for entry in rank_notes]
-    return pa.table(
-        {
-            "rank": column("rank", pa.int32()),
-            "file": column("file", pa.string()),
-            "events": column("events", pa.int64()),
-            "start": column("start", pa.int64()),
-            "stop": column("stop", pa.int64()),
-            "iterations": column("iterations", pa.int64()),
-            "format": column("format", pa.string()),
-            "clock": column("clock", pa.string()),
-            "clock_offset_ns": note("offset_ns", pa.int64()),
-            "clock_spread_ns": note("spread_ns", pa.int64()),
-            "clock_matches": note("matches", pa.int64()),
-            "clock_reference": note("reference", pa.int32()),
-            "clock_correction_ns": pa.array(correction, pa.int64()),
-        }
-    )
+    rows = []
+    for entry in entries:
+        row = {name: getattr(entry, name, None) for name in _RANKS.names}
+        if note := notes.get(entry.rank):
+            row |= {f"clock_{name}": value for name, value in asdict(note).items()}
+            row["clock_correction_ns"] = note.offset_ns if note.applies else 0
+        rows.append({name: utf8(v) if isinstance(v, str) else v for name, v in row.items()})
+    return pa.Table.from_pylist(rows, schema=_RANKS)
 
 
-def _column(entries: Sequence[Entry], name: str, kind: pa.DataType) -> pa.Array:
-    values = [getattr(entry, name) for entry in entries]
-    return pa.array([utf8(v) if isinstance(v, str) else v for v in values], kind)
+_RANKS = pa.schema(
+    [
+        *[("rank", pa.int32()), ("file", pa.string())],
+        *[(name, pa.int64()) for name in ("events", "start", "stop", "iterations")],
+        *[("format", pa.string()), ("clock", pa.string())],
+        ("clock_offset_ns", pa.int64()),
+        ("clock_spread_ns", pa.int64()),
+        ("clock_matches", pa.int64()),
+        ("clock_reference", pa.int32()),
+        ("clock_correction_ns", pa.int64()),
+    ]
+)
 
 
 def group_table(trace: Trace) -> pa.Table:

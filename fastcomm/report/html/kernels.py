@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fastcomm.kernels.names import COMMUNICATION
+from fastcomm.kernels import COMMUNICATION
 from fastcomm.kernels.result import Kernels
 from fastcomm.report import html
 from fastcomm.report.html import (
