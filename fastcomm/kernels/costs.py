@@ -146,45 +146,15 @@ class WorkCosts:
             is_recomputed=_recomputed(work, operators),
         )
 
-    @property
-    def is_known(self) -> Flags:
-        """Whether the operator of each row has a known cost."""
-        return self.operator >= 0
-
-    def divided(self, values: Floats) -> Floats:
-        """Divide numbers of the operators among their work; NaN where unknown."""
-        by_work = np.append(values, np.nan)[self.operator] * self.share
-        return np.where(self.share > 0, by_work, np.nan)
-
-    @cached_property
-    def flops(self) -> Floats:
-        """FLOPs of each row; NaN where unknown."""
-        return self.divided(self.operators.column("flops"))
-
-    @cached_property
-    def bytes(self) -> Floats:
-        """Bytes of each row; NaN where unknown."""
-        return self.divided(self.operators.column("bytes"))
-
     @cached_property
     def peak_ns(self) -> Floats:
-        """Time of the FLOPs of each row at the peak; NaN where unknown."""
-        return self.divided(self.peak_ns_by_operator)
-
-    @cached_property
-    def memory_ns(self) -> Floats:
-        """Time of the bytes of each row at the bandwidth of the memory; NaN where unknown."""
-        return self.divided(self.memory_ns_by_operator)
-
-    @cached_property
-    def peak_ns_by_operator(self) -> Floats:
         """Time of the FLOPs of each operator at the peak; NaN where unknown."""
         if self.roof is None:
             return np.full(len(self.operators.row), np.nan)
         return self.operators.peak_ns(self.roof)
 
     @cached_property
-    def memory_ns_by_operator(self) -> Floats:
+    def memory_ns(self) -> Floats:
         """Time of the bytes of each operator at the memory's bandwidth; NaN where unknown."""
         rate = np.nan if self.roof is None else self.roof.memory
         return self.operators.column("bytes") / rate * 1e9
@@ -192,9 +162,7 @@ class WorkCosts:
     @cached_property
     def is_memory_bound(self) -> Flags:
         """Whether the operator of each row needs the memory for longer than the cores."""
-        is_longer = ~self.operators.is_matrix | (
-            self.memory_ns_by_operator > self.peak_ns_by_operator
-        )
+        is_longer = ~self.operators.is_matrix | (self.memory_ns > self.peak_ns)
         return np.append(is_longer, False)[self.operator]
 
     @cached_property

@@ -89,7 +89,7 @@ class RankFlops:
         )
         part = np.where(costs.operators.is_matrix, part, 0.0)
         flops = costs.operators.column("flops") * part
-        at_peak = costs.peak_ns_by_operator * part
+        at_peak = costs.peak_ns * part
         model = costs.model_flops
         covered, whole = (
             int(duration[flags].sum()) for flags in (is_matrix & inside, is_matrix)
@@ -131,20 +131,19 @@ def problems(costs: WorkCosts, chosen: Ints, duration: Ints) -> pa.Table:
     spent = np.bincount(
         operator[inside], weights=duration[inside], minlength=len(operators.row)
     )
-    rows: dict[tuple[str, str], list[float]] = {}
+    rows: dict[tuple[str, str], Floats] = {}
     measured: dict[tuple[str, str], float] = {}
-    columns = operators.cost, spent, costs.peak_ns_by_operator, costs.memory_ns_by_operator
+    columns = operators.cost, spent, costs.peak_ns, costs.memory_ns
     for place, total, peak, memory in zip(*(c.tolist() for c in columns), strict=True):
         one = operators.costs[place]
         if one.problem and total:
             key = one.problem, one.precision
             if key not in rows:
-                rows[key] = [0.0, 0.0, 0.0, 0.0, 0.0]
+                rows[key] = np.zeros(5)
                 measured[key] = _measured_ns(costs.roof, *key)
-            values = 1, total, peak, memory, measured[key]
-            rows[key] = [old + new for old, new in zip(rows[key], values, strict=True)]
+            rows[key] += 1, total, peak, memory, measured[key]
     longest = sorted(rows.items(), key=lambda item: (-item[1][1], item[0]))[:_MOST_PROBLEMS]
-    table = [[*key, int(values[0]), *values[1:]] for key, values in longest]
+    table = [[*key, int(values[0]), *values[1:].tolist()] for key, values in longest]
     records = [dict(zip(PROBLEMS.names, values, strict=True)) for values in table]
     return pa.Table.from_pylist(records, schema=PROBLEMS)
 
@@ -349,18 +348,20 @@ def row_costs(
     With `of_operators`, time of which FLOPs are known is that of all work of an operator, and
     else that of its main kernels.
     """
-    operator, share = costs.operator[rows], costs.share[rows]
+    operator, share, operators = costs.operator[rows], costs.share[rows], costs.operators
     is_known = (operator >= 0) & (of_operators | (share > 0))
-    has_peak = is_known & ~np.isnan(np.append(costs.peak_ns_by_operator, np.nan)[operator])
-    is_matrix = is_known & np.append(costs.operators.is_matrix, False)[operator]
+    has_peak = is_known & ~np.isnan(np.append(costs.peak_ns, np.nan)[operator])
+    is_matrix = is_known & np.append(operators.is_matrix, False)[operator]
     times = {
         **dict.fromkeys(("flops_ns", "bytes_ns"), is_known),
         "peak_of_ns": has_peak,
         "matrix_ns": is_matrix,
     }
+    of_operator = {name: operators.column(name) for name in ("flops", "bytes")}
+    of_operator |= {"peak_ns": costs.peak_ns, "memory_ns": costs.memory_ns}
     values = {
-        name: np.nan_to_num(getattr(costs, name)[rows])
-        for name in ("flops", "bytes", "peak_ns", "memory_ns")
+        name: np.nan_to_num(np.append(column, np.nan)[operator] * share)
+        for name, column in of_operator.items()
     }
     return {**values, **{name: np.where(flags, duration, 0.0) for name, flags in times.items()}}
 

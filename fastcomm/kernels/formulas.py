@@ -15,6 +15,13 @@ OperatorKind = Literal["GEMM", "attention", "convolution", "memory"]
 KINDS: tuple[OperatorKind, ...] = ("GEMM", "attention", "convolution", "memory")
 MATRIX = KINDS[:3]  # whose FLOPs are those of a step
 _NO_SHAPE = "the shape of an input is not recorded"
+_NO_FIT = "the shapes do not fit each other"
+
+
+def _check_fit(fits: bool) -> None:
+    """Raise UnknownCostError if shapes do not fit each other."""
+    if not fits:
+        raise UnknownCostError(_NO_FIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +66,7 @@ def matmul(
     second = other.shape if len(other.shape) > 1 else (*other.shape, 1)
     if is_linear:
         first, second = (math.prod(first[:-1]), first[-1]), second[::-1]
-    if first[-1] != second[-2]:
-        raise UnknownCostError("the shapes do not fit each other")
+    _check_fit(first[-1] == second[-2])
     count = math.prod(broadcast([first[:-2], second[:-2]]))
     added = inputs.optional(bias)
     return _product(factor, other, (count, first[-2], second[-1], first[-1]), added)
@@ -85,9 +91,8 @@ def grouped(inputs: Inputs, a: int = 0, b: int = 1, groups: int = 2) -> Operator
         written = (count - 1) * m * n * factor.element_bytes
         return replace(whole, bytes=whole.bytes + written, problem=f"{m}x{n}x{k}/{count}")
     else:
-        raise UnknownCostError("the shapes do not fit each other")
-    if k not in matrix or not k:
-        raise UnknownCostError("the shapes do not fit each other")
+        raise UnknownCostError(_NO_FIT)
+    _check_fit(k in matrix and k > 0)
     n = matrix[0] * matrix[1] // k
     return replace(
         _product(factor, other, (1, m, n, k), None), problem=f"{m}x{n}x{k} in {count} groups"
@@ -97,17 +102,14 @@ def grouped(inputs: Inputs, a: int = 0, b: int = 1, groups: int = 2) -> Operator
 def transposable(inputs: Inputs) -> OperatorCost:
     """Count `te_gemm_ts` of Transformer Engine, whose operands have flags."""
     factor, other = inputs.tensor(0), inputs.tensor(5)
-    if len(factor.shape) != len(other.shape) or len(factor.shape) != 2:  # noqa: PLR2004 - matrices
-        raise UnknownCostError("the shapes do not fit each other")
+    _check_fit(len(factor.shape) == len(other.shape) == 2)  # noqa: PLR2004 - matrices
     m, k = factor.shape if inputs.flag(4) else factor.shape[::-1]
     n = other.shape[1] if inputs.flag(9) else other.shape[0]
     return _product(factor, other, (1, m, n, k), None)
 
 
-HEADS_FIRST, TOKENS_FIRST = (
-    (0, 1, 2, 3),
-    (0, 2, 1, 3),
-)  # places of batch, heads, tokens, width
+# Places of batch, heads, tokens and width.
+HEADS_FIRST, TOKENS_FIRST = (0, 1, 2, 3), (0, 2, 1, 3)
 _PACKED = 3  # dimensions of tensors whose sequences follow each other
 
 
@@ -125,8 +127,7 @@ class AttentionFormula:
     def __call__(self, inputs: Inputs) -> OperatorCost:
         """Count QK and PV; causal masks leave half. Backward, QK is computed again."""
         q, k, v = (inputs.tensor(self.q + place) for place in range(3))
-        if len({len(tensor.shape) for tensor in (q, k, v)}) > 1:
-            raise UnknownCostError("the shapes do not fit each other")
+        _check_fit(len(q.shape) == len(k.shape) == len(v.shape))
         is_packed = self.starts is not None and inputs.has_tensor(self.starts)
         if is_packed:
             count, pairs = 1, self._packed_pairs(inputs, q, k)
@@ -135,8 +136,7 @@ class AttentionFormula:
             count, heads, queries, width = _ordered(q.shape, self.order)
             keys_count, _, keys, key_width = _ordered(k.shape, self.order)
             value_width = _ordered(v.shape, self.order)[3]
-            if (keys_count, key_width) != (count, width):
-                raise UnknownCostError("the shapes do not fit each other")
+            _check_fit((keys_count, key_width) == (count, width))
             pairs = self._pairs(inputs, queries, keys)
         forward = count * heads * pairs * (width + value_width)
         again = count * heads * pairs * width
@@ -176,25 +176,22 @@ class AttentionFormula:
         rest = [total - longest_ for total, longest_ in zip(tokens, longest, strict=True)]
         if count < 1 or min(longest) < 1 or min(rest) < 0:
             raise UnknownCostError("the lengths of packed sequences do not fit the shapes")
-        pairs = self._pairs(inputs, *longest)
-        others = count - 1
-        return pairs + (
-            others * self._pairs(inputs, *(r // others for r in rest)) if others else 0
-        )
+        pairs, others = self._pairs(inputs, *longest), count - 1
+        if others:
+            pairs += others * self._pairs(inputs, *(total // others for total in rest))
+        return pairs
 
 
 def _packed_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
     """Return heads, width of a head, and that of a value."""
-    if len(q.shape) < _PACKED or k.shape[-1] != q.shape[-1]:
-        raise UnknownCostError("the shapes do not fit each other")
+    _check_fit(len(q.shape) >= _PACKED and k.shape[-1] == q.shape[-1])
     return q.shape[-2], q.shape[-1], v.shape[-1]
 
 
 def _ordered(shape: Shape, order: tuple[int, int, int, int]) -> Shape:
     if not shape:
         raise UnknownCostError(_NO_SHAPE)
-    if len(shape) != len(order):
-        raise UnknownCostError("the shapes do not fit each other")
+    _check_fit(len(shape) == len(order))
     return tuple(shape[place] for place in order)
 
 
@@ -214,16 +211,12 @@ class ConvolutionFormula:
         """Count the forward pass; its output follows from stride, padding and dilation."""
         x, weight = inputs.tensor(0), inputs.tensor(1)
         spatial = len(x.shape) - 2
-        if spatial < 1 or len(weight.shape) != len(x.shape):
-            raise UnknownCostError("the shapes do not fit each other")
-        stride, padding, dilation, extra = (
-            inputs.numbers(place, spatial, default)
-            for place, default in (
-                (self.stride, 1),
-                (self.padding, 0),
-                (self.dilation, 1),
-                (self.output_padding, 0),
-            )
+        _check_fit(spatial >= 1 and len(weight.shape) == len(x.shape))
+        stride, dilation = (
+            inputs.numbers(place, spatial, 1) for place in (self.stride, self.dilation)
+        )
+        padding, extra = (
+            inputs.numbers(place, spatial, 0) for place in (self.padding, self.output_padding)
         )
         if min(stride) < 1:
             raise UnknownCostError("a stride is 0")
@@ -241,8 +234,7 @@ class ConvolutionFormula:
             else:
                 steps = length + 2 * padding[place] - reach - 1
                 lengths.append(steps // stride[place] + 1)
-        if min(lengths) < 0:
-            raise UnknownCostError("the shapes do not fit each other")
+        _check_fit(min(lengths) >= 0)
         # A transposed convolution with groups has the outputs of one group in its weight.
         channels = weight.shape[1] if is_transposed else weight.shape[0]
         output = x.shape[0] * channels * math.prod(lengths)
