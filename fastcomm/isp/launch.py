@@ -3,134 +3,72 @@
 The options are those of Megatron-Core 0.14 and torchtitan 0.2.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
-from fastcomm.isp.plan import Plan
+from fastcomm.isp.plan import GRADIENTS, Plan
 
 Arguments = Mapping[str, str]  # values by option; a switch has an empty value
+# Values by option, before they are text: an option without value is left out, True is a switch.
+_Options = dict[str, int | str | None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What a trainer asks of its options: `option` needs `needs`, and excludes `excludes`.
-
-    The rule holds where `option` is given, with `value` if there is one. An entry of `needs`
-    is an option, "--option value", or "--option >1" for a number above.
-    """
-
-    option: str
-    value: str = ""
-    needs: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-
-
-# Checks of megatron/training/arguments.py.
+# A rule is "A needs B" or "A excludes B", where A and B are an option, an option and its value,
+# or "--option >1" for a number above. These are checks of megatron/training/arguments.py.
 MEGATRON_RULES = (
-    Rule(option="--sequence-parallel", needs=("--tensor-model-parallel-size >1",)),
-    Rule(
-        option="--num-layers-per-virtual-pipeline-stage",
-        needs=("--pipeline-model-parallel-size >1",),
-        excludes=(
-            "--num-virtual-stages-per-pipeline-rank",
-            "--decoder-first-pipeline-num-layers",
-            "--decoder-last-pipeline-num-layers",
-            "--account-for-embedding-in-pipeline-split",
-            "--account-for-loss-in-pipeline-split",
-        ),
-    ),
-    Rule(
-        option="--num-virtual-stages-per-pipeline-rank",
-        needs=("--pipeline-model-parallel-size >1",),
-    ),
-    Rule(
-        option="--decoder-last-pipeline-num-layers",
-        needs=("--pipeline-model-parallel-size >1",),
-        excludes=(
-            "--account-for-embedding-in-pipeline-split",
-            "--account-for-loss-in-pipeline-split",
-        ),
-    ),
-    Rule(
-        option="--overlap-param-gather",
-        needs=("--use-distributed-optimizer", "--overlap-grad-reduce"),
-    ),
-    Rule(option="--recompute-method", needs=("--recompute-granularity full",)),
-    Rule(option="--recompute-num-layers", needs=("--recompute-method",)),
-    Rule(option="--recompute-modules", needs=("--recompute-granularity selective",)),
-    Rule(
-        option="--recompute-granularity",
-        value="full",
-        needs=("--recompute-method",),
-        excludes=("--overlap-moe-expert-parallel-comm",),
-    ),
-    Rule(
-        option="--fp8-recipe", needs=("--fp8-format", "--transformer-impl transformer_engine")
-    ),
-    Rule(option="--fp8-format", needs=("--bf16",)),
-    Rule(option="--grad-reduce-in-bf16", excludes=("--accumulate-allreduce-grads-in-fp32",)),
-    Rule(
-        option="--context-parallel-size",
-        needs=("--transformer-impl transformer_engine",),
-    ),
-    Rule(option="--num-query-groups", needs=("--group-query-attention",)),
-    Rule(option="--moe-enable-deepep", needs=("--moe-token-dispatcher-type flex",)),
-    Rule(
-        option="--moe-flex-dispatcher-backend",
-        needs=("--moe-token-dispatcher-type flex",),
-        excludes=("--moe-enable-deepep",),
-    ),
-    Rule(
-        option="--overlap-moe-expert-parallel-comm",
-        needs=("--expert-model-parallel-size >1",),
-        excludes=("--moe-shared-expert-overlap",),
-    ),
-    Rule(option="--moe-pad-expert-input-to-capacity", needs=("--moe-expert-capacity-factor",)),
-    Rule(option="--multi-latent-attention", excludes=("--group-query-attention",)),
-    Rule(
-        option="--use-megatron-fsdp",
-        needs=("--data-parallel-sharding-strategy",),
-        excludes=("--use-torch-fsdp2", "--num-virtual-stages-per-pipeline-rank"),
-    ),
+    "--sequence-parallel needs --tensor-model-parallel-size >1",
+    "--num-virtual-stages-per-pipeline-rank needs --pipeline-model-parallel-size >1",
+    "--decoder-last-pipeline-num-layers needs --pipeline-model-parallel-size >1",
+    "--decoder-last-pipeline-num-layers excludes --account-for-embedding-in-pipeline-split",
+    "--decoder-last-pipeline-num-layers excludes --account-for-loss-in-pipeline-split",
+    "--overlap-param-gather needs --use-distributed-optimizer",
+    "--overlap-param-gather needs --overlap-grad-reduce",
+    "--recompute-method needs --recompute-granularity full",
+    "--recompute-num-layers needs --recompute-method",
+    "--recompute-modules needs --recompute-granularity selective",
+    "--recompute-granularity full needs --recompute-method",
+    "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm",
+    "--fp8-recipe needs --fp8-format",
+    "--fp8-recipe needs --transformer-impl transformer_engine",
+    "--fp8-format needs --bf16",
+    "--grad-reduce-in-bf16 excludes --accumulate-allreduce-grads-in-fp32",
+    "--context-parallel-size needs --transformer-impl transformer_engine",
+    "--num-query-groups needs --group-query-attention",
+    "--moe-enable-deepep needs --moe-token-dispatcher-type flex",
+    "--moe-flex-dispatcher-backend needs --moe-token-dispatcher-type flex",
+    "--moe-flex-dispatcher-backend excludes --moe-enable-deepep",
+    "--overlap-moe-expert-parallel-comm needs --expert-model-parallel-size >1",
+    "--overlap-moe-expert-parallel-comm excludes --moe-shared-expert-overlap",
+    "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor",
+    "--multi-latent-attention excludes --group-query-attention",
+    "--use-megatron-fsdp needs --data-parallel-sharding-strategy",
+    "--use-megatron-fsdp excludes --use-torch-fsdp2",
+    "--use-megatron-fsdp excludes --num-virtual-stages-per-pipeline-rank",
 )
 # Checks of torchtitan's parallel dimensions and trainer.
+_PIPELINE = "--parallelism.pipeline_parallel"
 TORCHTITAN_RULES = (
-    Rule(
-        option="--parallelism.pipeline_parallel_schedule",
-        needs=("--parallelism.pipeline_parallel_degree >1",),
-    ),
-    Rule(
-        option="--parallelism.pipeline_parallel_microbatch_size",
-        needs=("--parallelism.pipeline_parallel_degree >1",),
-    ),
-    Rule(
-        option="--activation_checkpoint.selective_ac_option",
-        needs=("--activation_checkpoint.mode selective",),
-    ),
+    f"{_PIPELINE}_schedule needs {_PIPELINE}_degree >1",
+    f"{_PIPELINE}_microbatch_size needs {_PIPELINE}_degree >1",
+    "--activation_checkpoint.selective_ac_option needs --activation_checkpoint.mode selective",
 )
 
 
-def violations(arguments: Arguments, rules: tuple[Rule, ...]) -> list[str]:
+def violations(arguments: Arguments, rules: tuple[str, ...]) -> list[str]:
     """Return what arguments break of the rules of a trainer, a sentence each."""
     broken = []
     for rule in rules:
-        value = arguments.get(rule.option)
-        if value is None or (rule.value and rule.value != value):
-            continue
-        broken += [
-            f"{rule.option} needs {need}" for need in rule.needs if not _holds(arguments, need)
-        ]
-        broken += [
-            f"{rule.option} excludes {other}" for other in rule.excludes if other in arguments
-        ]
+        given, verb, other = re.split(" (needs|excludes) ", rule)
+        if _holds(arguments, given) and _holds(arguments, other) != (verb == "needs"):
+            broken.append(f"{given.partition(' ')[0]} {verb} {other}")
     return broken
 
 
-def _holds(arguments: Arguments, need: str) -> bool:
-    """Whether arguments have what an entry of `Rule.needs` asks for."""
-    option, _, value = need.partition(" ")
+def _holds(arguments: Arguments, condition: str) -> bool:
+    """Whether arguments have what one side of a rule names."""
+    option, _, value = condition.partition(" ")
     if option not in arguments:
         return False
     if value == ">1":
@@ -151,78 +89,84 @@ def launch(name: str, plan: Plan) -> str:
     Raises
     ------
     ConfigError
-        If the trainer has no arguments for the plan.
+        If the trainer has no arguments for the plan, or cannot run it.
 
     """
-    build, rules = LAUNCHES[name]
-    arguments = build(plan)
-    if broken := violations(arguments, rules):
-        raise ConfigError(f"--launch {name}: {broken[0]}; fix another value with --fix")
+    launcher = _LAUNCHERS[name]
+    try:
+        if plan.trainer not in launcher.trainers:
+            raise ConfigError(
+                f"the strategies of {plan.habits.title} are not {launcher.title}'s; "
+                f"add --trainer {launcher.trainers[0]}"
+            )
+        options = launcher.options(plan)
+        arguments = {
+            option: "" if value is True else str(value)
+            for option, value in options.items()
+            if value
+        }
+        if broken := violations(arguments, launcher.rules):
+            raise ConfigError(f"{broken[0]}; fix another value with --fix")
+    except ConfigError as error:
+        raise ConfigError(f"--launch {name}: {error}") from error
     return " \\\n".join(f"{option} {value}".rstrip() for option, value in arguments.items())
 
 
-def megatron(plan: Plan) -> dict[str, str]:
-    """Return the arguments of Megatron-LM's pretrain_gpt.py for a plan.
-
-    Raises ConfigError if Megatron-LM cannot run the plan.
-    """
-    if plan.trainer not in {"megatron", "nemo", "nemo-fsdp"}:
-        raise ConfigError(
-            f"--launch megatron: the strategies of {plan.habits.title} are not Megatron's; "
-            "add --trainer megatron"
-        )
+def _megatron(plan: Plan) -> _Options:
+    """Return the options of Megatron-LM's pretrain_gpt.py."""
     return {
         **_shape(plan.model, plan.seq_len),
         **_batch_and_precision(plan),
         **_layout(plan),
         **_recompute(plan),
-        **(_experts(plan) if plan.model.experts else {}),
+        **_experts(plan),
     }
 
 
-def _shape(model: Model, seq_len: int) -> dict[str, str]:
-    """Return Megatron's arguments of a model with RMSNorm, RoPE and without biases.
+def _shape(model: Model, seq_len: int) -> _Options:
+    """Return Megatron's options of a model with RMSNorm, RoPE and without biases.
 
     A GELU model gets LayerNorm and biases, as GPT has them.
     """
-    arguments = {
-        "--num-layers": str(model.layers),
-        "--hidden-size": str(model.hidden),
-        "--ffn-hidden-size": str(model.ffn),
-        "--num-attention-heads": str(model.heads),
-        "--seq-length": str(seq_len),
-        "--max-position-embeddings": str(seq_len),
-        "--vocab-size": str(model.vocab),
+    options: _Options = {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.ffn,
+        "--num-attention-heads": model.heads,
+        "--seq-length": seq_len,
+        "--max-position-embeddings": seq_len,
+        "--vocab-size": model.vocab,
         "--tokenizer-type": "NullTokenizer",
         "--position-embedding-type": "rope",
         "--attention-dropout": "0",
         "--hidden-dropout": "0",
     }
     if latent := model.latent:
-        arguments |= {
-            "--multi-latent-attention": "",
-            "--q-lora-rank": str(latent.q_rank),
-            "--kv-lora-rank": str(latent.kv_rank),
-            "--qk-head-dim": str(latent.nope),
-            "--qk-pos-emb-head-dim": str(latent.rope),
-            "--v-head-dim": str(latent.value),
+        options |= {
+            "--multi-latent-attention": True,
+            "--q-lora-rank": latent.q_rank,
+            "--kv-lora-rank": latent.kv_rank,
+            "--qk-head-dim": latent.nope,
+            "--qk-pos-emb-head-dim": latent.rope,
+            "--v-head-dim": latent.value,
         }
     elif model.kv_heads != model.heads:
-        arguments["--group-query-attention"] = ""
-        arguments["--num-query-groups"] = str(model.kv_heads)
-    if model.head_dim:
-        arguments["--kv-channels"] = str(model.head_dim)
-    if model.mlp == "swiglu":
-        switches = ("--swiglu", "--disable-bias-linear")
-        arguments |= {"--normalization": "RMSNorm", **dict.fromkeys(switches, "")}
-    if not model.tied:
-        arguments["--untie-embeddings-and-output-weights"] = ""
-    if model.mtp_layers:
-        arguments["--mtp-num-layers"] = str(model.mtp_layers)
-    return arguments
+        options |= {"--group-query-attention": True, "--num-query-groups": model.kv_heads}
+    is_swiglu = model.mlp == "swiglu"
+    return options | {
+        "--kv-channels": model.head_dim,
+        "--normalization": "RMSNorm" if is_swiglu else None,
+        "--swiglu": is_swiglu,
+        "--disable-bias-linear": is_swiglu,
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--mtp-num-layers": model.mtp_layers,
+    }
 
 
-_FP8 = {
+# Format and recipe of FP8 by precision.
+_RECIPES = {
+    "bf16": (None, None),
+    "fp16": (None, None),
     "fp8_te": ("hybrid", "delayed"),
     "fp8_cs": ("hybrid", "tensorwise"),
     "fp8_tensor": ("hybrid", "tensorwise"),
@@ -231,115 +175,111 @@ _FP8 = {
 }
 
 
-def _batch_and_precision(plan: Plan) -> dict[str, str]:
-    arguments = {
-        "--micro-batch-size": str(plan.micro_batch),
-        "--global-batch-size": str(plan.global_batch),
+def _batch_and_precision(plan: Plan) -> _Options:
+    if plan.precision not in _RECIPES:
+        raise ConfigError(f"no recipe for precision {plan.precision}")
+    kind, recipe = _RECIPES[plan.precision]
+    return {
+        "--micro-batch-size": plan.micro_batch,
+        "--global-batch-size": plan.global_batch,
         "--transformer-impl": "transformer_engine",
         "--attention-backend": "auto",
-        "--fp16" if plan.precision == "fp16" else "--bf16": "",
+        "--fp16" if plan.precision == "fp16" else "--bf16": True,
+        "--fp8-format": kind,
+        "--fp8-recipe": recipe,
+        "--grad-reduce-in-bf16": plan.gradient_bytes == GRADIENTS["bf16"],
     }
-    if plan.precision in _FP8:
-        kind, recipe = _FP8[plan.precision]
-        arguments |= {"--fp8-format": kind, "--fp8-recipe": recipe}
-    elif plan.precision not in {"bf16", "fp16"}:
-        raise ConfigError(f"--launch megatron: no recipe for precision {plan.precision}")
-    if plan.gradient_bytes == 2:  # noqa: PLR2004 bf16
-        arguments["--grad-reduce-in-bf16"] = ""
-    return arguments
 
 
-def _layout(plan: Plan) -> dict[str, str]:
-    """Return Megatron's arguments of parallelism, pipeline split and sharding."""
-    arguments = {
-        "--tensor-model-parallel-size": str(plan.tp),
-        "--pipeline-model-parallel-size": str(plan.pp),
+def _layout(plan: Plan) -> _Options:
+    """Return Megatron's options of parallelism, pipeline split and sharding."""
+    options: _Options = {
+        "--tensor-model-parallel-size": plan.tp,
+        "--pipeline-model-parallel-size": plan.pp,
+        "--sequence-parallel": plan.tp > 1,
+        "--context-parallel-size": plan.cp if plan.cp > 1 else None,
+        **_split(plan),
     }
-    if plan.tp > 1:
-        arguments["--sequence-parallel"] = ""
-    if plan.cp > 1:
-        arguments["--context-parallel-size"] = str(plan.cp)
-    arguments |= _split(plan)
-    switches = ["--overlap-grad-reduce"] if plan.overlap else []
     if plan.is_fsdp or plan.sharding in {"zero3", "zero2"}:
-        kind = {"zero2": "optim_grads"}.get(plan.sharding, "optim_grads_params")
-        arguments |= {"--use-megatron-fsdp": "", "--data-parallel-sharding-strategy": kind}
-        arguments |= {"--no-gradient-accumulation-fusion": "", "--ckpt-format": "fsdp_dtensor"}
-        if plan.sharding.startswith("hsdp"):
-            copies = plan.dp * plan.cp // plan.shards[0]
-            arguments["--num-distributed-optimizer-instances"] = str(copies)
-    if plan.sharding != "ddp":
-        switches.append("--use-distributed-optimizer")
-        switches += ["--overlap-param-gather"] if plan.overlap else []
-    return arguments | dict.fromkeys(switches, "")
+        kind = "optim_grads" if plan.sharding == "zero2" else "optim_grads_params"
+        copies = plan.dp * plan.cp // plan.shards[0]
+        options |= {
+            "--use-megatron-fsdp": True,
+            "--data-parallel-sharding-strategy": kind,
+            "--no-gradient-accumulation-fusion": True,
+            "--ckpt-format": "fsdp_dtensor",
+            "--num-distributed-optimizer-instances": copies if plan.is_hybrid else None,
+        }
+    is_sharded = plan.sharding != "ddp"
+    return options | {
+        "--overlap-grad-reduce": plan.overlap,
+        "--use-distributed-optimizer": is_sharded,
+        "--overlap-param-gather": is_sharded and plan.overlap,
+    }
 
 
-def _split(plan: Plan) -> dict[str, str]:
-    """Return Megatron's arguments of virtual stages, and of stages of unequal length."""
+def _split(plan: Plan) -> _Options:
+    """Return Megatron's options of virtual stages, and of stages of unequal length."""
     if plan.pp == 1:
         return {}
-    arguments = {}
-    if plan.vp > 1:
-        arguments["--num-virtual-stages-per-pipeline-rank"] = str(plan.vp)
+    virtual = plan.vp if plan.vp > 1 else None
+    options: _Options = {"--num-virtual-stages-per-pipeline-rank": virtual}
     layers, parts = plan.model.layers, plan.pp * plan.vp
     if layers % parts == 0:
-        return arguments
+        return options
     ends = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
     for count in (1, 2):
         if (layers + count) % parts == 0:
-            return arguments | dict.fromkeys(ends[2 - count :], "")
+            return options | dict.fromkeys(ends[2 - count :], True)
     last = layers - (plan.pp - 1) * -(-layers // plan.pp)
-    if plan.vp > 1 or last < 1:
+    if virtual or last < 1:
         raise ConfigError(
-            f"--launch megatron: {parts} virtual stages do not divide {layers} layers, nor "
-            "with embedding and head as layers; fix another pp or vp with --fix"
+            f"{parts} virtual stages do not divide {layers} layers, nor with embedding and "
+            "head as layers; fix another pp or vp with --fix"
         )
-    return arguments | {"--decoder-last-pipeline-num-layers": str(last)}
+    return options | {"--decoder-last-pipeline-num-layers": last}
 
 
-def _recompute(plan: Plan) -> dict[str, str]:
+def _recompute(plan: Plan) -> _Options:
     if plan.recompute == "none":
         return {}
     if plan.recompute == "selective":
         modules = "layernorm mla_up_proj" if plan.model.latent else "layernorm"
         return {"--recompute-granularity": "selective", "--recompute-modules": modules}
-    arguments = {"--recompute-granularity": "full", "--recompute-method": "uniform"}
-    number = 1
+    method, number = "uniform", 1
     if plan.recompute != "full":
         # Counted for each virtual stage.
-        arguments["--recompute-method"] = "block"
+        method = "block"
         number = max(1, round(plan.stage_layers * plan.recomputed / plan.vp))
-    return arguments | {"--recompute-num-layers": str(number)}
-
-
-def _experts(plan: Plan) -> dict[str, str]:
-    experts = plan.model.experts
-    assert experts is not None
-    kind, *ways = plan.dispatch.split()
-    arguments = {
-        "--num-experts": str(experts.number),
-        "--moe-router-topk": str(experts.top_k),
-        "--moe-ffn-hidden-size": str(experts.ffn),
-        "--moe-grouped-gemm": "",
-        "--expert-model-parallel-size": str(plan.ep),
-        "--expert-tensor-parallel-size": str(plan.etp),
-        "--moe-token-dispatcher-type": "alltoall" if kind == "alltoall" else "flex",
+    return {
+        "--recompute-granularity": "full",
+        "--recompute-method": method,
+        "--recompute-num-layers": number,
     }
-    if kind == "deepep":
-        arguments["--moe-enable-deepep"] = ""
-    elif kind == "hybridep":
-        arguments["--moe-flex-dispatcher-backend"] = "hybridep"
-    if "overlapped" in ways:
-        arguments["--overlap-moe-expert-parallel-comm"] = ""
-    if "capacity" in ways:
-        arguments |= {"--moe-expert-capacity-factor": "1"}
-        arguments["--moe-pad-expert-input-to-capacity"] = ""
-    if experts.shared:
-        arguments["--moe-shared-expert-intermediate-size"] = str(experts.shared)
-    if experts.dense_layers:
-        others = plan.model.layers - experts.dense_layers
-        arguments["--moe-layer-freq"] = f"'([0]*{experts.dense_layers}+[1]*{others})'"
-    return arguments
+
+
+def _experts(plan: Plan) -> _Options:
+    experts = plan.model.experts
+    if not experts:
+        return {}
+    kind, *ways = plan.dispatch.split()
+    dense, layers = experts.dense_layers, plan.model.layers
+    return {
+        "--num-experts": experts.number,
+        "--moe-router-topk": experts.top_k,
+        "--moe-ffn-hidden-size": experts.ffn,
+        "--moe-grouped-gemm": True,
+        "--expert-model-parallel-size": plan.ep,
+        "--expert-tensor-parallel-size": plan.etp,
+        "--moe-token-dispatcher-type": "alltoall" if kind == "alltoall" else "flex",
+        "--moe-enable-deepep": kind == "deepep",
+        "--moe-flex-dispatcher-backend": kind if kind == "hybridep" else None,
+        "--overlap-moe-expert-parallel-comm": "overlapped" in ways,
+        "--moe-expert-capacity-factor": "1" if "capacity" in ways else None,
+        "--moe-pad-expert-input-to-capacity": "capacity" in ways,
+        "--moe-shared-expert-intermediate-size": experts.shared,
+        "--moe-layer-freq": f"'([0]*{dense}+[1]*{layers - dense})'" if dense else None,
+    }
 
 
 # Models of torchtitan by preset: name and flavor.
@@ -351,68 +291,71 @@ _FLAVORS = {
     "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
     "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
 }
-_MODES = {"none": "none", "selective": "selective", "full": "full"}
+_CONVERTERS = {
+    "bf16": None,
+    "fp8_titan": "quantize.linear.float8",
+    "mxfp8": "quantize.linear.mx",
+}
 
 
-def torchtitan(plan: Plan) -> dict[str, str]:
-    """Return the arguments of torchtitan for a plan.
-
-    Raises ConfigError if torchtitan cannot run the plan.
-    """
-    where = "--launch torchtitan"
-    if plan.trainer != "fsdp2":
+def _torchtitan(plan: Plan) -> _Options:
+    """Return the options of torchtitan."""
+    model, shards = plan.model, plan.shards[0]
+    if model.name not in _FLAVORS:
         raise ConfigError(
-            f"{where}: the strategies of {plan.habits.title} are not torchtitan's; "
-            "add --trainer fsdp2"
+            f"torchtitan has no flavor of {model.name}; it has {', '.join(_FLAVORS)}"
         )
-    if plan.model.name not in _FLAVORS:
-        raise ConfigError(
-            f"{where}: torchtitan has no flavor of {plan.model.name}; it has "
-            f"{', '.join(_FLAVORS)}"
-        )
-    if plan.recompute not in _MODES:
-        raise ConfigError(
-            f"{where}: no recompute {plan.recompute}; fix none, selective or full"
-        )
-    shards = plan.shards[0]
+    if plan.recompute not in {"none", "selective", "full"}:
+        raise ConfigError(f"no recompute {plan.recompute}; fix none, selective or full")
     if shards % plan.cp:
-        raise ConfigError(f"{where}: cp {plan.cp} does not divide {plan.sharding}")
-    family, flavor = _FLAVORS[plan.model.name]
-    prefix = "--parallelism."
-    arguments = {
+        raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
+    if plan.precision not in _CONVERTERS:
+        raise ConfigError(
+            f"no converter for precision {plan.precision}; take fp8_titan or mxfp8"
+        )
+    family, flavor = _FLAVORS[model.name]
+    is_selective = plan.recompute == "selective"
+    return {
         "--model.name": family,
         "--model.flavor": flavor,
-        "--training.seq_len": str(plan.seq_len),
-        "--training.global_batch_size": str(plan.global_batch),
-        f"{prefix}data_parallel_replicate_degree": str(plan.dp * plan.cp // shards),
-        f"{prefix}data_parallel_shard_degree": str(shards // plan.cp),
-        f"{prefix}tensor_parallel_degree": str(plan.tp),
-        f"{prefix}context_parallel_degree": str(plan.cp),
-        f"{prefix}pipeline_parallel_degree": str(plan.pp),
-        "--activation_checkpoint.mode": _MODES[plan.recompute],
+        "--training.seq_len": plan.seq_len,
+        "--training.global_batch_size": plan.global_batch,
+        "--parallelism.data_parallel_replicate_degree": plan.dp * plan.cp // shards,
+        "--parallelism.data_parallel_shard_degree": shards // plan.cp,
+        "--parallelism.tensor_parallel_degree": plan.tp,
+        "--parallelism.context_parallel_degree": plan.cp,
+        f"{_PIPELINE}_degree": plan.pp,
+        "--activation_checkpoint.mode": plan.recompute,
+        f"{_PIPELINE}_schedule": "1F1B" if plan.pp > 1 else None,
+        f"{_PIPELINE}_microbatch_size": plan.micro_batch if plan.pp > 1 else None,
+        "--training.local_batch_size": plan.micro_batch
+        * (plan.micro_batches if plan.pp > 1 else 1),
+        "--activation_checkpoint.selective_ac_option": 2 if is_selective else None,
+        "--parallelism.expert_parallel_degree": plan.ep if model.experts else None,
+        "--parallelism.expert_tensor_parallel_degree": plan.etp if model.experts else None,
+        "--model.converters": _CONVERTERS[plan.precision],
+        "--compile.enable": True,
     }
-    in_turn = 1
-    if plan.pp > 1:
-        in_turn = plan.micro_batches
-        arguments[f"{prefix}pipeline_parallel_schedule"] = "1F1B"
-        arguments[f"{prefix}pipeline_parallel_microbatch_size"] = str(plan.micro_batch)
-    arguments["--training.local_batch_size"] = str(in_turn * plan.micro_batch)
-    if plan.recompute == "selective":
-        arguments["--activation_checkpoint.selective_ac_option"] = "2"
-    if plan.model.experts:
-        arguments[f"{prefix}expert_parallel_degree"] = str(plan.ep)
-        arguments[f"{prefix}expert_tensor_parallel_degree"] = str(plan.etp)
-    if plan.precision != "bf16":
-        if plan.precision not in {"fp8_titan", "mxfp8"}:
-            raise ConfigError(
-                f"{where}: no converter for precision {plan.precision}; take fp8_titan or mxfp8"
-            )
-        kind = "mx" if plan.precision == "mxfp8" else "float8"
-        arguments["--model.converters"] = f"quantize.linear.{kind}"
-    return arguments | {"--compile.enable": ""}
 
 
-LAUNCHES: dict[str, tuple[Callable[[Plan], dict[str, str]], tuple[Rule, ...]]] = {
-    "megatron": (megatron, MEGATRON_RULES),
-    "torchtitan": (torchtitan, TORCHTITAN_RULES),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launcher:
+    """Options of a trainer for a plan of one of `trainers`, and the rules that they obey."""
+
+    title: str
+    trainers: tuple[str, ...]
+    options: Callable[[Plan], _Options]
+    rules: tuple[str, ...]
+
+
+_LAUNCHERS = {
+    "megatron": _Launcher(
+        title="Megatron",
+        trainers=("megatron", "nemo", "nemo-fsdp"),
+        options=_megatron,
+        rules=MEGATRON_RULES,
+    ),
+    "torchtitan": _Launcher(
+        title="torchtitan", trainers=("fsdp2",), options=_torchtitan, rules=TORCHTITAN_RULES
+    ),
 }

@@ -98,7 +98,7 @@ class Plan:
     def shards(self) -> tuple[int, int, int]:
         """Numbers of shards of parameters, gradients and optimizer states (dense weights)."""
         whole = self.dp * self.cp
-        if self.sharding.startswith("hsdp"):
+        if self.is_hybrid:
             return (min(int(self.sharding[4:]), whole),) * 3
         divided = _DIVIDED[self.sharding]
         return (
@@ -106,6 +106,11 @@ class Plan:
             whole if divided > 1 else 1,
             whole if divided else 1,
         )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether weights are sharded in groups of ranks that hold copies of each other."""
+        return self.sharding.startswith("hsdp")
 
     @property
     def replica_ranks(self) -> int:
@@ -256,9 +261,7 @@ class Plan:
         if self.sharding in {"ddp", "zero1", "zero2", "zero3"}:
             return
         group = self.sharding.removeprefix("hsdp")
-        if not (
-            self.sharding.startswith("hsdp") and group.isdecimal() and 0 < int(group) < 1 << 31
-        ):
+        if not (self.is_hybrid and group.isdecimal() and 0 < int(group) < 1 << 31):
             raise ConfigError(
                 f"invalid sharding {self.sharding!r}: expected ddp, zero1, zero2, zero3, or "
                 "hsdp and a number of ranks, as in hsdp8"

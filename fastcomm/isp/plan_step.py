@@ -235,7 +235,7 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     for count, ranks, stride in groups:
         size = ELEMENT * count
         gradients = plan.reduced_bytes * count
-        if plan.sharding.startswith("hsdp"):
+        if plan.is_hybrid:
             shards = plan.shards[0]
             parts = gradients / shards, ranks // shards, stride * shards
             reduce_s += collective(plan, constants, "all_reduce", *parts)
