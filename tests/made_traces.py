@@ -99,7 +99,7 @@ def traces(draw):
             clock=draw(st.none() | st.just("unix")),
             found_by="hand",
             warnings=tuple(draw(st.lists(WORDS, max_size=2))),
-            lacks=draw(st.just(()) | st.just(("bytes",))),
+            missing_data=draw(st.just(()) | st.just(("bytes",))),
         ),
         args=None
         if args is None

@@ -323,7 +323,7 @@ def test_other_versions_are_warned_of_by_place():
 
 def test_a_cluster_of_this_machine_is_started_and_ended():
     with dask.connected("local:1") as engine:
-        assert engine.is_here
+        assert engine.is_local
         merged, _ = engine.gather(c.run_of(*[c.fine] * 40), c.COUNT)
     assert merged == dict.fromkeys(range(40), 1)
 

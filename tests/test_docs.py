@@ -192,8 +192,8 @@ ROWS_OF_TRACES = {
         trace.comm["seq"].null_count < len(trace.comm)
     ),
     "roots and peers": lambda trace: trace.comm["root"].null_count < len(trace.comm),
-    "compute": lambda trace: "compute" not in trace.meta.lacks,
-    "times": lambda trace: "times" not in trace.meta.lacks,
+    "compute": lambda trace: "compute" not in trace.meta.missing_data,
+    "times": lambda trace: "times" not in trace.meta.missing_data,
     "calls and launches": lambda trace: KIND["runtime"] in trace.events["kind"].to_pylist(),
     "operators of the host": lambda trace: KIND["cpu_op"] in trace.events["kind"].to_pylist(),
     "Python functions": lambda trace: KIND["python"] in trace.events["kind"].to_pylist(),

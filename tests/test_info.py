@@ -85,7 +85,15 @@ def test_info_of_a_store_reads_no_events(traces, store):
     found, all_ranks = told(store), told(traces, "--all")
     assert found["stored"] is True
     assert [each["rank"] for each in found["details"]] == [0, 1]
-    for key in ("ranks", "missing", "world_size", "formats", "groups", "iterations", "lacks"):
+    for key in (
+        "ranks",
+        "missing",
+        "world_size",
+        "formats",
+        "groups",
+        "iterations",
+        "missing_data",
+    ):
         assert found[key] == all_ranks[key], key
     lines = invoke(store).splitlines()
     assert lines[0].startswith("format      stored kineto: 2 files, ")
@@ -135,7 +143,7 @@ def test_clock_differences_are_printed_with_their_evidence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("events", "envelope", "lacks"),
+    ("events", "envelope", "missing"),
     [
         (STEP, {"world": 3}, "ranks 1-2: no trace; put the missing traces beside the others"),
         (
@@ -157,20 +165,20 @@ def test_clock_differences_are_printed_with_their_evidence(tmp_path):
         (STEP, {"baseTimeNanoseconds": None}, "no absolute time"),
     ],
 )
-def test_missing_data_is_listed_with_the_remedy(tmp_path, events, envelope, lacks):
+def test_missing_data_is_listed_with_the_remedy(tmp_path, events, envelope, missing):
     k.write(tmp_path / "rank0.json", events, **envelope)
-    assert any(each.startswith(lacks) for each in told(tmp_path)["lacks"])
-    assert f"missing: {lacks}" in " ".join(invoke(tmp_path).split())
+    assert any(each.startswith(missing) for each in told(tmp_path)["missing_data"])
+    assert f"missing: {missing}" in " ".join(invoke(tmp_path).split())
 
 
 def test_options_that_have_no_effect_are_not_recommended(tmp_path):
     k.write(tmp_path / "rank0.json", [*STEP[:2], k.kernel("ncclDevKernel_SendRecv", 5, 9)])
-    (said,) = [each for each in told(tmp_path)["lacks"] if "no parallelism" in each]
+    (said,) = [each for each in told(tmp_path)["missing_data"] if "no parallelism" in each]
     assert "if there is one parallelism (--dp, --tp, --pp or --cp alone)" in said
     assert "[[tags]] stream = N" in said
     known = {"Process_Group_Ranks": "[0, 1]", "Process_Group_Name": "1"}
     k.write(tmp_path / "rank0.json", [*STEP[:2], k.all_reduce(20, 40, **known)])
-    (said,) = [each for each in told(tmp_path)["lacks"] if "no parallelism" in each]
+    (said,) = [each for each in told(tmp_path)["missing_data"] if "no parallelism" in each]
     assert said.endswith("(--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config")
 
 

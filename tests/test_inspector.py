@@ -179,14 +179,14 @@ def test_a_verbose_log_has_real_times(tmp_path):
     trace = only_trace(path)
     assert trace.comm["start"].to_pylist() == [NOW * 1000, (NOW + 100) * 1000]
     assert trace.comm["stop"].to_pylist() == [(NOW + 40) * 1000, (NOW + 150) * 1000]
-    assert trace.meta.lacks == ("compute",)
+    assert trace.meta.missing_data == ("compute",)
     assert trace.meta.clock == "unix"
 
 
 def test_a_log_without_times_keeps_its_durations_with_a_warning(tmp_path):
     path = write(tmp_path / "a.log", record(sn=0, us=50), record(sn=1, us=0))
     trace = only_trace(path)
-    assert trace.meta.lacks == ("compute", "times")
+    assert trace.meta.missing_data == ("compute", "times")
     assert trace.comm["stop"].to_pylist() == [NOW * 1000, (NOW + 1000) * 1000]
     assert trace.iterations.num_rows == 1
 

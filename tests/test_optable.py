@@ -137,7 +137,7 @@ def test_a_table_reads_alike_in_every_form(tmp_path, name):
         {"number": 7, "start": 0, "stop": 70_000},
         {"number": 8, "start": 100_000, "stop": 110_000},
     ]
-    assert (trace.meta.lacks, trace.meta.found_by) == ((), "column step")
+    assert (trace.meta.missing_data, trace.meta.found_by) == ((), "column step")
 
 
 def test_a_duration_in_place_of_an_end_is_added_in_its_own_type(tmp_path):
@@ -152,7 +152,7 @@ def test_a_duration_in_place_of_an_end_is_added_in_its_own_type(tmp_path):
     ends = [round(float(end) * 1e9) for end in (start + took)]
     assert trace.events["stop"].to_pylist() == ends
     assert any("32-bit floats: up to 238 ns apart" in w for w in trace.meta.warnings)
-    assert trace.meta.lacks == ("bytes",)
+    assert trace.meta.missing_data == ("bytes",)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -196,7 +196,7 @@ def test_restarting_times_are_placed_one_after_another(tmp_path):
 def test_a_table_without_compute_kinds_has_unknown_compute(tmp_path):
     every = found(write(tmp_path / "t.parquet", table()), kinds={"gather": "AllGather"})
     trace = every.sources[1].read()
-    assert trace.meta.lacks == ("compute",)
+    assert trace.meta.missing_data == ("compute",)
     assert any("1 rows are neither" in w and "'reduce'" in w for w in trace.meta.warnings)
     said = metrics(operation_table.RankSources(sources=every.sources[:2])).to_dict()
     assert set(said["breakdown"]["exact"].values()) == {None}
@@ -206,7 +206,7 @@ def test_a_table_without_compute_kinds_has_unknown_compute(tmp_path):
 
 def test_missing_sizes_are_null_not_zero(tmp_path):
     every = found(write(tmp_path / "t.parquet", table()), bytes=None)
-    assert every.sources[0].read().meta.lacks == ("bytes",)
+    assert every.sources[0].read().meta.missing_data == ("bytes",)
     said = metrics(every).to_dict()
     assert said["volume"]["DP"]["comm_bytes"] is None
     assert said["bandwidth"]["DP"]["avg_bw"] is None
@@ -351,7 +351,7 @@ def test_the_published_table_has_groups_by_its_coordinates(straggler):
             sums[tag] += 1
     tags = [TAGS[tag] for tag in trace.comm["tag"].to_pylist()]
     assert {tag: tags.count(tag) for tag in sums} == sums
-    assert trace.meta.lacks == ("bytes",)
+    assert trace.meta.missing_data == ("bytes",)
 
 
 def test_the_table_of_the_demo_is_known_by_its_columns(tmp_path):

@@ -69,7 +69,7 @@ def test_members_of_a_group_are_stored_once():
 def test_ranks_with_different_missing_data_are_measured_separately():
     job = Job.of(2)
     ranks = [trace(job, rank) for rank in range(2)]
-    ranks[1] = replace(ranks[1], meta=replace(ranks[1].meta, lacks=("compute",)))
+    ranks[1] = replace(ranks[1], meta=replace(ranks[1].meta, missing_data=("compute",)))
     same(ranks)
     assert Partial.of(*ranks).iterations["exact_idle_ns"].null_count == job.steps
 

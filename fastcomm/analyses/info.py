@@ -31,7 +31,7 @@ from fastcomm.trace.run import (
     named_ranks,
     warnings_of_ranks,
 )
-from fastcomm.trace.trace import LACKS, Trace
+from fastcomm.trace.trace import MISSING_DATA, Trace
 from fastcomm.units import format_bytes
 
 # Since when, and how, a profiler tells the sizes of collectives.
@@ -59,7 +59,7 @@ class RankInfo:
     without_bytes: int  # of the communication
     untagged: int  # of the communication: no parallelism is known
     warnings: tuple[str, ...]
-    lacks: tuple[str, ...]  # of `trace.LACKS`
+    missing_data: tuple[str, ...]  # of `trace.MISSING_DATA`
     unused: tuple[str, ...] = ()  # rules and options without effect, and why
     clock_note: ClockNote | None = None
 
@@ -115,7 +115,7 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
     return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
 
 
-def lacks(
+def missing_data(
     details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
 ) -> Iterator[str]:
     """Yield a sentence on each kind of data that the traces lack, and how to record it.
@@ -133,7 +133,9 @@ def lacks(
             "beside the others, or nothing can be compared with them"
         )
     yield from (
-        LACKS[name] for name in LACKS if any(name in detail.lacks for detail in details)
+        MISSING_DATA[name]
+        for name in MISSING_DATA
+        if any(name in detail.missing_data for detail in details)
     )
     if not communication:
         yield (
@@ -207,9 +209,9 @@ class Info(Result):
         return tuple(rank for rank in range(self.world_size or 0) if rank not in present)
 
     @property
-    def lacks(self) -> tuple[str, ...]:
+    def missing_data(self) -> tuple[str, ...]:
         """Sentences on missing data, with how to record it."""
-        return tuple(lacks(self.details, self.missing, self.groups))
+        return tuple(missing_data(self.details, self.missing, self.groups))
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
@@ -249,7 +251,7 @@ class Info(Result):
             "iteration_clock": "host",
             "groups": kinds(self.groups),
             "warnings": list(self.all_warnings),
-            "lacks": list(self.lacks),
+            "missing_data": list(self.missing_data),
             "failed": [asdict(detail) for detail in self.skipped],
         }
 

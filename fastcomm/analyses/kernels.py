@@ -119,7 +119,7 @@ def answered(
             question=question,
             world_size=run.world_size,
             warnings=run.warnings,
-            untold=run.untold,
+            guessed_ranks=run.guessed_ranks,
         ),
         content=question.content,
     )
@@ -169,12 +169,12 @@ def _finished(
     question: WorkQuestion,
     world_size: int | None,
     warnings: tuple[str, ...],
-    untold: tuple[int, ...],
+    guessed_ranks: tuple[int, ...],
 ) -> list[Kernels]:
     """Return the result of each key of a question from the merged ranks of a run.
 
-    `world_size`, `warnings` and `untold` are those of the run before it was read. Raises
-    ConfigError if no rank has the step.
+    `world_size`, `warnings` and `guessed_ranks` are those of the run before it was read.
+    Raises ConfigError if no rank has the step.
     """
     steps = question.steps
     if steps is not None and not any(rank.steps for rank in totals.ranks):
@@ -185,7 +185,7 @@ def _finished(
     ranks = tuple(rank.rank for rank in totals.counted)
     without_steps = [rank.rank for rank in totals.ranks if rank.rank not in ranks]
     world = agreed_size((rank.rank, rank.world_size) for rank in totals.ranks)
-    warnings = (*with_world(warnings, untold, world), *warnings_of_ranks(totals.ranks))
+    warnings = (*with_world(warnings, guessed_ranks, world), *warnings_of_ranks(totals.ranks))
     if without_steps:
         warnings = (*warnings, f"no step of {named_ranks(without_steps)} counts")
     expected = expected_ranks(

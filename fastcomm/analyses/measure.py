@@ -61,7 +61,7 @@ def compute_metrics(
         link=link if link is not None else run.link_bandwidth,
         only=None if options.steps is None else frozenset(options.steps),
         warnings=run.warnings,
-        untold=run.untold,
+        guessed_ranks=run.guessed_ranks,
         world_size=run.world_size,
         clock_alignment=options.clock_alignment,
         with_tables=options.with_tables,
@@ -164,7 +164,7 @@ class _Question:
     link: float | None
     only: frozenset[int] | None
     warnings: tuple[str, ...]
-    untold: tuple[int, ...]
+    guessed_ranks: tuple[int, ...]
     world_size: int | None
     clock_alignment: ClockAlignment
     with_tables: bool
@@ -208,7 +208,11 @@ class _Question:
     def _warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
         """Return the warnings of the run, with the world size that its ranks state."""
         # A file that is alone says its rank with its world.
-        ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
+        ranks = (
+            [note.rank for note in notes]
+            if len(self.guessed_ranks) == 1
+            else self.guessed_ranks
+        )
         world = agreed_size((note.rank, note.world_size) for note in notes)
         warnings = with_world(self.warnings, ranks, world)
         if not self.by_host:

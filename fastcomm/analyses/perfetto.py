@@ -186,7 +186,7 @@ def _measured(*traces: Trace, only: frozenset[int] | None, by_host: bool) -> Par
     part = Partial.of(*traces, only=only, by_host=by_host)
     rank, thread = part.events["rank"].to_numpy(), np.empty(part.events.num_rows, np.int64)
     for trace in traces:
-        if "times" in trace.meta.lacks:
+        if "times" in trace.meta.missing_data:
             raise FastcommError(
                 f"{trace.meta.path}: no times, and nothing can be drawn without"
             )

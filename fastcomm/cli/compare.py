@@ -337,7 +337,7 @@ def _kernels(
         return [], ()
     if saved := [run.name for run in runs if run.saved is not None]:
         return [], (f"kernels are not compared: {enumeration(saved)} has saved metrics alone",)
-    if executor.is_here:
+    if executor.is_local:
         kernels.compile_kernels()
     try:
         before, after = (

@@ -210,7 +210,7 @@ def _path_of_run(
     if is_of_one_rank:
         execution = replace(execution, workers=1)
     with executor_for(execution) as executor:
-        if executor.is_here:
+        if executor.is_local:
             preparation.compile_critical_path(options.compat)
         run = open_traces(paths, reading, executor)
         warn((*_without_effect(options.rank, reading, run), *run.warnings))

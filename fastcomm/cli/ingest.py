@@ -93,7 +93,7 @@ def _stored(
     planning = partial(plan, traces, folder, options=options, ranks=reading.ranks)
     planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
-    if executor.is_here:
+    if executor.is_local:
         preparation.compile_kernels()
     with progress(planned.run) as advance:
         return ingest(

@@ -118,7 +118,7 @@ def opened_run(
 
     with executor_for(execution) as executor:
         traces = open_traces(paths, reading, executor)
-        if executor.is_here:
+        if executor.is_local:
             compile_kernels()
         with progress(traces) as advance:
             yield OpenedRun(traces, executor, advance)
@@ -148,7 +148,7 @@ def measure(
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.report.console import progress
 
-    if executor.is_here:
+    if executor.is_local:
         preparation.compile_kernels()
     with progress(run) as advance:
         return compute_metrics(

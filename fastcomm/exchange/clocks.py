@@ -172,7 +172,7 @@ def ends(trace: Trace) -> pa.Table:
         operation, group and iteration. Empty if the trace has no times.
 
     """
-    if "times" in trace.meta.lacks:
+    if "times" in trace.meta.missing_data:
         return ENDS.empty_table()
     comm = trace.comm.combine_chunks()
     label = pa.array(labels(trace.groups), pa.int64())

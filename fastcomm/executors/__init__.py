@@ -84,7 +84,7 @@ class Executor(Protocol):
     """Runs tasks on the ranks of runs."""
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether ranks are read on this machine, with its compiled kernels."""
         ...
 
@@ -315,7 +315,7 @@ def _until_death(
 class Local:
     """The executor of this machine: `workers` processes, or this process if 1."""
 
-    is_here: ClassVar[bool] = True
+    is_local: ClassVar[bool] = True
     workers: int = 1
 
     def gather(

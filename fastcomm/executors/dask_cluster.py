@@ -209,7 +209,7 @@ class ClusterConnection:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the workers run on this machine, started by `local:N`."""
         return self.address.startswith("local:")
 

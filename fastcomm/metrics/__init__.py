@@ -20,7 +20,7 @@ from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
-from fastcomm.trace.trace import LACKS, Trace
+from fastcomm.trace.trace import MISSING_DATA, Trace
 from fastcomm_kernels.arrays import Ints
 
 
@@ -37,7 +37,7 @@ class RankNote:
     world_size: int | None
     found_by: str
     warnings: tuple[str, ...]
-    missing: tuple[str, ...] = ()  # data, keys of trace.LACKS
+    missing: tuple[str, ...] = ()  # data, keys of trace.MISSING_DATA
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
@@ -102,8 +102,8 @@ class Partial:
             clock are known.
 
         """
-        missing = traces[0].meta.lacks
-        is_alike = all(trace.meta.lacks == missing for trace in traces)
+        missing = traces[0].meta.missing_data
+        is_alike = all(trace.meta.missing_data == missing for trace in traces)
         on_clock = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
         idle_times = [idle.of_trace(trace, by_host=by_host) for trace in traces]
         stack = Stack.of(on_clock, idle_times) if is_alike else None
@@ -154,11 +154,11 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
         world_size=meta.world_size,
         found_by=meta.found_by,
         warnings=(*meta.warnings, *(trace.device_notes if on_device else ())),
-        missing=meta.lacks,
+        missing=meta.missing_data,
         clock=clock,
         clock_notes=trace.device_notes if has_reason else (),
         # In a truncated file, work outside iterations belongs to iterations that were dropped.
-        device_time=None if "times" in meta.lacks or meta.is_truncated else outside,
+        device_time=None if "times" in meta.missing_data or meta.is_truncated else outside,
         unused=meta.unused,
         is_host_run=meta.is_host_run,
         steps=ranges(sorted(set(trace.iterations["number"].to_pylist()))),
@@ -168,8 +168,10 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
 
 
 def missing_data(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks with missing data, by key of `trace.LACKS`."""
-    by_key = {key: tuple(note.rank for note in notes if key in note.missing) for key in LACKS}
+    """Return the ranks with missing data, by key of `trace.MISSING_DATA`."""
+    by_key = {
+        key: tuple(note.rank for note in notes if key in note.missing) for key in MISSING_DATA
+    }
     return {key: ranks for key, ranks in by_key.items() if ranks}
 
 
@@ -198,7 +200,7 @@ def note_warnings(
     notes
         Notes of the ranks.
     missing
-        Ranks without some data, by key of `trace.LACKS`.
+        Ranks without some data, by key of `trace.MISSING_DATA`.
     outside
         Device work outside of every step.
 

@@ -2,7 +2,7 @@
 
 Numbers are null where the input has no data for them. Device work may be outside all
 iterations, and some ranks may have fewer complete iterations than others. `missing` has keys of
-`trace.LACKS`.
+`trace.MISSING_DATA`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from fastcomm.metrics.breakdown import RankTime
 from fastcomm.metrics.view import ON_DEVICE, Stack
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.trace.schema import KINDS
-from fastcomm.trace.trace import LACKS, NO_DEVICE, Trace
+from fastcomm.trace.trace import MISSING_DATA, NO_DEVICE, Trace
 from fastcomm.units import counted, enumeration, percent, plural
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
@@ -41,7 +41,7 @@ _UNKNOWN = {
 def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
     """Return the table of iterations with nulls in the columns for which data is missing.
 
-    `missing` has keys of `trace.LACKS`, such as "compute" or "sizes".
+    `missing` has keys of `trace.MISSING_DATA`, such as "compute" or "sizes".
     """
     for key, (prefixes, suffixes) in _UNKNOWN.items():
         if key in missing:
@@ -55,7 +55,7 @@ def in_iterations(table: pa.Table, missing: Sequence[str]) -> pa.Table:
 def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
     """Return the table of communication events with nulls in columns for which data is missing.
 
-    `missing` has keys of `trace.LACKS`. Durations are known in any case.
+    `missing` has keys of `trace.MISSING_DATA`. Durations are known in any case.
     """
     exposed = ["alone_ns", "exposed_ns"]  # durations are known in any case
     unknown = {
@@ -87,16 +87,16 @@ def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
     Parameters
     ----------
     missing
-        Ranks by key of `trace.LACKS`.
+        Ranks by key of `trace.MISSING_DATA`.
     ranks
         Number of all ranks.
 
     """
     return [
-        f"the input has {LACKS[key]} are n/a"
+        f"the input has {MISSING_DATA[key]} are n/a"
         if len(affected) == ranks
         else f"{len(affected)} of {ranks} ranks ({ranges(affected)}) "
-        f"{plural(len(affected), 'has')} {LACKS[key]} are "
+        f"{plural(len(affected), 'has')} {MISSING_DATA[key]} are "
         "those of the other ranks"
         for key, affected in missing.items()
         if key not in NO_DEVICE
@@ -116,18 +116,18 @@ def undivided_idle(undivided: Sequence[int], ranks: int) -> list[str]:
 
 
 def unknown(missing: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Return the `missing` data (ranks by key of `LACKS`) as objects of the JSON document."""
+    """Return missing data, ranks by key of `MISSING_DATA`, as objects of the JSON document."""
     return [
         {"what": metrics, "reason": reason, "ranks": list(ranks)}
         for key, ranks in missing.items()
-        for reason, _, metrics in (LACKS[key].partition(": "),)
+        for reason, _, metrics in (MISSING_DATA[key].partition(": "),)
     ]
 
 
 def reason(missing: Mapping[str, Sequence[int]]) -> str:
-    """Return a clause on why the times of a run are unknown, from ranks by key of `LACKS`."""
+    """Return a clause on why times are unknown, from ranks by key of `MISSING_DATA`."""
     reasons = [
-        LACKS[key].partition(":")[0]
+        MISSING_DATA[key].partition(":")[0]
         for key in (*NO_DEVICE, "times", "compute")
         if key in missing
     ]

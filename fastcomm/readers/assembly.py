@@ -91,7 +91,7 @@ def assemble(
     warnings = (
         *meta.warnings,
         *iterations.warnings,
-        *_notes(events, collectives, meta.lacks),
+        *_notes(events, collectives, meta.missing_data),
         *tagging.notes,
     )
     trace = Trace.of(

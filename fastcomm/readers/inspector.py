@@ -269,7 +269,7 @@ def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
         path=str(path),
         clock="unix" if int(start.min()) >= _EPOCH else None,
         warnings=tuple(_notes(log)),
-        lacks=("compute",) if is_timed else ("compute", "times"),
+        missing_data=("compute",) if is_timed else ("compute", "times"),
     )
     collectives = log.calls(process.groups).collectives(order)
     trace = assemble(events, lanes, collectives, options, meta)

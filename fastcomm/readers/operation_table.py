@@ -355,7 +355,7 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
         path=str(path),
         clock=None,
         warnings=(*warnings, *rows.notes()),
-        lacks=_missing(mapping),
+        missing_data=_missing(mapping),
     )
     trace = assemble(events, lanes, calls.collectives(order), replace(options, tags=tags), meta)
     return replace(trace, meta=replace(trace.meta, found_by=found_by or trace.meta.found_by))
@@ -370,6 +370,6 @@ def _plain(table: pa.Table, texts: Sequence[str]) -> pa.Table:
 
 
 def _missing(mapping: TableMapping) -> tuple[str, ...]:
-    """Return keys of `LACKS` that apply to tables with this mapping."""
+    """Return keys of `MISSING_DATA` that apply to tables with this mapping."""
     has_compute = any(kind.work == "compute" for kind in mapping.kinds)
     return (*(() if has_compute else ("compute",)), *(() if mapping.bytes else ("bytes",)))

@@ -137,7 +137,7 @@ def open_run(
     return replace(
         run,
         warnings=(*run.warnings, *missing(run.expected, run.world_size)),
-        untold=run.expected if run.world_size is None else (),
+        guessed_ranks=run.expected if run.world_size is None else (),
     )
 
 
@@ -219,7 +219,7 @@ def missing(ranks: Sequence[int], world: int | None) -> list[str]:
 
 
 def with_world(
-    warnings: Sequence[str], untold: Sequence[int], world: int | None
+    warnings: Sequence[str], guessed_ranks: Sequence[int], world: int | None
 ) -> tuple[str, ...]:
     """Return a run's warnings once its traces are read and tell the world size.
 
@@ -227,17 +227,17 @@ def with_world(
     ----------
     warnings
         The warnings from opening the run.
-    untold
+    guessed_ranks
         The ranks of the run if its size was unknown then, else empty.
     world
         The world size that the traces state; None if unknown.
 
     """
-    if world is None or not untold:
+    if world is None or not guessed_ranks:
         return tuple(warnings)
-    guessed = missing(untold, None)
+    guessed = missing(guessed_ranks, None)
     others = (text for text in warnings if text not in guessed)
-    return (*others, *missing(untold, world))
+    return (*others, *missing(guessed_ranks, world))
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

@@ -86,7 +86,7 @@ def _time(details: tuple[RankInfo, ...]) -> str:
     spans = [
         (rank.start, rank.stop)
         for rank in details
-        if rank.start is not None and rank.stop is not None and "times" not in rank.lacks
+        if rank.start is not None and rank.stop is not None and "times" not in rank.missing_data
     ]
     if not spans:
         return "unknown"
@@ -152,7 +152,7 @@ def _lines(info: Info) -> list[str]:
     """Return the warnings and the missing data, a line each."""
     return [
         *(f"[yellow]warning:[/] {escape(warning)}" for warning in info.all_warnings),
-        *(f"[cyan]missing:[/] {escape(text)}" for text in info.lacks),
+        *(f"[cyan]missing:[/] {escape(text)}" for text in info.missing_data),
     ]
 
 

@@ -179,7 +179,7 @@ class Entry:
     without_bytes: int  # communication events of unknown size
     untagged: int  # communication events of unknown parallelism
     warnings: tuple[str, ...]
-    lacks: tuple[str, ...]  # keys of `trace.LACKS`
+    missing_data: tuple[str, ...]  # keys of `trace.MISSING_DATA`
     source: str  # the path that it was read from
     fingerprint: Fingerprint
     clock_note: ClockNote | None = None
@@ -304,7 +304,7 @@ def _entry(plain: dict[str, Any]) -> Entry:
         **{
             **plain,
             "warnings": tuple(map(str, plain["warnings"])),
-            "lacks": tuple(map(str, plain["lacks"])),
+            "missing_data": tuple(map(str, plain["missing_data"])),
             "fingerprint": _check_types(Fingerprint(**plain["fingerprint"])),
             "clock_note": None if note is None else _check_types(ClockNote(**note)),
         }

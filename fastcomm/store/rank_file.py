@@ -230,7 +230,7 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
         value = meta[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(f"{name} {str(value)[:40]!r}")
-    for name in ("warnings", "lacks", "unused"):
+    for name in ("warnings", "missing_data", "unused"):
         # Stores of older releases lack "unused".
         if not all(isinstance(text, str) for text in meta.get(name, ())):
             raise TypeError(f"{name} are no texts")

@@ -302,7 +302,7 @@ def rank_facts(trace: Trace) -> dict[str, Any]:
         "without_bytes": comm["payload_bytes"].null_count,
         "untagged": int((comm["tag"].to_numpy() == TAG["OTHER"]).sum()),
         "warnings": meta.warnings,
-        "lacks": meta.lacks,
+        "missing_data": meta.missing_data,
     }
 
 

@@ -66,7 +66,7 @@ class RunTraces:
     scale_out: float | None = None  # of a GPU between nodes
     skipped: tuple[SkippedRank, ...] = ()
     # The ranks with a file, if the number of ranks is known only after reading their events.
-    untold: tuple[int, ...] = ()
+    guessed_ranks: tuple[int, ...] = ()
     unselected: tuple[int, ...] = ()  # ranks with a file that `only` left out
 
     @property

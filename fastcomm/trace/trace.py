@@ -41,7 +41,7 @@ def only_message(sends_to: pa.Array, receives_from: pa.Array) -> tuple[pa.Array,
 
 
 # Data that an input may not have, and what is unknown without it.
-LACKS = {
+MISSING_DATA = {
     "device": "no device work: compute, communication, overlap and idle time",
     "device_kinds": "device work of an unknown kind: compute, communication, overlap and idle "
     "time",
@@ -49,7 +49,7 @@ LACKS = {
     "times": "no times but durations: iterations, breakdown, windows and overlap",
     "bytes": "no sizes: bandwidth and volume",
 }
-# Keys of LACKS for traces in which the use of the device is unknown.
+# Keys of MISSING_DATA for traces in which the use of the device is unknown.
 NO_DEVICE = ("device", "device_kinds")
 # Maximum share of device work of unknown kind; above it, times are n/a.
 SMALL = 0.01
@@ -67,7 +67,7 @@ class Meta:
     clock: str | None = None  # "unix", or null where absolute times are unknown
     found_by: str = ""  # the rule that found the iterations
     warnings: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()  # missing data, keys of LACKS
+    missing_data: tuple[str, ...] = ()  # missing data, keys of MISSING_DATA
     is_truncated: bool = False  # whether the file ends early
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why

@@ -22,7 +22,7 @@ from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.trace.trace import LACKS, SMALL
+from fastcomm.trace.trace import MISSING_DATA, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NONE
@@ -264,7 +264,7 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
 
 
 def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...], str]:
-    """Return keys of `LACKS` that apply to a trace with such work, and a warning.
+    """Return keys of `MISSING_DATA` that apply to a trace with such work, and a warning.
 
     The file is read again for the names of the categories.
     """
@@ -287,8 +287,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _not_available(key: str, cause: str) -> str:
-    """Return the warning about missing data, a key of `LACKS`, with its cause."""
-    reason, _, unknown_times = LACKS[key].partition(": ")
+    """Return the warning about missing data, a key of `MISSING_DATA`, with its cause."""
+    reason, _, unknown_times = MISSING_DATA[key].partition(": ")
     return f"{reason}, so that {unknown_times} are n/a: {cause}"
 
 
@@ -313,7 +313,7 @@ def _work_categories(path: Path) -> list[tuple[str, int]]:
 def explain_no_device_work(
     path: Path, launches: int, *, is_truncated: bool = False
 ) -> tuple[str, str]:
-    """Return the key of `LACKS` for a trace without device work, and the reason with a remedy.
+    """Return the key of `MISSING_DATA` for a trace without device work, and why, with a remedy.
 
     Parameters
     ----------

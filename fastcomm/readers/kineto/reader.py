@@ -98,7 +98,7 @@ def read(
         base=origin[0],
         clock=origin[1],
         warnings=(*scanned.warnings, *notes),
-        lacks=missing,
+        missing_data=missing,
         is_truncated=scanned.is_truncated,
         is_host_run=is_host_run,
         gpu=_gpu(scanned.envelope.get("deviceProperties")),

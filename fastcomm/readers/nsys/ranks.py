@@ -83,7 +83,7 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
         clock=None if report.epoch is None else "unix",
         gpu=nsys_report.gpu_of(export),
         host=nsys_report.host_of(export, member.process),
-        lacks=()
+        missing_data=()
         if report.has_gpu and not unknown
         else ("device_kinds" if unknown else "device",),
         warnings=(
