@@ -9,7 +9,7 @@ that fits the question.
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Term:
     """A part of a sum: of the time of a step, or of the memory of a rank."""
 

@@ -60,9 +60,9 @@ def violations(arguments: Arguments, rules: tuple[str, ...]) -> list[str]:
     """Return what arguments break of the rules of a trainer, a sentence each."""
     broken = []
     for rule in rules:
-        given, verb, other = re.split(" (needs|excludes) ", rule)
-        if _holds(arguments, given) and _holds(arguments, other) != (verb == "needs"):
-            broken.append(f"{given.partition(' ')[0]} {verb} {other}")
+        subject, verb, other = re.split(" (needs|excludes) ", rule)
+        if _holds(arguments, subject) and _holds(arguments, other) != (verb == "needs"):
+            broken.append(f"{subject.partition(' ')[0]} {verb} {other}")
     return broken
 
 

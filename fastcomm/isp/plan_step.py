@@ -159,28 +159,28 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     stage = _slowest(plan.pp, count, sum(parts.values()) / count, logits)
     runs = f"{num} micro-batches x {count / pp:g} layers of "
     terms = [
-        Term(name=name, value=num * seconds / pp, text=f"{runs}{seconds / count * 1e3:.3g} ms")
+        Term(name, num * seconds / pp, f"{runs}{seconds / count * 1e3:.3g} ms")
         for name, seconds in parts.items()
         if seconds
     ]
-    terms.append(Term(name="output head", value=num * logits / pp, text="mean of all stages"))
+    terms.append(Term("output head", num * logits / pp, "mean of all stages"))
     extra = num * (stage - whole / pp)
     # The chunks of a rank wait for the first micro-batch to pass all others.
     bubble = (max(num, pp) - num + (min(num, pp) - 1) / plan.vp) * whole / pp
     terms += [
-        Term(name="uneven stages", value=extra, text="the fullest stage over the mean"),
-        Term(name="pipeline bubble", value=bubble, text=f"{pp} stages, {plan.vp} a rank"),
-        Term(name="between stages", value=_messages(plan, constants), text="messages"),
+        Term("uneven stages", extra, "the fullest stage over the mean"),
+        Term("pipeline bubble", bubble, f"{pp} stages, {plan.vp} a rank"),
+        Term("between stages", _messages(plan, constants), "messages"),
         *_once(plan, constants, stack),
-        Term(name="host of a step", value=constants.step_s, text="data, optimizer, logging"),
+        Term("host of a step", constants.step_s, "data, optimizer, logging"),
     ]
     domains = -(-plan.gpus // plan.domain)
     extra = constants.straggling * log2(domains) * sum(term.value for term in terms)
-    terms.append(Term(name="slowest node", value=extra, text=f"of {domains}"))
+    terms.append(Term("slowest node", extra, f"of {domains}"))
     terms = [term for term in terms if term.value > 0]
     total = sum(term.value for term in terms)
     text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"
-    return Term(name="step", value=total, text=text, level=0), *terms
+    return Term("step", total, text, level=0), *terms
 
 
 def _slowest(pp: int, count: int, layer: float, logits: float) -> float:
@@ -253,9 +253,9 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     states = dense / shards + experts / max(1, min(shards, groups[1][1]))
     update = 30 * states / gpu(plan.gpu).hbm
     return [
-        Term(name="gradient reduction", value=reduce_s, text=f"over {groups[0][1]} ranks"),
-        Term(name="parameter sync", value=gather_s, text=f"over {groups[0][1]} ranks"),
-        Term(name="optimizer step", value=update, text=f"states sharded by {shards}"),
+        Term("gradient reduction", reduce_s, f"over {groups[0][1]} ranks"),
+        Term("parameter sync", gather_s, f"over {groups[0][1]} ranks"),
+        Term("optimizer step", update, f"states sharded by {shards}"),
     ]
 
 
@@ -277,13 +277,9 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
         "logits": "and their gradient",
         "context": "driver, NCCL, fragmentation",
     }
-    shown = [
-        Term(name=name, value=value, text=texts[name])
-        for name, value in values.items()
-        if value
-    ]
+    shown = [Term(name, value, texts[name]) for name, value in values.items() if value]
     total = sum(values.values())
-    return Term(name="memory", value=total, text="fullest rank", level=0), *shown
+    return Term("memory", total, "fullest rank", level=0), *shown
 
 
 def _bytes(plan: Plan) -> dict[str, float]:

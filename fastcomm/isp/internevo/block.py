@@ -71,21 +71,16 @@ class StrategyGrid:
             Virtual stages of a rank.
 
         """
-        row = [np.array([[value]], np.int64) for value in (bsz, num, recompute)]
-        cut = [np.array([value], np.int64) for value in shards]
+        rows = {"bsz": bsz, "num": num, "recompute": recompute, "stages": interleave}
+        columns = zip(("para", "grads", "os"), shards, strict=True)
         return cls(
             world=world,
             pp=pp,
             sp=sp,
-            algo=algo,
-            bsz=row[0],
-            num=row[1],
-            recompute=row[2],
-            para=cut[0],
-            grads=cut[1],
-            os=cut[2],
             ep=ep,
-            stages=np.array([[interleave]], np.int64),
+            algo=algo,
+            **{name: np.array([[value]], np.int64) for name, value in rows.items()},
+            **{name: np.array([value], np.int64) for name, value in columns},
         )
 
     @property
@@ -128,22 +123,12 @@ class StrategyGrid:
         """Degree by which norms and stage inputs are sharded; 1 for MTP."""
         return 1 if self.algo == "mtp" else self.sp
 
-    def saved_activations(self, question: Question, layer: Layer) -> float:
-        """Return the activations that a layer saves for its backward pass, without scores.
+    def activations(self, question: Question, layer: Layer) -> float:
+        """Return the activations of a layer, without scores: ranks repeat or shard them.
 
-        The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
+        The layer saves them for its backward pass, and element-wise work reads them. The unit
+        is D/2 bytes per element of hidden states, where D are the bytes of an element.
         """
-        return self._sharded(question, layer)
-
-    def elementwise_traffic(self, question: Question, layer: Layer) -> float:
-        """Return what element-wise work of a layer reads, in the unit of `saved_activations`.
-
-        The unit is D/2 bytes per element of hidden states, where D are the bytes of an element.
-        """
-        return self._sharded(question, layer)
-
-    def _sharded(self, question: Question, layer: Layer) -> float:
-        """Return activations of a layer: ranks repeat some, and shard the others."""
         repeated = self._repeated(question)
         # 8 around attention and MLP, 10 of queries, keys, values and attention output.
         around = 8 + 10 * question.model.breadth
@@ -198,10 +183,8 @@ class Stage:
 
         """
         model = question.model
-        inside = sum(
-            count * kind.parameters for count, kind in zip(counts, model.kinds, strict=True)
-        )
-        inside = inside / grid.tp
+        kinds = zip(counts, model.kinds, strict=True)
+        inside = sum(count * kind.parameters for count, kind in kinds) / grid.tp
         ends = min(ends, 1) if model.tied else ends
         outside = ends * model.embedding / grid.sp
         layers, unsharded = (inside, outside) if grid.isp else (inside + outside, 0.0)

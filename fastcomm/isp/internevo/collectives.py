@@ -1,10 +1,8 @@
-"""Times of collectives on a cluster, and the formulas of the ISP paper's design note.
+"""Times of collectives on a cluster, and the traffic of two GPUs by the ISP paper.
 
 Sizes are in bytes, times in seconds, bandwidths in bytes per second. `alpha` is a start-up
 time.
 """
-
-from math import log2
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,10 +60,10 @@ def collective(
     size, count = np.asarray(volume, np.float64), np.asarray(calls, np.float64)
     share = np.where(inside, 1.0, np.minimum(stride, cluster.gpus_per_node))
     if op == "all_to_all":
-        time = count * start(cluster, n, inside) + _exchange(cluster, size, n, inside, share)
+        transfer = _exchange(cluster, size, n, inside, share)
     else:
-        width = bandwidth(cluster, n, inside)
-        time = count * start(cluster, n, inside) + bus_factor(op, n) * size * share / width
+        transfer = bus_factor(op, n) * size * share / bandwidth(cluster, n, inside)
+    time = count * start(cluster, n, inside) + transfer
     if fits := cluster.fits.get(op):
         once = _fitted(cluster, fits, bus_factor(op, n) * size * share / count, n, inside)
         time = np.where(np.isnan(once), time, once * count)
@@ -107,9 +105,8 @@ def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Flo
         Whether the group lies in one node.
 
     """
-    return np.asarray(
-        np.where(inside, cluster.bw_intra, cluster.bw_node / _contention(cluster, ranks))
-    )
+    node = cluster.bw_node / _contention(cluster, ranks)
+    return np.asarray(np.where(inside, cluster.bw_intra, node))
 
 
 def _contention(cluster: Cluster, ranks: Floats) -> Floats:
@@ -129,12 +126,8 @@ def _exchange(
     """
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
-    inter = (
-        room
-        * piece
-        * np.maximum(ranks - room, 0)
-        / (cluster.bw_node / _contention(cluster, ranks))
-    )
+    node = cluster.bw_node / _contention(cluster, ranks)
+    inter = room * piece * np.maximum(ranks - room, 0) / node
     intra = piece * (np.minimum(ranks, room) - 1) / cluster.bw_intra
     return np.asarray(np.where(inside, intra, np.maximum(inter * share, intra)))
 
@@ -206,129 +199,13 @@ def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
     return np.asarray(np.minimum(alpha + moved / bus, small_alpha + moved / small_bus))
 
 
-def ring(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of a ring all-gather.
-
-    Parameters
-    ----------
-    ranks
-        Number of ranks.
-    volume
-        Bytes of the whole result.
-    alpha
-        Start-up time of each step of the ring, s.
-    bandwidth
-        Bytes per second.
-
-    """
-    return (ranks - 1) * alpha + (ranks - 1) / ranks * volume / bandwidth
-
-
-def tree(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of a tree: starts grow with the logarithm of the ranks.
-
-    Parameters
-    ----------
-    ranks
-        Number of ranks.
-    volume
-        Bytes of the whole result.
-    alpha
-        Start-up time of each level of the tree, s.
-    bandwidth
-        Bytes per second.
-
-    """
-    return log2(ranks) * alpha + (ranks - 1) / ranks * volume / bandwidth
-
-
-COMM_MODELS = {"ring": ring, "tree": tree}
-
-
-def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
-    """Return the seconds of two ring all-gathers of parameters, one per pass; see `ring`.
-
-    Parameters
-    ----------
-    shard
-        Number of ranks that share the parameters.
-    volume
-        Bytes of all parameters.
-    alpha, bandwidth
-        Start-up time of each step in s, and bytes per second.
-
-    """
-    return 2 * ring(shard, volume, alpha, bandwidth)
-
-
-def gradients(
-    shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
-) -> float:
-    """Return the seconds of the reduce-scatters of a step, one per micro-batch, see `ring`.
-
-    Parameters
-    ----------
-    shard
-        Number of ranks that share the gradients.
-    volume
-        Bytes of all gradients.
-    alpha, bandwidth
-        Start-up time of each step in s, and bytes per second.
-    micro_num
-        Number of micro-batches.
-
-    """
-    return micro_num * ring(shard, volume, alpha, bandwidth)
-
-
-def states(
-    shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
-) -> float:
-    """Return the seconds of the broadcasts of parameters after the optimizer step.
-
-    Parameters
-    ----------
-    shard
-        Number of ranks among which optimizer states are divided.
-    volume
-        Bytes of one broadcast.
-    alpha
-        Startup time, s.
-    bandwidth
-        Bytes per second.
-    times
-        Number of broadcasts; the search takes 1.
-
-    """
-    return times * ring(shard, volume, alpha, bandwidth)
-
-
-def all_to_all(
-    shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
-) -> float:
-    """Return the seconds of the all-to-alls of a layer's forward pass, with one start.
-
-    Parameters
-    ----------
-    shard
-        Number of ranks of the group.
-    volume
-        Bytes of one call on a rank.
-    alpha, bandwidth
-        Start-up time in s for each other rank, and bytes per second.
-    calls
-        Number of calls.
-
-    """
-    return ring(shard, calls * volume, alpha, bandwidth)
-
-
-def scaling_factor(rate: float, rate_of_one: float) -> float:
-    """Return the scaling factor T_1 / (N T_N) of N GPUs that do the work of one.
-
-    `rate` and `rate_of_one` are tokens/s/GPU of N GPUs and of one.
-    """
-    return rate / rate_of_one
+# By algorithm: what a rank sends, with checkpoints, and the activations that both ranks repeat.
+_TWO_GPUS = {
+    "mtp": (4.0, 6.0, 8),
+    "msp": (4.0, 6.0, 4),
+    "fsp": (5.0, 7.0, 0),
+    "isp": (2.0, 3.0, 0),
+}
 
 
 def two_gpus(algo: str) -> dict[str, float]:
@@ -337,10 +214,6 @@ def two_gpus(algo: str) -> dict[str, float]:
     `algo` is "mtp", "msp", "fsp" or "isp". `sent` and `sent_with_checkpoints` are in units of
     D b S h bytes, `kept` in units of D/2 b S h bytes, where D is the bytes of an element.
     """
-    sent = {"mtp": (4.0, 6.0), "msp": (4.0, 6.0), "fsp": (5.0, 7.0), "isp": (2.0, 3.0)}[algo]
-    repeated = {"mtp": 8, "msp": 4, "fsp": 0, "isp": 0}[algo]
-    return {
-        "sent": sent[0],
-        "sent_with_checkpoints": sent[1],
-        "kept": repeated + (118 / 3 - repeated) / 2,
-    }
+    sent, with_checkpoints, repeated = _TWO_GPUS[algo]
+    kept = repeated + (118 / 3 - repeated) / 2
+    return {"sent": sent, "sent_with_checkpoints": with_checkpoints, "kept": kept}

@@ -16,7 +16,7 @@ def time_terms(record: Record, question: Question) -> list[Term]:
     runs = f"{num} micro-batches x {layers} layers"
 
     def layer(name: str, text: str, seconds: float) -> Term:
-        return Term(name=name, value=num * layers * seconds, text=f"{runs}: {text}")
+        return Term(name, num * layers * seconds, f"{runs}: {text}")
 
     terms = [
         layer("GEMM", "forward and backward", record["comp_wp"]),
@@ -31,7 +31,7 @@ def time_terms(record: Record, question: Question) -> list[Term]:
         terms.append(layer("element-wise", text, record["elementwise"]))
         terms += _ends(record, plain)
     return [
-        Term(name="step", value=record["total_latency"], text=_rate(record), level=0),
+        Term("step", record["total_latency"], _rate(record), level=0),
         *terms,
         *_once(record),
     ]
@@ -69,11 +69,10 @@ def _ends(record: Record, plain: int) -> list[Term]:
     num = record["micro_num"]
     text = f"{num} micro-batches: the vocabulary, on the last stage"
     last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1
-    terms = [Term(name="output head", value=num * record["head"] * last, text=text)]
+    terms = [Term("output head", num * record["head"] * last, text)]
     if "dense_layer" in record:
         text = f"{num} micro-batches x {plain} layers without experts"
-        value = num * plain * record["dense_layer"]
-        terms.append(Term(name="dense layers", value=value, text=text))
+        terms.append(Term("dense layers", num * plain * record["dense_layer"], text))
     return terms
 
 
@@ -83,29 +82,19 @@ def _once(record: Record) -> list[Term]:
     transfers = 2 * (num + pp - 1) * record.get("interleave", 1) if pp > 1 else 0
     if "bubble" not in record:
         names = {
-            "pp_comm_cost": "bubble and transfers",
-            "wdp_comm_cost": "reduction of gradients",
-            "zp_comm_cost": "broadcast of parameters",
+            "bubble and transfers": "pp_comm_cost",
+            "reduction of gradients": "wdp_comm_cost",
+            "broadcast of parameters": "zp_comm_cost",
         }
-        return [Term(name=text, value=record[key], text=key) for key, text in names.items()]
+        return [Term(name, record[key], key) for name, key in names.items()]
+    sent = f"sent once a step to {record['p_os'] // record['p_para']} shards"
+    reduced = f"reduced once a step, sharded by {record['p_grads']}"
     return [
-        Term(name="pipeline bubble", value=record["bubble"], text=_bubble(record)),
-        Term(name="between stages", value=record["p2p"], text=f"{transfers} transfers"),
-        Term(
-            name="gradient reduction",
-            value=record["grad_sync"],
-            text=f"reduced once a step, sharded by {record['p_grads']}",
-        ),
-        Term(
-            name="parameter sync",
-            value=record["param_sync"],
-            text=f"sent once a step to {record['p_os'] // record['p_para']} shards",
-        ),
-        Term(
-            name="optimizer step",
-            value=record["optimizer"],
-            text=f"states sharded by {record['p_os']}",
-        ),
+        Term("pipeline bubble", record["bubble"], _bubble(record)),
+        Term("between stages", record["p2p"], f"{transfers} transfers"),
+        Term("gradient reduction", record["grad_sync"], reduced),
+        Term("parameter sync", record["param_sync"], sent),
+        Term("optimizer step", record["optimizer"], f"states sharded by {record['p_os']}"),
     ]
 
 
@@ -137,10 +126,10 @@ def memory_terms(record: Record) -> list[Term]:
     The first term is the memory that the rank needs; the optimizer's step may need more than
     the sum of the others.
     """
-    parts = [Term(name=label, value=record[name], text="") for name, label in _MEMORY.items()]
+    parts = [Term(label, record[name], "") for name, label in _MEMORY.items()]
     if "step_peak" in record:
-        parts.append(Term(name="driver and libraries", value=CONTEXT_BYTES, text=""))
-    whole = Term(name="memory", value=record["total_mm_cost"], text=_moment(record), level=0)
+        parts.append(Term("driver and libraries", CONTEXT_BYTES, ""))
+    whole = Term("memory", record["total_mm_cost"], _moment(record), level=0)
     return [whole, *(part for part in parts if part.value)]
 
 
@@ -248,11 +237,8 @@ def _megatron_attention(model: Model) -> list[str]:
 
 def _megatron_parallel(record: Record, model: Model) -> list[str]:
     """Return Megatron's arguments for the parallel layout of a strategy."""
-    tensor, pp, virtual = (
-        record["algo_type"] != "isp",
-        record["pp"],
-        record.get("interleave", 1),
-    )
+    tensor, pp = record["algo_type"] != "isp", record["pp"]
+    virtual = record.get("interleave", 1)
     arguments = [
         f"--pipeline-model-parallel-size {pp}",
         f"--tensor-model-parallel-size {record['sp'] if tensor else 1}",
@@ -294,9 +280,9 @@ def _megatron_experts(record: Record, question: Question) -> list[str]:
 
 def _internevo(record: Record, question: Question) -> str:
     """Return the Python configuration of InternEvo for a strategy."""
-    isp, model = record["algo_type"] == "isp", question.model
+    mode, model = record["algo_type"], question.model
+    isp = mode == "isp"
     para = _shard(record, "p_para", "wp_size")
-    mode = record["algo_type"]
     zero = record["p_os"] if "p_os" in record else record["zp_size"] * (para if isp else 1)
     whole = isp or para == 1
     shape = f"checkpoint={record['activation_ckpt'] == 1}, num_layers={model.layers}"

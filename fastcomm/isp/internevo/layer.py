@@ -42,9 +42,10 @@ class Correction:
         """Compare a measured table with the formula; entries of equal width are averaged."""
         measured: dict[int, dict[int, list[tuple[float, float]]]] = {}
         for (b, s, hidden), (forward, backward) in table.items():
+            by_formula = cluster.attention
             ratio = (
-                forward / float(cluster.attention.forward(b, s, hidden)),
-                backward / float(cluster.attention.backward(b, s, hidden)),
+                forward / float(by_formula.forward(b, s, hidden)),
+                backward / float(by_formula.backward(b, s, hidden)),
             )
             measured.setdefault(s, {}).setdefault(b * hidden, []).append(ratio)
         lengths = sorted(measured)
@@ -196,7 +197,7 @@ def compute(
     forward = sum(time * count for time, count in gemms)
     repeats = recompute if question.flash else (grid.recompute != NONE).astype(np.float64)
     elements = question.dtype_size / 2 * grid.bsz * question.seq_len * question.model.hidden
-    traffic = elements * grid.elementwise_traffic(question, layer)
+    traffic = elements * grid.activations(question, layer)
     return Compute(
         gemms=tuple(gemms),
         linear=(3 + recompute) * forward,

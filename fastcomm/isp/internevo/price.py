@@ -299,7 +299,7 @@ def _activations(
     scores = 0.0 if question.flash else 5 * model.heads * seq / (model.hidden * grid.sp)
     saved_scores = np.where(grid.recompute == NONE, scores, 0.0)
     kinds = [
-        (count, grid.saved_activations(question, kind))
+        (count, grid.activations(question, kind))
         for count, kind in zip(counts, model.kinds, strict=True)
         if count
     ]

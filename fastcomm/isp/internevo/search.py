@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
+from fastcomm.hardware import Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp.internevo import ALGOS, Question
 from fastcomm.isp.internevo.block import StrategyGrid
-from fastcomm.isp.internevo.collectives import scaling_factor
 from fastcomm.isp.internevo.layer import Correction
 from fastcomm.isp.internevo.price import memory, price
 from fastcomm.isp.internevo.result import (
@@ -205,12 +204,8 @@ def _with_faster_compute(cluster: Cluster, factor: float) -> Cluster:
     else:
         gemm = replace(gemm, times=tuple(seconds / factor for seconds in gemm.times))
     forward, backward = attention.rate
-    faster = AttentionCurve(
-        start=attention.start,
-        element=attention.element,
-        rate=(forward * factor, backward * factor),
-    )
-    return replace(cluster, gemm=gemm, attention=faster, peak=cluster.peak * factor)
+    attention = replace(attention, rate=(forward * factor, backward * factor))
+    return replace(cluster, gemm=gemm, attention=attention, peak=cluster.peak * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,10 +214,10 @@ class SweepPoint:
 
     world_size: int
     seq_len: int
-    candidates: int
-    feasible: int
-    best: Record | None
-    why: str  # why there is no strategy; empty if there is one
+    candidates: int = 0
+    feasible: int = 0
+    best: Record | None = None
+    why: str = ""  # why there is no strategy; empty if there is one
     # tokens/s/GPU over those of the smallest world size with a strategy.
     scaling: float | None = None
     # T_1 / (N T_N) of equal work; None if one GPU was not searched, or has no strategy.
@@ -308,7 +303,7 @@ def sweep(
                 cell = replace(
                     cell,
                     scaling=rate / smallest_rate,
-                    scaling_factor=rate_of_one and scaling_factor(rate, rate_of_one),
+                    scaling_factor=rate_of_one and rate / rate_of_one,
                 )
             cells.append(cell)
     return SearchSweep(cells=tuple(cells), notes=tuple(common or notes(cluster)))
@@ -321,23 +316,14 @@ def _cell(
 
     If the search raises `ConfigError`, the point has its message.
     """
-    world, seq_len = question.world_sizes[0], question.seq_len
+    point = SweepPoint(world_size=question.world_sizes[0], seq_len=question.seq_len)
     try:
         result = search(question, cluster, attention=attention)
     except ConfigError as error:
-        failed = SweepPoint(
-            world_size=world,
-            seq_len=seq_len,
-            candidates=0,
-            feasible=0,
-            best=None,
-            why=str(error),
-        )
-        return failed, ()
+        return replace(point, why=str(error)), ()
     best = next(iter(result.best(1)), None)
-    point = SweepPoint(
-        world_size=world,
-        seq_len=seq_len,
+    point = replace(
+        point,
         candidates=result.candidates,
         feasible=result.feasible,
         best=best,
