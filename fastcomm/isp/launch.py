@@ -300,19 +300,8 @@ _CONVERTERS = {
 
 def _torchtitan(plan: Plan) -> _Options:
     """Return the options of torchtitan."""
+    _check_torchtitan(plan)
     model, shards = plan.model, plan.shards[0]
-    if model.name not in _FLAVORS:
-        raise ConfigError(
-            f"torchtitan has no flavor of {model.name}; it has {', '.join(_FLAVORS)}"
-        )
-    if plan.recompute not in {"none", "selective", "full"}:
-        raise ConfigError(f"no recompute {plan.recompute}; fix none, selective or full")
-    if shards % plan.cp:
-        raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
-    if plan.precision not in _CONVERTERS:
-        raise ConfigError(
-            f"no converter for precision {plan.precision}; take fp8_titan or mxfp8"
-        )
     family, flavor = _FLAVORS[model.name]
     is_selective = plan.recompute == "selective"
     return {
@@ -336,6 +325,22 @@ def _torchtitan(plan: Plan) -> _Options:
         "--model.converters": _CONVERTERS[plan.precision],
         "--compile.enable": True,
     }
+
+
+def _check_torchtitan(plan: Plan) -> None:
+    """Raise `ConfigError` if torchtitan lacks the model, or a method of the plan."""
+    if plan.model.name not in _FLAVORS:
+        raise ConfigError(
+            f"torchtitan has no flavor of {plan.model.name}; it has {', '.join(_FLAVORS)}"
+        )
+    if plan.recompute not in {"none", "selective", "full"}:
+        raise ConfigError(f"no recompute {plan.recompute}; fix none, selective or full")
+    if plan.shards[0] % plan.cp:
+        raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
+    if plan.precision not in _CONVERTERS:
+        raise ConfigError(
+            f"no converter for precision {plan.precision}; take fp8_titan or mxfp8"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

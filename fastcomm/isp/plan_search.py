@@ -1,6 +1,6 @@
 """Search of the strategies of a trainer: every plan that it could run, ranked by throughput."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -254,44 +254,41 @@ def candidates(job: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 
 
 def _values(
-    name: str, fixed: Mapping[str, str], own: Any, values: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Return the values to try of a field: its own if it is fixed."""
-    return (own,) if name in fixed else values
+    plan: Plan, name: str, fixed: Mapping[str, str], values: Iterable[Any]
+) -> list[Any]:
+    """Return the values to try of a field: its own if fixed, and 1 if the trainer lacks it."""
+    if name in fixed:
+        return [getattr(plan, name)]
+    return [1] if name in plan.habits.lacks else list(values)
 
 
 def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     """Yield plans with every size of tensor, pipeline, context and expert parallelism."""
-    knows, model = base.habits, base.model
-    powers = tuple(1 << n for n in range(20))
-    tensor = tuple(n for n in powers if n <= min(base.domain, _MOST_TENSOR))
-    context = tuple(n for n in powers if base.seq_len // n >= _LEAST_TOKENS)
-    stages = tuple(n for n in divisors(base.gpus) if n <= model.layers)
-    sizes = (
-        _values("tp", fixed, base.tp, tensor if knows.has_tensor else (1,)),
-        _values("pp", fixed, base.pp, stages if knows.has_pipeline else (1,)),
-        _values("cp", fixed, base.cp, context if knows.has_context else (1,)),
-    )
-    for tp, pp, cp in product(*sizes):
+    powers = [1 << n for n in range(20)]
+    choices = {
+        "tp": [n for n in powers if n <= min(base.domain, _MOST_TENSOR)],
+        "pp": [n for n in divisors(base.gpus) if n <= base.model.layers],
+        "cp": [n for n in powers if base.seq_len // n >= _LEAST_TOKENS],
+    }
+    for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
         if base.gpus % (tp * pp * cp) == 0:
             plan = replace(base, tp=tp, pp=pp, cp=cp)
-            virtual = virtual_stages(plan) if knows.has_virtual else (1,)
-            for vp in _values("vp", fixed, base.vp, virtual):
+            for vp in _values(plan, "vp", fixed, virtual_stages(plan)):
                 yield from _spread(replace(plan, vp=vp), fixed)
 
 
 def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     """Yield a plan with every way to spread its experts."""
     experts = plan.model.experts
-    if experts is None or not plan.habits.has_experts:
+    if experts is None:
         yield plan
         return
     ranks = plan.replica_ranks
-    for etp in _values("etp", fixed, plan.etp, tuple({1, plan.tp})):
-        degrees = tuple(n for n in divisors(experts.number) if ranks % (n * etp) == 0)
-        for ep in _values("ep", fixed, plan.ep, degrees):
+    for etp in _values(plan, "etp", fixed, {1, plan.tp}):
+        degrees = [n for n in divisors(experts.number) if ranks % (n * etp) == 0]
+        for ep in _values(plan, "ep", fixed, degrees):
             ways = ("alltoall", "deepep") if ep > 1 else ("alltoall",)
-            for dispatch in _values("dispatch", fixed, plan.dispatch, ways):
+            for dispatch in _values(plan, "dispatch", fixed, ways):
                 yield replace(plan, etp=etp, ep=ep, dispatch=dispatch)
 
 
@@ -303,12 +300,13 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         sharding.append(f"hsdp{layout.domain}")
     if whole == 1:
         del sharding[1:]
-    choices = (
-        _values("micro_batch", fixed, layout.micro_batch, _MICRO_BATCHES),
-        _values("recompute", fixed, layout.recompute, _recompute(layout)),
-        _values("sharding", fixed, layout.sharding, tuple(sharding)),
-    )
-    for micro, recompute, shards in product(*choices):
+    choices = {
+        "micro_batch": _MICRO_BATCHES,
+        "recompute": _recompute(layout),
+        "sharding": sharding,
+    }
+    methods = product(*(_values(layout, name, fixed, n) for name, n in choices.items()))
+    for micro, recompute, shards in methods:
         num, rest = divmod(layout.global_batch, layout.dp * micro)
         is_full = num >= layout.pp and (layout.vp == 1 or num % layout.pp == 0)
         # DeepSpeed's pipeline takes no sharded gradients.

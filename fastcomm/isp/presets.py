@@ -37,39 +37,16 @@ def internlm(billions: float, vocab: int = VOCAB) -> Model:
         sizes = ", ".join(f"{size:g}" for size in _SIZES)
         raise ConfigError(f"unknown model size {billions:g}: expected {sizes} (billions)")
     hidden, heads, layers = _SIZES[billions]
-    return Model(
-        name=f"internlm-{billions:g}b",
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        layers=layers,
-        ffn=swiglu_width(hidden),
-        vocab=vocab,
-        billions=billions,
-    )
+    shape = (hidden, heads, heads, layers, swiglu_width(hidden), vocab)
+    return _llama(f"internlm-{billions:g}b", *shape, billions=billions)
 
 
-def _llama(
-    name: str,
-    *shape: int,
-    head_dim: int = 0,
-    latent: Latent | None = None,
-    experts: Experts | None = None,
-) -> Model:
-    """Return a model with SwiGLU; `shape` is hidden, heads, kv_heads, layers, ffn, vocab."""
-    hidden, heads, kv_heads, layers, ffn, vocab = shape
-    return Model(
-        name=name,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        layers=layers,
-        ffn=ffn,
-        vocab=vocab,
-        head_dim=head_dim,
-        latent=latent,
-        experts=experts,
-    )
+_SHAPE = ("hidden", "heads", "kv_heads", "layers", "ffn", "vocab")
+
+
+def _llama(name: str, *shape: int, **parts: Any) -> Model:
+    """Return a model with SwiGLU; `shape` is in the order of `_SHAPE`, `parts` other fields."""
+    return Model(name=name, **parts, **dict[str, Any](zip(_SHAPE, shape, strict=True)))
 
 
 _MODELS = (
@@ -250,28 +227,21 @@ def _number(config: dict[str, Any], key: str, path: Path, default: int | None = 
 
 def checked(model: Model, path: Path) -> Model:
     """Return the model of a file; raise ConfigError if its sizes contradict each other."""
-    if model.hidden % model.heads and not (model.head_dim or model.latent):
-        raise ConfigError(
-            f"{path}: hidden {model.hidden} is not a multiple of {model.heads} heads"
-        )
-    if model.heads % model.kv_heads:
-        raise ConfigError(
-            f"{path}: {model.heads} heads are not a multiple of {model.kv_heads} kv_heads"
-        )
-    experts = model.experts
-    if experts and experts.top_k > experts.number:
-        raise ConfigError(
-            f"{path}: top_k is {experts.top_k}, but there are {experts.number} experts"
-        )
-    if experts and experts.dense_layers >= model.layers:
-        raise ConfigError(
-            f"{path}: dense_layers is {experts.dense_layers}, but there are {model.layers} "
-            "layers; at least one needs experts"
-        )
-    if experts and model.mlp != "swiglu":
-        raise ConfigError(
-            f"{path}: invalid mlp {model.mlp!r}: a model with experts needs swiglu"
-        )
+    heads, layers, experts = model.heads, model.layers, model.experts
+    problem = ""
+    if model.hidden % heads and not (model.head_dim or model.latent):
+        problem = f"hidden {model.hidden} is not a multiple of {heads} heads"
+    elif heads % model.kv_heads:
+        problem = f"{heads} heads are not a multiple of {model.kv_heads} kv_heads"
+    elif experts and experts.top_k > experts.number:
+        problem = f"top_k is {experts.top_k}, but there are {experts.number} experts"
+    elif experts and experts.dense_layers >= layers:
+        problem = f"dense_layers is {experts.dense_layers}, but there are {layers} layers; at "
+        problem += "least one needs experts"
+    elif experts and model.mlp != "swiglu":
+        problem = f"invalid mlp {model.mlp!r}: a model with experts needs swiglu"
+    if problem:
+        raise ConfigError(f"{path}: {problem}")
     return model
 
 
@@ -369,12 +339,11 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
 
     hidden, heads = number("hidden", 1), number("heads", 1)
     width = number("head_dim")
-    latent = None
+    latent = experts = None
     if number("kv_lora"):
-        names = ("q_lora", "kv_lora", "qk_nope", "qk_rope", "v_dim")
-        parts = ("q_rank", "kv_rank", "nope", "rope", "value")
-        latent = Latent(**{p: number(n, 1) for p, n in zip(parts, names, strict=True)})
-    experts = None
+        names = {"q_rank": "q_lora", "kv_rank": "kv_lora", "nope": "qk_nope"}
+        names |= {"rope": "qk_rope", "value": "v_dim"}
+        latent = Latent(**{part: number(name, 1) for part, name in names.items()})
     if number("experts"):
         experts = Experts(
             number=number("experts"),
@@ -385,21 +354,18 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
             node_limit=number("node_limit", _node_limit(row["name"])),
         )
     window = row.get("sliding_window", "").partition(" ")[0]
+    shape = {"kv_heads": heads, "layers": 1, "ffn": 4 * hidden, "vocab": VOCAB, "mtp_layers": 0}
     return Model(
         name=row["name"],
         hidden=hidden,
         heads=heads,
-        kv_heads=number("kv_heads", heads),
-        layers=number("layers", 1),
-        ffn=number("ffn", 4 * hidden),
-        vocab=number("vocab", VOCAB),
         mlp="swiglu" if row.get("mlp", "swiglu") in {"swiglu", "geglu", ""} else "gelu",
         head_dim=0 if latent or width * heads == hidden else width,
         latent=latent,
         experts=experts,
         tied=row.get("tied", "") in {"1", "true", "yes"},
-        mtp_layers=number("mtp_layers"),
         window=int(window) if window.isdecimal() else 0,
+        **{name: number(name, default) for name, default in shape.items()},
     )
 
 

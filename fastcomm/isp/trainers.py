@@ -13,8 +13,6 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware import Cluster, load, shipped
 from fastcomm.planning_options import SearchOptions
 
-_OPTIMIZER_STATES = 12  # bytes a parameter: fp32 weight, both moments of Adam
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
@@ -39,16 +37,7 @@ class Trainer:
     selective_layers: float = 0.0
     has_counts: bool = False  # recompute of a number of layers of each stage
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
-    has_tensor: bool = True  # tensor parallelism, with sequence parallelism
-    has_pipeline: bool = True
-    has_virtual: bool = True
-    has_context: bool = True
-    has_experts: bool = True
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes a parameter without any sharding: weight, gradient, optimizer states."""
-        return self.weight_bytes + {"bf16": 2, "fp32": 4}[self.gradients] + _OPTIMIZER_STATES
+    lacks: tuple[str, ...] = ()  # sizes of a strategy that are always 1: "tp", "pp", "vp", "cp"
 
 
 TRAINERS = {
@@ -57,16 +46,10 @@ TRAINERS = {
     ),
     # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
     "nemo": Trainer(
-        title="NeMo with Megatron-Core",
-        sharding=("zero1",),
-        gradients="bf16",
-        has_counts=True,
+        title="NeMo with Megatron-Core", sharding=("zero1",), gradients="bf16", has_counts=True
     ),
     "nemo-fsdp": Trainer(
-        title="NeMo with Megatron FSDP",
-        sharding=("zero3",),
-        has_pipeline=False,
-        has_virtual=False,
+        title="NeMo with Megatron FSDP", sharding=("zero3",), lacks=("pp", "vp")
     ),
     "fsdp": Trainer(
         title="PyTorch FSDP of 2023",
@@ -74,10 +57,7 @@ TRAINERS = {
         weight_bytes=0,
         has_torch_attention=True,
         selective_layers=0.5,
-        has_tensor=False,
-        has_pipeline=False,
-        has_virtual=False,
-        has_context=False,
+        lacks=("tp", "pp", "vp", "cp"),
     ),
     "fsdp2": Trainer(
         title="PyTorch FSDP2, as in torchtitan",
@@ -86,7 +66,7 @@ TRAINERS = {
         logit_bytes=12,
         has_torch_attention=True,
         selective_layers=0.5,
-        has_virtual=False,
+        lacks=("vp",),
     ),
     "deepspeed": Trainer(
         title="Megatron-DeepSpeed with ZeRO",
@@ -94,8 +74,7 @@ TRAINERS = {
         gradients="bf16",
         transient=4,
         host_factor=1.55,
-        has_virtual=False,
-        has_context=False,
+        lacks=("vp", "cp"),
     ),
     "internevo": Trainer(
         title="InternEvo",

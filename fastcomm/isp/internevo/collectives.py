@@ -215,5 +215,5 @@ def two_gpus(algo: str) -> dict[str, float]:
     D b S h bytes, `kept` in units of D/2 b S h bytes, where D is the bytes of an element.
     """
     sent, with_checkpoints, repeated = _TWO_GPUS[algo]
-    kept = repeated + (118 / 3 - repeated) / 2
-    return {"sent": sent, "sent_with_checkpoints": with_checkpoints, "kept": kept}
+    saved = repeated + (118 / 3 - repeated) / 2
+    return {"sent": sent, "sent_with_checkpoints": with_checkpoints, "kept": saved}
