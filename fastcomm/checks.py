@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
+from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
 from types import NoneType, UnionType
@@ -43,9 +44,10 @@ class Range:
 
     def holds(self, value: object) -> bool:
         """Whether the value is a number within the range. NaN is in no range."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             return False
-        return self.least <= value <= self.most and not (self.is_open and value == self.least)
+        number = plain_number(value)
+        return self.least <= number <= self.most and not (self.is_open and number == self.least)
 
     def check(self, value: object, where: str) -> None:
         """Refuse a value that is out of the range.
@@ -112,6 +114,13 @@ def check_path(value: object, where: str, example: str) -> None:
         raise invalid_value(where, value, f"a path, as in {example}")
 
 
+def plain_number(value: Any) -> Any:
+    """Return a number of a type such as NumPy's as int or float, and other values unchanged."""
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def shortened(value: object) -> str:
     """Return the text of a value for a message, cut after 40 characters."""
     try:
@@ -137,6 +146,7 @@ MOST_LISTED = 1 << 20  # numbers of a list such as 0-7,12
 MOST_NUMBER = (1 << 53) - 1  # of a list; of an iteration
 WHOLE = Range(0, MOST_NUMBER)
 TOKENS = Range(1, MOST_NUMBER)
+REPEAT = Range(1, 1 << 16)  # steps of a replay
 
 
 def regex(name: str, text: str) -> re.Pattern[str]:
@@ -212,7 +222,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value, a list or one item of it as a tuple; `ConfigError` for another type."""
-    kinds = _union(hint)
+    kinds, value = _union(hint), plain_number(value)
     for kind in kinds:
         if get_origin(kind) is tuple and _is_list(value):
             return tuple(_checked(name, item, get_args(kind)[0]) for item in value)

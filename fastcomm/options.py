@@ -4,6 +4,7 @@ A field has the name and the default of the command's option: `--link-bandwidth`
 `link_bandwidth`. Values are checked when an object is built.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,8 +12,10 @@ from typing import ClassVar, Literal
 from fastcomm.checks import (
     FACTOR,
     RANKS,
+    REPEAT,
     TOKENS,
     CheckedOptions,
+    Range,
     check_numbers,
     regex,
 )
@@ -99,6 +102,8 @@ class MetricsOptions(CheckedOptions):
         check_numbers("steps", self.steps)
         if self.tokens_per_step is not None:
             TOKENS.check(self.tokens_per_step, "tokens_per_step")
+        if self.gpu is not None and not self.flops:
+            raise ConfigError("gpu needs flops")
         if self.gpus_per_node is not None:
             RANKS.check(self.gpus_per_node, "gpus_per_node")
 
@@ -257,13 +262,20 @@ class ReplayOptions(CheckedOptions):
     unlimited_updates: bool = False
     tensors: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Check that numbers are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        REPEAT.check(self.repeat, "repeat")
+        check_numbers("tensors", self.tensors)
+
 
 @dataclass(frozen=True, kw_only=True)  # no slots, for classes with a second base
 class EditOptions(CheckedOptions):
     """Changes of a step whose effect is predicted, in texts as `fastcomm.graph.edits` has them.
 
-    `scale` are texts such as "comm:TP=0.5", `set` such as "link:TP=800Gbit/s", `heal` such as
-    "rank:5", `remove` such as "op:Broadcast", and `overlap` parallelisms. Neighboring kernels
+    `scale` are texts such as "comm:TP=0.5", `set` such as "link:TP=800Gbit/s", both also as a
+    dictionary, {"comm:TP": 0.5}; `heal` are texts such as "rank:5", `remove` such as
+    "op:Broadcast", and `overlap` parallelisms. Neighboring kernels
     shorter than `fuse_below`, a time with its unit, are fused. `edits` is the path or URL of a
     TOML file with these keys.
     """
@@ -275,6 +287,14 @@ class EditOptions(CheckedOptions):
     overlap: tuple[str, ...] = ()
     fuse_below: str | None = None
     edits: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        """Write dictionaries as texts, and check the type of each value."""
+        for name in ("scale", "set"):
+            if isinstance(value := getattr(self, name), Mapping):
+                texts = tuple(f"{target}={number}" for target, number in value.items())
+                object.__setattr__(self, name, texts)
+        CheckedOptions.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +319,13 @@ class PredictionOptions(CheckedOptions):
     daydream: bool = False
     hosts: int | None = None
     fuse: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that numbers are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        for name, least in (("hosts", 2), ("fuse", 1)):
+            if (number := getattr(self, name)) is not None:
+                Range(least, RANKS.most).check(number, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,8 +151,11 @@ class SearchOptions(CheckedOptions):
         """Check that no text is empty and that numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
         for field in fields(self):
-            if getattr(self, field.name) == "":
+            value = getattr(self, field.name)
+            if value in ("", ()):
                 raise ConfigError(f"missing value of {field.name}")
+            if isinstance(value, tuple) and len(value) == 1:
+                object.__setattr__(self, field.name, value[0])
         for name, within in (
             ("penalty", PENALTY),
             ("imbalance", IMBALANCE),

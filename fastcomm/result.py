@@ -43,8 +43,9 @@ class Result(ABC):
         """Return the key figures, formatted with their units, by name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of the command: what `--json` prints."""
-        return {"schema_version": SCHEMA_VERSION, **self.contents()}
+        """Return the JSON document of the command, as a parser reads what `--json` prints."""
+        document: dict[str, Any] = _utf8(_versioned(self))
+        return document
 
     def __repr__(self) -> str:
         """Return the key figures on one line."""
@@ -76,8 +77,12 @@ class TableResult(Result):
 
 def json_text(result: Result) -> str:
     """Return the JSON document of a result as text: what `--json` prints."""
-    document = result.to_dict()
+    document = _versioned(result)
     return text(document) if result.has_long_tables else dumps(document)
+
+
+def _versioned(result: Result) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **result.contents()}
 
 
 def dumps(value: Any) -> str:
@@ -92,12 +97,12 @@ def dumps(value: Any) -> str:
 def _utf8(value: Any) -> Any:
     """Return a value of a JSON document with all its texts, keys too, as valid UTF-8.
 
-    Tuples become lists.
+    Tuples become lists, and numbers that are keys texts.
     """
     if isinstance(value, str):
         return utf8(value)
     if isinstance(value, Mapping):
-        return {_utf8(key): _utf8(item) for key, item in value.items()}
+        return {utf8(str(key)): _utf8(item) for key, item in value.items()}
     return list(map(_utf8, value)) if isinstance(value, list | tuple) else value
 
 

@@ -7,9 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fastcomm.analyses.preparation import open_traces
-from fastcomm.checks import build, check_path, check_type, non_default, shows, takes
+from fastcomm.checks import (
+    build,
+    check_path,
+    check_type,
+    invalid_value,
+    non_default,
+    plain_number,
+    shortened,
+    shows,
+    takes,
+)
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.executors import executor_of
+from fastcomm.files import guarded, note_inputs, refuse_inputs
 from fastcomm.options import (
     KernelOptions,
     MetricsOptions,
@@ -110,6 +121,7 @@ class Run:
             If its file cannot be read.
 
         """
+        rank = plain_number(rank)
         check_type(rank, int, "read: rank", "the number of a rank, as in read(0)")
         return self._traces.read(rank, "all")
 
@@ -379,7 +391,7 @@ class Run:
             If an option is invalid.
         FastcommError
             If a rank cannot be read (with `keep_going`, if none can), or the file cannot be
-            written.
+            written or is a trace of the run.
 
         """
         from fastcomm.analyses.critical_path import answers_for_page, path_for_page
@@ -388,7 +400,11 @@ class Run:
         from fastcomm.report.html.run_page import write_report
 
         check_path(html, "report: path", 'report("report.html")')
+        if not Path(html).name:
+            raise ConfigError(f"report: {html} is a directory; name a file, as in report.html")
         chosen = build(ReportOptions, options, "report")
+        inputs = [source.path for source in self._traces.sources]
+        refuse_inputs(Path(html), inputs)
         metrics = self._measured(chosen)
         path = None if chosen.no_path else path_for_page(self._traces, metrics.busiest_rank)
         timeline = None
@@ -402,16 +418,18 @@ class Run:
                 workers=self._executor,
                 keep_going=self.options.keep_going,
             )
-        write_report(
-            metrics,
-            html,
-            critical=path,
-            answers=answers_for_page(path, metrics.findings),
-            timeline=timeline,
-            paths=[str(path) for path in self.paths],
-            options=reading_arguments(self.options),
-            with_data=not chosen.no_data,
-        )
+        with guarded():
+            note_inputs(inputs)
+            write_report(
+                metrics,
+                html,
+                critical=path,
+                answers=answers_for_page(path, metrics.findings),
+                timeline=timeline,
+                paths=[str(path) for path in self.paths],
+                options=reading_arguments(self.options),
+                with_data=not chosen.no_data,
+            )
 
 
 @shows(ReadOptions)
@@ -426,8 +444,7 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         One or more directories, files, globs or URLs: `open("traces/")`.
     workers
         A number of processes of this machine, or an executor such as
-        `fastcomm.executors.dask.connected` yields. With several processes, a script needs
-        `if __name__ == "__main__":`.
+        `fastcomm.executors.dask.connected` yields.
     **options
         Fields of `ReadOptions`: `ranks` to read (default: all); `tp`, `pp`, `dp`, `ep` and
         `cp`, the sizes of the parallelisms, and `order`, how ranks are assigned to them, if
@@ -457,7 +474,10 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         raise ConfigError('open: no path; pass the traces of a run, as in open("traces/")')
     for path in paths:
         check_path(path, "open: path", 'open("traces/") or open("rank0.json", "rank1.json")')
-    return Run(paths, build(ReadOptions, options, "open"), workers)
+    try:
+        return Run(paths, build(ReadOptions, options, "open"), workers)
+    except OSError as error:
+        raise FastcommError(f"{shortened(paths[0])}: {error.strerror or error}") from error
 
 
 @python_names()
@@ -495,6 +515,8 @@ def compare(
     """
     from fastcomm.analyses import compare as comparisons
 
+    if kernels is not None and not isinstance(kernels, Sequence):
+        raise invalid_value("compare: kernels", kernels, "pairs of Run.kernels()")
     if isinstance(before, Run) and isinstance(after, Run):
         return _compare_runs(before, after, kernels)
     first, second = (run.metrics() if isinstance(run, Run) else run for run in (before, after))

@@ -15,6 +15,7 @@ NAN, INF = float("nan"), float("inf")
 RECIPE = fc.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
 WORKLOAD = fc.Workload.of(RECIPE)
 SEARCH = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
+PLAN = {"model": "llama3-8b", "gpus": 64, "cluster": "h100", "global_batch": 256}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,7 @@ ARGUMENTS = [
     (lambda u: u.run.metrics(link_bandwidth=""), 'invalid bandwidth .* as in "400Gbit/s"'),
     (lambda u: u.run.metrics(bytes=5), "invalid bytes 5: expected one of payload, bus, msg"),
     (lambda u: u.run.metrics(clock_alignment="x"), "expected one of collectives, none"),
+    (lambda u: u.run.metrics(gpu="h100"), "^gpu needs flops$"),
     (lambda u: u.run.metrics(with_tables=1), "invalid with_tables 1: expected True or False"),
     (lambda u: u.run.critical_path(rank=9), "^rank 9: not in the run; its ranks: 0-3$"),
     (lambda u: u.run.critical_path(rank="3"), "invalid rank '3': expected a whole number"),
@@ -105,6 +107,7 @@ ARGUMENTS = [
     (lambda u: u.path.top(count=-1), r"invalid count -1: expected .*, as in top\(count=5\)"),
     (lambda u: u.path.top(count="3"), "top: invalid count '3': expected a whole number"),
     (lambda u: u.path.top(count=NAN), "top: invalid count nan: expected a whole number"),
+    (lambda u: u.path.with_times(5), "with_times: invalid times 5: expected an Arrow table"),
     (lambda u: u.path.save(5), f"save: invalid out_dir 5: {PATH}save"),
     (lambda u: u.path.save(""), f"save: invalid out_dir '': {PATH}save"),
     (lambda u: u.path.what_if(scale=2), "invalid scale 2: expected a list"),
@@ -120,6 +123,7 @@ ARGUMENTS = [
     (lambda u: u.path.what_if(scale=["compute=nan"]), "scale: invalid factor 'nan'"),
     (lambda u: u.path.what_if(set=["compute=10"]), "set: invalid duration '10'"),
     (lambda u: fc.compare(1, 2), f"compare: invalid before 1: {METRICS}"),
+    (lambda u: fc.compare(u.run, u.run, kernels=3), "compare: invalid kernels 3: expected"),
     (lambda u: fc.compare({}, {}), f"compare: invalid before {{}}: {METRICS}"),
     (lambda u: fc.compare([], []), rf"compare: invalid before \[\]: {METRICS}"),
     (lambda u: fc.compare("a.json", "b.json"), f"invalid before 'a.json': {METRICS}"),
@@ -134,10 +138,9 @@ ARGUMENTS = [
     (lambda u: u.search.record(-1), "record: invalid place -1: expected a place from 0"),
     (lambda u: u.search.record("x"), "record: invalid place 'x': expected a place from 0"),
     (lambda u: u.search.record(NAN), "record: invalid place nan: expected a place from 0"),
-    (
-        lambda u: fc.search_strategies(**SEARCH, pp_sizes=[]),
-        "pp: an empty list; leave it out",
-    ),
+    (lambda u: fc.search_strategies(**SEARCH, pp_sizes=[]), "^missing value of pp_sizes$"),
+    (lambda u: fc.search_strategies(**PLAN, seq_len=0), "invalid sequence length '0'"),
+    (lambda u: fc.search_strategies(**PLAN, vocab=0), "invalid vocabulary '0': expected a"),
     (lambda u: fc.search_strategies(**SEARCH, memory=NAN), "invalid memory 'nan': expected"),
     (lambda u: fc.search_strategies(**SEARCH, cluster="x"), "cluster 'x': .* not one of a100"),
     (lambda u: fc.search_strategies(**SEARCH, algorithms="x"), "unknown algorithm 'x'"),
@@ -171,6 +174,7 @@ ARGUMENTS = [
     (lambda u: fc.open_workload(5), f"open_workload: invalid path 5: {PATH}open_workload"),
     (lambda u: fc.open_workload(""), f"open_workload: invalid path '': {PATH}"),
     (lambda u: fc.open_workload([]), rf"open_workload: invalid path \[\]: {PATH}"),
+    (lambda u: fc.open_workload("x", {}), "open_workload: invalid options {}: expected"),
     (lambda u: fc.Workload.of(5), "Workload.of: invalid recipe 5: expected a recipe, as in"),
     (lambda u: fc.Recipe.of(num_nodes="x"), "invalid num_nodes 'x': expected a whole number"),
     (lambda u: fc.Recipe.of(num_nodes=0), "invalid num_nodes 0: expected a number from 1"),
@@ -183,9 +187,11 @@ ARGUMENTS = [
     (lambda u: fc.find_stragglers("x", steps="x"), "invalid steps 'x': expected a list"),
     (lambda u: fc.replay_trial(5), f"replay_trial: invalid path 5: {PATH}replay_trial"),
     (lambda u: fc.replay_trial(""), f"replay_trial: invalid path '': {PATH}"),
+    (lambda u: fc.replay_trial("x", repeat=0), "invalid repeat 0: expected a number from 1"),
     (lambda u: fc.replay_trial("x", compat="x"), "invalid compat 'x': expected one of dpro"),
 ]
 OTHERS = [
+    (lambda u: fc.open("a" * 5000), r"^a{40}\.\.\.: File name too long$"),
     (lambda u: fc.open("nowhere"), "nowhere: no such file or directory"),
     (lambda u: fc.open(u.folder, iteration_regex="("), "iteration_regex: invalid regular expr"),
     (lambda u: u.run.metrics(steps=[99]), "99"),
@@ -193,6 +199,8 @@ OTHERS = [
     (lambda u: u.run.critical_path(step=99), "no step 99; the trace has"),
     (lambda u: u.run.critical_path(annotation="x?"), "no event's name contains 'x\\?'"),
     (lambda u: u.run.replay(step=99), "no step 99; the trace has"),
+    (lambda u: u.run.report("."), "is a directory; name a file, as in report.html"),
+    (lambda u: u.run.report(min(u.folder.iterdir())), "not written, this command reads"),
     (lambda u: u.run.report(u.folder), "is a directory. Name a file, such as report.html"),
     (lambda u: fc.open_workload("nowhere"), "nowhere: no workload; expected a folder"),
     (lambda u: fc.find_stragglers("nowhere"), "nowhere: no such file or directory"),

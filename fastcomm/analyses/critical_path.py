@@ -385,7 +385,12 @@ def execution_trace_path(
     """
     preparation.compile_critical_path()
     if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
-        return find_path([_of_pytorch(Path(paths[0]))], {})
+        trace = _of_pytorch(Path(paths[0]))
+        if rank is not None and rank != trace.rank:
+            raise ConfigError(
+                f"rank {rank}: {paths[0]} is the execution trace of rank {trace.rank}"
+            )
+        return find_path([trace], {})
     file_of_rank = execution_traces.find_chakra(paths)
     if file_of_rank is None:
         raise ConfigError(f"{paths[0] if paths else 'paths'}: no execution trace")

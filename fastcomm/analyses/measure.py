@@ -41,8 +41,7 @@ def compute_metrics(
     options
         What is measured; by default all steps.
     workers
-        Number of processes of this machine, or an executor. With several processes a script
-        needs `if __name__ == "__main__":`.
+        Number of processes of this machine, or an executor.
     keep_going
         Whether to leave out ranks that cannot be read, and list them in `failed`.
     progress

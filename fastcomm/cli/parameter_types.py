@@ -12,6 +12,7 @@ from fastcomm.checks import (
     MOST_NUMBER,
     MOST_WORKERS,
     RANKS,
+    REPEAT,
     TOKENS,
     Range,
     invalid,
@@ -130,7 +131,7 @@ COUNT = click.IntRange(1, int(RANKS.most))
 TOKEN_COUNT = click.IntRange(1, int(TOKENS.most))
 RANK = click.IntRange(0, 1 << 31)
 WORKERS = click.IntRange(1, MOST_WORKERS)
-STEPS = click.IntRange(1, 1 << 16)
+STEPS = click.IntRange(1, int(REPEAT.most))
 BYTES = click.IntRange(1, 1 << 40)
 SECONDS = Number(Range(0, 1e6, is_open=True))
 RATE = QuantityText("rate", parse_bandwidth)

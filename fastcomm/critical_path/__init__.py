@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from fastcomm.checks import check_path, takes
+from fastcomm.checks import check_path, check_type, takes
 from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.given_times import times_of, with_times
@@ -290,6 +290,7 @@ class CriticalPath(FoundPath, Result):
             If a column is missing or has nulls, or the path was found by HTA's rules.
 
         """
+        check_type(times, pa.Table, "with_times: times", "an Arrow table, as times() returns")
         return self._with_sources(with_times(self, times))
 
     def _with_sources(self, path: FoundPath) -> "CriticalPath":
@@ -373,4 +374,5 @@ class WhatIf(Result):
             "before": format_ns(self.before_ns),
             "after": format_ns(self.after_ns),
             "edits": ", ".join(map(str, self.edits)) or "none",
+            **{one.name: " / ".join(map(format_ns, one.span_ns)) for one in self.sweeps},
         }

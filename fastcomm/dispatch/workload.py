@@ -164,7 +164,8 @@ def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> W
 
     """
     check_path(path, "open_workload: path", 'open_workload("traffic/")')
-    path, options = Path(path), options or WorkloadOptions()
+    path, options = Path(path), WorkloadOptions() if options is None else options
+    check_type(options, WorkloadOptions, "open_workload: options", "WorkloadOptions")
     files = _files(path)
     if files[0].suffix in {".npz", ".npy"}:
         return _table(path, *_arrays(path, options), options)

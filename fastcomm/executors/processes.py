@@ -5,21 +5,23 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
 import os
+import pickle
 import platform
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
@@ -104,7 +106,12 @@ class Processes:
         if self.number == 1:
             return _call(function, thing)
         if self._pool is None:
-            self._pool = self._stack.enter_context(_pool(self.number))
+            # Only functions of a user's script need the script in a worker.
+            script = (
+                nullcontext() if b"__main__" in pickle.dumps(function) else _without_script()
+            )
+            with script:
+                self._pool = self._stack.enter_context(_pool(self.number))
         return self._pool.submit(function, thing)
 
     def replace(self, died: BrokenProcessPool) -> None:
@@ -171,8 +178,22 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool whose workers put temporary files into `folder`; they do not clean up."""
-    start_early()
+    """Yield a pool whose workers put temporary files into `folder`; they do not clean up.
+
+    Raises FastcommError in a process that can have no workers.
+    """
+    if multiprocessing.current_process().daemon:
+        raise FastcommError(
+            "workers: this process is a daemon, such as one of a multiprocessing.Pool, and may "
+            "start no others; use workers=1 in it"
+        )
+    try:
+        start_early()
+    except ChildProcessError as error:
+        raise FastcommError(
+            "workers: this process was forked from one that has workers; use workers=1 in it, "
+            "or start it by the method spawn"
+        ) from error
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
@@ -189,6 +210,20 @@ def _start(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
         _hang_up(pool)
         pool.shutdown(cancel_futures=True)
         receiver.close()
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Keep processes that start in the block from running the script of this process again.
+
+    It may have no `if __name__ == "__main__":`.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _hang_up(pool: ProcessPoolExecutor) -> None:

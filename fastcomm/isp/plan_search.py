@@ -180,10 +180,11 @@ def search_plans(options: SearchOptions) -> PlanSearch:
             f"--cluster {options.cluster}: no measured GPU, which --trainer {trainer} needs; "
             "take dgx-a100, dgx-h100, dgx-b200 or gb200-nvl72, or --trainer internevo"
         )
-    seq_len = parse_quantity(str(options.seq_len or _SEQ_LEN), "sequence length")
+    length = _SEQ_LEN if options.seq_len is None else options.seq_len
+    seq_len = parse_quantity(str(length), "sequence length")
     batch = _sequences(options, seq_len)
     model = load_model(str(options.model))
-    if options.vocab:
+    if options.vocab is not None:
         model = replace(model, vocab=parse_quantity(options.vocab, "vocabulary"))
     job = Plan(
         model=model,

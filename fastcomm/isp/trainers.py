@@ -126,5 +126,5 @@ def trainer_of(options: SearchOptions) -> str:
 def measured_cluster(name: str | Path) -> Cluster:
     """Return a cluster; "h100" is the node of measured GPUs of that name, "dgx-h100"."""
     cluster = load(name)
-    dgx = f"dgx-{name}"
+    dgx = f"dgx-{name}".lower()
     return load(dgx) if not cluster.gpu and dgx in shipped() else cluster

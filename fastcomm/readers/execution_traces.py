@@ -250,9 +250,9 @@ def read_chakra(path: Path, rank: int) -> ChakraTrace:
 
 def _of_messages(data: bytes) -> Iterator[ChakraNode]:
     """Yield the nodes of a protobuf file; ValueError at the offset of the first damage."""
+    classes, at, is_header = messages(), 0, True
     from google.protobuf.message import DecodeError
 
-    classes, at, is_header = messages(), 0, True
     while at < len(data):
         begin = at
         size, at = _varint(data, at)
