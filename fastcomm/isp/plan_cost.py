@@ -212,9 +212,8 @@ def _attention(plan: Plan) -> tuple[float, float]:
 
 def _unfused(plan: Plan, chip: Gpu, heads: float, width: int) -> float:
     scores = heads * plan.seq_len**2 / plan.cp
-    return (
-        4 * scores * width / (_UNFUSED * chip.peaks["bf16"]) + _SCORE_BYTES * scores / chip.hbm
-    )
+    compute = 4 * scores * width / (_UNFUSED * chip.peaks["bf16"])
+    return compute + _SCORE_BYTES * scores / chip.hbm
 
 
 def _elementwise(plan: Plan, constants: Constants) -> tuple[float, float]:
@@ -393,10 +392,8 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
     comm = gather, gather + scatter
     if not plan.overlap:
         return comm
-    return (
-        exposed(constants, comm[0], layer.total(0)),
-        exposed(constants, comm[1], layer.total(1)),
-    )
+    forward, backward = (exposed(constants, comm[way], layer.total(way)) for way in _PASSES)
+    return forward, backward
 
 
 def head_time(plan: Plan, constants: Constants) -> float:

@@ -116,11 +116,18 @@ class Question:
         ):
             for degree in degrees or ():
                 if total % degree:
-                    near = max(n for n in range(1, min(degree, total) + 1) if total % n == 0)
                     raise ConfigError(
                         f"invalid {name} {degree}: it must divide the {total} {unit} of "
-                        f"{model.name}; the nearest smaller degree is {near}"
+                        f"{model.name}; the nearest smaller degree is "
+                        f"{nearest_divisor(degree, {total})}"
                     )
+
+
+def nearest_divisor(degree: int, totals: set[int]) -> int:
+    """Return the largest number up to `degree` that divides one of `totals`."""
+    return max(
+        n for n in range(1, min(degree, max(totals)) + 1) if any(t % n == 0 for t in totals)
+    )
 
 
 # Tokens of a step without a limit, if the micro-batches are fixed.
@@ -182,7 +189,7 @@ def batch(options: SearchOptions) -> MicroBatchRule:
     Raises
     ------
     ConfigError
-        If the options contradict each other, or leave the global batch open.
+        If the options contradict each other.
 
     """
     _refuse_range(options.global_batch)
@@ -197,8 +204,6 @@ def batch(options: SearchOptions) -> MicroBatchRule:
         )
     )
     if total is None and least is None and most is None:
-        if bsz is None or num is None:
-            raise _missing(options)
         return MicroBatchRule(least=1, most=_ANY, micro_bsz=bsz, micro_num=num)
     if total is not None and (least is not None or most is not None):
         raise ConfigError(
@@ -231,6 +236,13 @@ def memory_limit(text: str | float | None) -> int | None:
     if size is not None and size < _LEAST_MEMORY:
         raise ConfigError(f"invalid memory {text!r}: {size} bytes; add a unit, as in 70GiB")
     return size
+
+
+# Fields of a question that are options, unchanged.
+_AS_GIVEN = (
+    *("overlap_grad", "grad_sync", "param_sync", "dispatch", "overlap_experts", "p2p"),
+    "any_schedule",
+)
 
 
 def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Question:
@@ -273,16 +285,10 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         dtype_size=options.dtype_size or 2,
         flash=options.flash is not False,
         penalty=0.2 if penalty is None else penalty,
-        overlap_grad=options.overlap_grad,
-        grad_sync=options.grad_sync,
-        param_sync=options.param_sync,
         overlap=options.overlap_weights,
         imbalance=1.0 if options.imbalance is None else options.imbalance,
-        dispatch=options.dispatch,
-        overlap_experts=options.overlap_experts,
-        p2p=options.p2p,
-        any_schedule=options.any_schedule,
         ulysses=ulysses,
+        **{name: getattr(options, name) for name in _AS_GIVEN},
     )
     if len(lengths) == 1 or seq_len:
         question.check()
@@ -296,12 +302,10 @@ def _check_gpus(question: Question) -> None:
     for name, degrees in (("pp", question.pp), ("sp", question.sp), ("ep", question.ep)):
         for degree in degrees or ():
             if all(total % degree for total in totals):
-                smaller = range(1, min(degree, max(totals)) + 1)
-                near = max(n for n in smaller if any(total % n == 0 for total in totals))
                 raise ConfigError(
                     f"--{name}-sizes: {name} {degree} does not divide "
                     f"{' or '.join(map(str, sorted(totals)))} ({unit}); the nearest smaller "
-                    f"degree is {near}"
+                    f"degree is {nearest_divisor(degree, totals)}"
                 )
         if name == "pp" and degrees:
             totals = {total // pp for total in totals for pp in degrees if total % pp == 0}

@@ -44,10 +44,8 @@ class Counts:
 class LayoutRows:
     """Rows of a layout that the schedule allows."""
 
-    bsz: Ints
-    num: Ints
-    recompute: Ints
-    stages: Ints
+    columns: dict[str, Ints]  # fields of `StrategyGrid` by row
+    count: int
     total: int  # rows before the schedule rejects any
     suited: bool  # whether any micro-batch suits the global batch
 
@@ -105,33 +103,21 @@ def _layouts(
 ) -> Iterator[StrategyGrid]:
     """Yield a grid for each degree of expert parallelism; `key` is world, pp, sp, algorithm."""
     world, pp, sp, algo = key
-    para, grads, os = _shards(question, world // pp if algo == "isp" else world // pp // sp)
-    total = rows.total * len(os)
+    shards = _shards(question, world // pp if algo == "isp" else world // pp // sp)
+    columns = dict(zip(("para", "grads", "os"), shards, strict=True)) | rows.columns
+    width = shards.shape[1]
     for ep in _degrees(question, world // pp):
         if reason := _rejection(question, sp, algo, rows):
-            counts.reject(reason, total)
+            counts.reject(reason, rows.total * width)
             if reason == "batch":
                 counts.unsuited.add(world // pp // sp)
             continue
-        cells = len(rows.num) * len(os)
-        counts.reject("schedule", total - cells)
+        cells = rows.count * width
+        counts.reject("schedule", rows.total * width - cells)
         counts.candidates += cells
         counts.cells += cells
         if cells:
-            yield StrategyGrid(
-                world=world,
-                pp=pp,
-                sp=sp,
-                algo=algo,
-                bsz=rows.bsz,
-                num=rows.num,
-                recompute=rows.recompute,
-                para=para,
-                grads=grads,
-                os=os,
-                ep=ep,
-                stages=rows.stages,
-            )
+            yield StrategyGrid(world=world, pp=pp, sp=sp, algo=algo, ep=ep, **columns)
 
 
 def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
@@ -193,12 +179,10 @@ def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
     _, num, _, stages = table.T
     allowed = (num > 0) & ((num >= pp) | question.any_schedule)
     allowed &= (stages == 1) | (num % pp == 0)
-    bsz, num, recompute, stages = (column[:, None] for column in table[allowed].T)
+    columns = (column[:, None] for column in table[allowed].T)
     return LayoutRows(
-        bsz=bsz,
-        num=num,
-        recompute=recompute,
-        stages=stages,
+        columns=dict(zip(("bsz", "num", "recompute", "stages"), columns, strict=True)),
+        count=int(np.count_nonzero(allowed)),
         total=len(table),
         suited=bool(pairs),
     )
@@ -281,30 +265,23 @@ def _undivided(question: Question) -> str:
     """Name the requested degree that divides nothing that it has to divide."""
     layers = {question.model.layers}
     stages = [pp for pp in question.pp or (1,) if question.model.layers % pp == 0]
+    ranks = _over(question.world_sizes, question.pp)
     degrees = {
-        "pp": (question.pp, set(question.world_sizes)),
-        "sp": (question.sp, _over(question.world_sizes, question.pp)),
-        "ep": (question.ep, _over(question.world_sizes, question.pp)),
-        "interleave": (question.interleave, _over(layers, stages)),
+        "pp": (question.pp, set(question.world_sizes), "GPUs"),
+        "sp": (question.sp, ranks, "GPUs of a stage"),
+        "ep": (question.ep, ranks, "GPUs of a stage"),
+        "interleave": (question.interleave, _over(layers, stages), "layers of a stage"),
     }
-    for name, (requested, totals) in degrees.items():
+    for name, (requested, totals, unit) in degrees.items():
         if requested and not any(n % degree == 0 for n in totals for degree in requested):
             most = max(totals, default=1)
             near = max(n for n in range(1, min(requested) + 1) if most % n == 0)
             parts = " or ".join(str(n) for n in sorted(totals)) or "one layer"
             return (
                 f"no strategy: {name} {', '.join(map(str, requested))} does not divide {parts} "
-                f"({_DIVIDED[name]}); the nearest smaller degree is {near}"
+                f"({unit}); the nearest smaller degree is {near}"
             )
     return "no strategy: no combination of pp, sp, ep and interleave divides the GPUs"
-
-
-_DIVIDED = {
-    "pp": "GPUs",
-    "sp": "GPUs of a stage",
-    "ep": "GPUs of a stage",
-    "interleave": "layers of a stage",
-}
 
 
 def _over(totals: Iterable[int], parts: Iterable[int] | None) -> set[int]:
