@@ -203,13 +203,9 @@ def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None)
     has the weight of each expert, for the law "popularity" only.
     """
     if recipe.law == "gate":
-        nodes = recipe.num_nodes
-        return _weighted_draw(
-            np.ones((1, recipe.experts)),
-            np.zeros(len(src), np.int32),
-            (nodes, min(nodes, _GATE_NODES)),
-            recipe,
-        )
+        gate = recipe.num_nodes, min(recipe.num_nodes, _GATE_NODES)
+        equal = np.ones((1, recipe.experts)), np.zeros(len(src), np.int32)
+        return _weighted_draw(*equal, gate, recipe)
     if recipe.law == "bimodal":
         return _weighted_draw(*_bimodal(recipe, src), (1, 1), recipe)
     law = shares(recipe, popularity)

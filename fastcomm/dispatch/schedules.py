@@ -101,26 +101,29 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 
 def _pipelined(loads: Matrix, terms: Terms) -> Timing:
     """Time loads on both kinds of links at once; the busiest link determines the time."""
-    links = terms.links
-    starts = links.inter_start_s, links.intra_start_s
-    seconds = loads * _weights(links, terms.token_bytes)
-    most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
-    times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
+    seconds = loads * _weights(terms.links, terms.token_bytes)
+    times = _by_kind(seconds, terms.links)
     return Timing(
         seconds=max(times),
         phases={"inter": times[0], "intra": times[1]},
         inter_tokens=int(loads[:, 0].sum()),
         loads=loads,
         bottleneck=busiest(loads, seconds),
-        combine_s=_combine_seconds(most, starts, terms),
+        combine_s=max(_by_kind(seconds, terms.links, terms.combine_bytes / terms.token_bytes)),
     )
 
 
-def _combine_seconds(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
-    """Return combine's seconds from dispatch's: `most` and `starts` of NIC and of NVLink."""
-    factor = terms.combine_bytes / terms.token_bytes
-    return max(
-        busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
+def _by_kind(
+    seconds: NDArray[np.float64], links: GpuLinks, factor: float = 1.0
+) -> tuple[float, float]:
+    """Return the time of the busiest NIC and NVLink, with the start-up times of used links.
+
+    `factor` scales the `seconds` of each link, as if tokens had other sizes.
+    """
+    nic, port = float(seconds[:, :2].max()), float(seconds[:, 2:].max())
+    return (
+        nic * factor + links.inter_start_s if nic else 0.0,
+        port * factor + links.intra_start_s if port else 0.0,
     )
 
 
@@ -193,13 +196,15 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
     across = block.sum(axis=3)  # source node, rank, target node
     onward = block.sum(axis=0)  # rank, target node, target rank
     onward[rank, :, rank] = 0
-    sums = (
-        across.sum(axis=2),
-        across.sum(axis=0).T,
-        local.sum(axis=2) + onward.sum(axis=2).T,
-        local.sum(axis=1) + onward.sum(axis=0),
-    )
-    return _pipelined(np.stack([column.ravel() for column in sums], axis=1), terms)
+    sends, receives = across.sum(axis=2), across.sum(axis=0).T
+    inner_sends = local.sum(axis=2) + onward.sum(axis=2).T
+    inner_receives = local.sum(axis=1) + onward.sum(axis=0)
+    return _pipelined(_loads(sends, receives, inner_sends, inner_receives), terms)
+
+
+def _loads(*columns: Matrix) -> Matrix:
+    """Return the loads of sums by GPU, of any shape in the order of GPUs."""
+    return np.stack([column.ravel() for column in columns], axis=1)
 
 
 def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
@@ -242,8 +247,7 @@ def end_loads(remote: Matrix, local: Matrix) -> Matrix:
 
     `remote` and `local` have the tokens from GPU to GPU, of other nodes and of the node.
     """
-    sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
-    return np.stack(sums, axis=1)
+    return _loads(*(matrix.sum(axis=axis) for matrix in (remote, local) for axis in (1, 0)))
 
 
 def direct(traffic: Traffic, terms: Terms) -> Timing:
@@ -284,12 +288,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     dispatch_s, combine_s = (
-        spreadout_s(
-            tokens,
-            traffic.width,
-            terms.links.inter_cost(size),
-            terms.links.intra_cost(size),
-        )
+        spreadout_s(tokens, traffic.width, *terms.links.costs(size))
         for tokens, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
     )
     return Timing(
@@ -328,28 +327,17 @@ def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
 def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     """Time FAST as published."""
     demand = traffic.demand(terms.demand)
+    both = (demand, terms.token_bytes), (np.ascontiguousarray(demand.T), terms.combine_bytes)
     dispatched, combined = (
-        schedule(
-            tokens,
-            traffic.width,
-            terms.links.inter_cost(size),
-            terms.links.intra_cost(size),
-            terms.decomposition,
-        )
-        for tokens, size in (
-            (demand, terms.token_bytes),
-            (np.ascontiguousarray(demand.T), terms.combine_bytes),
-        )
+        schedule(tokens, traffic.width, *terms.links.costs(size), terms.decomposition)
+        for tokens, size in both
     )
-    exposed = dispatched.total_s - dispatched.balance_s - float(dispatched.inter_s.sum())
+    balance_s, inter_s = dispatched.balance_s, float(dispatched.inter_s.sum())
+    exposed_s = max(0.0, dispatched.total_s - balance_s - inter_s)
     loads = _fast_loads(dispatched)
     return Timing(
         seconds=dispatched.total_s,
-        phases={
-            "balance": dispatched.balance_s,
-            "inter": float(dispatched.inter_s.sum()),
-            "exposed_intra": max(0.0, exposed),
-        },
+        phases={"balance": balance_s, "inter": inter_s, "exposed_intra": exposed_s},
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
         bottleneck=busiest(loads, loads * _weights(terms.links)),
@@ -368,13 +356,7 @@ def _fast_loads(plan: FastSchedule) -> Matrix:
     inside = moved + arriving
     sends = block.sum(axis=3)
     sends[node, node] = 0
-    sums = (
-        sends.sum(axis=1),
-        sends.sum(axis=0),
-        inside.sum(axis=2),
-        inside.sum(axis=1),
-    )
-    return np.stack([column.ravel() for column in sums], axis=1)
+    return _loads(sends.sum(axis=1), sends.sum(axis=0), inside.sum(axis=2), inside.sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

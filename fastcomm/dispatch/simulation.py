@@ -5,7 +5,7 @@ Times are in seconds, in JSON and tables in nanoseconds.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,6 @@ class LayerResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the layer as a JSON object."""
-        bottleneck = self.bottleneck
         return {
             "latency_ns": self.seconds * NS,
             "phases_ns": {name: seconds * NS for name, seconds in self.phases.items()},
@@ -53,12 +52,7 @@ class LayerResult:
             "inter_node_bytes": self.inter_bytes,
             "lower_bound_ns": self.bound_s * NS,
             "optimal_ns": self.optimal_s * NS,
-            "bottleneck": {
-                "gpu": bottleneck.gpu,
-                "link": bottleneck.link,
-                "direction": bottleneck.direction,
-                "tokens": bottleneck.tokens,
-            },
+            "bottleneck": asdict(self.bottleneck),
             "gpu_load_tokens": _by_link(self.loads),
         }
 
@@ -289,14 +283,10 @@ class _Tally:
     def result(self) -> Simulation:
         """Return the simulation of all layers added."""
         recipe = self.recipe
-        payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
+        copies = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
+        sizes = {"payload_bytes": copies * self.terms.token_bytes, "gpus": recipe.gpus}
         results = {
-            name: StrategyResult(
-                name=name,
-                layers=tuple(layers),
-                payload_bytes=payload * self.terms.token_bytes,
-                gpus=recipe.gpus,
-            )
+            name: StrategyResult(name=name, layers=tuple(layers), **sizes)
             for name, layers in self.layers.items()
         }
         return Simulation(

@@ -60,11 +60,10 @@ class Workload:
 
         Raises `TraceFileError` if a file is damaged or does not fit the recipe.
         """
-        home = _home_gpus(self.recipe)
+        recipe = self.recipe
+        home = (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
         for src, expert in self._pairs():
-            yield LayerTokens(
-                src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node
-            )
+            yield LayerTokens(src, expert, home, recipe.num_nodes, recipe.gpus_per_node)
 
     def _pairs(self) -> Iterator[tuple[Ids, Ids]]:
         """Yield tokens and experts per layer: drawn ones, then arrays, then files."""
@@ -73,11 +72,6 @@ class Workload:
         yield from self.arrays
         for path in self.files:
             yield from _read(path, self.recipe)
-
-
-def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
-    """Return the GPU of each expert."""
-    return (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
 
 
 def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
@@ -331,20 +325,12 @@ def _check(path: Path, src: Ids, expert: Ids, recipe: Recipe) -> None:
     """Raise TraceFileError for a number that is not a GPU or an expert of the recipe."""
     for name, ids, count in (("GPU", src, recipe.gpus), ("expert", expert, recipe.experts)):
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
-            row = _first_row((ids < 0) | (ids >= count))
+            first = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
             raise TraceFileError(
-                f"{path}: row {row}: {name} {ids.flat[_first(ids, count)]} is not in 0 to "
-                f"{count - 1}; the cluster has {recipe.num_nodes} nodes of "
+                f"{path}: row {first * len(ids) // ids.size}: {name} {ids.flat[first]} is not "
+                f"in 0 to {count - 1}; the cluster has {recipe.num_nodes} nodes of "
                 f"{recipe.gpus_per_node} GPUs with {recipe.experts_per_gpu} experts each"
             )
-
-
-def _first_row(is_invalid: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(is_invalid.reshape(len(is_invalid), -1).any(axis=1))[0])
-
-
-def _first(ids: Ids, count: int) -> int:
-    return int(np.flatnonzero((ids < 0) | (ids >= count))[0])
 
 
 Numbers = NDArray[Any]

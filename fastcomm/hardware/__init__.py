@@ -205,13 +205,12 @@ class GpuLinks:
         """Reached bandwidth of a GPU inside its node, bytes/s."""
         return self.intra_bytes_per_s * self.intra_efficiency
 
-    def inter_cost(self, size: int) -> Cost:
-        """Return the cost of tokens of `size` bytes through a NIC."""
-        return Cost(start_s=self.inter_start_s, unit_s=size / self.inter)
-
-    def intra_cost(self, size: int) -> Cost:
-        """Return the cost of tokens of `size` bytes inside a node."""
-        return Cost(start_s=self.intra_start_s, unit_s=size / self.intra)
+    def costs(self, size: int) -> tuple[Cost, Cost]:
+        """Return the costs of tokens of `size` bytes: through a NIC, and inside a node."""
+        return (
+            Cost(start_s=self.inter_start_s, unit_s=size / self.inter),
+            Cost(start_s=self.intra_start_s, unit_s=size / self.intra),
+        )
 
 
 _LINK_KEYS = ("gpus_per_node", "bw_intra", "bw_node")

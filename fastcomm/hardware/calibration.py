@@ -5,7 +5,7 @@ and the bandwidth after it, in seconds and bytes per second.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,33 +64,19 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the residuals as they stand in JSON, times in nanoseconds."""
+        lines = [replace(line, alpha=line.alpha * 1e9) for line in self.residuals]
         return {
-            "calibration": [
-                {
-                    "op": line.op,
-                    "ranks": line.ranks,
-                    "messages": line.messages,
-                    "sizes": line.sizes,
-                    "start_ns": line.alpha * 1e9,
-                    "bus_bytes_per_s": line.bus,
-                    "median_error": line.median_error,
-                    "worst_error": line.worst_error,
-                }
-                for line in self.residuals
-            ],
-            "calibration_compute": [
-                {
-                    "what": curve.kind,
-                    "calls": curve.calls,
-                    "flops": curve.flops,
-                    "flops_per_s": curve.rate,
-                    "efficiency": curve.efficiency,
-                    "median_error": curve.median_error,
-                    "worst_error": curve.worst_error,
-                }
-                for curve in self.compute
-            ],
+            "calibration": [_named(line) for line in lines],
+            "calibration_compute": [_named(curve) for curve in self.compute],
         }
+
+
+# Names of fields in JSON, where they differ.
+_NAMES = {"alpha": "start_ns", "bus": "bus_bytes_per_s", "kind": "what", "rate": "flops_per_s"}
+
+
+def _named(residual: Residual | ComputeResidual) -> dict[str, Any]:
+    return {_NAMES.get(name, name): value for name, value in asdict(residual).items()}
 
 
 def calibrate(
@@ -231,9 +217,7 @@ def _fit_line(moved: Array, time: Array, usual_start: float) -> Line:
     for _ in range(_ROUNDS):
         system = np.stack([weight, moved * weight], axis=1)
         (start, slope), *_ = np.linalg.lstsq(system, time * weight, rcond=None)
-        if start < 0:
-            start, slope = 0.0, float(np.median(time / moved))
-        if slope <= 0:
+        if start < 0 or slope <= 0:
             start, slope = 0.0, float(np.median(time / moved))
         error = np.abs((start + slope * moved) / time - 1)
         weight = 1 / time / np.sqrt(np.maximum(error, _FLOOR))
@@ -362,9 +346,7 @@ def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
     element, rate = list(curve.element), list(curve.rate)
     element[way] *= slower
     rate[way] /= slower
-    return AttentionCurve(
-        start=curve.start, element=(element[0], element[1]), rate=(rate[0], rate[1])
-    )
+    return replace(curve, element=(element[0], element[1]), rate=(rate[0], rate[1]))
 
 
 def _relative_errors(fitted: Array, seconds: Array) -> dict[str, float]:
