@@ -92,54 +92,37 @@ def report(
     return tables
 
 
+_GPU = {
+    "vmId": MACHINE,
+    "name": "NVIDIA H100 80GB HBM3",
+    "isDiscrete": 1,
+    "smCount": 132,
+    "chipName": "GH100",
+}
+_STREAM = {"hwId": 0, "vmId": 1, "priority": 0, "flag": 2}
+
+
 def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
-    """Add names of a process and its threads, and its output."""
+    """Add names of a process and its threads, its output, its GPU and the streams of that."""
     host = process.host
     tables.add("PROCESSES", globalPid=host.global_pid, pid=host.process, name="python3")
     names = {0: "python3", 61: "pt_autograd_0", 77: "pt_nccl_watchdg", 300: "ncclLaunch"}
     for thread, name in names.items():
         identity = host.thread(thread)
         tables.add("ThreadNames", nameId=tables.string(name), priority=20, globalTid=identity)
-    tables.add(
-        "ProcessStreams",
-        globalPid=host.global_pid,
-        filenameId=tables.string(f"/home/{SECRET_OUTPUT}/stdout.log"),
-        contentId=tables.string(f"loss 2.71 {SECRET_OUTPUT} of rank {process.rank}\n"),
-    )
-    tables.add(
-        "ANALYSIS_FILE",
-        id=process.rank + 1,
-        filename=f"/home/{SECRET_OUTPUT}/maps",
-        contentId=tables.string(f"7f00-7fff r-xp {SECRET_OUTPUT}"),
-        globalPid=host.global_pid,
-    )
-    _add_gpu(tables, process)
-
-
-def _add_gpu(tables: ReportTables, process: ProcessWriter) -> None:
-    """Add the GPU of a process, and its streams."""
-    host = process.host
-    tables.add(
-        "TARGET_INFO_GPU",
-        vmId=MACHINE,
-        id=process.rank % 8,
-        name="NVIDIA H100 80GB HBM3",
-        isDiscrete=1,
-        smCount=132,
-        chipName="GH100",
-        cuDevice=host.device,
-    )
+    home, rank = f"/home/{SECRET_OUTPUT}", process.rank
+    output = {
+        "filenameId": tables.string(f"{home}/stdout.log"),
+        "contentId": tables.string(f"loss 2.71 {SECRET_OUTPUT} of rank {rank}\n"),
+    }
+    tables.add("ProcessStreams", globalPid=host.global_pid, **output)
+    maps = {"filename": f"{home}/maps", "globalPid": host.global_pid}
+    content = tables.string(f"7f00-7fff r-xp {SECRET_OUTPUT}")
+    tables.add("ANALYSIS_FILE", id=rank + 1, contentId=content, **maps)
+    tables.add("TARGET_INFO_GPU", id=rank % 8, cuDevice=host.device, **_GPU)
     for stream in (7, 14, 20, 24, 28, 32, 36):
-        tables.add(
-            "TARGET_INFO_CUDA_STREAM",
-            streamId=stream,
-            hwId=0,
-            vmId=1,
-            processId=host.process,
-            contextId=1 + host.device,
-            priority=0,
-            flag=2,
-        )
+        own = {"streamId": stream, "processId": host.process, "contextId": 1 + host.device}
+        tables.add("TARGET_INFO_CUDA_STREAM", **own, **_STREAM)
 
 
 def _add_launcher(tables: ReportTables, time: Clock) -> None:
@@ -148,25 +131,15 @@ def _add_launcher(tables: ReportTables, time: Clock) -> None:
     thread = process | LAUNCHER
     start = time(time.start + 300_000)
     tables.add("PROCESSES", globalPid=process, pid=LAUNCHER, name="torchrun")
-    tables.add(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        start=start + 1_000,
-        end=start + 4_000,
-        eventClass=0,
-        globalTid=thread,
-        correlationId=FIRST_CORRELATION + 1,  # as if it had launched the first work of a rank
-        nameId=tables.string("cudaGetDeviceCount_v3020"),
-        returnValue=0,
-    )
-    tables.add(
-        "NVTX_EVENTS",
-        start=start,
-        end=start + 9_000,
-        eventType=PUSH_POP,
-        text="rendezvous",
-        globalTid=thread,
-        domainId=0,
-    )
+    call = {"start": start + 1_000, "end": start + 4_000, "eventClass": 0, "returnValue": 0}
+    call |= {
+        "correlationId": FIRST_CORRELATION
+        + 1,  # as if it had launched the first work of a rank
+        "nameId": tables.string("cudaGetDeviceCount_v3020"),
+    }
+    tables.add("CUPTI_ACTIVITY_KIND_RUNTIME", globalTid=thread, **call)
+    name = {"text": "rendezvous", "eventType": PUSH_POP, "domainId": 0}
+    tables.add("NVTX_EVENTS", start=start, end=start + 9_000, globalTid=thread, **name)
 
 
 def _add_session(
@@ -180,22 +153,12 @@ def _add_session(
         # A range that was never closed has the end of the capture.
         host = process.host
         host.range(process.main, "epoch", time.start + 610_000, time.start + duration)
-    tables.add(
-        "ANALYSIS_DETAILS",
-        globalVid=MACHINE,
-        duration=duration,
-        startTime=_SYSTEM_CLOCK,
-        stopTime=_SYSTEM_CLOCK + duration,
-    )
+    span = {"startTime": _SYSTEM_CLOCK, "stopTime": _SYSTEM_CLOCK + duration}
+    tables.add("ANALYSIS_DETAILS", globalVid=MACHINE, duration=duration, **span)
     if variant.session_start:
         text = datetime.fromtimestamp(time.utc // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        tables.add(
-            "TARGET_INFO_SESSION_START_TIME",
-            utcEpochNs=time.utc,
-            utcTime=text,
-            localTime=text,
-            systemClockNs=_SYSTEM_CLOCK,
-        )
+        clocks = {"utcEpochNs": time.utc, "systemClockNs": _SYSTEM_CLOCK}
+        tables.add("TARGET_INFO_SESSION_START_TIME", utcTime=text, localTime=text, **clocks)
 
 
 def _add_capture(tables: ReportTables, variant: NsysVariant, node: int) -> None:
@@ -215,22 +178,10 @@ def _add_capture(tables: ReportTables, variant: NsysVariant, node: int) -> None:
         ("Hostname", f"{SECRET_ENVIRONMENT}-node{node:04d}"),
         ("DeviceEnvironment", f"WANDB_MODE={SECRET_ENVIRONMENT}"),
     ):
-        tables.add(
-            "TARGET_INFO_SYSTEM_ENV",
-            globalVid=MACHINE,
-            devStateName="Running",
-            name=name,
-            nameEnum=4,
-            value=value,
-        )
-    tables.add(
-        "DIAGNOSTIC_EVENT",
-        timestamp=1_000_000,
-        timestampType=2,
-        source=2,
-        severity=1,
-        text="CUDA profiling has started.",
-    )
+        row = {"name": name, "value": value, "nameEnum": 4, "devStateName": "Running"}
+        tables.add("TARGET_INFO_SYSTEM_ENV", globalVid=MACHINE, **row)
+    kind = {"timestamp": 1_000_000, "timestampType": 2, "source": 2, "severity": 1}
+    tables.add("DIAGNOSTIC_EVENT", text="CUDA profiling has started.", **kind)
 
 
 def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kind) -> None:
@@ -337,13 +288,9 @@ def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:
                 stream.write_table(table)
             continue
         # Parquet 1.0 has no uint32: such columns become int64, as in real files.
+        form = {"version": "1.0", "compression": "NONE", "store_schema": False}
         pq.write_table(
-            table,
-            folder / f"{name}.parquet",
-            version="1.0",
-            compression="NONE",
-            store_schema=False,
-            row_group_size=max(1, len(rows)),
+            table, folder / f"{name}.parquet", row_group_size=max(1, len(rows)), **form
         )
 
 

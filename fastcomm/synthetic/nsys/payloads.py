@@ -20,11 +20,8 @@ from fastcomm.synthetic.catalog import (
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.tables import NsysVariant, Release, ReportTables
 
-COMM, PARENT, SIZE = (
-    "NCCL communicator ID",
-    "Parent NCCL communicator ID",
-    "Message size [bytes]",
-)
+COMM, PARENT = "NCCL communicator ID", "Parent NCCL communicator ID"
+SIZE = "Message size [bytes]"
 RANKS, RANK, DEVICE = "No. of ranks", "Rank", "CUDA device"
 REDUCTION, ROOT, PEER = "Reduction operation", "Root", "Peer rank"
 FIRST_SCHEMA = 1 << 24  # smaller ids are types of NVTX
@@ -141,28 +138,15 @@ def add_schemas(
 ) -> None:
     """Add the schema rows of one process, for the calls that it has made."""
     layouts = [layout(call, variant.nccl) for call in sorted(calls)]
-    present = sorted(
-        (schema for schema in layouts if schema is not None), key=lambda schema: schema.schema
-    )
+    present = sorted(filter(None, layouts), key=lambda schema: schema.schema)
     for schema in present:
-        tables.add(
-            "NVTX_PAYLOAD_SCHEMAS",
-            domainId=domain,
-            schemaId=schema.schema,
-            type=1,
-            numEntries=len(schema.fields),
-            payloadSize=schema.size,
-        )
+        place = {"domainId": domain, "schemaId": schema.schema}
+        sizes = {"numEntries": len(schema.fields), "payloadSize": schema.size}
+        tables.add("NVTX_PAYLOAD_SCHEMAS", **place, **sizes, type=1)
         for number, field in enumerate(schema.fields):
-            tables.add(
-                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
-                domainId=domain,
-                schemaId=schema.schema,
-                idx=number,
-                type=field.type,
-                name=field.label,
-                offset=field.offset or None,  # the first is null
-            )
+            kind = {"type": field.type, "offset": field.offset or None}  # the first is null
+            name = field.label
+            tables.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", **place, idx=number, name=name, **kind)
     if any(field.label == REDUCTION for schema in present for field in schema.fields):
         _add_enum(tables, domain, FIRST_SCHEMA + _ENUM[variant.nccl])
 

@@ -142,16 +142,9 @@ class Host:
         duration.
         """
         self.correlation += 1
-        self.tables.add(
-            "CUPTI_ACTIVITY_KIND_RUNTIME",
-            start=self.clock(start),
-            end=self.clock(start + ns),
-            eventClass=0,
-            globalTid=thread,
-            correlationId=self.correlation,
-            nameId=self.tables.string(name),
-            returnValue=0,
-        )
+        row = {"start": self.clock(start), "end": self.clock(start + ns), "globalTid": thread}
+        row |= {"correlationId": self.correlation, "nameId": self.tables.string(name)}
+        self.tables.add("CUPTI_ACTIVITY_KIND_RUNTIME", eventClass=0, returnValue=0, **row)
         return Launch(correlation=self.correlation, start=start, stop=start + ns, thread=thread)
 
     def event(self, kind: int, thread: int, start: int, **more: object) -> None:
@@ -166,18 +159,15 @@ HOST_TO_DEVICE = 1
 
 _CONSTANTS = {
     "blockX": 128,
-    "blockY": 1,
-    "blockZ": 1,
-    "staticSharedMemory": 0,
-    "dynamicSharedMemory": 0,
-    "localMemoryPerThread": 0,
+    **dict.fromkeys(("blockY", "blockZ"), 1),
+    **dict.fromkeys(("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread"), 0),
     "localMemoryTotal": 250_871_808,
     "sharedMemoryExecuted": 32_768,
-    "sharedMemoryLimitConfig": 0,
-    "clusterX": 0,
-    "clusterY": 0,
-    "clusterZ": 0,
+    **dict.fromkeys(("sharedMemoryLimitConfig", "clusterX", "clusterY", "clusterZ"), 0),
+    "launchType": 1,
+    "tensorSizeMinusOneElements": "[]",
 }
+_COPY = {"copyKind": HOST_TO_DEVICE, "srcKind": 1, "dstKind": 2, "copyCount": 1}
 
 
 def short_name(name: str) -> str:
@@ -198,13 +188,10 @@ class DeviceWriter:
 
     def _where(self, stream: int, correlation: int) -> dict[str, object]:
         """Return the columns of device, stream and correlation."""
-        return {
-            "deviceId": self.host.device,
-            "contextId": 1 + self.host.device,
-            "streamId": stream,
-            "correlationId": correlation,
-            "globalPid": self.host.global_pid,
-        }
+        host = self.host
+        context = {"deviceId": host.device, "contextId": 1 + host.device}
+        work = {"streamId": stream, "correlationId": correlation}
+        return {**context, **work, "globalPid": host.global_pid}
 
     def _span(self, start: int, stop: int) -> dict[str, object]:
         return {"start": self.host.clock(start), "end": self.host.clock(stop)}
@@ -215,14 +202,8 @@ class DeviceWriter:
         if node is not None:
             row["graphNodeId"] = EXECUTABLE << 32 | node
         if work.kind == "memcpy":
-            more: dict[str, object] = {
-                "bytes": self.job.tokens * 8,
-                "copyKind": HOST_TO_DEVICE,
-                "srcKind": 1,
-                "dstKind": 2,
-                "copyCount": 1,
-            }
-            self.tables.add("CUPTI_ACTIVITY_KIND_MEMCPY", **row, **more)
+            row |= {"bytes": self.job.tokens * 8, **_COPY}
+            self.tables.add("CUPTI_ACTIVITY_KIND_MEMCPY", **row)
         elif work.kind == "memset":
             row |= {"value": 0, "bytes": 4, "memKind": 2}
             self.tables.add("CUPTI_ACTIVITY_KIND_MEMSET", **row)
@@ -243,11 +224,9 @@ class DeviceWriter:
         columns: dict[str, object] = {
             "demangledName": self.tables.string(name),
             "shortName": self.tables.string(short_name(name)),
-            "launchType": 1,
             "registersPerThread": kernel.registers if kernel else 96,
             **dict(zip(("gridX", "gridY", "gridZ"), grid, strict=True)),
             **_CONSTANTS,
-            "tensorSizeMinusOneElements": "[]",
         }
         self.names[work.name] = columns
         return columns
@@ -255,25 +234,20 @@ class DeviceWriter:
     def waits(self, stream: int, other: int, record: Launch, wait: Launch) -> None:
         """Add an event that is recorded on `other`, and for which `stream` waits."""
         self.events += 1
-        self.tables.add(
-            "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
-            timestamp=0,
-            **self._where(other, record.correlation),
-            eventId=self.events % 64,
-            eventSyncId=self.events,
-        )
+        row = self._where(other, record.correlation) | self._event()
+        self.tables.add("CUPTI_ACTIVITY_KIND_CUDA_EVENT", timestamp=0, **row)
         self.synchronization(wait, stream, kind=2)
 
     def synchronization(self, call: Launch, stream: int | None, kind: int) -> None:
         """Add a wait of the host for all streams, or of a stream for the last event."""
-        self.tables.add(
-            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-            **self._span(call.start, call.stop),
-            **self._where(ALL_STREAMS if stream is None else stream, call.correlation),
-            syncType=kind,
-            eventId=NO_EVENT if stream is None else self.events % 64,
-            eventSyncId=0 if stream is None else self.events,
-        )
+        row = self._span(call.start, call.stop)
+        row |= self._where(ALL_STREAMS if stream is None else stream, call.correlation)
+        row |= {"eventId": NO_EVENT, "eventSyncId": 0} if stream is None else self._event()
+        self.tables.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", syncType=kind, **row)
+
+    def _event(self) -> dict[str, object]:
+        """Return the columns of the last event."""
+        return {"eventId": self.events % 64, "eventSyncId": self.events}
 
     def captured(self, calls: list[Launch], begin: int) -> None:
         """Add the rows on the capture and the instantiation of a CUDA graph.
@@ -281,44 +255,34 @@ class DeviceWriter:
         `calls` are the calls that were captured; the instantiation starts at `begin`, ns.
         """
         thread = self.host.thread(0)
-        instantiation = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
-        row = self._graph_row(
-            instantiation.start + 100, instantiation.stop - 100, thread, "cudaGraphInstantiate"
-        )
-        self.tables.add(
-            "CUDA_GRAPH_EVENTS", **row, graphId=EXECUTABLE, originalGraphId=GRAPH, graphExecId=1
-        )
+        call = self.host.cuda(thread, "cudaGraphInstantiate_v12000", begin, 900_000)
+        graph = {"graphId": EXECUTABLE, "originalGraphId": GRAPH, "graphExecId": 1}
+        row = self._graph_row(call, 100, "cudaGraphInstantiate")
+        self.tables.add("CUDA_GRAPH_EVENTS", **row, **graph)
         if self.host.variant.graph != "node":
             return
-        inner_row = self._graph_row(
-            instantiation.start + 200, instantiation.stop - 200, thread, "cudaGraphAddNode"
-        )
-        for number, call in enumerate(calls):
-            row = self._graph_row(
-                call.start + 50, call.stop - 50, call.thread, "cudaGraphAddNode"
+        inner_row = self._graph_row(call, 200, "cudaGraphAddNode")
+        for number, launch in enumerate(calls):
+            self._node(
+                self._graph_row(launch, 50, "cudaGraphAddNode"), GRAPH << 32 | number, None
             )
-            self._node(row, GRAPH << 32 | number, None)
             # Every other node is copied once more, as for a child graph.
             path = (GRAPH, CLONE, EXECUTABLE) if number % 2 else (GRAPH, EXECUTABLE)
             for before, after in itertools.pairwise(path):
                 self._node(inner_row, after << 32 | number, before << 32 | number)
 
     def _node(self, row: dict[str, object], node: int, original: int | None) -> None:
-        self.tables.add(
-            "CUDA_GRAPH_NODE_EVENTS", **row, graphNodeId=node, originalGraphNodeId=original
-        )
+        nodes = {"graphNodeId": node, "originalGraphNodeId": original}
+        self.tables.add("CUDA_GRAPH_NODE_EVENTS", **row, **nodes)
 
-    def _graph_row(self, start: int, stop: int, thread: int, name: str) -> dict[str, object]:
-        more = {"eventClass": 0, "globalTid": thread, "nameId": self.tables.string(name)}
-        return self._span(start, stop) | more
+    def _graph_row(self, call: Launch, margin: int, name: str) -> dict[str, object]:
+        """Return a row of graphs inside a call, `margin` ns from its start and end."""
+        more = {"eventClass": 0, "globalTid": call.thread, "nameId": self.tables.string(name)}
+        return self._span(call.start + margin, call.stop - margin) | more
 
     def graph(self, works: list[PlannedWork], correlation: int) -> None:
         """Add all work of a launch as one row, as a capture without graph nodes has it."""
         start, stop = works[0].start, max(work.stop for work in works)
-        self.tables.add(
-            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-            **self._span(start, stop),
-            **self._where(COMPUTE, correlation),
-            graphId=EXECUTABLE,
-            graphExecId=1,
-        )
+        row = self._span(start, stop) | self._where(COMPUTE, correlation)
+        row |= {"graphId": EXECUTABLE, "graphExecId": 1}
+        self.tables.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", **row)
