@@ -62,8 +62,7 @@ def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
     number = np.full(rows + 1, NONE, np.int32)
     number[rows_needed] = np.arange(len(rows_needed), dtype=np.int32)
     small = _rows(trace, critical, rows_needed, number)
-    renumbered = graph.with_events(number[graph.event], number[graph.owner])
-    return small, replace(critical, graph=renumbered, events=TraceEvents(small))
+    return small, replace(critical, graph=graph.renumbered(number), events=TraceEvents(small))
 
 
 def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:

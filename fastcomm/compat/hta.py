@@ -6,6 +6,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +110,7 @@ class CPGraph(CriticalPath):
             raise FastcommError(f"the graph has no edge from node {source} to node {target}")
         changed = self.graph.weight.copy()
         changed[at] = weight
-        self._change(graph=self.graph.with_weights(changed))
+        self._change(graph=replace(self.graph, weight=changed))
 
     def _change(self, **fields: object) -> None:
         """Set fields in place, as HTA's graph does, and drop what was computed of them."""

@@ -83,8 +83,7 @@ def build(
     starts, stops = _stacks(clipped)
     count = kernels.stack_edges(starts, stops, packed, nodes, edges, count)
     count = kernels.device_edges(device, packed, nodes, edges, count)
-    graph, number = Graph.of(nodes, edges, count), np.append(rows.row, NONE).astype(np.int32)
-    return graph.with_events(number[graph.event], number[graph.owner])
+    return Graph.of(nodes, edges, count).renumbered(np.append(rows.row, NONE).astype(np.int32))
 
 
 def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.HtaNodes:

@@ -31,7 +31,6 @@ from fastcomm.trace.run import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
-from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NONE, Ints
 from fastcomm_kernels.graph import Numbers
 
@@ -235,15 +234,8 @@ class _Joiner:
             )
         window = replace(first.window, start=int(graph.time[0]), stop=int(graph.time[-1]))
         clipped = sum(path.about.clipped for path in self.paths.values())
-        return PathSource(
-            rules=CORRECTED,
-            window=window,
-            path=first.path,
-            rank=first.rank,
-            clipped=clipped,
-            data_load=first.data_load,
-            notes=tuple(sorted(notes)),
-            is_host_run=first.is_host_run,
+        return replace(
+            first, window=window, base=0, clipped=clipped, notes=tuple(sorted(notes))
         )
 
     def _join_points(self) -> _JoinPoints:
@@ -317,21 +309,8 @@ class _Joiner:
             np.array([EDGE_KIND["join"], EDGE_KIND["unexplained"]], np.int8),
             [len(starts), len(begins)],
         )
-        kind = np.append(kind, added)
-        owner = np.append(owner, np.full(len(added), NONE)).astype(np.int32)
-        _, order = graphs.index(target, len(new))
-        source, target = source[order], target[order]
-        time = nodes[1]
-        return Graph(
-            event=nodes[0],
-            time=time,
-            is_end=nodes[2],
-            source=source,
-            target=target,
-            kind=kind[order],
-            weight=time[target] - time[source],
-            owner=owner[order],
-        )
+        owner = np.append(owner, np.full(len(added), NONE))
+        return Graph.measured(nodes, (source, target), np.append(kind, added), owner)
 
     def _edges(self) -> tuple[Ints, Ints, Numbers, Ints]:
         """Return source, target, kind and owner of the edges of all ranks."""

@@ -74,18 +74,9 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     number = np.append(rows.row, NONE).astype(np.int32)
     for column in (nodes.event, edges.owner[:count]):
         np.take(number, column, out=column, mode="wrap")
-    graph = Graph(
-        event=nodes.event,
-        time=nodes.time,
-        is_end=nodes.is_end,
-        source=edges.source[:count],
-        target=edges.target[:count],
-        kind=edges.kind[:count],
-        weight=edges.weight[:count],
-        owner=edges.owner[:count],
-    )
+    used = graphs.selected(edges, slice(count))._asdict()
     return Constrained(
-        graph=graph,
+        graph=Graph(event=nodes.event, time=nodes.time, is_end=nodes.is_end, **used),
         on_device=on_device,
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )

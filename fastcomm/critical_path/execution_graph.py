@@ -130,20 +130,13 @@ class _ExecutionGraph:
         columns, order, time = self._replayed()
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        source, target = place[columns.source], place[columns.target]
-        rows = np.argsort(target, kind="stable")
-        source, target, time = source[rows], target[rows], time[order]
+        time = time[order]
         event, is_end = self._nodes
-        owner = np.array(columns.owner, np.int32)
-        graph = Graph(
-            event=event[order].astype(np.int32),
-            time=time,
-            is_end=is_end[order],
-            source=source.astype(np.int32),
-            target=target.astype(np.int32),
-            kind=np.array(columns.kind, np.int8)[rows],
-            weight=time[target] - time[source],
-            owner=owner[rows],
+        graph = Graph.measured(
+            (event[order].astype(np.int32), time, is_end[order]),
+            (place[columns.source], place[columns.target]),
+            np.array(columns.kind, np.int8),
+            np.array(columns.owner, np.int64),
         )
         on_device = ~np.array([node.is_host for node in self.operations])[graph.event]
         join = (

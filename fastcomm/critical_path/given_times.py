@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.critical_path.rules import SavedEvents
-from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.errors import ConfigError
 from fastcomm.graph import EDGE_KIND, Graph
 from fastcomm.graph import slack as slack_of
 from fastcomm.trace.trace import validate
 from fastcomm.units import counted
-from fastcomm_kernels.arrays import NONE, Flags, Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 TIMES = pa.schema(
     [
@@ -33,15 +33,9 @@ def times_of(path: FoundPath) -> pa.Table:
     nodes = _EventNodes.of(path)
     graph = path.graph
     start = graph.time[nodes.start]
-    row = path.events.describe(graph.event[nodes.start], ["name"])
-    columns = {
-        "rank": nodes.rank,
-        "event": nodes.event,
-        "name": row["name"],
-        "start_ns": start,
-        "duration_ns": graph.time[nodes.end] - start,
-    }
-    return pa.table(columns)
+    name = path.events.describe(graph.event[nodes.start], ["name"])["name"]
+    columns = [nodes.rank, nodes.event, name, start, graph.time[nodes.end] - start]
+    return pa.table(columns, names=["rank", "event", "name", "start_ns", "duration_ns"])
 
 
 def with_times(path: FoundPath, times: pa.Table) -> FoundPath:
@@ -49,17 +43,13 @@ def with_times(path: FoundPath, times: pa.Table) -> FoundPath:
 
     See `CriticalPath.with_times`.
     """
-    if not path.about.rules.is_exact:
-        raise FastcommError(
-            f"with_times: the graph has the rules of {path.about.rules.name}; find the path "
-            "without compat"
-        )
+    path.check_exact("with_times")
     nodes = _EventNodes.of(path)
     schema = TIMES_BY_RANK if path.is_joined else TIMES
     start, duration = _matched(nodes, validate(times, schema, "times"), path.about.rank)
     time = path.graph.time.copy()
     time[nodes.start], time[nodes.end] = start, start + duration
-    _set_join_points(path.graph, nodes.is_join, time)
+    _set_join_points(path.graph, time)
     order = np.argsort(time, kind="stable")  # of nodes at one time, sources stay first
     graph, contradicted = _retimed(path.graph, time, order)
     events, graph = _described(path, graph)
@@ -96,22 +86,17 @@ class _EventNodes:
     event: Ints  # id
     start: Ints  # node
     end: Ints  # node
-    is_join: Flags  # by node: whether it is the last arrival at a collective, and no event's
 
     @classmethod
     def of(cls, path: FoundPath) -> "_EventNodes":
-        graph = path.graph
-        is_join = np.zeros(len(graph.event), np.bool_)
-        is_join[graph.target[graph.kind == EDGE_KIND["join"]]] = True
+        graph, is_join = path.graph, path.graph.is_join
         rank = np.array(path.ranks, np.int64)[path.across.rank_of]
         ids = path.events.ids(graph.event)
         starts, ends = (
             own[np.lexsort((ids[own], rank[own]))]
             for own in map(np.flatnonzero, (~graph.is_end & ~is_join, graph.is_end))
         )
-        return cls(
-            rank=rank[starts], event=ids[starts], start=starts, end=ends, is_join=is_join
-        )
+        return cls(rank=rank[starts], event=ids[starts], start=starts, end=ends)
 
 
 def _matched(nodes: _EventNodes, times: pa.Table, only: int) -> tuple[Ints, Ints]:
@@ -152,9 +137,9 @@ def _listed(keys: list[tuple[int, int]]) -> str:
     return f"{counted(len(keys), 'event')} ({shown}{more})"
 
 
-def _set_join_points(graph: Graph, is_join: Flags, time: Ints) -> None:
+def _set_join_points(graph: Graph, time: Ints) -> None:
     """Write into `time` when the last participant arrives, for each join point."""
-    time[is_join] = np.iinfo(np.int64).min
+    time[graph.is_join] = np.iinfo(np.int64).min
     edges = np.flatnonzero(graph.kind == EDGE_KIND["join"])
     np.maximum.at(time, graph.target[edges], time[graph.source[edges]])
 
@@ -172,39 +157,24 @@ def _retimed(graph: Graph, time: Ints, order: Ints) -> tuple[Graph, int]:
     is_explained = np.zeros(len(order), np.bool_)
     is_explained[:1] = is_explained[target] = True
     alone = np.flatnonzero(~is_explained)
-    source, target = np.append(source, alone - 1), np.append(target, alone)
-    rows = np.argsort(target, kind="stable")
-    source, target, time = source[rows], target[rows], time[order]
+    ends = np.append(source, alone - 1), np.append(target, alone)
     kind = np.append(
         graph.kind[met_edges], np.full(len(alone), EDGE_KIND["unexplained"], np.int8)
     )
     owner = np.append(graph.owner[met_edges], np.full(len(alone), NONE, np.int32))
-    retimed = Graph(
-        event=graph.event[order],
-        time=time,
-        is_end=graph.is_end[order],
-        source=source.astype(np.int32),
-        target=target.astype(np.int32),
-        kind=kind[rows],
-        weight=time[target] - time[source],
-        owner=owner[rows],
-    )
+    nodes = graph.event[order], time[order], graph.is_end[order]
+    retimed = Graph.measured(nodes, ends, kind, owner)
     return retimed, int((~is_met & (graph.kind != EDGE_KIND["unexplained"])).sum())
 
 
 def _described(path: FoundPath, graph: Graph) -> tuple[SavedEvents, Graph]:
     """Return the events of a graph with its times, and the graph that refers to them."""
-    used = np.unique(np.append(graph.event, graph.owner[graph.owner != NONE]))
+    used, renumbered = graph.compact()
     table = path.events.describe(used)
-    start, end = (
-        np.full(len(used), np.iinfo(np.int64).max),
-        np.full(len(used), np.iinfo(np.int64).min),
-    )
-    event = np.searchsorted(used, graph.event)
-    np.minimum.at(start, event, graph.time)
-    np.maximum.at(end, event, graph.time)
+    limits = np.iinfo(np.int64)
+    start, end = (np.full(len(used), limit) for limit in (limits.max, limits.min))
+    np.minimum.at(start, renumbered.event, graph.time)
+    np.maximum.at(end, renumbered.event, graph.time)
     for name, values in (("start", start), ("stop", end)):
         table = table.set_column(table.column_names.index(name), name, pa.array(values))
-    owner = np.where(graph.owner == NONE, NONE, np.searchsorted(used, graph.owner))
-    renumbered = graph.with_events(event.astype(np.int32), owner.astype(np.int32))
     return SavedEvents(table), renumbered

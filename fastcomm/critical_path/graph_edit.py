@@ -51,27 +51,19 @@ class GraphEdit(Generic[P]):
 
     def __init__(self, path: FoundPath, finish: Callable[[FoundPath], P]) -> None:
         """Copy the graph of a path; `finish` converts the new path."""
-        if not path.about.rules.is_exact:
-            raise FastcommError(
-                f"edit: the graph has the rules of {path.about.rules.name}; find the path "
-                "without compat"
-            )
-        graph = path.graph
+        path.check_exact("edit")
         self._path, self._finish = path, finish
-        used = np.unique(np.append(graph.event, graph.owner[graph.owner != NONE]))
+        used, graph = path.graph.compact()
         self._rows: list[dict[str, Any]] = path.events.describe(used).to_pylist()
         rank = np.array(path.ranks)[path.across.rank_of]
         # Columns of nodes, and of edges.
-        self._event = np.searchsorted(used, graph.event)
+        self._event, self._source, self._target, self._owner = (
+            column.astype(np.int64)
+            for column in (graph.event, graph.source, graph.target, graph.owner)
+        )
         self._is_end, self._on_device, self._rank = graph.is_end, path.on_device, rank
         self._time, self._is_used = graph.time, np.ones(len(graph.event), np.bool_)
-        self._source, self._target = (
-            graph.source.astype(np.int64),
-            graph.target.astype(np.int64),
-        )
         self._kind, self._weight = graph.kind, measured_delays(graph, path.on_device)
-        owner = np.searchsorted(used, graph.owner)
-        self._owner = np.where(graph.owner == NONE, NONE, owner)
         self._nodes: dict[tuple[EventName, bool], int] = {}
         for node, (event, is_end) in enumerate(
             zip(self._event.tolist(), self._is_end.tolist(), strict=True)
@@ -397,9 +389,6 @@ class GraphEdit(Generic[P]):
         )
         time, through = kernels.replay(edited.incoming[0], edited.source, edited.weight, 0)
         begin = int(self._time.min()) if len(self._time) else 0
-        longest = LongestPath.empty()
-        if len(time):
-            longest = LongestPath.to(int(np.argmax(time)), through, edited.source)
         path, across = self._path, self._path.across.unmeasured()
         rank_of = np.searchsorted(np.array(path.ranks), self._rank[order]).astype(np.int32)
         slack = np.full(len(order), across.slack.max(initial=0))
@@ -409,7 +398,7 @@ class GraphEdit(Generic[P]):
                 events=SavedEvents(pa.Table.from_pylist(self._rows, schema=EVENT)),
                 about=path.about.noting("the graph was edited: times are those of a replay"),
                 on_device=self._on_device[order],
-                path=longest,
+                path=LongestPath.to_latest(time, through, edited.source),
                 join=replace(across, rank_of=rank_of, slack=slack) if path.is_joined else None,
             )
         )

@@ -141,42 +141,36 @@ class RankJoin:
 
         `on_path_ns` is the time on the path by rank.
         """
-        table = self.collectives
-        sums = table.group_by("rank").aggregate(
-            [
-                ("wait_ns", "sum"),
-                ("transfer_ns", "sum"),
-                ("slack_ns", "min"),
-                ("is_last", "sum"),
-            ]
-        )
-        caused = (
-            table.filter(table["is_last"])
-            .group_by("rank")
-            .aggregate([("wait_caused_ns", "sum")])
-        )
-        waits_caused = _by_rank(caused, "wait_caused_ns_sum")
-        no_wait = 0 if table.num_rows else None
-        columns = {
-            "wait_ns": _by_rank(sums, "wait_ns_sum"),
-            "transfer_ns": _by_rank(sums, "transfer_ns_sum"),
-            "arrival_slack_ns": _by_rank(sums, "slack_ns_min"),
-            "arrived_last": _by_rank(sums, "is_last_sum"),
-        }
+        summed = [(name, "sum") for name in ("wait_ns", "transfer_ns", "is_last", "caused_ns")]
+        table = self._with_caused.group_by("rank").aggregate([*summed, ("slack_ns", "min")])
+        sums = {row["rank"]: row for row in table.to_pylist()}
+        no_row = {"caused_ns_sum": 0 if sums else None}
         least = np.full(len(self.ranks), _UNLIMITED, np.int64)
         np.minimum.at(least, self.rank_of, self.slack)
-        rows = [
-            {
-                "rank": rank,
-                "on_path_ns": on_path_ns.get(rank, 0),
-                "slack_ns": None if least[k] == _UNLIMITED else int(least[k]),
-                **{name: column.get(rank) for name, column in columns.items()},
-                "wait_caused_ns": waits_caused.get(rank, no_wait),
-                "clock_offset_ns": self.offsets[rank],
-            }
-            for k, rank in enumerate(self.ranks)
-        ]
+        rows = []
+        for rank, slack in zip(self.ranks, least.tolist(), strict=True):
+            own = sums.get(rank, no_row)
+            rows.append(
+                {
+                    "rank": rank,
+                    "on_path_ns": on_path_ns.get(rank, 0),
+                    "wait_ns": own.get("wait_ns_sum"),
+                    "transfer_ns": own.get("transfer_ns_sum"),
+                    "slack_ns": None if slack == _UNLIMITED else slack,
+                    "arrival_slack_ns": own.get("slack_ns_min"),
+                    "arrived_last": own.get("is_last_sum"),
+                    "wait_caused_ns": own["caused_ns_sum"],
+                    "clock_offset_ns": self.offsets[rank],
+                }
+            )
         return pa.Table.from_pylist(rows, _RANKS)
+
+    @property
+    def _with_caused(self) -> pa.Table:
+        """`collectives` with the wait that each arrival causes, 0 if it is not the last."""
+        table = self.collectives
+        caused = pc.if_else(table["is_last"], table["wait_caused_ns"], 0)
+        return table.append_column("caused_ns", caused)
 
     def waits_caused(self) -> pa.Table:
         """Return a table of the waits that each rank of each group causes, minus its own waits.
@@ -185,13 +179,10 @@ class RankJoin:
         alternate between ranks cancel out. Messages do not count, because a rank that forwards
         late data is not slower.
         """
-        table = self.collectives.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
-        caused = pc.if_else(table["is_last"], table["wait_caused_ns"], 0)
-        later = pc.subtract(caused, table["wait_ns"])
-        table = table.append_column("caused_ns", caused).append_column("later_ns", later)
-        sums = table.group_by(["rank", "tag", "group"]).aggregate(
-            [("caused_ns", "sum"), ("wait_ns", "sum"), ("later_ns", "sum")]
-        )
+        table = self._with_caused.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
+        later = pc.subtract(table["caused_ns"], table["wait_ns"])
+        sums = table.append_column("later_ns", later).group_by(["rank", "tag", "group"])
+        sums = sums.aggregate([(name, "sum") for name in ("caused_ns", "wait_ns", "later_ns")])
         names = ["rank", "tag", "group", "wait_caused_ns", "wait_ns", "later_ns"]
         order = [("later_ns", "descending"), ("rank", "ascending"), ("group", "ascending")]
         return sums.rename_columns(names).sort_by(order)
@@ -228,10 +219,6 @@ class RankJoin:
         }
 
 
-def _by_rank(table: pa.Table, column: str) -> dict[int, int]:
-    return dict(zip(table["rank"].to_pylist(), table[column].to_pylist(), strict=True))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FoundPath:
     """A graph of constraints, and the path through it that determines its time."""
@@ -250,6 +237,14 @@ class FoundPath:
         if self.path is None:
             raise FastcommError(f"{self.about.path}: the graph has no critical path")
         return self.path
+
+    def check_exact(self, method: str) -> None:
+        """Raise FastcommError, which begins with `method`, if the graph has HTA's rules."""
+        if not self.about.rules.is_exact:
+            raise FastcommError(
+                f"{method}: the graph has the rules of {self.about.rules.name}; find the path "
+                "without compat"
+            )
 
     @cached_property
     def across(self) -> RankJoin:

@@ -46,9 +46,7 @@ class OwnedEdges:
     def meeting(self) -> Numbers:
         """By edge: for a transfer the node of the last arrival, else NONE."""
         graph = self.critical.graph
-        is_arrival = np.zeros(len(graph.event), np.bool_)
-        is_arrival[graph.target[graph.kind == EDGE_KIND["join"]]] = True
-        at = np.where(self.own & is_arrival[graph.source], graph.source, NONE)
+        at = np.where(self.own & graph.is_join[graph.source], graph.source, NONE)
         return at.astype(np.int32)
 
     @cached_property

@@ -305,8 +305,7 @@ def _bound_path(
         return LongestPath(nodes=graph.event, edges=graph.source), np.empty(0, np.int64)
     last = len(graph.event) - 1
     edges, slack = graphs.binding(last, graph.incoming[0], graph.source, graph.time, on_device)
-    nodes = np.append(graph.source[edges], np.int32(last))
-    return LongestPath(nodes=nodes, edges=edges), slack
+    return LongestPath.of(edges, graph.source, last), slack
 
 
 CORRECTED = PathRules(

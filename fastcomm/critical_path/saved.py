@@ -25,8 +25,7 @@ from fastcomm.critical_path.rules import (
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside
-from fastcomm.graph import EDGE_KINDS, Graph
-from fastcomm.graph import LongestPath as GraphPath
+from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
 from fastcomm_kernels.arrays import NONE
@@ -75,21 +74,16 @@ def save(path: FoundPath, out_dir: str | Path) -> str:
 
 def _members(critical: FoundPath) -> dict[str, bytes]:
     """Return the files of the archive by name."""
-    graph, path, slack = critical.graph, critical.path, critical.slack
-    used = np.unique(np.concatenate([graph.event, graph.owner[graph.owner != NONE]]))
-    place = np.full(int(used.max(initial=0)) + 2, NONE, np.int32)
-    place[used] = np.arange(len(used), dtype=np.int32)
-    owner = place[graph.owner]
+    path, slack = critical.path, critical.slack
+    used, graph = critical.graph.compact()
     columns: dict[str, Mapping[str, Any]] = {
         "nodes": {
-            "event": place[graph.event],
-            "time": graph.time,
-            "is_end": graph.is_end,
+            **{name: getattr(graph, name) for name in ("event", "time", "is_end")},
             "on_device": critical.on_device,
         },
         "edges": {
             **{name: getattr(graph, name) for name in ("source", "target", "kind", "weight")},
-            "owner": pa.array(owner, mask=graph.owner == NONE),
+            "owner": pa.array(graph.owner, mask=graph.owner == NONE),
         },
     }
     if path is not None:
@@ -199,18 +193,17 @@ def _check_files(archive: zipfile.ZipFile, path: Path) -> None:
             )
 
 
-def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
+def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[LongestPath, Any]:
     """Return the path that ends at node `last`, and the slack of its edges, or None."""
     edges = table["edge"].to_numpy()
     if len(edges) and not ((edges >= 0) & (edges < len(graph.source))).all():
         raise ValueError("the path has edges that do not exist")
     if last is None:
-        return GraphPath(nodes=np.empty(0, np.int32), edges=edges), None
+        return LongestPath(nodes=np.empty(0, np.int32), edges=edges), None
     if type(last) is not int or not 0 <= last < len(graph.event):
         raise ValueError(f"the path ends at node {str(last)[:40]}, of {len(graph.event)}")
-    nodes = np.append(graph.source[edges], np.int32(last))
     slack = None if table["slack"].null_count else table["slack"].to_numpy()
-    return GraphPath(nodes=nodes, edges=edges), slack
+    return LongestPath.of(edges, graph.source, last), slack
 
 
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:

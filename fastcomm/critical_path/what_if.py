@@ -356,12 +356,13 @@ class Replay(peers.OwnedEdges):
         is_changed = not np.array_equal(now.weight, self.plain.weight)
         is_changed |= not np.array_equal(now.source, self.plain.source)
         edited = replace(graph, time=time + begin, source=now.source, weight=now.weight)
+        longest = LongestPath.to_latest(time, through, now.source) if is_changed else None
         return EditedStep(
             before_ns=int(measured.max(initial=0)),
             after_ns=int(time.max(initial=0)),
             replay_error_ns=int(np.abs(plain - measured).max(initial=0)),
             graph=edited,
-            path=_longest(edited, through) if is_changed else None,
+            path=longest,
         )
 
 
@@ -377,13 +378,3 @@ def _latency(sizes: Floats, times: Floats, shortest: float) -> float:
     medians = [float(np.median(times[number == k])) for k in range(len(distinct))]
     _, intercept = np.polyfit(distinct, medians, 1)
     return float(np.clip(intercept, 0, times.min()))
-
-
-def _longest(graph: Graph, through: Numbers) -> LongestPath:
-    """Return the path through an edited graph to its latest node.
-
-    `through` has the edge that determines the time of each node; NONE for the first nodes.
-    """
-    if not len(graph.time):
-        return LongestPath.empty()
-    return LongestPath.to(int(np.argmax(graph.time)), through, graph.source)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
+from fastcomm.trace.columns import Integers
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels import replay as device_kernels
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
@@ -62,17 +63,38 @@ class Graph:
             How many of the edges to use.
 
         """
-        selected = kernels.selected(edges, slice(count))
-        source, target, kind, weight, owner = _merged(selected, len(nodes[0]))
+        event, time, is_end = nodes
+        merged = _merged(kernels.selected(edges, slice(count)), len(event))
+        return cls(event=event, time=time, is_end=is_end, **merged._asdict())
+
+    @classmethod
+    def measured(
+        cls,
+        nodes: tuple[Numbers, Ints, Flags],
+        ends: tuple[Integers, Integers],
+        kind: NDArray[np.int8],
+        owner: Integers,
+    ) -> Self:
+        """Build a graph whose edges take as long as the time between their nodes.
+
+        `nodes` are the columns `event`, `time` and `is_end`, `ends` source and target of the
+        edges, which it sorts by target.
+        """
+        event, time, is_end = nodes
+        source, target, owner = (
+            column.astype(np.int32, copy=False) for column in (*ends, owner)
+        )
+        _, order = kernels.index(target, len(event))
+        source, target = source[order], target[order]
         return cls(
-            event=nodes[0],
-            time=nodes[1],
-            is_end=nodes[2],
+            event=event,
+            time=time,
+            is_end=is_end,
             source=source,
             target=target,
-            kind=kind,
-            weight=weight,
-            owner=owner,
+            kind=kind[order],
+            weight=time[target] - time[source],
+            owner=owner[order],
         )
 
     @cached_property
@@ -109,13 +131,26 @@ class Graph:
         last[self.event[self.is_end]] = number[self.is_end]
         return first, last
 
-    def with_weights(self, weight: Ints) -> Self:
-        """Return a copy with other edge weights, in ns."""
-        return replace(self, weight=weight)
+    @cached_property
+    def is_join(self) -> Flags:
+        """By node: whether it is the arrival of the last participant, and no event's."""
+        flags = np.zeros(len(self.event), np.bool_)
+        flags[self.target[self.kind == EDGE_KIND["join"]]] = True
+        return flags
 
-    def with_events(self, event: Numbers, owner: Numbers) -> Self:
-        """Return a copy whose nodes and edges refer to other rows of a table of events."""
-        return replace(self, event=event, owner=owner)
+    def renumbered(self, number: Numbers) -> Self:
+        """Return a copy that refers to other rows of a table of events.
+
+        `number` is the new row by row, and NONE at its end, for edges without an owner.
+        """
+        return replace(self, event=number[self.event], owner=number[self.owner])
+
+    def compact(self) -> tuple[Numbers, Self]:
+        """Return the rows of its events, ascending, and a copy that refers to these alone."""
+        used = np.unique(np.append(self.event, self.owner[self.owner != NONE]))
+        number = np.full(int(used.max(initial=0)) + 2, NONE, np.int32)
+        number[used] = np.arange(len(used), dtype=np.int32)
+        return used, self.renumbered(number)
 
     def counts(self) -> dict[str, int]:
         """Return the number of edges of each kind."""
@@ -169,8 +204,17 @@ class LongestPath:
             Source node of each edge.
 
         """
-        edges = kernels.path_to(last, through, source)
+        return cls.of(kernels.path_to(last, through, source), source, last)
+
+    @classmethod
+    def of(cls, edges: Numbers, source: Numbers, last: int) -> Self:
+        """Return the path of some edges, in order, to node `last`; `source` is by edge."""
         return cls(nodes=np.append(source[edges], np.int32(last)), edges=edges)
+
+    @classmethod
+    def to_latest(cls, time: Ints, through: Numbers, source: Numbers) -> Self:
+        """Return the path to the latest node, if any; see `to`. `time` is by node, ns."""
+        return cls.to(int(np.argmax(time)), through, source) if len(time) else cls.empty()
 
 
 def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None:
