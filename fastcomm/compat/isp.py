@@ -67,10 +67,9 @@ def memory(block: OriginalBlock, question: Question) -> Costs:
     rotary = 2.0 * d * (model.layers // pp) * question.seq_len * head // 2
     piece = 1.0 * d * (question.seq_len // block.sp) * block.bsz * model.hidden
     buffer = piece if pp > 1 else 0.0
+    total = p_g + os + activation + pool + rotary + buffer
     return {
-        "total_mm_cost": np.maximum(
-            p_g + os + activation + pool + rotary + buffer, p_g + os * 5 / 3
-        ),
+        "total_mm_cost": np.maximum(total, p_g + os * 5 / 3),
         "os_mm_cost": os,
         "p_g_mm_cost": p_g,
         "mem_pool_mm": pool,
@@ -96,23 +95,20 @@ def _elements(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
 def _activations(block: OriginalBlock, question: Question) -> Costs:
     """Return the bytes of activations by category, with the original's names."""
     model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
-    seq, h, layers, b, full = (
-        *(question.seq_len, model.hidden, model.layers),
-        *(block.bsz, block.ck > 0),
-    )
+    seq, h, layers = question.seq_len, model.hidden, model.layers
+    b, full = block.bsz, block.ck > 0
     unit = (d // 2) * b * seq * h
     saved = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
     scores = 0 if question.flash else 5 * model.heads * seq / h / sp
     one = d * b * seq * h // sp
+    peak = 2.0 * d * seq * b * h + 2.0 * d * seq * b * h / sp + d * h * model.vocab / sp
     return {
         "blocks_activation": np.where(full, 0.0, layers * unit * (saved + scores)),
         "norm_activation": 4.0 * b * seq * h // sp,
         "head_input_activation": 0.0 * one if block.algo == "msp" else 1.0 * one,
         "head_output_activation": 1.0 * (d * b * seq * model.vocab // sp),
         "block_output_activation": np.where(full, layers // pp * pp * one, 0.0),
-        "backward_mem_peak": 2.0 * d * seq * b * h
-        + 2.0 * d * seq * b * h / sp
-        + d * h * model.vocab / sp,
+        "backward_mem_peak": peak,
     }
 
 
@@ -231,11 +227,8 @@ def _synchronize(
     block: OriginalBlock, question: Question, rules: OriginalRules
 ) -> tuple[Array, Array]:
     """Return the seconds to reduce the gradients, and to broadcast the parameters."""
-    model, d, sp, wp, zp, dp = (
-        question.model,
-        question.dtype_size,
-        *(block.sp, block.wp, block.zp, block.dp),
-    )
+    model, d = question.model, question.dtype_size
+    sp, wp, zp, dp = block.sp, block.wp, block.zp, block.dp
     head = (2 if block.pp == 1 else 1) * model.embedding / sp
     stage = model.layers // block.pp * model.layer_parameters
     if block.algo != "isp":
@@ -257,6 +250,7 @@ def _synchronize(
 _VOCAB = 103168
 # More candidates than any world size has, so that ties are broken by world size first.
 _WORLD = 1 << 40
+_NO_TABLES = "no measured tables: times of GEMMs and attention are by formulas"
 _REASONS = ("candidates", "divisibility", "memory", "table")
 
 
@@ -308,9 +302,7 @@ def search(
         rejected=counted,
         least_memory=float(least) if np.isfinite(least) else None,
         columns=Records.of(parts),
-        notes=()
-        if tables
-        else ("no measured tables: times of GEMMs and attention are by formulas",),
+        notes=() if tables else (_NO_TABLES,),
     )
 
 

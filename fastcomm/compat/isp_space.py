@@ -35,9 +35,8 @@ class OriginalRules:
 
     variant: str = "isp-2025"  # one of VARIANTS
     overlap_wdp: bool = False  # overlap the reduction of gradients
-    strict_batch: bool = (
-        True  # try all divisors of the batch; else micro-batches up to its root
-    )
+    # Try all divisors of the batch; else micro-batches up to its root.
+    strict_batch: bool = True
 
     @property
     def first(self) -> bool:
@@ -269,6 +268,13 @@ def _checked(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return settings
 
 
+_TYPES = {
+    **dict.fromkeys(("flash", "overlap_wdp", "strict_batch"), bool),
+    "model": str,
+    "dtype_size": int,
+}
+
+
 def of_config(config: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
     """Convert a configuration with the original's keys to options of a search.
 
@@ -301,12 +307,8 @@ def of_config(config: Mapping[str, Any], where: str = "configuration") -> Search
         if settings.get("use_strict_bsz"):
             raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
         values = {key: value for key, value in values.items() if "batch" not in key}
-        values |= {
-            "micro_bsz": settings.get("fixed_micro_bsz"),
-            "micro_num": settings.get("fixed_micro_num"),
-        }
-    kinds = {"flash": bool, "overlap_wdp": bool, "strict_batch": bool, "model": str}
-    for key, kind in ({**kinds, "dtype_size": int}).items():
+        values |= {key: settings.get(f"fixed_{key}") for key in ("micro_bsz", "micro_num")}
+    for key, kind in _TYPES.items():
         if key in values:
             values[key] = kind(values[key])
     return build(SearchOptions, values, where)

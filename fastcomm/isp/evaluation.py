@@ -158,6 +158,17 @@ def strategy_text(plan: Plan) -> str:
     return ",".join(parts)
 
 
+def summary(price: PlanPrice) -> dict[str, Any]:
+    """Return the strategy of a price, its time, throughput and memory, as a JSON object."""
+    return {
+        "strategy": strategy_text(price.plan),
+        "step_ns": price.step_s * 1e9,
+        "tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
+        "mfu": price.mfu,
+        "memory_bytes": price.memory_bytes,
+    }
+
+
 def _terms(price: PlanPrice) -> list[dict[str, Any]]:
     """Return the terms of time and memory as JSON objects."""
     return [
@@ -216,11 +227,7 @@ class PriceResult(TableResult):
             "gpu": gpu(price.plan.gpu).name,
             "is_measured": not gpu(price.plan.gpu).derived,
             "gpus": price.plan.gpus,
-            "strategy": strategy_text(price.plan),
-            "step_ns": price.step_s * 1e9,
-            "tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
-            "mfu": price.mfu,
-            "memory_bytes": price.memory_bytes,
+            **summary(price),
             "fits": price.fits,
             "expected_error": asdict(self.expected),
             "terms": _terms(price),

@@ -34,7 +34,8 @@ GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 _BF16_GRADIENTS = 2023.9  # year of the stack
 MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
 _YEARS = (2000, 2100)
-_DIVIDED = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}  # of states, gradients, parameters
+# Stages of ZeRO that divide parameters, gradients and optimizer states.
+_DIVIDED = ("zero3",), ("zero2", "zero3"), ("zero1", "zero2", "zero3")
 YEAR = 2025.0  # of a stack, if none is given
 
 
@@ -100,12 +101,8 @@ class Plan:
         whole = self.dp * self.cp
         if self.is_hybrid:
             return (min(int(self.sharding[4:]), whole),) * 3
-        divided = _DIVIDED[self.sharding]
-        return (
-            whole if divided > 2 else 1,  # noqa: PLR2004 stages of ZeRO
-            whole if divided > 1 else 1,
-            whole if divided else 1,
-        )
+        para, grads, states = (whole if self.sharding in names else 1 for names in _DIVIDED)
+        return para, grads, states
 
     @property
     def is_hybrid(self) -> bool:
@@ -209,18 +206,21 @@ class Plan:
             raise ConfigError(
                 f"global batch: {self.global_batch} sequences are no multiple of {at_once}"
             )
-        if self.seq_len % self.cp:
-            raise ConfigError(f"cp {self.cp} does not divide {self.seq_len} tokens")
+        self._check_divides("cp", self.seq_len, f"{self.seq_len} tokens")
+
+    def _check_divides(self, name: str, total: int, text: str) -> None:
+        """Raise `ConfigError` unless a size divides a total, which the text describes."""
+        size = getattr(self, name)
+        if total % size:
+            raise ConfigError(f"{name} {size} does not divide {text}")
 
     def _check_shape(self) -> None:
         """Raise `ConfigError` unless the parallelism divides the model."""
         model, tp = self.model, self.tp
-        has_mlp = model.experts is None or model.experts.dense_layers
-        for count, name in ((model.heads, "heads"), (model.ffn, "width of the MLP")):
-            if count % tp and (name == "heads" or has_mlp):
-                raise ConfigError(
-                    f"tp {tp} does not divide the {name} of {model.name}, {count}"
-                )
+        self._check_divides("tp", model.heads, f"the heads of {model.name}, {model.heads}")
+        if model.experts is None or model.experts.dense_layers:
+            width = f"the width of the MLP of {model.name}, {model.ffn}"
+            self._check_divides("tp", model.ffn, width)
         if model.kv_heads % tp and tp % model.kv_heads:
             raise ConfigError(
                 f"tp {tp} neither divides the {model.kv_heads} key and value heads of "
@@ -244,12 +244,8 @@ class Plan:
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
             return
-        if experts.number % self.ep:
-            raise ConfigError(f"ep {self.ep} does not divide the {experts.number} experts")
-        if experts.ffn % self.etp:
-            raise ConfigError(
-                f"etp {self.etp} does not divide the width of an expert, {experts.ffn}"
-            )
+        self._check_divides("ep", experts.number, f"the {experts.number} experts")
+        self._check_divides("etp", experts.ffn, f"the width of an expert, {experts.ffn}")
         if self.replica_ranks % (self.ep * self.etp):
             raise ConfigError(
                 f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.gpu import Gpu, gpu
-from fastcomm.isp.evaluation import expected_error, strategy_text, unmeasured
+from fastcomm.isp.evaluation import expected_error, summary, unmeasured
 from fastcomm.isp.internevo import memory_limit
 from fastcomm.isp.internevo.space import divisors
 from fastcomm.isp.plan import MX_CHIPS, Plan, strategy_values, virtual_stages, with_values
@@ -114,11 +114,7 @@ class PlanSearch(TableResult):
         """Return a price as a JSON object."""
         name, share = bottleneck(price)
         return {
-            "strategy": strategy_text(price.plan),
-            "step_ns": price.step_s * 1e9,
-            "tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
-            "mfu": price.mfu,
-            "memory_bytes": price.memory_bytes,
+            **summary(price),
             "bottleneck": name,
             "bottleneck_share": share,
             "expected_error": asdict(expected_error(price)),

@@ -163,10 +163,8 @@ class RankText:
         self.job, self.rank, self.variant = job, rank, variant
         self.device = rank % DEVICES
         self.process = 41_000 + 97 * self.device
-        self.lanes = {
-            False: lane(self.process, self.process),
-            True: lane(self.process, self.process + 61),
-        }
+        main, backward = self.process, self.process + 61
+        self.lanes = {False: lane(main, main), True: lane(main, backward)}
         self.inputs = {name: host_args(job, kernel, rank) for name, kernel in KERNELS.items()}
         self.call_args: dict[object, str] = {}  # written arguments of collectives
         self.external, self.correlation = 0, 1_000
@@ -184,18 +182,13 @@ class RankText:
     def _around(self, step: RankStep) -> str:
         """Return the rows that belong to no single launch."""
         adam = [work.launch for work in step.works if work.name == "adam"]
-        text = self._mark(
-            "Optimizer.step#AdamW.step", adam[0] - 500, adam[-1] - adam[0] + 5_000
-        )
+        ns = adam[-1] - adam[0] + 5_000
+        text = self._mark("Optimizer.step#AdamW.step", adam[0] - 500, ns)
         compute = [work for work in step.works if work.stream == COMPUTE]
         first, last = compute[0].start, max(work.stop for work in step.works)
-        text += complete(
-            "gpu_user_annotation",
-            f"ProfilerStep#{step.number}",
-            lane(self.device, COMPUTE),
-            first - 1,
-            max(work.stop for work in compute) - first + 2,
-            f'"External id": {self._next()}',
+        ns = max(work.stop for work in compute) - first
+        text += self._annotation(
+            f"ProfilerStep#{step.number}", COMPUTE, first, ns, self._next()
         )
         begin = step.works[-1].launch + 20_000
         self.correlation += 1
@@ -219,8 +212,20 @@ class RankText:
         self.external += 1
         return self.external
 
-    def _mark(self, name: str, start: int, ns: int) -> str:
-        return complete("user_annotation", name, self.lanes[False], start, ns, self._ids())
+    def _mark(self, name: str, start: int, ns: int, *, backward: bool = False) -> str:
+        return complete("user_annotation", name, self.lanes[backward], start, ns, self._ids())
+
+    def _annotation(self, name: str, stream: int, start: int, ns: int, external: int) -> str:
+        """Return the row of a range on the device, which begins just before its first work."""
+        where, args = lane(self.device, stream), f'"External id": {external}'
+        return complete("gpu_user_annotation", name, where, start - 1, ns + 2, args)
+
+    def _operator(
+        self, name: str, work: PlannedWork, after: int, ns: int, more: str = ""
+    ) -> str:
+        """Return the row of an operator, which begins `after` ns after the launch of work."""
+        where = self.lanes[work.backward]
+        return complete("cpu_op", name, where, work.launch + after, ns, self._ids(more))
 
     def _ids(self, more: str = "") -> str:
         """Return the arguments that every host row has."""
@@ -248,10 +253,7 @@ class RankText:
     def _compute(self, work: PlannedWork) -> str:
         """Return the rows of a compute kernel: operator, launch, and kernel."""
         kernel = KERNELS[work.name]
-        where = self.lanes[work.backward]
-        host = complete(
-            "cpu_op", kernel.host, where, work.launch, 3_600, self._ids(self.inputs[work.name])
-        )
+        host = self._operator(kernel.host, work, 0, 3_600, self.inputs[work.name])
         runtime = self._launch("cudaLaunchKernel", 211, work, 1_000, 2_200)
         return host + runtime + self._kernel(kernel.name, work, kernel.grid, kernel.registers)
 
@@ -282,8 +284,7 @@ class RankText:
     def _copy(self, work: PlannedWork) -> str:
         """Return the rows of a copy or memset: operator, launch, and work."""
         name, host, call, number = _COPIES[work.kind]
-        where = self.lanes[work.backward]
-        text = complete("cpu_op", host, where, work.launch, 3_600, self._ids())
+        text = self._operator(host, work, 0, 3_600)
         text += self._launch(call, number, work, 1_000, 2_200)
         size = self.job.tokens * 8 if work.kind == "memcpy" else 4
         where = lane(self.device, work.stream)
@@ -305,29 +306,20 @@ class RankText:
 
     def _collective(self, work: PlannedWork) -> str:
         """Return the rows of a collective on the host and the device."""
-        call, launch = work.call, work.launch
+        call, start = work.call, work.launch + 1_300
         assert call is not None
-        where = self.lanes[work.backward]
         call_args = self._call_args(call)
         asynchronous = (
             f'{call_args}, "Is asynchronized op": true, "Rank": {_rank(call, self.rank)}'
         )
-        text = complete("cpu_op", call.operation.host, where, launch, 7_600, self._ids())
-        annotation = complete(
-            "user_annotation", call.annotation, where, launch + 1_300, 5_500, self._ids()
-        )
-        text += annotation
-        text += complete(
-            "cpu_op", "record_param_comms", where, launch + 700, 6_500, self._ids(asynchronous)
-        )
+        text = self._operator(call.operation.host, work, 0, 7_600)
+        text += self._mark(call.annotation, start, 5_500, backward=work.backward)
+        text += self._operator("record_param_comms", work, 700, 6_500, asynchronous)
         text += self._launch("cudaLaunchKernelExC", 430, work, 2_600, 3_200)
         on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {call_args}"
         text += self._kernel(work.name, work, (24, 1, 1), 96, on_kernel)
-        device = lane(self.device, work.stream)
-        args = f'"External id": {self.external}'
-        return text + complete(
-            "gpu_user_annotation", call.annotation, device, work.start - 1, work.ns + 2, args
-        )
+        name, stream = call.annotation, work.stream
+        return text + self._annotation(name, stream, work.start, work.ns, self.external)
 
 
 def _rank(call: SyntheticCall, own: int) -> int:

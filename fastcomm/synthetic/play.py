@@ -168,10 +168,8 @@ class _Player:
         start, stop = begin + late, begin + step.length - early - _MARGIN_NS
         times = step.stages[self.stage]
         columns = (times.launch, times.start, times.stop)
-        rows = zip(
-            *((column[:, self.place] + begin).tolist() for column in columns), strict=True
-        )
-        works = [self._work(plan, *row) for plan, row in zip(times.works, rows, strict=True)]
+        rows = ((column[:, self.place] + begin).tolist() for column in columns)
+        works = list(map(self._work, times.works, *rows))
         host = self._host(step, works, begin, (start, stop))
         return RankStep(number, start, stop, works, host)
 
@@ -240,9 +238,8 @@ class _Player:
         sent, received = sides.get(operation, (elements, elements))
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if operation == "AllToAll":
-            splits = catalog.splits(
-                self.job, group, self.job.place(self.rank)[1] % self.job.ep, seq
-            )
+            place = self.job.place(self.rank)[1] % self.job.ep
+            splits = catalog.splits(self.job, group, place, seq)
             sent, received = (sum(rows) * self.job.hidden for rows in splits)
         return SyntheticCall(OPERATIONS[operation], group, dtype, sent, received, seq, *splits)
 
