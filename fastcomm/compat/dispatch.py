@@ -71,16 +71,6 @@ class OriginalDeepEP:
         """Time of the slower kind of link, as both kinds transfer at the same time."""
         return max(self.inter_s, self.intra_s)
 
-    @property
-    def max_inter(self) -> int:
-        """Largest number of tokens that a NIC sends or receives."""
-        return int(self.counts[:, :2].max(initial=0))
-
-    @property
-    def max_intra(self) -> int:
-        """Largest number of tokens that a GPU sends or receives inside its node."""
-        return int(self.counts[:, 2:].max(initial=0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalFast:
@@ -105,11 +95,6 @@ class OriginalFast:
     def total_s(self) -> float:
         """Sum of the three phases, added in the order of the original."""
         return (self.balance_s + self.inter_s) + self.redist_s
-
-    @property
-    def max_load(self) -> int:
-        """Most tokens that a server sends or receives: the largest sum of a row or column."""
-        return largest_sum(self.servers)
 
 
 def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
@@ -213,11 +198,7 @@ def _fast_timing(traffic: Traffic, terms: Terms) -> Timing:
     loads = np.concatenate([even, ends[:, 2:]], axis=1)
     return Timing(
         seconds=result.total_s,
-        phases={
-            "balance": result.balance_s,
-            "inter": result.inter_s,
-            "redist": result.redist_s,
-        },
+        phases={name: getattr(result, f"{name}_s") for name in ("balance", "inter", "redist")},
         inter_tokens=int(result.remote.sum()),
         loads=loads,
         bottleneck=busiest(loads[:, :2], loads[:, :2].astype(np.float64)),

@@ -12,15 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.dispatch import Recipe
-from fastcomm.dispatch.schedules import (
-    STRATEGIES,
-    Bottleneck,
-    NoAnswerError,
-    Strategy,
-    Terms,
-    Timing,
-)
-from fastcomm.dispatch.traffic import Bounds, LayerTokens, Matrix, Traffic, bounds
+from fastcomm.dispatch.schedules import STRATEGIES, NoAnswerError, Strategy, Terms, Timing
+from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic, bounds
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
@@ -31,17 +24,12 @@ _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerResult:
-    """Times and loads of one layer under one schedule."""
+class LayerResult(Timing):
+    """Times and loads of one layer under one schedule, in bytes too, and their lower bounds."""
 
-    seconds: float  # of dispatch
-    phases: dict[str, float]  # seconds of dispatch by phase
     inter_bytes: int  # bytes between nodes
-    bottleneck: Bottleneck
     bound_s: float  # lower bound of the schedule's class
     optimal_s: float  # lower bound of all schedules
-    combine_s: float | None
-    loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx, in tokens
 
     def to_dict(self) -> dict[str, Any]:
         """Return the layer as a JSON object."""
@@ -273,7 +261,13 @@ class _Tally:
         timing = strategy.run(traffic, terms)
         demand = "copies" if strategy.copies_only else terms.demand
         limits = bounds(traffic, terms.links, terms.token_bytes, demand)
-        self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
+        result = LayerResult(
+            **{field.name: getattr(timing, field.name) for field in fields(timing)},
+            inter_bytes=timing.inter_tokens * terms.token_bytes,
+            bound_s=limits.of(strategy.bound),
+            optimal_s=limits.optimal_s,
+        )
+        self.layers[name].append(result)
 
     def drop(self, name: str, reason: str) -> None:
         """Leave a strategy out of the result."""
@@ -313,20 +307,6 @@ def _check_names(
         raise ConfigError(f"missing strategy: expected one or more of {valid}")
     if unknown := [name for name in strategies if name not in available]:
         raise ConfigError(f"unknown strategy {', '.join(map(str, unknown))}: expected {valid}")
-
-
-def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
-    """Return the result of a layer; `kind` selects the bound, `size` is bytes per token."""
-    return LayerResult(
-        seconds=timing.seconds,
-        phases=timing.phases,
-        inter_bytes=timing.inter_tokens * size,
-        bottleneck=timing.bottleneck,
-        bound_s=limits.of(kind),
-        optimal_s=limits.optimal_s,
-        combine_s=timing.combine_s,
-        loads=timing.loads,
-    )
 
 
 def in_ns(seconds: float | None) -> float | None:

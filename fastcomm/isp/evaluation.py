@@ -134,16 +134,8 @@ def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, st
         raise ConfigError(
             f"global batch {tokens} is not a multiple of the sequence length {seq_len}"
         )
-    plan = Plan(
-        model=model,
-        gpu=cluster.gpu,
-        gpus=_one(options.world_size, "world-size"),
-        global_batch=tokens // seq_len,
-        seq_len=seq_len,
-        node_bytes_per_s=cluster.bw_node,
-        domain=cluster.gpus_per_node,
-        memory=cluster.memory,
-    )
+    gpus, batch = _one(options.world_size, "world-size"), tokens // seq_len
+    plan = Plan.on(cluster, model=model, gpus=gpus, global_batch=batch, seq_len=seq_len)
     plan = with_strategy(plan, options.strategy or "")
     texts = [text for text in unmeasured(plan) if text not in cluster.note]
     return plan, "; ".join(filter(None, (*texts, cluster.note)))

@@ -6,9 +6,11 @@ A batch counts sequences, sizes of parallelism count ranks.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from fastcomm.checks import RANKS, invalid_value
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import Cluster
 from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.trainers import DEFAULT, TRAINERS, Trainer
@@ -74,6 +76,12 @@ class Plan:
     offloaded: int = 0  # layers whose activations are moved to the host
     memory: float | None = None  # of a GPU; None is that of the GPU's file
     power_share: float = 1.0  # of the GPU's usual power limit, by which compute is slower
+
+    @classmethod
+    def on(cls, cluster: Cluster, **values: Any) -> Self:
+        """Return a plan on the measured GPUs of a cluster; `values` are the other fields."""
+        node = {"domain": cluster.gpus_per_node, "node_bytes_per_s": cluster.bw_node}
+        return cls(**{"gpu": cluster.gpu, "memory": cluster.memory, **node, **values})
 
     @property
     def dp(self) -> int:

@@ -182,14 +182,12 @@ def search_plans(options: SearchOptions) -> PlanSearch:
     model = load_model(str(options.model))
     if options.vocab is not None:
         model = replace(model, vocab=parse_quantity(options.vocab, "vocabulary"))
-    job = Plan(
+    job = Plan.on(
+        cluster,
         model=model,
-        gpu=cluster.gpu,
         gpus=parse_quantity(str(options.world_size), "world size", RANKS.most),
         global_batch=batch,
         seq_len=seq_len,
-        node_bytes_per_s=cluster.bw_node,
-        domain=cluster.gpus_per_node,
         memory=memory_limit(options.memory) or _USABLE * cluster.memory,
         trainer=trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),

@@ -85,7 +85,6 @@ class FailedRow:
 class RunTable:
     """The runs of a table, and its rows that cannot be priced."""
 
-    path: Path
     runs: tuple[TrainingRun, ...]
     failed: tuple[FailedRow, ...] = ()
 
@@ -141,7 +140,7 @@ def load_runs(path: Path, models: Mapping[str, Model]) -> RunTable:
             failed.append(FailedRow(line=row.line, id=name, error=str(error)))
         if name:
             lines.setdefault(name, row.line)
-    return RunTable(path=path, runs=tuple(runs), failed=tuple(failed))
+    return RunTable(runs=tuple(runs), failed=tuple(failed))
 
 
 def _run(row: _ROW, models: Mapping[str, Model], name: str) -> TrainingRun:
@@ -394,9 +393,7 @@ _BY: dict[str, Callable[[RunPrice], str]] = {
 
 def errors(rows: Iterable[RunPrice]) -> list[GroupError]:
     """Return the errors by source, GPU, precision, and dense or with experts."""
-    usual = [
-        row for row in rows if row.error is not None and row.run.quality in {"ok", "flops"}
-    ]
+    usual = [row for row in rows if row.run.is_usable]
     groups = []
     for by, key in _BY.items():
         for name in sorted({key(row) for row in usual}):

@@ -267,8 +267,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     # DeepSpeed-Ulysses overlaps nothing: both parts count in full.
     penalty = 1.0 if ulysses else options.penalty
     lengths = numbers(length, "sequence length") or ()
-    loaded = _model(model, options.vocab)
-    _check_experts(loaded, options)
+    loaded = _model(model, options)
     if options.p2p == "scatter" and "mtp" not in algos:
         raise ConfigError("--p2p scatter has no effect without mtp; add it to --algorithms")
     question = Question(
@@ -333,14 +332,13 @@ def _lacks_batch(options: SearchOptions) -> bool:
     return all(value is None for value in ranges) and None in micro
 
 
-def _check_experts(model: Model, options: SearchOptions) -> None:
-    """Raise `ConfigError` if options on experts are given for a model without experts."""
+def _model(name: str | float | Path, options: SearchOptions) -> Model:
+    """Return a model; raise `ConfigError` if options on experts are given, and it has none."""
+    model = load(str(name))
+    if options.vocab:
+        model = replace(model, vocab=parse_quantity(options.vocab, "vocabulary"))
     names = ("imbalance", "dispatch", "overlap_experts")
     own = [f"--{n.replace('_', '-')}" for n in non_default(options) if n in names]
     if own and not model.experts:
         raise ConfigError(f"{model.name} has no experts; leave {', '.join(own)} out")
-
-
-def _model(name: str | Path, vocab: str | float | None) -> Model:
-    model = load(str(name))
-    return replace(model, vocab=parse_quantity(vocab, "vocabulary")) if vocab else model
+    return model

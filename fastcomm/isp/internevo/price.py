@@ -70,14 +70,8 @@ def price(
         grad = np.maximum(0.0, grad - _backward(grid, layers, last_counts))
     param = _parameters(grid, question, cluster, stage)
     update = optimizer(grid, stage, cluster)
-    total = (
-        pipeline["all_fwd_bwd_cost"]
-        + pipeline["bubble"]
-        + pipeline["p2p"]
-        + grad
-        + param
-        + update
-    )
+    stages = pipeline["all_fwd_bwd_cost"] + pipeline["bubble"] + pipeline["p2p"]
+    total = stages + grad + param + update
     return {
         **_layer(layers),
         **pipeline,
@@ -116,9 +110,8 @@ def _pipeline(
     model, pp = question.model, grid.pp
 
     def stage(counts: tuple[int, ...]) -> Array:
-        return np.asarray(
-            sum(count * layer.seconds for count, layer in zip(counts, layers, strict=True))
-        )
+        pairs = zip(counts, layers, strict=True)
+        return np.asarray(sum(count * layer.seconds for count, layer in pairs))
 
     whole = stage(model.counts(0, 1)) + logits
     slowest = stage(model.counts(pp - 1, pp)) + logits
@@ -151,14 +144,13 @@ def _rates(grid: StrategyGrid, question: Question, cluster: Cluster, total: Arra
     model, tokens = question.model, grid.bsz * grid.num * question.seq_len * grid.dp
     tgs = tokens / (grid.world * total)
     model_flops, hardware_flops = (model.flops(question.seq_len, passes) for passes in (3, 4))
+    flops = np.where(grid.recompute == FULL, hardware_flops, model_flops)
     return {
         "tgs": tgs,
         "total_latency": total,
         "g_bsz": tokens,
         "mfu": tgs * model_flops / cluster.peak,
-        "hfu": tgs
-        * np.where(grid.recompute == FULL, hardware_flops, model_flops)
-        / cluster.peak,
+        "hfu": tgs * flops / cluster.peak,
     }
 
 
@@ -323,12 +315,12 @@ def _last(grid: StrategyGrid, question: Question) -> Bytes:
     """Return the activations around the head, on the last stage."""
     model, d, sp = question.model, question.dtype_size, grid.sp
     tokens = 1.0 * grid.bsz * question.seq_len
+    peak = 2 * d * tokens * model.hidden * (1 + 1 / sp) + d * model.embedding / sp
     return {
         "norm_activation": 4 * tokens * model.hidden / grid.whole,
         "head_input_activation": d * tokens * model.hidden / grid.whole,
         "head_output_activation": (d + 4) * tokens * model.vocab / sp,
-        "backward_mem_peak": 2 * d * tokens * model.hidden * (1 + 1 / sp)
-        + d * model.embedding / sp,
+        "backward_mem_peak": peak,
     }
 
 

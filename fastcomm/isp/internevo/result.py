@@ -239,21 +239,18 @@ class HardwareChange:
         return {"what": self.name, "best": best, "gain": self.gain}
 
 
+# Options of the original simulator, and the fields that they have here under other names.
+_OPTIONS = (
+    *("algo_type", "seq_len", "micro_num", "micro_bsz", "pp_size", "tp_size"),
+    *("wp_size", "zp_size", "activation_ckpt"),
+)
+_ORIGINAL = {"pp_size": "pp", "tp_size": "sp"}
+
+
 def original(record: Record) -> dict[str, object]:
     """Return a strategy by the option names of the original simulator, and `ep_size`."""
-    experts = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
-    return {
-        "algo_type": record["algo_type"],
-        "seq_len": record["seq_len"],
-        "micro_num": record["micro_num"],
-        "micro_bsz": record["micro_bsz"],
-        "pp_size": record["pp"],
-        "tp_size": record["sp"],
-        "wp_size": record["wp_size"],
-        "zp_size": record["zp_size"],
-        "activation_ckpt": record["activation_ckpt"],
-        **experts,
-    }
+    values = {name: record[_ORIGINAL.get(name, name)] for name in _OPTIONS}
+    return values | ({"ep_size": record["ep"]} if "ep_comm_cost" in record else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
