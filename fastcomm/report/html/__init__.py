@@ -9,7 +9,7 @@ Numbers are formatted by `fastcomm.units`, with a thin space before the unit. Un
 `NA`; a `Fact` gives the reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,10 @@ T = TypeVar("T")
 NA = "n/a"
 
 Spec = dict[str, Any]
+Form = Callable[[Any], str]
+# Of a column: its label, and of numbers the key of the definition, the format, and the
+# reason for an unknown one.
+Head = str | tuple[str, str, Form] | tuple[str, str, Form, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +257,7 @@ def text(value: object, label: str | None = None) -> PageCell:
 
 
 def number(
-    value: float | None, form: Any, why: str = "", share: float | None = None
+    value: float | None, form: Form, why: str = "", share: float | None = None
 ) -> PageCell:
     """Return a cell of a number, formatted by `form`; "n/a" with a reason for None.
 
@@ -269,13 +273,71 @@ def rank_cell(rank: int) -> PageCell:
     return PageCell(text=f"rank {rank}", sort=rank)
 
 
-def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
-    """Return columns: of text for a label, of numbers for a pair of label and glossary key."""
-    return tuple(
-        PageColumn(label=head, is_number=False)
-        if isinstance(head, str)
-        else PageColumn(label=head[0], key=head[1])
-        for head in heads
+def table(
+    name: str,
+    caption: str,
+    heads: Sequence[Head],
+    rows: Iterable[Sequence[object]],
+    *,
+    hidden: str = "",
+) -> PageTable:
+    """Return a table.
+
+    Parameters
+    ----------
+    name, caption
+        Its id on the page, and the text above it.
+    heads
+        A label for each column of text; for a column of numbers its label, the key of its
+        definition, the function that formats it, and optionally why a number is unknown.
+    rows
+        Values of each row, None for an unknown number; a `PageCell` is shown as it is.
+    hidden
+        What the last column has, if it is hidden at first.
+
+    """
+    return PageTable(
+        name=name,
+        caption=caption,
+        columns=tuple(
+            PageColumn(label=head, is_number=False)
+            if isinstance(head, str)
+            else PageColumn(label=head[0], key=head[1])
+            for head in heads
+        ),
+        rows=tuple(
+            tuple(_cell(head, value) for head, value in zip(heads, row, strict=True))
+            for row in rows
+        ),
+        hidden=hidden,
+    )
+
+
+def _cell(head: Head, value: Any) -> PageCell:
+    """Return the cell of a value in a column."""
+    if isinstance(value, PageCell):
+        return value
+    return text(value) if isinstance(head, str) else number(value, *head[2:])
+
+
+def figure(
+    name: str,
+    title: str,
+    alt: str,
+    chart: Chart,
+    *terms: str,
+    note: str = "",
+    chart_note: str = "",
+    table: PageTable | None = None,
+) -> Figure:
+    """Return a figure of one chart.
+
+    `terms` are keys of the definitions of what is drawn, `note` is below the figure and
+    `chart_note` below the chart; `Figure` has the others.
+    """
+    view = FigureView(label="All", chart=chart, note=chart_note)
+    return Figure(
+        name=name, title=title, alt=alt, views=(view,), terms=terms, note=note, table=table
     )
 
 

@@ -12,16 +12,14 @@ from fastcomm.report import html
 from fastcomm.report.html import (
     Block,
     Figure,
-    FigureView,
     PageTable,
     Section,
-    columns,
-    number,
+    figure,
     rank_cell,
-    text,
+    table,
     unknown_section,
 )
-from fastcomm.report.html.charts import BarChart, Part, RowMarks
+from fastcomm.report.html.charts import BarChart, Part, RowMarks, row_tips
 
 _MS = 1e6
 _ENDS = 12  # ranks shown at each end of the order
@@ -77,55 +75,50 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
         ends = f"The {_ENDS} of {len(ranks)} ranks that cause the most waiting"
         note = f"{ends}, and the {_ENDS} that cause the least."
     names = [f"rank {row.rank}" for row in shown]
-    drawn = BarChart(
-        rows=names,
-        parts=(
-            _part("waits for others", "gap", names, [row.wait_ns for row in shown]),
-            _part("wait caused", "TP", names, [row.caused_ns for row in shown]),
-        ),
-        title="ms per step",
-        is_stacked=False,
-    )
-    return Figure(
-        name="waits-chart",
-        title="Wait time of each rank, and the wait that it causes",
-        alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
-        views=(FigureView(label="All", chart=drawn, note=note),),
-        terms=("waits.wait_ns", "waits.wait_caused_ns"),
+    parts = [
+        Part(
+            name=name,
+            look=look,
+            values=[ns / _MS for ns in values],
+            tips=row_tips(names, name, values, html.ns),
+        )
+        for name, look, values in (
+            ("waits for others", "gap", [row.wait_ns for row in shown]),
+            ("wait caused", "TP", [row.caused_ns for row in shown]),
+        )
+    ]
+    return figure(
+        "waits-chart",
+        "Wait time of each rank, and the wait that it causes",
+        f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
+        BarChart(rows=names, parts=parts, title="ms per step", is_stacked=False),
+        *("waits.wait_ns", "waits.wait_caused_ns"),
+        chart_note=note,
         table=_waits_table(shown),
-    )
-
-
-def _part(name: str, look: str, names: list[str], values: list[float]) -> Part:
-    """Return a bar for each row of `names`; `look` names the color, `values` are in ns."""
-    return Part(
-        name=name,
-        look=look,
-        values=[ns / _MS for ns in values],
-        tips=[f"{row}, {name}: {html.ns(ns)}" for row, ns in zip(names, values, strict=True)],
     )
 
 
 def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
     """Return the table of waits and transfers of each rank, in ns per step."""
-    rows = tuple(
-        (
-            rank_cell(row.rank),
-            *(number(ns, html.ns) for ns in (row.wait_ns, row.caused_ns, row.later_ns)),
-            number(row.transfer_ns, html.ns),
-            number(row.last_share, html.percent),
-        )
-        for row in ranks
+    return table(
+        "waits-table",
+        "Ranks, per step",
+        [
+            "rank",
+            ("waits", "waits.wait_ns", html.ns),
+            ("wait caused", "waits.wait_caused_ns", html.ns),
+            ("later", "waits.later_ns", html.ns),
+            ("transfers", "waits.transfer_ns", html.ns),
+            ("arrives last", "waits.last_share", html.percent),
+        ],
+        [
+            (
+                *(rank_cell(row.rank), row.wait_ns, row.caused_ns, row.later_ns),
+                *(row.transfer_ns, row.last_share),
+            )
+            for row in ranks
+        ],
     )
-    heads = columns(
-        "rank",
-        ("waits", "waits.wait_ns"),
-        ("wait caused", "waits.wait_caused_ns"),
-        ("later", "waits.later_ns"),
-        ("transfers", "waits.transfer_ns"),
-        ("arrives last", "waits.last_share"),
-    )
-    return PageTable(name="waits-table", caption="Ranks, per step", columns=heads, rows=rows)
 
 
 _POINTS = (
@@ -143,26 +136,17 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
     """
     top = classes[:_MOST_CLASSES]
     names = [_class(row) for row in top]
-    marks = tuple(
-        RowMarks(
-            name=label,
-            symbol=symbol,
-            look=look,
-            values=[getattr(row, key) / _MS for row in top],
-            tips=[
-                f"{name}, {label}: {html.ns(getattr(row, key))}"
-                for name, row in zip(names, top, strict=True)
-            ],
-        )
-        for label, key, symbol, look in _POINTS
-    )
-    drawn = BarChart(rows=names, marks=marks, title="ms")
-    return Figure(
-        name="skew-chart",
-        title="Arrival skew, and the transfer time after it",
-        alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
-        views=(FigureView(label="All", chart=drawn),),
-        terms=("skew.skew_ns", "skew.transfer_ns"),
+    marks = []
+    for label, key, symbol, look in _POINTS:
+        times = [getattr(row, key) for row in top]
+        values, tips = [ns / _MS for ns in times], row_tips(names, label, times, html.ns)
+        marks.append(RowMarks(name=label, symbol=symbol, look=look, values=values, tips=tips))
+    return figure(
+        "skew-chart",
+        "Arrival skew, and the transfer time after it",
+        f"Points of {len(top)} classes of collectives; the table has the numbers.",
+        BarChart(rows=names, marks=marks, title="ms"),
+        *("skew.skew_ns", "skew.transfer_ns"),
         note="Sorted by wait time.",
         table=_skew_table(classes),
     )
@@ -170,26 +154,26 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
 
 def _skew_table(classes: Sequence[Skew]) -> PageTable:
     """Return the table of skew, transfer and wait time by class of collectives."""
-    rows = tuple(
-        (
-            text(_class(row)),
-            number(row.count, html.whole),
-            *(number(ns, html.ns) for ns in (row.skew_mean_ns, row.skew_p95_ns)),
-            *(number(ns, html.ns) for ns in (row.transfer_mean_ns, row.wait_ns)),
-            number(row.wait_share, html.percent),
-        )
-        for row in classes
+    return table(
+        "skew-table",
+        "Collectives",
+        [
+            "collectives",
+            ("count", "skew.count", html.whole),
+            ("skew", "skew.skew_ns", html.ns),
+            ("p95", "skew.skew_ns", html.ns),
+            ("transfer", "skew.transfer_ns", html.ns),
+            ("wait per step", "skew.wait_ns", html.ns),
+            ("share", "skew.wait_share", html.percent),
+        ],
+        [
+            (
+                *(_class(row), row.count, row.skew_mean_ns, row.skew_p95_ns),
+                *(row.transfer_mean_ns, row.wait_ns, row.wait_share),
+            )
+            for row in classes
+        ],
     )
-    heads = columns(
-        "collectives",
-        ("count", "skew.count"),
-        ("skew", "skew.skew_ns"),
-        ("p95", "skew.skew_ns"),
-        ("transfer", "skew.transfer_ns"),
-        ("wait per step", "skew.wait_ns"),
-        ("share", "skew.wait_share"),
-    )
-    return PageTable(name="skew-table", caption="Collectives", columns=heads, rows=rows)
 
 
 def _class(row: Skew | Link) -> str:
@@ -202,30 +186,23 @@ def _links(links: Sequence[Link]) -> PageTable:
     """Return the table of links, sorted by time lost against their peers."""
     order = sorted(links, key=lambda row: -(row.excess_ns or 0.0))
     no_peers = "there is no other group of this class"
-    rows = tuple(
-        (
-            text(_members(row)),
-            text(_class(row)),
-            number(row.bus_bw, html.rate, "no transfer took time"),
-            number(row.peers_bus_bw, html.rate, no_peers),
-            number(row.ratio, html.percent, no_peers),
-            number(row.excess_ns, html.ns, no_peers),
-        )
-        for row in order[:_MOST_LINKS]
-    )
-    heads = columns(
-        "group",
-        "collectives",
-        ("bus bandwidth", "links.bus_bw"),
-        ("peers", "links.peers_bus_bw"),
-        ("ratio", "links.ratio"),
-        ("lost per step", "links.excess_ns"),
-    )
-    return PageTable(
-        name="links-table",
-        caption="Links, by time lost against their peers",
-        columns=heads,
-        rows=rows,
+    return table(
+        "links-table",
+        "Links, by time lost against their peers",
+        [
+            *("group", "collectives"),
+            ("bus bandwidth", "links.bus_bw", html.rate, "no transfer took time"),
+            ("peers", "links.peers_bus_bw", html.rate, no_peers),
+            ("ratio", "links.ratio", html.percent, no_peers),
+            ("lost per step", "links.excess_ns", html.ns, no_peers),
+        ],
+        [
+            (
+                *(_members(row), _class(row), row.bus_bw, row.peers_bus_bw),
+                *(row.ratio, row.excess_ns),
+            )
+            for row in order[:_MOST_LINKS]
+        ],
     )
 
 

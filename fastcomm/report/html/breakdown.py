@@ -13,11 +13,11 @@ from fastcomm.report.html import (
     Missing,
     PageTable,
     Section,
-    columns,
     number,
+    table,
     text,
 )
-from fastcomm.report.html.charts import BarChart, Part
+from fastcomm.report.html.charts import BarChart, Part, row_tips
 
 MEASURES = {
     "time": "iteration time",
@@ -159,59 +159,55 @@ def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
     """Return a bar of mean times for each iteration, or for each range of iterations."""
     means = StepMeans.of(metrics.tables["iterations"], _MOST_ROWS)
     rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
-    note = (
-        "Means over all ranks."
-        if means.width == 1
-        else f"Means over ranks and {means.width} iterations."
-    )
+    note = "Means over all ranks."
+    if means.width > 1:
+        note = f"Means over ranks and {means.width} iterations."
     values = {name: means.ns[name].tolist() for name in names}
     return FigureView(label="Iterations", chart=_rows(rows, values), note=note)
 
 
 def _rows(labels: list[str], values: dict[str, list[float]]) -> BarChart:
     """Return a stacked bar for each label; `values` has times in ns by category and label."""
-    parts = tuple(
+    parts = [
         Part(
             name=label(name),
             look=kind(name),
             values=[ns / _MS for ns in lengths],
-            tips=[
-                f"{row}, {label(name)}: {html.ns(ns)}"
-                for row, ns in zip(labels, lengths, strict=True)
-            ],
+            tips=row_tips(labels, label(name), lengths, html.ns),
         )
         for name, lengths in values.items()
-    )
+    ]
     return BarChart(rows=labels, parts=parts, title="ms per step")
 
 
 def _table(metrics: Metrics, why: str) -> PageTable:
     """Return the table of exact and specification shares; `why` explains unknown numbers."""
     exact, formula = metrics.breakdown.exact, metrics.breakdown.spec
-    mean, rows = metrics.iteration.mean_ns, []
+    mean, rows, none = metrics.iteration.mean_ns, [], text("")
     for name in EXACT:
         spec_share = formula.get(name, formula.get(f"comm_{kind(name)}"))
         if not exact[name] and not spec_share and name != "idle":
             continue
         share = exact[name]
         step = None if share is None or mean is None else share * mean
-        has_formula = name not in ("memcpy", "exposed_mixed")
-        cell = number(spec_share, html.percent, why) if has_formula else text("", "")
-        cells = number(share, html.percent, why, share=share), number(step, html.ns, why)
-        rows.append((text(label(name)), *cells, cell))
+        spec = none if name in ("memcpy", "exposed_mixed") else spec_share
+        rows.append((label(name), number(share, html.percent, why, share), step, spec))
     if metrics.host_communication:
         alone = metrics.host_communication.alone_ns_per_step
         share = None if alone is None or not mean else alone / mean
-        cells = number(share, html.percent, why, share=share), number(alone, html.ns, why)
-        rows.append((text("host's collectives, part of idle"), *cells, text("", "")))
-    return PageTable(
-        name="breakdown-table",
-        caption="Shares of the step",
-        columns=columns(
-            "time of a step", ("exact", "exact"), ("per step", "exact.ns"), ("formula", "spec")
-        ),
+        cell = number(share, html.percent, why, share)
+        rows.append(("host's collectives, part of idle", cell, alone, none))
+    return table(
+        "breakdown-table",
+        "Shares of the step",
+        [
+            "time of a step",
+            ("exact", "exact", html.percent, why),
+            ("per step", "exact.ns", html.ns, why),
+            ("formula", "spec", html.percent, why),
+        ],
+        rows,
         hidden="specification formulas",
-        rows=tuple(rows),
     )
 
 
@@ -228,20 +224,15 @@ def idle_section(metrics: Metrics, why: str) -> Section:
         return Section(name="idle", title=title, lead=(f"No {place} is ever idle.",))
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
-    time, names = (
-        html.fact(f"idle.{cause}", ns, html.ns),
-        idle.explained(cause, ns, metrics.idle_names),
-    )
-    to_try = f"try {idle.TO_TRY[cause]}."
-    lead: html.Sentence = (
-        "Devices wait ",
-        time,
-        f" per step {idle.AWAITED[cause]}{names}; {to_try}",
-    )
-    before = "a launch"
+    time = html.fact(f"idle.{cause}", ns, html.ns)
+    names = idle.explained(cause, ns, metrics.idle_names)
     if metrics.is_host_run:
-        before = "an operator"
-        lead = ("Most of the idle time, ", time, f" per step, is {idle.TEXTS[cause]}{names}.")
+        before, after = "an operator", f" per step, is {idle.TEXTS[cause]}{names}."
+        lead: html.Sentence = ("Most of the idle time, ", time, after)
+    else:
+        to_try = f"try {idle.TO_TRY[cause]}."
+        before, after = "a launch", f" per step {idle.AWAITED[cause]}{names}; {to_try}"
+        lead = ("Devices wait ", time, after)
     return Section(
         name="idle",
         title=title,
@@ -267,22 +258,17 @@ def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
     mean = metrics.iteration.mean_ns or 0.0
     job = {name: (share or 0.0) * mean for name, share in shares.items()}
     rows = [(text("all ranks"), job), *((html.rank_cell(r), by_rank[r]) for r in shown)]
-    return PageTable(
-        name="idle-table",
-        caption=f"Idle time per step by cause{most}",
-        columns=columns(
-            "rank",
-            ("idle", "exact.idle"),
-            *((idle.TEXTS[name], f"idle.{name}") for name in causes),
-        ),
-        rows=tuple(
-            (
-                cell,
-                number(sum(times.values()), html.ns),
-                *(number(times[name], html.ns) for name in causes),
-            )
+    return table(
+        "idle-table",
+        f"Idle time per step by cause{most}",
+        [
+            *("rank", ("idle", "exact.idle", html.ns)),
+            *((idle.TEXTS[name], f"idle.{name}", html.ns) for name in causes),
+        ],
+        [
+            (cell, sum(times.values()), *(times[name] for name in causes))
             for cell, times in rows
-        ),
+        ],
     )
 
 
@@ -291,17 +277,16 @@ _EVIDENCE = "Evidence: what the host did, or the work that the device waited for
 
 def _idle_names(metrics: Metrics) -> PageTable:
     """Return the names behind idle time: what hosts did, or the work that was waited for."""
-    return PageTable(
-        name="idle-names-table",
-        caption="Evidence: what ran before" if metrics.is_host_run else _EVIDENCE,
-        columns=columns("cause", "name", ("per step", "idle.ns"), ("ranks", "idle.ranks")),
-        rows=tuple(
-            (
-                text(idle.TEXTS[entry.cause]),
-                text(entry.name),
-                number(entry.ns_per_step, html.ns),
-                number(entry.ranks, html.whole),
-            )
+    return table(
+        "idle-names-table",
+        "Evidence: what ran before" if metrics.is_host_run else _EVIDENCE,
+        [
+            *("cause", "name"),
+            ("per step", "idle.ns", html.ns),
+            ("ranks", "idle.ranks", html.whole),
+        ],
+        [
+            (idle.TEXTS[entry.cause], entry.name, entry.ns_per_step, entry.ranks)
             for entry in metrics.idle_names
-        ),
+        ],
     )

@@ -202,11 +202,11 @@ def _link(finding: Finding) -> Picture | None:
     own, peers = finding.evidence.bus_bw, finding.evidence.peers_bus_bw
     if own is None or peers is None:
         return None
-    rates = (own, peers)
-    labels = [html.rate(rate) for rate in rates]
-    names = ("this link", "its peers")
-    chart = row_bars(names, [r / 1e9 for r in rates], labels, "GB/s", ("TP", "compute"))
-    return Picture(chart=chart, alt=f"This link: {labels[0]}; its peers: {labels[1]}.")
+    names, rates = ("this link", "its peers"), (own, peers)
+    chart = row_bars(names, rates, html.rate, "GB/s", 1e9, looks=("TP", "compute"))
+    return Picture(
+        chart=chart, alt=f"This link: {html.rate(own)}; its peers: {html.rate(peers)}."
+    )
 
 
 def _step(metrics: Metrics) -> Picture | None:

@@ -9,7 +9,8 @@ A chart is a `BarChart`, `LaneChart`, `LineChart` or `HeatChart`, given to a `Fi
     )
     FigureView(label="All", chart=chart)
 
-`row_bars` makes bars with one value and label each, `linear` and `ticked` make axes. Names and
+`row_bars` makes bars with one value and label each, `linear` and `ticked` make axes,
+`row_tips` makes tips. Names and
 tips are plain text: drawing escapes them. A tip is shown at the pointer and read out when the
 arrow keys move through a chart, so it should be complete: "rank 5, compute: 9.5 ms". Colors
 are names of looks ("TP", "compute"), defined in the style sheet for light, dark and print, and
@@ -17,8 +18,10 @@ each has a pattern. Give a table with the numbers, too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from fastcomm.trace.schema import TAGS
 
@@ -181,11 +184,13 @@ def line_look(place: int) -> tuple[str, str, str]:
     )
 
 
-def row_bars(
+def row_bars(  # noqa: PLR0913 - one keyword per choice
     rows: Sequence[str],
     values: Sequence[float],
-    labels: Sequence[str],
+    form: Callable[[float], str],
     title: str,
+    unit: float = 1.0,
+    *,
     looks: Sequence[str] | str = "compute",
     level: Level | None = None,
     marks: Sequence[RowMarks] = (),
@@ -194,10 +199,12 @@ def row_bars(
 
     Parameters
     ----------
-    rows, values, labels
-        Name of each bar, its length in the unit of the axis, and the text after it.
-    title
-        Title of the axis.
+    rows, values
+        Name and value of each bar.
+    form
+        Formats a value as the label of its bar.
+    title, unit
+        Title of the axis, and what 1 on it is in values.
     looks
         The look of all bars, or of each.
     level, marks
@@ -205,18 +212,40 @@ def row_bars(
 
     """
     by_bar = [looks] * len(rows) if isinstance(looks, str) else looks
+    labels = [form(value) for value in values]
     tips = [f"{row}: {label}" for row, label in zip(rows, labels, strict=True)]
     parts = tuple(
         Part(
             name="",
             look=look,
-            values=[x if bar == look else None for x, bar in zip(values, by_bar, strict=True)],
+            values=[
+                value / unit if bar == look else None
+                for value, bar in zip(values, by_bar, strict=True)
+            ],
             labels=labels,
             tips=tips,
         )
         for look in dict.fromkeys(by_bar)
     )
     return BarChart(rows=rows, parts=parts, title=title, level=level, marks=marks)
+
+
+def row_tips(
+    rows: Sequence[str], name: str, values: Sequence[float], form: Callable[[float], str]
+) -> list[str]:
+    """Return the tip of one part or mark of each row: "rank 5, compute: 9.5 ms"."""
+    return [f"{row}, {name}: {form(value)}" for row, value in zip(rows, values, strict=True)]
+
+
+def coarsened(
+    grid: np.ndarray, most: int, outlier: np.ufunc = np.maximum
+) -> tuple[np.ndarray, int]:
+    """Return a grid with at most `most` rows, and how many rows of `grid` each stands for.
+
+    `outlier` selects the value shown for several rows, such as their maximum.
+    """
+    share = max(1, -(-len(grid) // most))
+    return outlier.reduceat(grid, np.arange(0, len(grid), share), axis=0), share
 
 
 def linear(title: str, values: Sequence[float], *, from_zero: bool = True) -> Axis:

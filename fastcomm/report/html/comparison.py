@@ -1,11 +1,11 @@
 """Page of `fastcomm compare`: where the change of the step comes from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from fastcomm.analyses.changes import CauseChange, KernelChange
-from fastcomm.analyses.compare import Comparison
+from fastcomm.analyses.compare import BreakdownChange, Comparison
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.report import comparison as texts
 from fastcomm.report import html
@@ -18,9 +18,8 @@ from fastcomm.report.html import (
     PageCell,
     PageTable,
     Section,
-    columns,
-    number,
-    text,
+    figure,
+    table,
     timeline,
     unknown_section,
 )
@@ -31,7 +30,8 @@ _MS = 1e6
 _MOST_BARS = 20
 _MOST_ROWS = 500
 _SMALL = 0.01  # of the largest effect
-_MORE, _LESS = "TP", "compute"  # looks of kernels that take more, and less
+# Name and look of kernels that take more, and less.
+_MORE, _LESS = ("more time", "TP"), ("less time", "compute")
 
 
 def page(
@@ -85,28 +85,17 @@ def _facts(comparison: Comparison) -> tuple[Fact, ...]:
 def _causes(causes: Sequence[CauseChange]) -> Section:
     """Return the section of causes of lost time that are new, gone or changed."""
     first = causes[0]
-    rows = tuple(
-        (
-            text(cause.text),
-            number(cause.before_ns, html.ns, "not found before"),
-            number(cause.after_ns, html.ns, "not found after"),
-            number(cause.effect_ns, _signed),
-            text(cause.confidence),
-        )
+    heads: list[html.Head] = [
+        "cause",
+        ("before", "compare.cost", html.ns, "not found before"),
+        ("after", "compare.cost", html.ns, "not found after"),
+        ("effect", "compare.effect", _signed),
+        "confidence",
+    ]
+    rows = [
+        (cause.text, cause.before_ns, cause.after_ns, cause.effect_ns, cause.confidence)
         for cause in causes
-    )
-    table = PageTable(
-        name="causes-table",
-        caption="Causes, the largest effect first",
-        columns=columns(
-            "cause",
-            ("before", "compare.cost"),
-            ("after", "compare.cost"),
-            ("effect", "compare.effect"),
-            "confidence",
-        ),
-        rows=rows,
-    )
+    ]
     state = (
         "New" if first.before_ns is None else "Gone" if first.after_ns is None else "Changed"
     )
@@ -114,7 +103,7 @@ def _causes(causes: Sequence[CauseChange]) -> Section:
         name="causes",
         title="Which causes are new, gone or changed?",
         lead=(f"{state}: {first.text}",),
-        blocks=(table,),
+        blocks=(table("causes-table", "Causes, the largest effect first", heads, rows),),
     )
 
 
@@ -128,42 +117,24 @@ def _parts(comparison: Comparison) -> Section:
     total = sum(part.effect_ns for part in parts)
     names = [part_name(part.name) for part in parts]
     first = f"{names[0][0].upper()}{names[0][1:]}"
-    figure = Figure(
-        name="parts-chart",
-        title="The change of the step, part by part",
-        alt="Bars that begin where the one above ends; the last is the whole change.",
-        views=(
-            FigureView(
-                label="All",
-                chart=_waterfall(
-                    names,
-                    [part.effect_ns for part in parts],
-                    [kind(part.name) for part in parts],
-                ),
-            ),
-        ),
-        terms=("compare.effect",),
-        table=PageTable(
-            name="parts-table",
-            caption="Parts of the step, the largest effect first",
-            columns=columns(
-                "part of the step",
-                ("before", "compare.part"),
-                ("after", "compare.part"),
-                ("effect", "compare.effect"),
-                "what else changed",
-            ),
-            rows=tuple(
-                (
-                    text(name),
-                    number(part.before_ns, html.ns),
-                    number(part.after_ns, html.ns),
-                    number(part.effect_ns, _signed),
-                    text(texts.reasons(part)),
-                )
-                for name, part in zip(names, parts, strict=True)
-            ),
-        ),
+    heads: list[html.Head] = [
+        "part of the step",
+        ("before", "compare.part", html.ns),
+        ("after", "compare.part", html.ns),
+        ("effect", "compare.effect", _signed),
+        "what else changed",
+    ]
+    rows = [
+        (name, part.before_ns, part.after_ns, part.effect_ns, texts.reasons(part))
+        for name, part in zip(names, parts, strict=True)
+    ]
+    drawn = figure(
+        "parts-chart",
+        "The change of the step, part by part",
+        "Bars that begin where the one above ends; the last is the whole change.",
+        _waterfall(names, parts),
+        "compare.effect",
+        table=table("parts-table", "Parts of the step, the largest effect first", heads, rows),
     )
     return Section(
         name="parts",
@@ -173,39 +144,43 @@ def _parts(comparison: Comparison) -> Section:
             html.fact("compare.effect", total, _signed),
             ". The parts add up to the change of the step.",
         ),
-        blocks=(figure,),
+        blocks=(drawn,),
         pitfall="A part that shrinks may have moved: time that was hidden under compute "
         "becomes exposed, and waits end where the late rank catches up.",
     )
 
 
-def _waterfall(
-    names: Sequence[str], effects: Sequence[float], looks: Sequence[str]
-) -> LaneChart:
+def _waterfall(names: Sequence[str], parts: Sequence[BreakdownChange]) -> LaneChart:
     """Return bars of effects in ns, each from where the one before ends, and their sum."""
+    effects = [part.effect_ns for part in parts]
     ends = [0.0, *accumulate(effect / _MS for effect in effects)]
-    pairs = [*pairwise(ends), (0.0, ends[-1])]
-    labels = [_signed(effect) for effect in (*effects, sum(effects))]
     rows = (*names, "change of the step")
-    lanes = tuple(
-        Lane(
-            row=row,
-            name=name,
-            look=look,
-            pieces=[(min(pair), max(pair))],
-            tip=f"{name}: {label}",
-        )
-        for row, (name, look, pair, label) in enumerate(
-            zip(rows, (*looks, "open"), pairs, labels, strict=True)
-        )
-    )
+    looks = (*(kind(part.name) for part in parts), "open")
+    labels = [_signed(effect) for effect in (*effects, sum(effects))]
+    pieces = [*pairwise(ends), (0.0, ends[-1])]
+    legend = list(zip(rows, looks, strict=True))
+    return _signed_bars(rows, pieces, labels, legend, "ms a step", ends)
+
+
+def _signed_bars(
+    rows: Sequence[str],
+    pieces: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    legend: Sequence[tuple[str, str]],
+    title: str,
+    ends: Sequence[float],
+) -> LaneChart:
+    """Return a bar a row between two values in ms.
+
+    `legend` has the name and look of each bar; the axis, called `title`, covers `ends`.
+    """
+    tips = (f"{row}: {label}" for row, label in zip(rows, labels, strict=True))
+    lanes = [
+        Lane(row=row, name=name, look=look, pieces=[(min(piece), max(piece))], tip=tip)
+        for row, ((name, look), piece, tip) in enumerate(zip(legend, pieces, tips, strict=True))
+    ]
     return LaneChart(
-        rows=rows,
-        title="ms a step",
-        lanes=lanes,
-        least=min(ends),
-        most=max(ends),
-        labels=labels,
+        rows=rows, title=title, lanes=lanes, least=min(ends), most=max(ends), labels=labels
     )
 
 
@@ -252,9 +227,7 @@ def _kernels(comparison: Comparison) -> Section:
         blocks.append(_changes_table(noun, shown))
     if not views:
         return unknown_section("kernels", title, "They are", "Kernels", "none changed")
-    by_name = (comparison.kernels or {}).get("name", ())
-    first = next(iter(by_name), None)
-    figure = Figure(
+    drawn = Figure(
         name="kernels-chart",
         title="Change of the mean step of a rank",
         alt="Bars to the left for less time, to the right for more; tables have the numbers.",
@@ -263,14 +236,14 @@ def _kernels(comparison: Comparison) -> Section:
         choice="By",
     )
     lead = "Each change is that of the mean step of a rank."
-    if first is not None:
+    for first in (comparison.kernels or {}).get("name", ())[:1]:
         change = f"{_signed(first.effect_ns)} ({first.state})"
         lead = f"{shortened(first.name)} changes the most: {change}."
     return Section(
         name="kernels",
         title=title,
         lead=(lead,),
-        blocks=(figure, *blocks),
+        blocks=(drawn, *blocks),
         pitfall="Times on different streams overlap: changes do not add up to that of a step.",
     )
 
@@ -279,59 +252,41 @@ def _effects(changes: Sequence[KernelChange]) -> LaneChart:
     """Return bars of effects around 0."""
     shown = changes[:_MOST_BARS]
     effects = [change.effect_ns / _MS for change in shown]
-    states = ("" if one.state == "changed" else f", {one.state}" for one in shown)
     labels = [
-        f"{_signed(change.effect_ns)}{state}"
-        for change, state in zip(shown, states, strict=True)
+        _signed(change.effect_ns) + ("" if change.state == "changed" else f", {change.state}")
+        for change in shown
     ]
-    lanes = tuple(
-        Lane(
-            row=row,
-            name="more time" if effect > 0 else "less time",
-            look=_MORE if effect > 0 else _LESS,
-            pieces=[(min(effect, 0.0), max(effect, 0.0))],
-            tip=f"{change.name}: {label}",
-        )
-        for row, (change, effect, label) in enumerate(zip(shown, effects, labels, strict=True))
-    )
-    return LaneChart(
-        rows=[change.name for change in shown],
-        title="ms a step and rank",
-        lanes=lanes,
-        least=min(effects),
-        most=max(effects),
-        labels=labels,
+    return _signed_bars(
+        [change.name for change in shown],
+        [(0.0, effect) for effect in effects],
+        labels,
+        [_MORE if effect > 0 else _LESS for effect in effects],
+        "ms a step and rank",
+        effects,
     )
 
 
 def _changes_table(noun: str, changes: Sequence[KernelChange]) -> PageTable:
     """Return the table of the changes of kernels, operators or annotations."""
-
-    def cell(value: float | None, form: Callable[[float], str]) -> PageCell:
-        return number(value, form, "absent from this run")
-
-    return PageTable(
-        name=f"{noun}s-table",
-        caption=f"{noun.capitalize()}s whose time changed, the largest effect first",
-        columns=columns(
-            noun,
-            "category",
-            ("before", "compare.kernel"),
-            ("after", "compare.kernel"),
-            ("effect", "compare.effect"),
-            ("calls", "compare.calls"),
-        ),
-        rows=tuple(
+    why = "absent from this run"
+    return table(
+        f"{noun}s-table",
+        f"{noun.capitalize()}s whose time changed, the largest effect first",
+        [
+            *(noun, "category"),
+            ("before", "compare.kernel", html.ns, why),
+            ("after", "compare.kernel", html.ns, why),
+            ("effect", "compare.effect", _signed),
+            ("calls", "compare.calls", str),
+        ],
+        [
             (
-                text(change.name),
-                text(change.category),
-                cell(change.before_ns, html.ns),
-                cell(change.after_ns, html.ns),
-                number(change.effect_ns, _signed),
+                *(change.name, change.category, change.before_ns, change.after_ns),
+                change.effect_ns,
                 PageCell(text=texts.calls(change), sort=change.after_count),
             )
             for change in changes
-        ),
+        ],
     )
 
 
@@ -341,30 +296,30 @@ def _values(comparison: Comparison) -> Section:
     values = texts.other_changes(comparison)
     if not values:
         return Section(name="values", title=title, lead=("No other metric changed by 1 %.",))
-    table = PageTable(
-        name="values-table",
-        caption="Windows, bandwidth, volume and overlap that changed by 1 % or more",
-        columns=columns(
+    changed = table(
+        "values-table",
+        "Windows, bandwidth, volume and overlap that changed by 1 % or more",
+        [
             "metric",
-            ("before", "compare.value"),
-            ("after", "compare.value"),
-            ("change", "compare.effect"),
-        ),
-        rows=tuple(
+            ("before", "compare.value", str),
+            ("after", "compare.value", str),
+            ("change", "compare.effect", html.signed_percent),
+        ],
+        [
             (
-                text(value.name),
+                value.name,
                 *(
                     PageCell(text=texts.in_unit(value.name, metric), sort=metric)
                     for metric in (value.before, value.after)
                 ),
-                number(value.relative, html.signed_percent),
+                value.relative,
             )
             for value in values[:_MOST_ROWS]
-        ),
+        ],
     )
     return Section(
         name="values",
         title=title,
         lead=(f"The largest relative change is that of {values[0].name}.",),
-        blocks=(table,),
+        blocks=(changed,),
     )

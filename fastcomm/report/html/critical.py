@@ -8,22 +8,17 @@ from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.graph.edits import EditSweep
 from fastcomm.report import html
 from fastcomm.report.critical_path import label
-from fastcomm.report.html import (
-    Figure,
-    FigureView,
-    Page,
-    PageFinding,
-    PageTable,
-    Section,
-    columns,
-    number,
-    text,
-)
+from fastcomm.report.html import Figure, Page, PageFinding, Section, figure, table
 from fastcomm.report.html import path as path_
 from fastcomm.report.html.charts import ChartLine, Level, LineChart, linear
 
 _MS = 1e6
 _MOST = 3
+# Columns of a step time.
+_STEP: tuple[html.Head, ...] = (
+    ("step", "whatif.span_ns", html.ns),
+    ("of today", "whatif.share", html.percent),
+)
 _GAPS = "gpu_kernel_kernel_overhead"
 
 
@@ -42,12 +37,10 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
     share = html.fact("path.share", sums.get(most, 0) / total, html.percent)
-    length, wall = path.length_ns, path.wall_ns
+    covered = path.length_ns / path.wall_ns if path.wall_ns else 1.0
     facts = [
-        html.fact("path.length_ns", length, html.ns, label="critical path"),
-        html.fact(
-            "path.coverage", length / wall if wall else 1.0, html.percent, label="covered"
-        ),
+        html.fact("path.length_ns", path.length_ns, html.ns, label="critical path"),
+        html.fact("path.coverage", covered, html.percent, label="covered"),
         html.fact("path.edges", len(path.valid_path.edges), html.whole, label="edges"),
     ]
     if path.is_joined:
@@ -70,29 +63,30 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
     `run` has the command line arguments that name the run.
     """
     arguments = run if path.is_joined else f"{run} --rank {path.about.rank}"
-    findings = [
-        _finding(
+    what_if = f"fastcomm what-if {arguments}"
+    total = sum(path.summary_ns().values()) or 1
+    parts = [
+        (
             f"{tag} communication on the path takes ",
             ns,
-            path,
-            f"fastcomm what-if {arguments} --scale comm:{shell_quoted(tag)}=0.5",
+            f"{what_if} --scale comm:{shell_quoted(tag)}=0.5",
             "how much shorter the step is if it takes half its time",
         )
         for tag, ns in path.by_tag_ns().items()
     ]
-    gaps = path.summary_ns().get(_GAPS, 0)
-    if gaps:
-        command = f"fastcomm what-if {arguments} --remove gaps"
-        findings.append(
-            _finding(
-                f"Gaps between {'collectives' if path.about.is_host_run else 'kernels'} take ",
-                gaps,
-                path,
-                command,
-                "the step without them",
-            )
+    if gaps := path.summary_ns().get(_GAPS, 0):
+        title = f"Gaps between {'collectives' if path.about.is_host_run else 'kernels'} take "
+        parts.append((title, gaps, f"{what_if} --remove gaps", "the step without them"))
+    return tuple(
+        PageFinding(
+            title=(title, html.fact("path.time_ns", ns, html.ns)),
+            evidence=(html.fact("path.share", ns / total, html.percent, label="of the path"),),
+            command=command,
+            then=then,
+            cost_ns=ns,
         )
-    return tuple(sorted(findings, key=lambda finding: -finding.cost_ns)[:_MOST])
+        for title, ns, command, then in sorted(parts, key=lambda part: -part[1])[:_MOST]
+    )
 
 
 def _finding(title: str, ns: int, path: CriticalPath, command: str, then: str) -> PageFinding:
@@ -142,31 +136,24 @@ def _headline(result: WhatIf, edits: str) -> html.Sentence:
 def _before_after(result: WhatIf, edits: str) -> Section:
     """Return the section on time on the path by class, before and after `edits` (a text)."""
     before, after = result.before.summary_ns(), result.after.summary_ns()
-    rows = tuple(
-        (
-            text(label(name, result.before)),
-            number(before.get(name, 0), html.ns),
-            number(after.get(name, 0), html.ns),
-            number(after.get(name, 0) - before.get(name, 0), html.ns),
-        )
-        for name in sorted(before | after, key=lambda name: -before.get(name, 0))
-    )
-    table = PageTable(
-        name="before-after",
-        caption="Time on the critical path before and after",
-        columns=columns(
+    times = {name: (before.get(name, 0), after.get(name, 0)) for name in before | after}
+    changes = table(
+        "before-after",
+        "Time on the critical path before and after",
+        [
             "on the path",
-            ("before", "path.time_ns"),
-            ("after", "path.time_ns"),
-            ("change", "path.time_ns"),
-        ),
-        rows=rows,
+            *((when, "path.time_ns", html.ns) for when in ("before", "after", "change")),
+        ],
+        [
+            (label(name, result.before), old, new, new - old)
+            for name, (old, new) in sorted(times.items(), key=lambda pair: -pair[1][0])
+        ],
     )
     return Section(
         name="answer",
         title="What changes?",
         lead=(f"The step was replayed with: {edits}.", str(result.interval)),
-        blocks=(table,),
+        blocks=(changes,),
         pitfall="Each event starts as soon as its dependencies in the trace allow; in reality "
         "other dependencies may delay it. The path after the edits may be another one.",
     )
@@ -174,31 +161,16 @@ def _before_after(result: WhatIf, edits: str) -> Section:
 
 def _candidates(result: WhatIf, candidates: Sequence[Candidate]) -> Section:
     """Return the section of the edits that shorten the step most, each tried alone."""
-    rows = tuple(
-        (
-            text(candidate.edit.text),
-            number(candidate.saved_ns, html.ns),
-            number(candidate.after_ns, html.ns),
-            number(candidate.after_ns / result.before_ns, html.percent),
-        )
-        for candidate in candidates[:SHOWN]
-    )
-    table = PageTable(
-        name="candidates",
-        caption="Edits that shorten the step most",
-        columns=columns(
-            "edit",
-            ("saves", "path.time_ns"),
-            ("step", "whatif.span_ns"),
-            ("of today", "whatif.share"),
-        ),
-        rows=rows,
-    )
+    heads: list[html.Head] = ["edit", ("saves", "path.time_ns", html.ns), *_STEP]
+    rows = [
+        (one.edit.text, one.saved_ns, one.after_ns, one.after_ns / result.before_ns)
+        for one in candidates[:SHOWN]
+    ]
     return Section(
         name="candidates",
         title="What would shorten the step?",
         lead=("Each edit was tried alone; what several save does not add up.",),
-        blocks=(table,),
+        blocks=(table("candidates", "Edits that shorten the step most", heads, rows),),
     )
 
 
@@ -219,45 +191,32 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
 
     `place` numbers the charts of the page from 0; `before_ns` is the step time without edits.
     """
-    name = sweep.name
-    rows = tuple(
-        (
-            text(value),
-            number(span, html.ns),
-            number(span / before_ns if before_ns else None, html.percent),
-        )
-        for value, span in zip(sweep.labels, sweep.span_ns, strict=True)
-    )
-    ends = [html.ns(sweep.span_ns[at]) for at in (0, -1)]
-    return Figure(
-        name=f"sweep-{place}",
-        title=f"The step by {name}",
-        alt=f"Line from {ends[0]} at {sweep.labels[0]} to {ends[1]} at {sweep.labels[-1]}.",
-        views=(FigureView(label="All", chart=_line(sweep, name, before_ns)),),
-        terms=("whatif.span_ns",),
-        table=PageTable(
-            name=f"sweep-{place}-table",
-            caption=f"The step by {name}",
-            columns=columns("value", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
-            rows=rows,
-        ),
+    title = f"The step by {sweep.name}"
+    spans = list(zip(sweep.labels, sweep.span_ns, strict=True))
+    ends = " to ".join(f"{html.ns(ns)} at {value}" for value, ns in (spans[0], spans[-1]))
+    rows = [(value, ns, ns / before_ns if before_ns else None) for value, ns in spans]
+    return figure(
+        f"sweep-{place}",
+        title,
+        f"Line from {ends}.",
+        _line(sweep, before_ns),
+        "whatif.span_ns",
+        table=table(f"sweep-{place}-table", title, ["value", *_STEP], rows),
     )
 
 
-def _line(sweep: EditSweep, name: str, before_ns: int) -> LineChart:
-    """Return the step time by the factor of edit `name`, with a dashed line at `before_ns`."""
+def _line(sweep: EditSweep, before_ns: int) -> LineChart:
+    """Return the step time by the value of an edit, with a dashed line at `before_ns`."""
     times = [span / _MS for span in sweep.span_ns]
+    spans = zip(sweep.labels, sweep.span_ns, strict=True)
     line = ChartLine(
-        name=name,
+        name=sweep.name,
         points=list(zip(sweep.values, times, strict=True)),
-        tips=[
-            f"{value}: {html.ns(span)}"
-            for value, span in zip(sweep.labels, sweep.span_ns, strict=True)
-        ],
+        tips=[f"{value}: {html.ns(ns)}" for value, ns in spans],
     )
     return LineChart(
         lines=(line,),
-        x=linear(f"value of {name}", sweep.values, from_zero=False),
+        x=linear(f"value of {sweep.name}", sweep.values, from_zero=False),
         y=linear("step, ms", [*times, before_ns / _MS], from_zero=False),
         level=Level(value=before_ns / _MS, label="today"),
     )

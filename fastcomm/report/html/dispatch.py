@@ -6,23 +6,16 @@ from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.report import html
-from fastcomm.report.html import (
-    Figure,
-    FigureView,
-    Page,
-    PageTable,
-    Section,
-    columns,
-    number,
-    text,
-)
+from fastcomm.report.html import Figure, FigureView, Page, PageTable, Section, figure, table
 from fastcomm.report.html.charts import (
     BarChart,
     HeatChart,
     Part,
     RowMarks,
+    coarsened,
     line_look,
     row_bars,
+    row_tips,
 )
 from fastcomm.units import counted
 
@@ -82,182 +75,142 @@ def _headline(ranked: list[StrategyResult]) -> html.Sentence:
 def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
     """Return the best possible time and the NIC bandwidth; `ranked` has the fastest first."""
     optimal = ranked[0].optimal_s * NS if ranked else None
-    links = result.terms.links
-    link = html.fact("link_bandwidth", float(links.inter), html.rate, label="NIC of a GPU")
+    inter = float(result.terms.links.inter)
     return (
         html.fact("dispatch.optimal_s", optimal, html.ns, label="best possible"),
-        link,
+        html.fact("link_bandwidth", inter, html.rate, label="NIC of a GPU"),
     )
 
 
 def _times(ranked: list[StrategyResult]) -> Section:
     """Return the section on the dispatch time of each schedule, the fastest first."""
-    figure = Figure(
-        name="times-chart",
-        title="Dispatch of all layers",
-        alt="Bars of the schedules, with their bounds as marks; the table has all numbers.",
-        views=(FigureView(label="All", chart=_bars(ranked)),),
-        terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
+    names = [strategy.name for strategy in ranked]
+    optimal = [strategy.optimal_s for strategy in ranked]
+    bound = [strategy.bound_s for strategy in ranked]
+    bars = row_bars(
+        names,
+        [strategy.total_s for strategy in ranked],
+        _seconds,
+        "dispatch, ms",
+        1 / _MS,
+        marks=(
+            _marks(names, "best possible", optimal, "diamond"),
+            _marks(names, "bound of its class", bound, "bar"),
+        ),
+    )
+    drawn = figure(
+        "times-chart",
+        "Dispatch of all layers",
+        "Bars of the schedules, with their bounds as marks; the table has all numbers.",
+        bars,
+        *("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
     )
     return Section(
         name="times",
         title="How long does each schedule take?",
         lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
-        blocks=(figure, _times_table(ranked)),
+        blocks=(drawn, _times_table(ranked)),
     )
 
 
-def _bars(ranked: list[StrategyResult]) -> BarChart:
-    """Return bars of the dispatch time of each schedule, with marks at its lower bounds."""
-    return row_bars(
-        [strategy.name for strategy in ranked],
-        [strategy.total_s * _MS for strategy in ranked],
-        [html.ns(strategy.total_s * NS) for strategy in ranked],
-        "dispatch, ms",
-        marks=(
-            _marks(
-                ranked, "best possible", [strategy.optimal_s for strategy in ranked], "diamond"
-            ),
-            _marks(
-                ranked, "bound of its class", [strategy.bound_s for strategy in ranked], "bar"
-            ),
-        ),
-    )
+def _seconds(value: float) -> str:
+    """Format seconds in a suitable unit."""
+    return html.ns(value * NS)
 
 
 def _times_table(ranked: list[StrategyResult]) -> PageTable:
     """Return the table of times, multiples of the bounds, and bytes between nodes."""
-    rows = tuple(
-        (
-            text(strategy.name),
-            number(strategy.total_s * NS, html.ns),
-            number(in_ns(strategy.combine_s), html.ns, _NO_COMBINE),
-            number(strategy.times_optimal, html.times, _NO_TIME),
-            number(strategy.times_bound, html.times, _NO_TIME),
-            number(strategy.inter_bytes, html.size),
-        )
-        for strategy in ranked
+    return table(
+        "times-table",
+        "Schedules",
+        [
+            "schedule",
+            ("dispatch", "dispatch.total_s", html.ns),
+            ("combine", "dispatch.combine_s", html.ns, _NO_COMBINE),
+            ("of the best", "dispatch.times_optimal", html.times, _NO_TIME),
+            ("of its class", "dispatch.times_bound", html.times, _NO_TIME),
+            ("between nodes", "dispatch.inter_bytes", html.size),
+        ],
+        [
+            (
+                *(one.name, one.total_s * NS, in_ns(one.combine_s)),
+                *(one.times_optimal, one.times_bound, one.inter_bytes),
+            )
+            for one in ranked
+        ],
     )
-    heads = columns(
-        "schedule",
-        ("dispatch", "dispatch.total_s"),
-        ("combine", "dispatch.combine_s"),
-        ("of the best", "dispatch.times_optimal"),
-        ("of its class", "dispatch.times_bound"),
-        ("between nodes", "dispatch.inter_bytes"),
-    )
-    return PageTable(name="times-table", caption="Schedules", columns=heads, rows=rows)
 
 
-def _marks(
-    ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str
-) -> RowMarks:
-    """Return a mark at `seconds` for each schedule; `name` is the entry of the legend."""
+def _marks(names: list[str], label: str, seconds: list[float], symbol: str) -> RowMarks:
+    """Return a mark at `seconds` for each schedule; `label` is the entry of the legend."""
     return RowMarks(
-        name=name,
+        name=label,
         symbol=symbol,
         values=[value * _MS for value in seconds],
-        tips=[
-            f"{strategy.name}, {name}: {html.ns(value * NS)}"
-            for strategy, value in zip(ranked, seconds, strict=True)
-        ],
+        tips=row_tips(names, label, seconds, _seconds),
     )
 
 
 def _loads(ranked: list[StrategyResult]) -> Section:
     """Return the section on the tokens of each GPU and kind of link, a view per schedule."""
-    views = tuple(
-        FigureView(label=strategy.name, chart=_load(strategy), note=_rule(strategy))
-        for strategy in ranked
+    drawn = Figure(
+        name="loads-chart",
+        title="Tokens of each GPU and link",
+        alt="Heat map of GPUs and kinds of links; the table has "
+        "the largest load over the mean.",
+        views=tuple(_load(strategy) for strategy in ranked),
+        terms=("dispatch.load",),
+        choice="Schedule",
     )
-    rows = tuple(
-        (
-            text(strategy.name),
-            *(
-                number(_most_over_mean(strategy, place), html.times, _NO_TIME)
-                for place in range(4)
-            ),
-        )
-        for strategy in ranked
+    by_link = ((link, "dispatch.most_by_mean", html.times, _NO_TIME) for link in LOAD_NAMES)
+    most = table(
+        "loads-table",
+        "Load of the most loaded GPU over the mean",
+        ["schedule", *by_link],
+        [(strategy.name, *map(_most_by_mean, strategy.loads.T)) for strategy in ranked],
     )
-    heads = columns("schedule", *((link, "dispatch.most_by_mean") for link in LOAD_NAMES))
     return Section(
         name="loads",
         title="Which links carry the load?",
         lead=("A schedule is as fast as its most loaded link.",),
-        blocks=(
-            Figure(
-                name="loads-chart",
-                title="Tokens of each GPU and link",
-                alt="Heat map of GPUs and kinds of links; the table has "
-                "the largest load over the mean.",
-                views=views,
-                terms=("dispatch.load",),
-                choice="Schedule",
-            ),
-            PageTable(
-                name="loads-table",
-                caption="Load of the most loaded GPU over the mean",
-                columns=heads,
-                rows=rows,
-            ),
-        ),
+        blocks=(drawn, most),
     )
 
 
-def _most_over_mean(strategy: StrategyResult, place: int) -> float | None:
-    """Return the largest load of a GPU over the mean; None where there is no load.
-
-    `place` is the kind of link, as an index of `LOAD_NAMES`.
-    """
-    load = strategy.loads[:, place]
-    return float(load.max() / load.mean()) if load.any() else None
+def _most_by_mean(loads: np.ndarray) -> float | None:
+    """Return the largest load of a GPU over the mean; None where there is no load."""
+    return float(loads.max() / loads.mean()) if loads.any() else None
 
 
-def _share(strategy: StrategyResult) -> int:
-    """Return the number of GPUs that share a cell of the heat map."""
-    return max(1, -(-strategy.gpus // _MOST_BINS))
-
-
-def _rule(strategy: StrategyResult) -> str:
-    """Return the note on cells that show several GPUs; empty where each has its own."""
-    share = _share(strategy)
-    return f"A cell shows the largest of {share} GPUs." if share > 1 else ""
-
-
-def _load(strategy: StrategyResult) -> HeatChart:
+def _load(strategy: StrategyResult) -> FigureView:
     """Return the heat map of tokens by kind of link (down) and GPU (across)."""
-    share = _share(strategy)
-    grid = np.maximum.reduceat(strategy.loads, np.arange(0, strategy.gpus, share), axis=0).T
-    return HeatChart(
-        grid=grid.tolist(),
+    grid, share = coarsened(strategy.loads, _MOST_BINS)
+    chart = HeatChart(
+        grid=grid.T.tolist(),
         rows=LOAD_NAMES,
         columns=[str(gpu) for gpu in range(0, strategy.gpus, share)],
         unit="tokens",
         tip="GPU {column}, {row}: {value}",
         x="GPU",
     )
+    note = f"A cell shows the largest of {share} GPUs." if share > 1 else ""
+    return FigureView(label=strategy.name, chart=chart, note=note)
 
 
 def placement(result: PlacementResult) -> Page:
     """Return the page of schedules before and after a placement of the experts."""
     before, after = result.imbalance
     first = simulation(result.after)
-    rows = tuple(
-        (
-            text(name),
-            number(strategy.total_s * NS, html.ns),
-            number(result.after.strategies[name].total_s * NS, html.ns),
-            number(_ratio(strategy.total_s, result.after.strategies[name].total_s), html.times),
-        )
-        for name, strategy in result.before.strategies.items()
-    )
-    heads = columns(
+    rows = []
+    for name, strategy in result.before.strategies.items():
+        old, new = strategy.total_s, result.after.strategies[name].total_s
+        rows.append((name, old * NS, new * NS, old / new if new else None))
+    heads: list[html.Head] = [
         "schedule",
-        ("before", "dispatch.total_s"),
-        ("after", "dispatch.after_s"),
-        ("speed-up", "dispatch.speedup"),
-    )
+        ("before", "dispatch.total_s", html.ns),
+        ("after", "dispatch.after_s", html.ns),
+        ("speed-up", "dispatch.speedup", html.times),
+    ]
     section = Section(
         name="placing",
         title="What does the placement change?",
@@ -268,11 +221,7 @@ def placement(result: PlacementResult) -> Page:
             html.fact("dispatch.imbalance", before, html.times),
             ".",
         ),
-        blocks=(
-            PageTable(
-                name="placing-table", caption="Before and after", columns=heads, rows=rows
-            ),
-        ),
+        blocks=(table("placing-table", "Before and after", heads, rows),),
     )
     return Page(
         title="Placement of experts",
@@ -283,11 +232,6 @@ def placement(result: PlacementResult) -> Page:
     )
 
 
-def _ratio(before: float, after: float) -> float | None:
-    """Return the speedup, before over after; None where after is 0."""
-    return before / after if after else None
-
-
 def sweep(grid: DispatchSweep) -> Page:
     """Return the page of schedules over a grid of workloads."""
     labels = [
@@ -296,23 +240,18 @@ def sweep(grid: DispatchSweep) -> Page:
     ]
     shown = labels[:_MOST_ROWS]
     rest = len(labels) - len(shown)
-    figure = Figure(
-        name="sweep-chart",
-        title="Dispatch at each point of the grid",
-        alt=f"Bars of the schedules for {len(shown)} workloads; the table has all numbers.",
-        views=(
-            FigureView(
-                label="All",
-                chart=_sweep_bars(grid, shown),
-                note=f"{rest} more workloads are in the table." if rest else "",
-            ),
-        ),
-        terms=("dispatch.total_s",),
+    drawn = figure(
+        "sweep-chart",
+        "Dispatch at each point of the grid",
+        f"Bars of the schedules for {len(shown)} workloads; the table has all numbers.",
+        _sweep_bars(grid, shown),
+        "dispatch.total_s",
+        chart_note=f"{rest} more workloads are in the table." if rest else "",
         table=_points(grid, labels),
     )
     lead = (f"{html.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
     section = Section(
-        name="sweep", title="Which schedule is the fastest?", lead=lead, blocks=(figure,)
+        name="sweep", title="Which schedule is the fastest?", lead=lead, blocks=(drawn,)
     )
     return Page(
         title="Expert dispatch",
@@ -362,22 +301,17 @@ def _sweep_bars(grid: DispatchSweep, labels: list[str]) -> BarChart:
 
 def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
     """Return the table of all points and schedules; `labels` name the points of the grid."""
-    rows = tuple(
-        (
-            text(label),
-            text(name),
-            number(strategy.total_s * NS, html.ns),
-            number(strategy.times_optimal, html.times, _NO_TIME),
-        )
-        for label, point in zip(labels, grid.points, strict=True)
-        for name, strategy in point.strategies.items()
-    )
-    heads = columns(
-        "schedule", ("dispatch", "dispatch.total_s"), ("of the best", "dispatch.times_optimal")
-    )
-    return PageTable(
-        name="sweep-table",
-        caption="All points",
-        columns=(*columns("workload"), *heads),
-        rows=rows,
+    return table(
+        "sweep-table",
+        "All points",
+        [
+            *("workload", "schedule"),
+            ("dispatch", "dispatch.total_s", html.ns),
+            ("of the best", "dispatch.times_optimal", html.times, _NO_TIME),
+        ],
+        [
+            (label, name, strategy.total_s * NS, strategy.times_optimal)
+            for label, point in zip(labels, grid.points, strict=True)
+            for name, strategy in point.strategies.items()
+        ],
     )

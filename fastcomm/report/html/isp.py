@@ -9,18 +9,7 @@ from fastcomm.isp.internevo.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.internevo.search import SearchSweep
 from fastcomm.isp.internevo.space import REASONS
 from fastcomm.report import html
-from fastcomm.report.html import (
-    Block,
-    Figure,
-    FigureView,
-    Page,
-    PageCell,
-    PageTable,
-    Section,
-    columns,
-    number,
-    text,
-)
+from fastcomm.report.html import Figure, Page, PageCell, PageTable, Section, figure, table
 from fastcomm.report.html.charts import ChartLine, HeatChart, LineChart, linear, row_bars
 from fastcomm.units import GIB, format_gib
 
@@ -49,20 +38,18 @@ def _search(result: SearchResult) -> Page:
     question = result.question
     why = "no strategy fits"
     sections = [_rejected(result)]
+    tgs = latency = memory = None
+    headline: html.Sentence = (result.nearest(),)
     if best is not None:
         sections = [_front(result), _ranking(result), *sections]
-    if result.sensitivity:
-        sections.append(_changes(result.sensitivity))
-    tgs = None if best is None else best["tgs"]
-    headline: html.Sentence = (
-        (result.nearest(),)
-        if best is None
-        else (
+        tgs, memory, latency = best["tgs"], best["total_mm_cost"], best["total_latency"] * _NS
+        headline = (
             f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
             html.fact("isp.tgs", tgs, html.whole),
             " tokens/s/GPU.",
         )
-    )
+    if result.sensitivity:
+        sections.append(_changes(result.sensitivity))
     return Page(
         title="Parallel strategies",
         source=f"{question.model.name} on {result.cluster}, "
@@ -70,8 +57,8 @@ def _search(result: SearchResult) -> Page:
         headline=headline,
         facts=(
             html.fact("isp.tgs", tgs, html.whole, label="tokens/s/GPU", why=why),
-            html.fact("isp.latency", _latency(best), html.ns, label="step", why=why),
-            html.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
+            html.fact("isp.latency", latency, html.ns, label="step", why=why),
+            html.fact("isp.memory", memory, format_gib, label="memory", why=why),
             html.fact("isp.candidates", result.candidates, html.whole, label="candidates"),
             html.fact("isp.feasible", result.feasible, html.whole, label="feasible"),
         ),
@@ -80,53 +67,45 @@ def _search(result: SearchResult) -> Page:
     )
 
 
-def _latency(record: Record | None) -> float | None:
-    """Return the step time of a strategy in ns; None for None."""
-    return None if record is None else record["total_latency"] * _NS
-
-
-def _memory(record: Record | None) -> float | None:
-    """Return the memory of a strategy in bytes per GPU; None for None."""
-    return None if record is None else record["total_mm_cost"]
-
-
 def _front(result: SearchResult) -> Section:
     """Return the section on speed against memory, with the Pareto front."""
     front = result.pareto()
-    smallest = front[-1]
+    smallest, count = front[-1], result.feasible
+    sampled = f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
+    drawn = figure(
+        "front-chart",
+        "Speed and memory of the feasible strategies",
+        f"Scatter plot of strategies; a line connects the {len(front)} of the Pareto front.",
+        _scatter(result, front),
+        "isp.tgs",
+        "isp.memory",
+        note=sampled if count > _POINTS else "",
+        table=_strategies("front-table", "Pareto front", front),
+    )
     return Section(
         name="front",
         title="How does speed depend on memory?",
-        lead=(
-            "The fastest strategy needs ",
-            html.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
-            "; with ",
-            html.fact("isp.memory", smallest["total_mm_cost"], format_gib),
-            " the fastest reaches ",
-            html.fact("isp.tgs", smallest["tgs"], html.whole),
-            " tokens/s/GPU.",
-        ),
-        blocks=(
-            Figure(
-                name="front-chart",
-                title="Speed and memory of the feasible strategies",
-                alt=f"Scatter plot of strategies; a line connects the {len(front)} of the "
-                "Pareto front.",
-                views=(FigureView(label="All", chart=_scatter(result, front)),),
-                terms=("isp.tgs", "isp.memory"),
-                note=_sampled(result.feasible),
-                table=_strategies("front-table", "Pareto front", front),
-            ),
-        ),
+        lead=front_lead(front[0]["total_mm_cost"], smallest["total_mm_cost"], smallest["tgs"]),
+        blocks=(drawn,),
         pitfall="Times are predicted by formulas and a model of the cluster, not measured.",
     )
 
 
-def _sampled(count: int) -> str:
-    """Return the note on strategies that are not drawn, of `count`; empty where all are."""
-    if count <= _POINTS:
-        return ""
-    return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
+def front_lead(most: float, least: float, tgs: float) -> html.Sentence:
+    """Return the sentence on the ends of the front.
+
+    `most` and `least` are bytes that the fastest strategy and the smallest one need, `tgs` is
+    the speed of the smallest in tokens/s/GPU.
+    """
+    return (
+        "The fastest strategy needs ",
+        html.fact("isp.memory", most, format_gib),
+        "; with ",
+        html.fact("isp.memory", least, format_gib),
+        " the fastest reaches ",
+        html.fact("isp.tgs", tgs, html.whole),
+        " tokens/s/GPU.",
+    )
 
 
 def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
@@ -139,13 +118,7 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
         np.asarray(result.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
     )
     clouds = [
-        ChartLine(
-            name=name.upper(),
-            points=list(
-                zip((memory[algo == at] / GIB).tolist(), tgs[algo == at].tolist(), strict=True)
-            ),
-            has_line=False,
-        )
+        cloud(name.upper(), memory[algo == at], tgs[algo == at])
         for at, name in enumerate(ALGOS)
         if (algo == at).any()
     ]
@@ -159,11 +132,24 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
         ],
         look="open",
     )
-    x, y = zip(*(point for cloud in (*clouds, line) for point in cloud.points), strict=True)
+    lines = [*clouds, line]
+    return speed_by_memory(lines, *zip(*(p for one in lines for p in one.points), strict=True))
+
+
+def cloud(name: str, memory: np.ndarray, tgs: np.ndarray) -> ChartLine:
+    """Return strategies as points, from their bytes and tokens/s/GPU."""
+    points = list(zip((memory / GIB).tolist(), tgs.tolist(), strict=True))
+    return ChartLine(name=name, points=points, has_line=False)
+
+
+def speed_by_memory(
+    lines: Sequence[ChartLine], memory: Sequence[float], tgs: Sequence[float]
+) -> LineChart:
+    """Return a chart of memory (GiB, across) and tokens/s/GPU (up); axes cover the values."""
     return LineChart(
-        lines=(*clouds, line),
-        x=linear("memory, GiB", x, from_zero=False),
-        y=linear("tokens/s/GPU", y),
+        lines=lines,
+        x=linear("memory, GiB", memory, from_zero=False),
+        y=linear("tokens/s/GPU", tgs),
         height=380,
     )
 
@@ -171,24 +157,19 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
 def _ranking(result: SearchResult) -> Section:
     """Return the section on the best strategy of each algorithm, and the fastest of all."""
     best = result.best_by_algo()
-    drawn = row_bars(
-        [name.upper() for name in best],
-        [record["tgs"] for record in best.values()],
-        [html.whole(record["tgs"]) for record in best.values()],
-        "tokens/s/GPU",
-    )
+    names, tgs = [name.upper() for name in best], [record["tgs"] for record in best.values()]
     shown = min(result.feasible, _RANKED)
     return Section(
         name="ranking",
         title="Which strategies are the fastest?",
         lead=(f"The fastest {shown} of {html.whole(result.feasible)} feasible strategies.",),
         blocks=(
-            Figure(
-                name="algos-chart",
-                title="The best of each algorithm",
-                alt="Bars of the best strategy of each algorithm.",
-                views=(FigureView(label="All", chart=drawn),),
-                terms=("isp.tgs",),
+            figure(
+                "algos-chart",
+                "The best of each algorithm",
+                "Bars of the best strategy of each algorithm.",
+                row_bars(names, tgs, html.whole, "tokens/s/GPU"),
+                "isp.tgs",
             ),
             _strategies("ranking-table", "The fastest", result.best(_RANKED)),
         ),
@@ -200,35 +181,31 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
 
     `name` is the table's id on the page. Sizes that no record has are left out.
     """
-    numbers = [size for size in _NUMBERS if any(size[2] in record for record in records)]
-    rows = []
-    for place, record in enumerate(records):
-        cells: list[PageCell] = [
+    sizes = [size for size in _NUMBERS if any(size[2] in record for record in records)]
+    heads: list[html.Head] = [
+        "strategy",
+        ("tokens/s/GPU", "isp.tgs", html.whole),
+        ("step", "isp.latency", html.ns),
+        ("memory", "isp.memory", format_gib),
+        *((label, key, html.whole) for label, key, _ in sizes),
+    ]
+    rows = [
+        (
             PageCell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
-            number(record["tgs"], html.whole),
-            number(_latency(record), html.ns),
-            number(_memory(record), format_gib),
-        ]
-        cells += [number(record.get(key), html.whole) for _, _, key in numbers]
-        rows.append(tuple(cells))
-    heads = [("tokens/s/GPU", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
-    heads += [(label, key) for label, key, _ in numbers]
-    return PageTable(
-        name=name, caption=caption, columns=columns("strategy", *heads), rows=tuple(rows)
-    )
+            *(record["tgs"], record["total_latency"] * _NS, record["total_mm_cost"]),
+            *(record.get(field) for _, _, field in sizes),
+        )
+        for place, record in enumerate(records)
+    ]
+    return table(name, caption, heads, rows)
 
 
 def _rejected(result: SearchResult) -> Section:
     """Return the section on the number of candidates that each rule rejected."""
-    rejected = {reason: count for reason, count in result.rejected.items() if count}
-    rows = tuple(
-        (text(REASONS.get(reason, reason)), number(count, html.whole))
-        for reason, count in rejected.items()
-    )
-    blocks: tuple[Block, ...] = ()
-    if rows:
-        heads = columns("reason", ("strategies", "isp.rejected"))
-        blocks = (PageTable(name="rejected", caption="By reason", columns=heads, rows=rows),)
+    rejected = {
+        REASONS.get(reason, reason): count for reason, count in result.rejected.items() if count
+    }
+    heads: list[html.Head] = ["reason", ("strategies", "isp.rejected", html.whole)]
     return Section(
         name="rejected-section",
         title="Why were candidates rejected?",
@@ -238,30 +215,27 @@ def _rejected(result: SearchResult) -> Section:
             html.fact("isp.candidates", result.candidates, html.whole),
             " candidates were rejected.",
         ),
-        blocks=blocks,
+        blocks=(table("rejected", "By reason", heads, rejected.items()),) if rejected else (),
     )
 
 
 def _changes(changes: Sequence[HardwareChange]) -> Section:
     """Return the section on the best strategy after each change of the hardware."""
-    rows = tuple(
-        (
-            text(change.name),
-            number(change.best["tgs"] if change.best else None, html.whole, "no strategy fits"),
-            number(change.gain, html.signed_percent, "no strategy fits"),
-        )
+    why = "no strategy fits"
+    heads: list[html.Head] = [
+        "change",
+        ("tokens/s/GPU", "isp.changed", html.whole, why),
+        ("gain", "isp.changed", html.signed_percent, why),
+    ]
+    rows = [
+        (change.name, change.best["tgs"] if change.best else None, change.gain)
         for change in changes
-    )
-    heads = columns("change", ("tokens/s/GPU", "isp.changed"), ("gain", "isp.changed"))
-    table = PageTable(
-        name="changes", caption="The best strategy after each change", columns=heads, rows=rows
-    )
-    lead = ("The search was repeated on clusters that differ in one thing.",)
+    ]
     return Section(
         name="sensitivity",
         title="Which hardware change would help?",
-        lead=lead,
-        blocks=(table,),
+        lead=("The search was repeated on clusters that differ in one thing.",),
+        blocks=(table("changes", "The best strategy after each change", heads, rows),),
     )
 
 
@@ -288,43 +262,41 @@ def _grid(sweep: SearchSweep) -> Figure:
     worlds = sorted({cell.world_size for cell in sweep.cells})
     lengths = sorted({cell.seq_len for cell in sweep.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
-    names = [html.whole(length) for length in lengths]
-    grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
     shown = HeatChart(
-        grid=grid,
-        rows=names,
+        grid=[[rate.get((length, world)) for world in worlds] for length in lengths],
+        rows=[html.whole(length) for length in lengths],
         columns=[html.whole(world) for world in worlds],
         unit="tokens/s/GPU",
         tip="{column} GPUs, {row} tokens: {value}",
         x="GPUs",
         y="tokens/sequence",
     )
-    return Figure(
-        name="sweep-chart",
-        title="Tokens/s/GPU of the best strategy",
-        alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
-        views=(FigureView(label="All", chart=shown),),
-        terms=("isp.tgs",),
+    return figure(
+        "sweep-chart",
+        "Tokens/s/GPU of the best strategy",
+        f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
+        shown,
+        "isp.tgs",
     )
 
 
 def _cells(sweep: SearchSweep) -> PageTable:
     """Return the table of the best strategy of each sequence length and number of GPUs."""
-    rows = tuple(
-        (
-            PageCell(text=f"{html.whole(c.seq_len)} tokens", sort=c.seq_len),
-            number(c.world_size, html.whole),
-            number(c.best["tgs"] if c.best else None, html.whole, c.why),
-            number(c.scaling, html.percent, c.why),
-            number(c.feasible, html.whole),
-        )
-        for c in sweep.cells
-    )
-    heads = columns(
+    heads: list[html.Head] = [
         "sequence",
-        ("GPUs", "isp.gpus"),
-        ("tokens/s/GPU", "isp.tgs"),
-        ("scaling", "isp.scaling"),
-        ("feasible", "isp.feasible"),
-    )
-    return PageTable(name="cells", caption="All searches", columns=heads, rows=rows)
+        ("GPUs", "isp.gpus", html.whole),
+        ("tokens/s/GPU", "isp.tgs", html.whole),
+        ("scaling", "isp.scaling", html.percent),
+        ("feasible", "isp.feasible", html.whole),
+    ]
+    rows = [
+        (
+            PageCell(text=f"{html.whole(cell.seq_len)} tokens", sort=cell.seq_len),
+            cell.world_size,
+            html.number(cell.best["tgs"] if cell.best else None, html.whole, cell.why),
+            html.number(cell.scaling, html.percent, cell.why),
+            cell.feasible,
+        )
+        for cell in sweep.cells
+    ]
+    return table("cells", "All searches", heads, rows)

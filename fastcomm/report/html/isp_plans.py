@@ -1,6 +1,7 @@
 """Page of the strategies of a trainer: the fastest layouts, their time, and their memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -19,18 +20,12 @@ from fastcomm.report.html import (
     PageCell,
     PageTable,
     Section,
-    columns,
+    figure,
     number,
-    text,
+    table,
 )
-from fastcomm.report.html.charts import (
-    BarChart,
-    ChartLine,
-    LineChart,
-    Part,
-    linear,
-    row_bars,
-)
+from fastcomm.report.html.charts import BarChart, Part, row_bars, row_tips
+from fastcomm.report.html.isp import cloud, front_lead, speed_by_memory
 from fastcomm.units import GIB, format_gib
 
 _NS = 1e9
@@ -56,7 +51,6 @@ def page(result: PlanSearch) -> Page:
     """Return the page of a search, which may have found no strategy that fits."""
     job, prices = result.job, result.prices(_RANKED)
     best = prices[0] if prices else None
-    why = "no strategy fits"
     headline: html.Sentence = (result.nearest(),)
     if best is not None:
         headline = (
@@ -70,41 +64,31 @@ def page(result: PlanSearch) -> Page:
         f"{job.seq_len} tokens a step, as {job.habits.title} trains",
         headline=headline,
         facts=(
-            _fact("isp.tgs", best, lambda price: price.tokens_per_s_per_gpu, html.whole, why),
-            _fact("isp.latency", best, lambda price: price.step_s * _NS, html.ns, why),
-            _fact("isp.mfu", best, lambda price: price.mfu, html.percent, why),
-            _fact("isp.memory", best, lambda price: price.memory_bytes, format_gib, why),
+            *_facts(best),
             html.fact("isp.candidates", result.candidates, html.whole, label="candidates"),
             html.fact("isp.feasible", len(result.plans), html.whole, label="fit in memory"),
         ),
-        sections=() if best is None else _sections(result, prices),
+        sections=(_ranking(result, prices), _front(result), _terms(best)) if best else (),
         warnings=(result.note,) if result.note else (),
     )
 
 
-_LABELS = {
-    "isp.tgs": "tokens/s/GPU",
-    "isp.latency": "step",
-    "isp.mfu": "MFU",
-    "isp.memory": "memory",
-}
-
-
-def _fact(
-    key: str,
-    best: PlanPrice | None,
-    value: Callable[[PlanPrice], float],
-    form: Callable[[float], str],
-    why: str,
-) -> Fact:
-    """Return a number of the fastest strategy; n/a with `why` without one."""
-    shown = None if best is None else value(best)
-    return html.fact(key, shown, form, label=_LABELS[key], why=why)
-
-
-def _sections(result: PlanSearch, prices: Sequence[PlanPrice]) -> tuple[Section, ...]:
-    """Return the sections of a search that found strategies; `prices` are of layouts."""
-    return (_ranking(result, prices), _front(result), _terms(prices[0]))
+def _facts(best: PlanPrice | None) -> list[Fact]:
+    """Return the numbers of the fastest strategy; n/a with a reason without one."""
+    values: tuple[float | None, ...] = (None,) * 4
+    if best is not None:
+        step_ns = best.step_s * _NS
+        values = best.tokens_per_s_per_gpu, step_ns, best.mfu, best.memory_bytes
+    names = (
+        ("isp.tgs", "tokens/s/GPU", html.whole),
+        ("isp.latency", "step", html.ns),
+        ("isp.mfu", "MFU", html.percent),
+        ("isp.memory", "memory", format_gib),
+    )
+    return [
+        html.fact(key, value, form, label=label, why="no strategy fits")
+        for (key, label, form), value in zip(names, values, strict=True)
+    ]
 
 
 def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
@@ -116,12 +100,12 @@ def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
             f"{html.percent(expected.median)} (median on published runs), in one of ten more "
             f"than {html.percent(expected.most)}"
         )
-    figure = Figure(
-        name="layouts-chart",
-        title="Step of the fastest layouts, by what takes the time",
-        alt="Stacked bars of seconds; the table has all numbers.",
-        views=(FigureView(label="All", chart=_stacked(prices[:_DRAWN])),),
-        terms=("isp.latency",),
+    drawn = figure(
+        "layouts-chart",
+        "Step of the fastest layouts, by what takes the time",
+        "Stacked bars of seconds; the table has all numbers.",
+        _stacked(prices[:_DRAWN]),
+        "isp.latency",
     )
     more = len(result.layouts) - len(prices)
     note = f" The table leaves out {html.many(more, 'slower layout')}." if more > 0 else ""
@@ -132,7 +116,7 @@ def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
             f"Each is the fastest strategy of its layout. The error to expect of a prediction: "
             f"{error}.{note}",
         ),
-        blocks=(figure, _table(prices)),
+        blocks=(drawn, _table(prices)),
         pitfall="Layouts closer than the error to expect may be in another order on a real "
         "cluster. Times are predicted, not measured.",
     )
@@ -151,24 +135,20 @@ def _stacked(prices: Sequence[PlanPrice]) -> BarChart:
         for term in price.time[1:]:
             groups[_group(term)] += term.value
         sums.append(groups)
-    names = [name for name in sums[0] if any(groups[name] for groups in sums)]
     rows = [_layout(price) for price in prices]
-    return BarChart(
-        rows=rows,
-        title="seconds a step",
-        parts=tuple(
-            Part(
-                name=name,
-                look=_GROUPS[name][0] if name in _GROUPS else _OTHERS_LOOK,
-                values=[groups[name] for groups in sums],
-                tips=[
-                    f"{row}, {name}: {html.ns(groups[name] * _NS)}"
-                    for row, groups in zip(rows, sums, strict=True)
-                ],
-            )
-            for name in names
-        ),
-    )
+    parts = []
+    for name in sums[0]:
+        values = [groups[name] for groups in sums]
+        if any(values):
+            tips = row_tips(rows, name, values, _seconds)
+            look = _GROUPS[name][0] if name in _GROUPS else _OTHERS_LOOK
+            parts.append(Part(name=name, look=look, values=values, tips=tips))
+    return BarChart(rows=rows, title="seconds a step", parts=parts)
+
+
+def _seconds(value: float) -> str:
+    """Format seconds in a suitable unit."""
+    return html.ns(value * _NS)
 
 
 def _layout(price: PlanPrice) -> str:
@@ -180,46 +160,32 @@ def _layout(price: PlanPrice) -> str:
 
 def _table(prices: Sequence[PlanPrice]) -> PageTable:
     """Return the table of the fastest strategy of each layout."""
-    experts = prices[0].plan.model.experts is not None
-    heads: list[str | tuple[str, str]] = [
+    has_experts = prices[0].plan.model.experts is not None
+    heads: list[html.Head] = [
         "layout",
-        ("tokens/s/GPU", "isp.tgs"),
-        ("MFU", "isp.mfu"),
-        ("memory", "isp.memory"),
-        ("step", "isp.latency"),
-        ("virtual stages", "isp.virtual"),
-        *([("tensor of experts", "isp.etp")] if experts else []),
-        ("micro-batches", "isp.micro"),
-        ("sequences each", "isp.micro_size"),
-        "sharding",
-        "recompute",
-        "bottleneck",
+        ("tokens/s/GPU", "isp.tgs", html.whole),
+        ("MFU", "isp.mfu", html.percent),
+        ("memory", "isp.memory", format_gib),
+        ("step", "isp.latency", html.ns),
+        ("virtual stages", "isp.virtual", html.whole),
+        *([("tensor of experts", "isp.etp", html.whole)] if has_experts else []),
+        ("micro-batches", "isp.micro", html.whole),
+        ("sequences each", "isp.micro_size", html.whole),
+        *("sharding", "recompute", "bottleneck"),
     ]
     rows = []
     for place, price in enumerate(prices):
         plan = price.plan
         name, share = bottleneck(price)
-        cells = [
+        row = (
             PageCell(text=f"{place + 1}. {_layout(price)}", sort=place),
-            number(price.tokens_per_s_per_gpu, html.whole),
-            number(price.mfu, html.percent),
-            number(price.memory_bytes, format_gib),
-            number(price.step_s * _NS, html.ns),
-            number(plan.vp, html.whole),
-            *([number(plan.etp, html.whole)] if experts else []),
-            number(plan.micro_batches, html.whole),
-            number(plan.micro_batch, html.whole),
-            text(plan.sharding),
-            text(plan.recompute),
+            *(price.tokens_per_s_per_gpu, price.mfu, price.memory_bytes, price.step_s * _NS),
+            *((plan.vp, plan.etp) if has_experts else (plan.vp,)),
+            *(plan.micro_batches, plan.micro_batch, plan.sharding, plan.recompute),
             PageCell(text=f"{name} {html.percent(share)}", sort=share),
-        ]
-        rows.append(tuple(cells))
-    return PageTable(
-        name="layouts-table",
-        caption="The fastest strategy of each layout",
-        columns=columns(*heads),
-        rows=tuple(rows),
-    )
+        )
+        rows.append(row)
+    return table("layouts-table", "The fastest strategy of each layout", heads, rows)
 
 
 def _front(result: PlanSearch) -> Section:
@@ -232,54 +198,32 @@ def _front(result: PlanSearch) -> Section:
     least = np.fromiter(accumulate(memory.tolist(), min), np.float64, len(memory))
     front = np.flatnonzero(np.append(True, memory[1:] < least[:-1]))
     picked = np.linspace(0, len(speed) - 1, min(len(speed), _POINTS)).astype(np.int64)
-    cloud = ChartLine(
-        name="strategies",
-        points=list(zip((memory[picked] / GIB).tolist(), speed[picked].tolist(), strict=True)),
-        has_line=False,
-    )
-    line = ChartLine(
-        name="fastest for its memory",
-        points=list(zip((memory[front] / GIB).tolist(), speed[front].tolist(), strict=True)),
+    last = int(front[-1])
+    line = replace(
+        cloud("fastest for its memory", memory[front], speed[front]),
         tips=[
             f"{strategy_text(result.plans[k].plan)}: {html.whole(speed[k])} tokens/s/GPU, "
             f"{format_gib(memory[k])}"
             for k in front.tolist()
         ],
         look="open",
+        has_line=True,
     )
-    last = int(front[-1])
+    lines = (cloud("strategies", memory[picked], speed[picked]), line)
+    drawn = figure(
+        "front-chart",
+        "Speed and memory of the strategies that fit",
+        f"Scatter plot of strategies; a line connects the {len(front)} that are the fastest "
+        "for their memory.",
+        speed_by_memory(lines, (memory / GIB).tolist(), speed.tolist()),
+        "isp.tgs",
+        "isp.memory",
+    )
     return Section(
         name="front",
         title="How does speed depend on memory?",
-        lead=(
-            "The fastest strategy needs ",
-            html.fact("isp.memory", float(memory[0]), format_gib),
-            "; with ",
-            html.fact("isp.memory", float(memory[last]), format_gib),
-            " the fastest reaches ",
-            html.fact("isp.tgs", float(speed[last]), html.whole),
-            " tokens/s/GPU.",
-        ),
-        blocks=(
-            Figure(
-                name="front-chart",
-                title="Speed and memory of the strategies that fit",
-                alt=f"Scatter plot of strategies; a line connects the {len(front)} that are "
-                "the fastest for their memory.",
-                views=(
-                    FigureView(
-                        label="All",
-                        chart=LineChart(
-                            lines=(cloud, line),
-                            x=linear("memory, GiB", (memory / GIB).tolist(), from_zero=False),
-                            y=linear("tokens/s/GPU", speed.tolist()),
-                            height=380,
-                        ),
-                    ),
-                ),
-                terms=("isp.tgs", "isp.memory"),
-            ),
-        ),
+        lead=front_lead(float(memory[0]), float(memory[last]), float(speed[last])),
+        blocks=(drawn,),
     )
 
 
@@ -287,58 +231,52 @@ def _terms(price: PlanPrice) -> Section:
     """Return the section on the terms of the time and the memory of the fastest strategy."""
     time, memory = price.time[1:], price.memory[1:]
     longest = max(time, key=lambda term: term.value)
-    charts = (
-        (
-            "Time",
-            row_bars(
-                [term.name for term in time],
-                [term.value for term in time],
-                [html.ns(term.value * _NS) for term in time],
-                "seconds a step",
-            ),
-        ),
-        (
-            "Memory",
-            row_bars(
-                [term.name for term in memory],
-                [term.value / GIB for term in memory],
-                [format_gib(term.value) for term in memory],
-                "GiB of the fullest rank",
-            ),
-        ),
-    )
+    charts = {"Time": _term_bars(time, _seconds, "seconds a step")}
+    charts["Memory"] = _term_bars(memory, format_gib, "GiB of the fullest rank", GIB)
     rows = [
-        *((term, html.ns(term.value * _NS), term.value / price.step_s) for term in time),
-        *((term, format_gib(term.value), term.value / price.memory_bytes) for term in memory),
+        *_term_rows(time, _seconds, price.step_s),
+        *_term_rows(memory, format_gib, price.memory_bytes),
     ]
-    figure = Figure(
+    heads: list[html.Head] = [
+        "term",
+        ("value", "isp.term", str),
+        ("share", "isp.share", html.percent),
+        "how",
+    ]
+    drawn = Figure(
         name="terms-chart",
         title="Terms of the fastest strategy",
         alt="Bars of time, or of memory; the table has all numbers.",
-        views=tuple(FigureView(label=label, chart=chart) for label, chart in charts),
+        views=tuple(FigureView(label=label, chart=chart) for label, chart in charts.items()),
         terms=("isp.term",),
         choice="Of",
-        table=PageTable(
-            name="terms-table",
-            caption="Terms of the time and of the memory",
-            columns=columns("term", ("value", "isp.term"), ("share", "isp.share"), "how"),
-            rows=tuple(
-                (
-                    text(term.name),
-                    PageCell(text=shown, sort=term.value),
-                    number(share, html.percent, share=share),
-                    text(term.text),
-                )
-                for term, shown, share in rows
-            ),
-        ),
+        table=table("terms-table", "Terms of the time and of the memory", heads, rows),
     )
     return Section(
         name="terms",
         title="Where do its time and memory go?",
         lead=(
-            f"{longest.name} takes the most: {html.ns(longest.value * _NS)}. The strategy is "
+            f"{longest.name} takes the most: {_seconds(longest.value)}. The strategy is "
             f"{strategy_text(price.plan).replace(',', ', ')}.",
         ),
-        blocks=(figure,),
+        blocks=(drawn,),
     )
+
+
+def _term_bars(terms: Sequence[Term], form: html.Form, title: str, unit: float = 1) -> BarChart:
+    """Return a bar for each term."""
+    names, values = [term.name for term in terms], [term.value for term in terms]
+    return row_bars(names, values, form, title, unit)
+
+
+def _term_rows(terms: Sequence[Term], form: html.Form, total: float) -> list[Sequence[object]]:
+    """Return the row of each term, with its share of `total`."""
+    return [
+        (
+            term.name,
+            number(term.value, form),
+            number(share := term.value / total, html.percent, share=share),
+            term.text,
+        )
+        for term in terms
+    ]

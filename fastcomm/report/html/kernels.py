@@ -1,5 +1,7 @@
 """Page of `fastcomm kernels`: what takes the time of the step, and which rank is slower."""
 
+from typing import Any
+
 import numpy as np
 
 from fastcomm.kernels import COMMUNICATION
@@ -13,12 +15,11 @@ from fastcomm.report.html import (
     PageCell,
     PageTable,
     Section,
-    columns,
-    number,
-    text,
+    figure,
+    table,
     unknown_section,
 )
-from fastcomm.report.html.charts import Chart, HeatChart, row_bars, shortened
+from fastcomm.report.html.charts import Chart, HeatChart, coarsened, row_bars, shortened
 
 _MOST_BARS = 24
 _MOST_RANKS = 96  # columns of the heat map
@@ -32,7 +33,7 @@ _COLUMNS = (
     ("median", "kernels.median", "median_ns", html.ns),
     ("p95", "kernels.p95", "p95_ns", html.ns),
     ("longest", "kernels.max", "max_ns", html.ns),
-    ("slowest rank", "kernels.slowdown", "slowdown", None),
+    ("slowest rank", "kernels.slowdown", "slowdown", str),
     ("TFLOP/s", "kernels.flops", "tflops_per_s", "{:.3g}".format),
     ("of peak", "kernels.peak", "peak_share", html.percent),
     ("of memory", "kernels.memory", "memory_share", html.percent),
@@ -58,16 +59,10 @@ def page(kernels: Kernels, source: str) -> Page:
 
 def _facts(kernels: Kernels) -> tuple[Fact, ...]:
     """Return the length of the step, the utilization, and what is counted."""
-    flops = kernels.flops
+    flops, step, no_steps = kernels.flops, kernels.step_ns, "the traces have no steps"
     whys = {name: flops.unknown.get(name) or "not counted" for name in ("mfu", "hfu")}
     return (
-        html.fact(
-            "iteration.mean_ns",
-            kernels.step_ns,
-            html.ns,
-            label="per step",
-            why="the traces have no steps",
-        ),
+        html.fact("iteration.mean_ns", step, html.ns, label="per step", why=no_steps),
         html.fact("ranks", len(kernels.read.ranks), html.whole, label="ranks"),
         html.fact("flops.mfu", flops.mfu, html.percent, label="MFU", why=whys["mfu"]),
         html.fact("flops.hfu", flops.hfu, html.percent, label="HFU", why=whys["hfu"]),
@@ -83,7 +78,7 @@ def _rows(kernels: Kernels) -> Section:
     by_category = _bars(kernels, list(kernels.by_category.items()))
     by_row = _bars(kernels, [(row["name"], row["total_ns"]) for row in rows[:_MOST_BARS]])
     more = kernels.table.num_rows - len(rows)
-    figure = Figure(
+    drawn = Figure(
         name="kernels-chart",
         title="Time by category, and of the longest rows",
         alt="Bars of time; the table has all numbers.",
@@ -105,7 +100,7 @@ def _rows(kernels: Kernels) -> Section:
             html.fact("kernels.total", first["total_ns"], html.ns),
             " in all.",
         ),
-        blocks=(figure,),
+        blocks=(drawn,),
         pitfall="Times on different streams overlap: shares may add up to more than 100 %.",
     )
 
@@ -113,54 +108,43 @@ def _rows(kernels: Kernels) -> Section:
 def _bars(kernels: Kernels, totals: list[tuple[str, int]]) -> Chart:
     """Return bars of time: in the mean step of a rank, or without steps in all."""
     steps = kernels.steps or 1
-    labels = [
-        html.ns(ns / steps)
-        + ("" if (share := kernels.share(ns)) is None else f", {html.percent(share)}")
-        for _, ns in totals
-    ]
-    return row_bars(
-        [name for name, _ in totals],
-        [ns / steps / 1e6 for _, ns in totals],
-        labels,
-        "ms per step and rank" if kernels.steps else "ms in all",
-    )
+
+    def label(ns: float) -> str:
+        share = kernels.share(int(ns))
+        return html.ns(ns / steps) + ("" if share is None else f", {html.percent(share)}")
+
+    title = "ms per step and rank" if kernels.steps else "ms in all"
+    names, values = [name for name, _ in totals], [ns for _, ns in totals]
+    return row_bars(names, values, label, title, 1e6 * steps)
 
 
-def _table(kernels: Kernels, rows: list[dict[str, object]]) -> PageTable:
+def _table(kernels: Kernels, rows: list[dict[str, Any]]) -> PageTable:
     """Return the table of rows, without columns that are unknown in all of them."""
     shown = [
         column for column in _COLUMNS if any(row.get(column[2]) is not None for row in rows)
     ]
-    heads = columns(kernels.by, "category", *((label, key) for label, key, _, _ in shown))
-    return PageTable(
-        name="kernels-table",
-        caption="The longest first",
-        columns=heads,
-        rows=tuple(
-            (
-                text(_label(row)),
-                text(row["category"]),
-                *(_cell(row, column, form) for _, _, column, form in shown),
-            )
-            for row in rows
-        ),
-    )
+    heads: list[html.Head] = [
+        *(kernels.by, "category"),
+        *((label, key, form, "unknown for this row") for label, key, _, form in shown),
+    ]
+    values = [
+        [
+            " ".join([row["name"], *map(str, row.get("shapes") or ())]),
+            row["category"],
+            *(_slowest(row) if name == "slowdown" else row[name] for _, _, name, _ in shown),
+        ]
+        for row in rows
+    ]
+    return table("kernels-table", "The longest first", heads, values)
 
 
-def _label(row: dict[str, object]) -> str:
-    """Return the name of a row, with the shapes of the inputs of an operator."""
-    shapes = row.get("shapes") or ()
-    return " ".join([str(row["name"]), *map(str, shapes)])  # type: ignore[call-overload]
-
-
-def _cell(row: dict[str, object], column: str, form: object) -> PageCell:
-    """Return a cell; the slowest rank is sorted by how much slower it is."""
-    value = row[column]
-    if column == "slowdown" and isinstance(value, float):
-        rank = row["slowest_rank"]
-        label = "even" if rank is None else f"{rank} ({html.signed_percent(value - 1)})"
-        return PageCell(text=label, sort=value)
-    return number(value, form, why="unknown for this row")  # type: ignore[arg-type]
+def _slowest(row: dict[str, Any]) -> PageCell | None:
+    """Return the cell of the slowest rank, sorted by how much slower it is."""
+    slowdown, rank = row["slowdown"], row["slowest_rank"]
+    if slowdown is None:
+        return None
+    label = "even" if rank is None else f"{rank} ({html.signed_percent(slowdown - 1)})"
+    return PageCell(text=label, sort=slowdown)
 
 
 def _ranks(kernels: Kernels) -> Section:
@@ -171,30 +155,23 @@ def _ranks(kernels: Kernels) -> Section:
         why = _ONE if len(grid) < 2 else "all work is communication"  # noqa: PLR2004
         return unknown_section("ranks", title, "Whether a rank is slower is", "By rank", why)
     ranks = [rank.rank for rank in kernels.ranks]
-    down = max(1, -(-len(grid) // _MOST_RANKS))
-    cells = np.maximum.reduceat(grid, np.arange(0, len(grid), down), axis=0).T
+    cells, share = coarsened(grid, _MOST_RANKS)
     row, place = np.unravel_index(int(np.argmax(grid)), grid.shape)
-    figure = Figure(
-        name="ranks-chart",
-        title="Time of each rank, divided by the median of all",
-        alt=f"Heat map of {len(grid)} ranks and {len(names)} categories.",
-        views=(
-            FigureView(
-                label="All",
-                chart=HeatChart(
-                    grid=cells.tolist(),
-                    rows=names,
-                    columns=[
-                        f"rank {rank}" if down == 1 else f"from rank {rank}"
-                        for rank in ranks[::down]
-                    ],
-                    unit="×",
-                    tip="{row}, {column}: {value}",
-                ),
-                note=f"A cell shows the slowest of {down} ranks." if down > 1 else "",
-            ),
-        ),
-        terms=("kernels.by_rank",),
+    label = "rank {}" if share == 1 else "from rank {}"
+    chart = HeatChart(
+        grid=cells.T.tolist(),
+        rows=names,
+        columns=[label.format(rank) for rank in ranks[::share]],
+        unit="×",
+        tip="{row}, {column}: {value}",
+    )
+    drawn = figure(
+        "ranks-chart",
+        "Time of each rank, divided by the median of all",
+        f"Heat map of {len(grid)} ranks and {len(names)} categories.",
+        chart,
+        "kernels.by_rank",
+        chart_note=f"A cell shows the slowest of {share} ranks." if share > 1 else "",
     )
     return Section(
         name="ranks",
@@ -204,7 +181,7 @@ def _ranks(kernels: Kernels) -> Section:
             html.fact("kernels.by_rank", float(grid[row, place]), html.times),
             " the median.",
         ),
-        blocks=(figure,),
+        blocks=(drawn,),
         pitfall="Ranks of different stages do different work: only ranks with equally many "
         "kernels of a row are compared in its slowest rank.",
     )

@@ -8,17 +8,7 @@ import pyarrow as pa
 from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
 from fastcomm.report.critical_path import kind_of, label
-from fastcomm.report.html import (
-    Block,
-    Figure,
-    FigureView,
-    PageCell,
-    PageTable,
-    Section,
-    columns,
-    number,
-    text,
-)
+from fastcomm.report.html import Block, Figure, FigureView, PageTable, Section, number
 from fastcomm.report.html.charts import Lane, LaneChart
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import Floats
@@ -200,69 +190,54 @@ def _classes(path: CriticalPath) -> PageTable:
     ]
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
-    rows: list[tuple[PageCell, ...]] = []
+    times = []
     for name, _ in _shares(path):
-        rows.append(_class_row(label(name, path), sums[name], total))
-        if name == _TAGGED:
-            rows += [_class_row(name, ns, total) for name, ns in tags]
-    return PageTable(
-        name="path-classes",
-        caption="Time on the path by class",
-        columns=columns("on the path", ("share", "path.share"), ("time", "path.time_ns")),
-        rows=tuple(rows),
-    )
-
-
-def _class_row(name: str, ns: int, total: int) -> tuple[PageCell, ...]:
-    """Return the row of a class with `ns` on the path, of `total` ns."""
-    share = ns / total
-    return text(name), number(share, html.percent, share=share), number(ns, html.ns)
+        times += [(label(name, path), sums[name]), *(tags if name == _TAGGED else [])]
+    heads: list[html.Head] = [
+        "on the path",
+        ("share", "path.share", html.percent),
+        ("time", "path.time_ns", html.ns),
+    ]
+    rows = [
+        (name, number(ns / total, html.percent, share=ns / total), ns) for name, ns in times
+    ]
+    return html.table("path-classes", "Time on the path by class", heads, rows)
 
 
 def _names(path: CriticalPath) -> PageTable:
     """Return the table of the names with the most own time on the path."""
-    rows = tuple(
-        (
-            text(row["name"]),
-            text(kind_of(row["kind"], path)),
-            number(row["edges"], html.whole),
-            number(row["self_ns"], html.ns),
-        )
-        for row in path.top("name", _MOST_NAMES).to_pylist()
-    )
-    numbers = columns("", ("edges", "path.edges"), ("time", "path.self_ns"))[1:]
-    return PageTable(
-        name="path-names",
-        caption=f"The {len(rows)} events with the longest own time on the path",
-        columns=(*columns("own time on the path"), *columns("kind"), *numbers),
-        rows=rows,
+    rows = path.top("name", _MOST_NAMES).to_pylist()
+    return html.table(
+        "path-names",
+        f"The {len(rows)} events with the longest own time on the path",
+        [
+            *("own time on the path", "kind"),
+            ("edges", "path.edges", html.whole),
+            ("time", "path.self_ns", html.ns),
+        ],
+        [
+            (row["name"], kind_of(row["kind"], path), row["edges"], row["self_ns"])
+            for row in rows
+        ],
     )
 
 
 def _ranks(path: CriticalPath) -> PageTable:
     """Return the table of ranks by the wait that they cause, at most 64."""
     ranks = path.by_rank().sort_by([("wait_caused_ns", "descending"), ("rank", "ascending")])
-    rows = tuple(
-        (
-            PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
-            number(row["on_path_ns"], html.ns),
-            number(row["wait_ns"], html.ns),
-            number(row["transfer_ns"], html.ns),
-            number(row["arrived_last"], html.whole),
-            number(row["wait_caused_ns"], html.ns),
-        )
-        for row in ranks.slice(0, 64).to_pylist()
+    numbers = (
+        ("on the path", "on_path_ns", html.ns),
+        ("waits", "wait_ns", html.ns),
+        ("transfers", "transfer_ns", html.ns),
+        ("arrived last", "arrived_last", html.whole),
+        ("wait caused", "wait_caused_ns", html.ns),
     )
-    return PageTable(
-        name="path-ranks",
-        caption="Who waits, and who causes it",
-        columns=columns(
-            "rank",
-            ("on the path", "path.on_path_ns"),
-            ("waits", "path.wait_ns"),
-            ("transfers", "path.transfer_ns"),
-            ("arrived last", "path.arrived_last"),
-            ("wait caused", "path.wait_caused_ns"),
-        ),
-        rows=rows,
+    return html.table(
+        "path-ranks",
+        "Who waits, and who causes it",
+        ["rank", *((label, f"path.{field}", form) for label, field, form in numbers)],
+        [
+            (html.rank_cell(row["rank"]), *(row[field] for _, field, _ in numbers))
+            for row in ranks.slice(0, 64).to_pylist()
+        ],
     )

@@ -11,17 +11,15 @@ from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
-    PageCell,
     PageTable,
     Quantiles,
     Section,
-    columns,
-    number,
     rank_cell,
+    table,
     unknown_section,
 )
 from fastcomm.report.html.breakdown import MEASURES, label
-from fastcomm.report.html.charts import HeatChart
+from fastcomm.report.html.charts import HeatChart, coarsened
 from fastcomm.units import counted
 
 _Grid = NDArray[np.float64]  # shape (ranks, iterations); NaN if unknown
@@ -119,45 +117,34 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, iterations: np.ndarray) -> 
     """Return the heat map of the measure `name`.
 
     `grid` has times in ns, a row for each of `ranks` and a column for each of
-    `iterations`. In a large grid, a cell shows the outlier of several ranks and iterations.
+    `iterations`; NaN is unknown. In a large grid, a cell shows the outlier of several ranks
+    and iterations.
     """
-    extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
-    down, across = (max(1, -(-count // _MOST_BINS)) for count in grid.shape)
-    small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
-    small = extreme.reduceat(small, np.arange(0, grid.shape[1], across), axis=1)
+    measure, extreme = MEASURES[name], np.fmax if _OUTLIER[name] == "largest" else np.fmin
+    small, down = coarsened(grid, _MOST_BINS, extreme)
+    turned, across = coarsened(small.T, _MOST_BINS, extreme)
     rule = ""
     if down > 1 or across > 1:
         rule = (
             f"A cell stands for {html.many(down, 'rank')} and "
             f"{html.many(across, 'iteration')}, and shows the {_OUTLIER[name]} value."
         )
-    return FigureView(
-        label=MEASURES[name],
-        chart=_cells(small, _bins(ranks, down), _bins(iterations, across), MEASURES[name]),
-        note=rule,
+    chart = HeatChart(
+        grid=[[None if np.isnan(ns) else ns / _MS for ns in row] for row in turned.T.tolist()],
+        rows=_bins(ranks, down),
+        columns=_bins(iterations, across),
+        unit="ms",
+        tip=f"rank {{row}}, iteration {{column}}, {measure}: {{value}}",
+        x="iteration",
+        y="rank",
     )
+    return FigureView(label=measure, chart=chart, note=rule)
 
 
 def _bins(numbers: np.ndarray, share: int) -> list[str]:
     """Return a label for each `share` consecutive numbers: the first and the last of them."""
     parts = [numbers[at : at + share].tolist() for at in range(0, len(numbers), share)]
     return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
-
-
-def _cells(grid: _Grid, ranks: list[str], iterations: list[str], measure: str) -> HeatChart:
-    """Return the chart of a grid in ms, with the labels of its `ranks` and `iterations`.
-
-    `grid` has shape (ranks, iterations), in ns; NaN (unknown) is an empty cell.
-    """
-    return HeatChart(
-        grid=[[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()],
-        rows=ranks,
-        columns=iterations,
-        unit="ms",
-        tip=f"rank {{row}}, iteration {{column}}, {measure}: {{value}}",
-        x="iteration",
-        y="rank",
-    )
 
 
 def _quantiles(ranks: RankMeans) -> Quantiles:
@@ -200,31 +187,18 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
         ends = f"The {_ENDS} ranks with the {most} {measure} and the {_ENDS} with the {least}"
         caption = f"{ends}, of {html.whole(count)}"
     middle = float(lower_median(ranks.ns["compute"])) if ranks.is_known else 0.0
-
-    def cell(name: str, at: int) -> PageCell:
-        ns = float(ranks.ns[name][at])
-        return number(None if np.isnan(ns) else ns, html.ns, why)
-
     rows = []
     for at in order.tolist():
+        times = [float(ranks.ns[name][at]) for name in _KEYS]
         above = ranks.ns["compute"][at] / middle - 1 if middle else None
-        rows.append(
-            (
-                rank_cell(int(ranks.ranks[at])),
-                *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
-                number(above, html.signed_percent, why),
-            )
-        )
-    return PageTable(
-        name="ranks-table",
-        caption=caption,
-        columns=columns(
-            "rank",
-            ("iteration", "iteration.rank_ns"),
-            ("compute", "exact.compute"),
-            ("exposed", "exact.exposed"),
-            ("idle", "exact.idle"),
-            ("compute vs. median", "iteration.above"),
+        cells = (None if np.isnan(ns) else ns for ns in times)
+        rows.append((rank_cell(int(ranks.ranks[at])), *cells, above))
+    heads: list[html.Head] = [
+        "rank",
+        *(
+            ("iteration" if name == "time" else name, key, html.ns, why)
+            for name, key in _KEYS.items()
         ),
-        rows=tuple(rows),
-    )
+        ("compute vs. median", "iteration.above", html.signed_percent, why),
+    ]
+    return table("ranks-table", caption, heads, rows)

@@ -8,20 +8,7 @@ from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Removed
 from fastcomm.replay.result import Session
 from fastcomm.report import html
-from fastcomm.report.html import (
-    Block,
-    Figure,
-    FigureView,
-    Page,
-    PageCell,
-    PageTable,
-    Section,
-    columns,
-    number,
-    text,
-    timeline,
-    unknown_section,
-)
+from fastcomm.report.html import Figure, Page, Section, figure, table, timeline, unknown_section
 from fastcomm.report.html.charts import HeatChart, row_bars
 
 _MS = 1e6
@@ -81,33 +68,26 @@ def _schedule(schedule: Timeline | str) -> Section:
 
 def _ranks(session: Session, changed: Replayed | None) -> Section:
     """Return the section on the time of each rank; `changed` is the replay with changes."""
-    why = "the rank was not measured"
-    lead = [
-        f"{html.many(len(session.replayed.by_pid()), 'rank')} were replayed on their devices."
-    ]
+    before = session.replayed.by_pid()
+    lead = [f"{html.many(len(before), 'rank')} were replayed on their devices."]
     if session.edits:
         edits = ", ".join(edit.text for edit in session.edits)
         lead += [f"The what-if is with: {edits}.", str(session.interval)]
-    after = {} if changed is None else changed.by_pid()
-    heads = [("replayed", "replay.step_ns"), ("error", "replay.error")]
-    heads += [("what if", "replay.what_if_ns")] if changed is not None else []
-    rows = []
-    for pid, end in session.replayed.by_pid().items():
-        row: list[PageCell] = [
-            text(pid or "all"),
-            number(end, html.ns),
-            number(session.error_of(pid), html.signed_percent, why),
-        ]
-        row += [number(after[pid], html.ns)] if changed is not None else []
-        rows.append(tuple(row))
-    table = PageTable(
-        name="ranks-table", caption="Ranks", columns=columns("rank", *heads), rows=tuple(rows)
-    )
+    heads: list[html.Head] = [
+        "rank",
+        ("replayed", "replay.step_ns", html.ns),
+        ("error", "replay.error", html.signed_percent, "the rank was not measured"),
+    ]
+    rows = [[pid or "all", end, session.error_of(pid)] for pid, end in before.items()]
+    if changed is not None:
+        after = changed.by_pid()
+        heads.append(("what if", "replay.what_if_ns", html.ns))
+        rows = [[*row, after[pid]] for row, pid in zip(rows, before, strict=True)]
     return Section(
         name="ranks",
         title="How long does each rank take?",
         lead=tuple(lead),
-        blocks=(_heat_map(session.replayed), table),
+        blocks=(_heat_map(session.replayed), table("ranks-table", "Ranks", heads, rows)),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
         "allow; measured gaps between operations are kept.",
     )
@@ -121,35 +101,27 @@ def _heat_map(replayed: Replayed) -> Figure:
         totals.update(by_category)
     kinds = [kind for kind, _ in totals.most_common()]
     pids = [pid for pid in replayed.replayer.pids if pid in sums][:_MOST_RANKS]
-    names = [pid or "all" for pid in pids]
-    drawn = HeatChart(
+    chart = HeatChart(
         grid=[[sums[pid].get(kind, 0.0) / _MS for kind in kinds] for pid in pids],
-        rows=names,
+        rows=[pid or "all" for pid in pids],
         columns=kinds,
         unit="ms",
         tip="{row}, {column}: {value}",
     )
-    return Figure(
-        name="replay-heat",
-        title="Time of each rank by kind of operation",
-        alt=f"Heat map of {len(names)} ranks and {len(kinds)} kinds of operations.",
-        views=(
-            FigureView(
-                label="All",
-                chart=drawn,
-                note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
-            ),
-        ),
-        terms=("replay.step_ns",),
+    return figure(
+        "replay-heat",
+        "Time of each rank by kind of operation",
+        f"Heat map of {len(pids)} ranks and {len(kinds)} kinds of operations.",
+        chart,
+        "replay.step_ns",
+        chart_note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
     )
 
 
 def _path(session: Session) -> Section:
     """Return the section on the operations of the critical path and their times."""
     times = session.path_times()[:_MOST_ROWS]
-    rows = tuple((text(name), number(ns, html.ns)) for name, ns in times)
-    heads = columns("operation", ("on the path", "replay.cost_ns"))
-    table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
+    heads: list[html.Head] = ["operation", ("on the path", "replay.cost_ns", html.ns)]
     return Section(
         name="path",
         title="Which operations determine the step time?",
@@ -158,37 +130,26 @@ def _path(session: Session) -> Section:
             html.fact("path.length_ns", session.path.length_ns, html.ns),
             f" has {html.many(len(session.path.nodes), 'operation')}.",
         ),
-        blocks=(table,),
+        blocks=(table("path-table", "The critical path", heads, times),),
     )
 
 
 def _bottlenecks(removed: Sequence[Removed]) -> Section:
     """Return the section on the time saved by removing each operation of the path."""
-    top = removed[:_MOST_BARS]
-    drawn = row_bars(
-        [removal.node for removal in top],
-        [removal.saved_ns / _MS for removal in top],
-        [html.ns(removal.saved_ns) for removal in top],
-        "ms saved per step",
-        looks="TP",
-    )
-    rows = tuple((text(removal.node), number(removal.saved_ns, html.ns)) for removal in removed)
-    heads = columns("if it took no time", ("shorter by", "replay.saved_ns"))
-    blocks: tuple[Block, ...] = (
-        Figure(
-            name="bottlenecks-chart",
-            title="Time saved per step without each operation",
-            alt=f"Bars of the {len(top)} operations whose removal saves the most time.",
-            views=(FigureView(label="All", chart=drawn),),
-            terms=("replay.saved_ns",),
-            table=PageTable(
-                name="bottlenecks", caption="Operations of the path", columns=heads, rows=rows
-            ),
-        ),
+    saved = [(removal.node, removal.saved_ns) for removal in removed]
+    names, times = zip(*saved[:_MOST_BARS], strict=True)
+    heads: list[html.Head] = ["if it took no time", ("shorter by", "replay.saved_ns", html.ns)]
+    drawn = figure(
+        "bottlenecks-chart",
+        "Time saved per step without each operation",
+        f"Bars of the {len(names)} operations whose removal saves the most time.",
+        row_bars(names, times, html.ns, "ms saved per step", _MS, looks="TP"),
+        "replay.saved_ns",
+        table=table("bottlenecks", "Operations of the path", heads, saved),
     )
     return Section(
         name="bottlenecks-section",
         title="Which operation would help the most?",
         lead=("The step was replayed without each operation of its critical path in turn.",),
-        blocks=blocks,
+        blocks=(drawn,),
     )

@@ -19,6 +19,7 @@ from fastcomm.report.commands import Suggestions
 from fastcomm.report.details import group_name, known_by
 from fastcomm.report.html import (
     Block,
+    Head,
     Missing,
     Page,
     PageTable,
@@ -26,14 +27,12 @@ from fastcomm.report.html import (
     across,
     breakdown,
     causes,
-    columns,
     many,
-    number,
     path,
     plain,
     ranks,
     speed,
-    text,
+    table,
     volume,
     whole,
 )
@@ -104,7 +103,7 @@ def run_page(
         ),
         sections=tuple(sections),
         warnings=(
-            *_left_out(metrics),
+            *(f"skipped: {plain((line,))}" for line in skipped_lines(metrics.skipped)),
             *metrics.warnings,
             *([critical] if isinstance(critical, str) else []),
         ),
@@ -113,33 +112,22 @@ def run_page(
     )
 
 
-def _left_out(metrics: Metrics) -> list[str]:
-    """Return a line per rank that could not be read."""
-    return [f"skipped: {plain((line,))}" for line in skipped_lines(metrics.skipped)]
-
-
 def _measured_evidence(metrics: Metrics) -> Section:
     """Return the section on process groups and the evidence for their tags."""
-    rows = tuple(
+    no_members = "the trace does not record the members of the group"
+    heads: list[Head] = [
+        *("process group", ("ranks each", "groups.size", whole, no_members), "tag", "by"),
+        ("on ranks", "groups.on_ranks", whole),
+        ("events", "groups.events", whole),
+    ]
+    rows = [
         (
-            text(group_name(row["description"], row["size"])),
-            number(row["size"], whole, "the trace does not record the members of the group"),
-            text(row["tag"]),
-            text(known_by(row)),
-            number(row["on_ranks"], whole),
-            number(row["events"], whole),
+            *(group_name(row["description"], row["size"]), row["size"], row["tag"]),
+            *(known_by(row), row["on_ranks"], row["events"]),
         )
         for row in metrics.tables["group_tags"].to_pylist()
-    )
-    table = PageTable(
-        name="groups-table",
-        caption="Process groups, and the evidence for their parallelism",
-        columns=columns(
-            *("process group", ("ranks each", "groups.size"), "tag", "by"),
-            *(("on ranks", "groups.on_ranks"), ("events", "groups.events")),
-        ),
-        rows=rows,
-    )
+    ]
+    caption = "Process groups, and the evidence for their parallelism"
     rules = ", ".join(metrics.found_by) or "no rule"
     return Section(
         name="evidence",
@@ -149,7 +137,7 @@ def _measured_evidence(metrics: Metrics) -> Section:
             f"clock. Bytes are {metrics.bytes} bytes. The parallelism of each communication "
             "event is the parallelism of its process group.",
         ),
-        blocks=(table,) if rows else (),
+        blocks=(table("groups-table", caption, heads, rows),) if rows else (),
     )
 
 
@@ -282,15 +270,10 @@ def divided(
         rows.append(("What is the MFU?", why.partition(":")[0], f"Record {_FLOPS}"))
     if not rows:
         return answered, None
-    table = PageTable(
-        name="unmeasured-table",
-        caption="Questions without an answer",
-        columns=columns("question", "why not", "to do"),
-        rows=tuple(tuple(text(cell) for cell in row) for row in rows),
-    )
+    heads = ("question", "why not", "to do")
+    questions = table("unmeasured-table", "Questions without an answer", heads, rows)
     lead = ("These questions have no answer in this run.",)
-    section = Section(name="unmeasured", title=TITLE, lead=lead, blocks=(table,))
-    return answered, section
+    return answered, Section(name="unmeasured", title=TITLE, lead=lead, blocks=(questions,))
 
 
 def _missing(section: Section) -> list[Missing]:

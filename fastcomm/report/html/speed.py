@@ -10,14 +10,13 @@ from fastcomm.report.html import (
     Block,
     Fact,
     Figure,
-    FigureView,
     Missing,
     PageTable,
     Section,
     Sentence,
-    columns,
+    figure,
     number,
-    text,
+    table,
 )
 from fastcomm.report.html.charts import (
     Axis,
@@ -89,32 +88,29 @@ def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
 def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
     """Return bars of the mean bus bandwidth; `by_tag` has it in bytes per second."""
     tags, link = list(by_tag), metrics.link_bandwidth
-    drawn = row_bars(
+
+    def label(rate: float) -> str:
+        return html.percent(rate / link) if link else html.rate(rate)
+
+    bars = row_bars(
         tags,
-        [by_tag[tag] / _GB for tag in tags],
-        [_bar_label(metrics, tag) for tag in tags],
+        list(by_tag.values()),
+        label,
         "mean bus bandwidth, GB/s",
-        tags,
+        _GB,
+        looks=tags,
         level=_link_line(link),
     )
     spoken = ", ".join(f"{tag} {html.rate(value)}" for tag, value in by_tag.items())
     line = f" The link has {html.rate(link)}." if link else ""
-    return Figure(
-        name="bandwidth-chart",
-        title="Bus bandwidth by parallelism",
-        alt=f"Bars: {spoken}.{line}",
-        views=(FigureView(label="All", chart=drawn),),
-        terms=("bandwidth.avg_bus_bw", "bandwidth.avg_bus_util", "link_bandwidth"),
+    return figure(
+        "bandwidth-chart",
+        "Bus bandwidth by parallelism",
+        f"Bars: {spoken}.{line}",
+        bars,
+        *("bandwidth.avg_bus_bw", "bandwidth.avg_bus_util", "link_bandwidth"),
         note="" if link else f"No share of the link: {NO_LINK}.",
     )
-
-
-def _bar_label(metrics: Metrics, tag: str) -> str:
-    """Return the share of the link that a parallelism reaches, else its bus bandwidth."""
-    speed = metrics.bandwidth[tag]
-    if speed.avg_bus_util is None:
-        return html.rate(speed.avg_bus_bw or 0)
-    return html.percent(speed.avg_bus_util)
 
 
 def _link_line(link: float | None) -> Level | None:
@@ -129,29 +125,27 @@ def _by_size(metrics: Metrics) -> Block:
     if not rows:
         return Missing(title=title, why="no event has a known size and a known group size")
     kinds = groupby(rows, key=lambda row: (row["op"], row["group_size"]))
-    lines = [(key, list(own)) for key, own in kinds]
-    chosen = sorted(lines, key=lambda pair: -sum(row["count"] for row in pair[1]))[:_MOST_LINES]
-    left_out = len(lines) - len(chosen)
-    lines_ = [_line(*line) for line in chosen]
-    heights = [y for line in lines_ for _, y in line.points]
+    by_kind = [(kind, list(own)) for kind, own in kinds]
+    by_kind.sort(key=lambda pair: -sum(row["count"] for row in pair[1]))
+    lines = [_line(*pair) for pair in by_kind[:_MOST_LINES]]
+    heights = [y for line in lines for _, y in line.points]
     link = _link_line(metrics.link_bandwidth)
-    drawn = LineChart(
-        lines=lines_,
+    chart = LineChart(
+        lines=lines,
         x=_sizes_axis(rows),
         y=linear("median bus bandwidth, GB/s", [*heights, *([link.value] if link else [])]),
         level=link,
-        height=240,
     )
-    return Figure(
-        name="sizes-chart",
-        title=title,
-        alt=f"Lines of the median bus bandwidth over the size, one for each of {len(chosen)} "
+    more = len(by_kind) - len(lines)
+    left_out = f"The {len(lines)} kinds with most events; {more} more are in the table."
+    return figure(
+        "sizes-chart",
+        title,
+        f"Lines of the median bus bandwidth over the size, one for each of {len(lines)} "
         "operations and group sizes; the table has the numbers.",
-        views=(FigureView(label="All", chart=drawn),),
-        terms=("collectives.p50_bus_bw", "collectives.size_from"),
-        note=f"The {len(chosen)} kinds with most events; {left_out} more are in the table."
-        if left_out
-        else "",
+        chart,
+        *("collectives.p50_bus_bw", "collectives.size_from"),
+        note=left_out if more else "",
         table=_collectives(metrics),
     )
 
@@ -188,27 +182,24 @@ def _sizes_axis(rows: list[dict[str, Any]]) -> Axis:
 
 def _collectives(metrics: Metrics) -> PageTable:
     """Return the table of median bus bandwidth by operation, group and message size."""
-    rows = tuple(
-        (
-            text(row["op"]),
-            number(row["group_size"], html.whole, "no group size is known"),
-            number(row["size_from"], html.size),
-            number(row["count"], html.whole),
-            number(row["p50_bus_bw"], html.rate, "no group size is known"),
-        )
-        for row in metrics.tables["collectives"].to_pylist()
+    no_size = "no group size is known"
+    numbers = (
+        ("ranks", "group_size", html.whole, no_size),
+        ("size from", "size_from", html.size, ""),
+        ("events", "count", html.whole, ""),
+        ("bus bandwidth", "p50_bus_bw", html.rate, no_size),
     )
-    return PageTable(
-        name="collectives-table",
-        caption="Median bus bandwidth by operation, group and size",
-        columns=columns(
+    return table(
+        "collectives-table",
+        "Median bus bandwidth by operation, group and size",
+        [
             "operation",
-            ("ranks", "collectives.group_size"),
-            ("size from", "collectives.size_from"),
-            ("events", "collectives.count"),
-            ("bus bandwidth", "collectives.p50_bus_bw"),
-        ),
-        rows=rows,
+            *((label, f"collectives.{name}", form, why) for label, name, form, why in numbers),
+        ],
+        [
+            (row["op"], *(row[name] for _, name, _, _ in numbers))
+            for row in metrics.tables["collectives"].to_pylist()
+        ],
     )
 
 
@@ -221,24 +212,22 @@ def _table(metrics: Metrics) -> PageTable:
         no_bus = no_bus_rate if speed.avg_bus_bw is None else NO_LINK
         rows.append(
             (
-                text(tag),
-                number(speed.avg_bw, html.rate, _NO_BYTES),
-                number(speed.avg_bus_bw, html.rate, no_bus_rate),
+                *(tag, speed.avg_bw, number(speed.avg_bus_bw, html.rate, no_bus_rate)),
                 number(speed.global_avg_util, html.percent, no_share),
                 number(speed.avg_bus_util, html.percent, no_bus, share=speed.avg_bus_util),
                 number(speed.p95_util, html.percent, no_share),
             )
         )
-    return PageTable(
-        name="bandwidth-table",
-        caption=f"Bandwidth by parallelism, in {metrics.bytes} bytes",
-        columns=columns(
+    return table(
+        "bandwidth-table",
+        f"Bandwidth by parallelism, in {metrics.bytes} bytes",
+        [
             "by parallelism",
-            ("bandwidth", "bandwidth.avg_bw"),
-            ("bus bandwidth", "bandwidth.avg_bus_bw"),
-            ("utilization", "bandwidth.global_avg_util"),
-            ("bus utilization", "bandwidth.avg_bus_util"),
-            ("p95", "bandwidth.p95_util"),
-        ),
-        rows=tuple(rows),
+            ("bandwidth", "bandwidth.avg_bw", html.rate, _NO_BYTES),
+            ("bus bandwidth", "bandwidth.avg_bus_bw", html.rate),
+            ("utilization", "bandwidth.global_avg_util", html.percent),
+            ("bus utilization", "bandwidth.avg_bus_util", html.percent),
+            ("p95", "bandwidth.p95_util", html.percent),
+        ],
+        rows,
     )

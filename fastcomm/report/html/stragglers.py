@@ -1,27 +1,23 @@
 """Page of `fastcomm stragglers`: slowdown by worker, stage and operation."""
 
-import numpy as np
-
 from fastcomm.analyses.stragglers import headline
 from fastcomm.report import html
 from fastcomm.report.html import (
-    Block,
     Fact,
     Figure,
     FigureView,
     Missing,
     Page,
-    PageTable,
     Section,
-    columns,
-    number,
-    text,
+    figure,
+    table,
     unknown_section,
 )
 from fastcomm.report.html.charts import (
     ChartLine,
     HeatChart,
     LineChart,
+    coarsened,
     linear,
     row_bars,
     ticked,
@@ -32,6 +28,7 @@ _MS = 1e6
 _MOST_ROWS = 96
 _MOST_BARS = 24
 _KINDS = (("dp_rank", "Data rank"), ("stage", "Stage"), ("optype", "Operation"))
+_ALONE = ("slowdown caused alone", "stragglers.alone", html.times)
 _LITTLE = "the slowdown is below --threshold, too small to attribute"
 
 
@@ -50,24 +47,17 @@ def page(result: Stragglers, source: str) -> Page:
 def _facts(result: Stragglers) -> tuple[Fact, ...]:
     """Return the step times, and the slowdown from launches, last stage and worst ranks."""
     worst = None if result.worst is None else result.worst.rem
-    launch = result.launch_slowdown - 1
+    last, step, ideal = result.last_stage.rem, result.step_ns, result.ideal_step_ns
+    slowdown, launch = result.slowdown, result.launch_slowdown - 1
+    last_why, last_label = "there is no slowdown", "from the last stage"
     return (
         html.fact(
-            "stragglers.slowdown",
-            result.slowdown,
-            html.times,
-            label="the time of an ideal step",
+            "stragglers.slowdown", slowdown, html.times, label="the time of an ideal step"
         ),
-        html.fact("stragglers.step_ns", result.step_ns, html.ns, label="per step"),
-        html.fact("stragglers.ideal_ns", result.ideal_step_ns, html.ns, label="an ideal step"),
+        html.fact("stragglers.step_ns", step, html.ns, label="per step"),
+        html.fact("stragglers.ideal_ns", ideal, html.ns, label="an ideal step"),
         html.fact("stragglers.launch", launch, html.percent, label="launch delays"),
-        html.fact(
-            "stragglers.last_stage",
-            result.last_stage.rem,
-            html.percent,
-            label="from the last stage",
-            why="there is no slowdown",
-        ),
+        html.fact("stragglers.last_stage", last, html.percent, label=last_label, why=last_why),
         html.fact(
             "stragglers.worst", worst, html.percent, label="from the worst ranks", why=_LITTLE
         ),
@@ -81,28 +71,22 @@ def _workers(result: Stragglers) -> Section:
     if workers is None:
         subject = "Which workers are slow is"
         return unknown_section("workers", title, subject, "Workers", _LITTLE)
-    down = max(1, -(-len(workers) // _MOST_ROWS))
-    grid = np.maximum.reduceat(workers, np.arange(0, len(workers), down), axis=0)
-    firsts = range(0, len(workers), down)
-    names = [f"data rank {a}" if down == 1 else f"from {a}" for a in firsts]
-    figure = Figure(
-        name="workers-chart",
-        title="Slowdown of each worker",
-        alt=f"Heat map of {len(workers)} data ranks and {grid.shape[1]} stages.",
-        views=(
-            FigureView(
-                label="All",
-                chart=HeatChart(
-                    grid=grid.tolist(),
-                    rows=names,
-                    columns=[f"stage {stage}" for stage in range(grid.shape[1])],
-                    unit="×",
-                    tip="{row}, {column}: {value}",
-                ),
-                note=f"A cell shows the largest of {down} data ranks." if down > 1 else "",
-            ),
-        ),
-        terms=("stragglers.worker",),
+    grid, share = coarsened(workers, _MOST_ROWS)
+    label = "data rank {}" if share == 1 else "from {}"
+    chart = HeatChart(
+        grid=grid.tolist(),
+        rows=[label.format(first) for first in range(0, len(workers), share)],
+        columns=[f"stage {stage}" for stage in range(grid.shape[1])],
+        unit="×",
+        tip="{row}, {column}: {value}",
+    )
+    drawn = figure(
+        "workers-chart",
+        "Slowdown of each worker",
+        f"Heat map of {len(workers)} data ranks and {grid.shape[1]} stages.",
+        chart,
+        "stragglers.worker",
+        chart_note=f"A cell shows the largest of {share} data ranks." if share > 1 else "",
     )
     ranks = ", ".join(map(str, result.worst_ranks))
     worst = f"is rank {ranks}" if len(result.worst_ranks) == 1 else f"are the ranks {ranks}"
@@ -110,7 +94,7 @@ def _workers(result: Stragglers) -> Section:
         name="workers",
         title=title,
         lead=(f"The worst {worst}.",),
-        blocks=(figure,),
+        blocks=(drawn,),
         pitfall="The slowdown of a worker is the smaller of the slowdowns of its data rank and "
         "its stage: a worker is bright only if both are slow.",
     )
@@ -122,28 +106,19 @@ def _parts(result: Stragglers) -> Section:
     if result.blocking is None:
         missing = Missing(title="By data rank, stage and operation", why=_LITTLE)
         return Section(name="parts", title=title, lead=(_LITTLE, "."), blocks=(missing,))
-    tables: list[Block] = []
-    views = []
+    tables, views = [], []
     for kind, name in _KINDS:
         mean = dict(result.blocking[kind].mean)
         top = list(mean.items())[:_MOST_BARS]
-        drawn = row_bars(
-            [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
-            [value - 1 for _, value in top],
-            [html.times(value) for _, value in top],
-            "slowdown caused alone, minus 1",
-            looks="TP",
-        )
-        views.append(FigureView(label=name, chart=drawn))
-        rows = tuple((text(key), number(value, html.times)) for key, value in mean.items())
-        heads = columns(name.lower(), ("slowdown caused alone", "stragglers.alone"))
-        tables.append(
-            PageTable(
-                name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows
-            )
-        )
+        rows = [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top]
+        above = [value - 1 for _, value in top]
+        title_ = "slowdown caused alone, minus 1"
+        bars = row_bars(rows, above, lambda value: html.times(value + 1), title_, looks="TP")
+        views.append(FigureView(label=name, chart=bars))
+        heads: list[html.Head] = [name.lower(), _ALONE]
+        tables.append(table(f"{kind}-table", f"By {name.lower()}", heads, mean.items()))
     first, value = next(iter(result.blocking["optype"].mean.items()))
-    figure = Figure(
+    drawn = Figure(
         name="parts-chart",
         title="Slowdown caused by each alone",
         alt="Bars of the slowdown by data rank, stage or operation; the tables have all.",
@@ -159,35 +134,31 @@ def _parts(result: Stragglers) -> Section:
             html.fact("stragglers.alone", value, html.times),
             " the ideal time.",
         ),
-        blocks=(figure, *tables),
+        blocks=(drawn, *tables),
     )
 
 
 def _steps(result: Stragglers) -> Section:
     """Return the section on the measured and the ideal time of each step."""
-    pairs = zip(
-        result.chosen, result.nodelay.whole.tolist(), result.ideal.whole.tolist(), strict=True
-    )
-    rows = tuple(
-        (text(step, str(step)), number(ns, html.ns), number(ideal, html.ns))
-        for step, ns, ideal in pairs
-    )
-    heads = columns(
-        "step", ("as measured", "stragglers.step_ns"), ("ideal", "stragglers.ideal_ns")
-    )
-    figure = Figure(
-        name="steps-chart",
-        title="Time of each step",
-        alt="Lines of the recorded, the replayed and the ideal time of each step.",
-        views=(FigureView(label="All", chart=_lines(result)),),
-        terms=("stragglers.step_ns", "stragglers.ideal_ns"),
-        table=PageTable(name="steps-table", caption="Steps", columns=heads, rows=rows),
+    times = (result.nodelay.whole.tolist(), result.ideal.whole.tolist())
+    heads: list[html.Head] = [
+        "step",
+        ("as measured", "stragglers.step_ns", html.ns),
+        ("ideal", "stragglers.ideal_ns", html.ns),
+    ]
+    drawn = figure(
+        "steps-chart",
+        "Time of each step",
+        "Lines of the recorded, the replayed and the ideal time of each step.",
+        _lines(result),
+        *("stragglers.step_ns", "stragglers.ideal_ns"),
+        table=table("steps-table", "Steps", heads, zip(result.chosen, *times, strict=True)),
     )
     return Section(
         name="steps",
         title="Are all steps slow?",
         lead=(f"{html.many(len(result.chosen), 'step')} were replayed.",),
-        blocks=(figure,),
+        blocks=(drawn,),
     )
 
 

@@ -1,6 +1,7 @@
 """Page sections: communication volume, overlap, and windows between phases."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,11 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
     Figure,
-    FigureView,
-    Missing,
     PageTable,
     Section,
-    columns,
+    figure,
     number,
-    text,
+    table,
     unknown_section,
 )
 from fastcomm.report.html.charts import (
@@ -26,11 +25,13 @@ from fastcomm.report.html.charts import (
     LineChart,
     Part,
     row_bars,
+    row_tips,
     tick,
 )
 
 _Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
 _MB = 1e6
+_BYTES_KEY = "volume.bytes_per_step_per_gpu"
 
 
 def _unit(metrics: Metrics) -> str:
@@ -45,50 +46,33 @@ def volume_section(metrics: Metrics) -> Section:
         for tag, volume in metrics.volume.items()
         if volume.bytes_per_step_per_gpu is not None
     }
-    title = "How many bytes are communicated?"
+    name, title, key = "volume", "How many bytes are communicated?", _BYTES_KEY
+    unit = f"per step and {_unit(metrics)}"
     if not by_tag:
         why = "no event has a known size" if metrics.volume else "there is no communication"
-        return Section(
-            name="volume",
-            title=title,
-            lead=("The volume is n/a: ", why, "."),
-            blocks=(
-                Missing(title=f"Bytes per step and {_unit(metrics)}", why=why),
-                *([_table(metrics)] if metrics.volume else []),
-            ),
-        )
-    most = max(by_tag, key=lambda tag: by_tag[tag])
-    lead: html.Sentence = (
-        most,
-        " communicates the most: ",
-        html.fact("volume.bytes_per_step_per_gpu", by_tag[most], html.size),
-        f" of {metrics.bytes} bytes per step and {_unit(metrics)}.",
-    )
-    figure = Figure(
-        name="volume-chart",
-        title=f"Bytes per step and {_unit(metrics)}",
-        alt="Bars: "
-        + ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
-        + ".",
-        views=(FigureView(label="All", chart=_bars(by_tag, _unit(metrics))),),
-        terms=("volume.bytes_per_step_per_gpu",),
-    )
+        section = unknown_section(name, title, "The volume is", f"Bytes {unit}", why)
+        tables = (_table(metrics),) if metrics.volume else ()
+        return replace(section, blocks=(*section.blocks, *tables))
+    tags, most = list(by_tag), max(by_tag, key=lambda tag: by_tag[tag])
+    spoken = ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
+    bars = row_bars(tags, list(by_tag.values()), html.size, f"MB {unit}", _MB, looks=tags)
     return Section(
-        name="volume",
+        name=name,
         title=title,
-        lead=lead,
-        blocks=(figure, _table(metrics)),
+        lead=(
+            most,
+            " communicates the most: ",
+            html.fact(key, by_tag[most], html.size),
+            f" of {metrics.bytes} bytes {unit}.",
+        ),
+        blocks=(
+            figure("volume-chart", f"Bytes {unit}", f"Bars: {spoken}.", bars, key),
+            _table(metrics),
+        ),
         pitfall="A collective counts on each participating rank, and a message on both of its "
         "ranks. So the volume is the sum of the bytes that ranks pass to the library, not the "
         "traffic on links.",
     )
-
-
-def _bars(by_tag: dict[str, float], unit: str) -> BarChart:
-    """Return bars of bytes per step and rank, which is called `unit`, by parallelism."""
-    values = [by_tag[tag] / _MB for tag in by_tag]
-    labels = [html.size(count) for count in by_tag.values()]
-    return row_bars(list(by_tag), values, labels, f"MB per step and {unit}", list(by_tag))
 
 
 def _table(metrics: Metrics) -> PageTable:
@@ -97,28 +81,21 @@ def _table(metrics: Metrics) -> PageTable:
     for tag, volume in metrics.volume.items():
         unsized = metrics.bandwidth[tag].events_without_bytes
         why = f"{html.many(unsized, 'event')} of unknown size"
-        rows.append(
-            (
-                text(tag),
-                number(volume.comm_events, html.whole),
-                number(unsized, html.whole),
-                number(volume.comm_bytes, html.size, why),
-                number(volume.bytes_per_iteration, html.size, why),
-                number(volume.bytes_per_step_per_gpu, html.size, why),
-            )
-        )
-    return PageTable(
-        name="volume-table",
-        caption=f"Volume by parallelism, in {metrics.bytes} bytes",
-        columns=columns(
+        sizes = volume.comm_bytes, volume.bytes_per_iteration, volume.bytes_per_step_per_gpu
+        cells = (number(size, html.size, why) for size in sizes)
+        rows.append((tag, volume.comm_events, unsized, *cells))
+    return table(
+        "volume-table",
+        f"Volume by parallelism, in {metrics.bytes} bytes",
+        [
             "by parallelism",
-            ("events", "volume.comm_events"),
-            ("unknown size", "bandwidth.events_without_bytes"),
-            ("bytes", "volume.comm_bytes"),
-            ("per iteration", "volume.bytes_per_iteration"),
-            (f"per step and {_unit(metrics)}", "volume.bytes_per_step_per_gpu"),
-        ),
-        rows=tuple(rows),
+            ("events", "volume.comm_events", html.whole),
+            ("unknown size", "bandwidth.events_without_bytes", html.whole),
+            ("bytes", "volume.comm_bytes", html.size),
+            ("per iteration", "volume.bytes_per_iteration", html.size),
+            (f"per step and {_unit(metrics)}", _BYTES_KEY, html.size),
+        ],
+        rows,
     )
 
 
@@ -162,60 +139,43 @@ def _least(metrics: Metrics) -> html.Sentence:
 
 def _figure(metrics: Metrics) -> Figure:
     """Return the chart of overlapped and not overlapped communication by parallelism."""
-    tags = [tag for tag, share in metrics.overlap.by_tag.items() if share is not None]
-    overlapped, not_overlapped = zip(
-        *(overlap_ns(metrics.tables["iterations"], tag) for tag in tags), strict=True
-    )
-    rows = tuple(
-        (
-            text(tag),
-            number(
-                metrics.overlap.by_tag[tag], html.percent, share=metrics.overlap.by_tag[tag]
-            ),
-            number(inside, html.ns),
-            number(outside, html.ns),
-        )
-        for tag, inside, outside in zip(tags, overlapped, not_overlapped, strict=True)
-    )
-    heads = columns(
-        "by parallelism",
-        ("overlap", "overlap.by_tag"),
-        ("overlapped", "overlap.overlapped_ns"),
-        ("not overlapped", "overlap.not_overlapped_ns"),
-    )
-    spoken = ", ".join(f"{tag} {row[1].text}" for tag, row in zip(tags, rows, strict=True))
-    return Figure(
-        name="overlap-chart",
-        title=_OVERLAP_TITLE,
-        alt=f"Bars of overlapped and exposed communication. Overlap: {spoken}.",
-        views=(FigureView(label="All", chart=_overlap_bars(tags, overlapped, not_overlapped)),),
-        terms=("overlap.overlapped_ns", "overlap.not_overlapped_ns"),
-        table=PageTable(
-            name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
-        ),
-    )
-
-
-def _overlap_bars(
-    tags: list[str], overlapped: tuple[float, ...], not_overlapped: tuple[float, ...]
-) -> BarChart:
-    """Return stacked bars, one per tag; the times are in ns per step and rank."""
-    parts = tuple(
+    shares = {tag: share for tag, share in metrics.overlap.by_tag.items() if share is not None}
+    tags = list(shares)
+    times = [overlap_ns(metrics.tables["iterations"], tag) for tag in tags]
+    overlapped, exposed = zip(*times, strict=True)
+    parts = [
         Part(
             name=name,
             look=look,
             values=[ns / _MS for ns in lengths],
             labels=[html.ns(ns) for ns in lengths],
-            tips=[
-                f"{tag}, {name}: {html.ns(ns)}" for tag, ns in zip(tags, lengths, strict=True)
-            ],
+            tips=row_tips(tags, name, lengths, html.ns),
         )
         for name, look, lengths in (
             ("overlapped by compute", "compute", overlapped),
-            ("not overlapped", "open", not_overlapped),
+            ("not overlapped", "open", exposed),
         )
+    ]
+    heads: list[html.Head] = [
+        "by parallelism",
+        ("overlap", "overlap.by_tag", html.percent),
+        ("overlapped", "overlap.overlapped_ns", html.ns),
+        ("not overlapped", "overlap.not_overlapped_ns", html.ns),
+    ]
+    rows = [
+        (tag, number(share, html.percent, share=share), *lengths)
+        for (tag, share), lengths in zip(shares.items(), times, strict=True)
+    ]
+    spoken = ", ".join(f"{tag} {html.percent(share)}" for tag, share in shares.items())
+    return figure(
+        "overlap-chart",
+        _OVERLAP_TITLE,
+        f"Bars of overlapped and exposed communication. Overlap: {spoken}.",
+        BarChart(rows=tags, parts=parts, title="ms per step and rank"),
+        "overlap.overlapped_ns",
+        "overlap.not_overlapped_ns",
+        table=table("overlap-table", "Overlap by parallelism", heads, rows),
     )
-    return BarChart(rows=tags, parts=parts, title="ms per step and rank")
 
 
 _MOST_PAIRS = 8
@@ -258,33 +218,20 @@ def _windows_figure(metrics: Metrics, longest: PhaseWindows) -> Figure:
     drawn = windows[:_MOST_PAIRS]
     by_pair = _windows_lengths(metrics)
     lines = [_line(window, by_pair[window.source, window.target]) for window in drawn]
-    ends = [
-        min(line.points[0][0] for line in lines),
-        max(line.points[-1][0] for line in lines),
-    ]
-    x = Axis(
-        title="length of the window", low=ends[0] - 0.2, high=ends[1] + 0.2, ticks=_ticks(ends)
-    )
+    low = min(line.points[0][0] for line in lines) - 0.2
+    high = max(line.points[-1][0] for line in lines) + 0.2
+    x = Axis(title="length of the window", low=low, high=high, ticks=_ticks(low, high))
     y = Axis(
         title="share of windows up to this length", low=0.0, high=1.02,
         ticks=[(share / 100, html.percent(share / 100)) for share in (0, 25, 50, 75, 100)],
     )  # fmt: skip
-    return Figure(
-        name="windows-chart",
-        title="Distribution of window lengths by pair",
-        alt=f"Cumulative distributions of {len(drawn)} pairs; the table has their means.",
-        views=(
-            FigureView(
-                label="All",
-                chart=LineChart(
-                    lines=lines,
-                    x=x,
-                    y=y,
-                    chosen=drawn.index(longest) if longest in drawn else 0,
-                ),
-            ),
-        ),
-        terms=("windows.window_ns",),
+    chosen = drawn.index(longest) if longest in drawn else 0
+    return figure(
+        "windows-chart",
+        "Distribution of window lengths by pair",
+        f"Cumulative distributions of {len(drawn)} pairs; the table has their means.",
+        LineChart(lines=lines, x=x, y=y, chosen=chosen),
+        "windows.window_ns",
         note=f"The {len(drawn)} pairs that take the most time; choose one to bring it out. The "
         "axis is linear up to 1 µs and logarithmic beyond.",
         table=_windows_table(metrics),
@@ -328,33 +275,28 @@ def _axis_position(ns: float) -> float:
     return math.copysign(size if size <= 1 else 1 + math.log10(size), ns)
 
 
-def _ticks(ends: list[float]) -> list[tuple[float, str]]:
+def _ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Return ticks between two axis positions."""
     sizes = [0.0, *(10.0**power for power in range(3, 13))]
     signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
-    inside = [ns for ns in signed if ends[0] - 0.2 <= _axis_position(ns) <= ends[1] + 0.2]
+    inside = [ns for ns in signed if low <= _axis_position(ns) <= high]
     return [(_axis_position(ns), "0" if ns == 0 else tick(html.ns(ns))) for ns in inside]
 
 
 def _windows_table(metrics: Metrics) -> PageTable:
     """Return the table of windows by pair of parallelisms, longest mean first."""
-    rows = tuple(
-        (
-            text(f"{window.source} to {window.target}"),
-            number(window.count, html.whole),
-            *(number(ns, html.ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
-        )
-        for window in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)
-    )
-    return PageTable(
-        name="windows-table",
-        caption="Windows by pair of parallelisms",
-        columns=columns(
+    return table(
+        "windows-table",
+        "Windows by pair of parallelisms",
+        [
             "windows",
-            ("count", "windows.count"),
-            ("mean", "windows.mean_ns"),
-            ("median", "windows.p50_ns"),
-            ("p95", "windows.p95_ns"),
-        ),
-        rows=rows,
+            ("count", "windows.count", html.whole),
+            ("mean", "windows.mean_ns", html.ns),
+            ("median", "windows.p50_ns", html.ns),
+            ("p95", "windows.p95_ns", html.ns),
+        ],
+        [
+            (f"{w.source} to {w.target}", w.count, w.mean_ns, w.p50_ns, w.p95_ns)
+            for w in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)
+        ],
     )
