@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics.matching import compare_all
-from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.skew import skew, waits
+from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run import one_by_one
 
 RANKS, CALLS, TP = 64, 2000, 8

@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
-from fastcomm.metrics.pieces import cut
+from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run import one_by_one
 from fastcomm.trace.schema import CAUSES, OP, TAG
 
@@ -45,7 +45,7 @@ def ask(ranks, events, clocks):
     material = Material(
         ranks=ranks,
         iterations=iterations(ranks),
-        pieces=[cut(events)],
+        batches=[cut(events)],
         sums=traffic.sums_by_rank(events),
         groups=groups(),
         members=groups().select(["group", "ranks"]),

@@ -235,7 +235,7 @@ def test_who_waits_for_a_root_or_a_message_is_known_from_every_format(
     run = open_run(tmp_path / ("store" if is_stored else "made"))
     across = compute_metrics(run).across
     wanted = waited()
-    assert (across.matching.unsaid, across.matching.share) == (0, 1.0)
+    assert (across.matching.without_partner, across.matching.share) == (0, 1.0)
     assert across.matching.messages == wanted["SendRecv"][0] > 0
     for op, (count, total) in wanted.items():
         own = [each for each in across.skew if each.op == op]

@@ -100,7 +100,7 @@ def test_a_message_counts_as_a_collective_of_two_ranks_and_as_a_link():
     found, _ = ask([0, 1, 2], table(sides), "none")
     matching = found.matching
     assert (matching.events, matching.matched, matching.messages) == (7, 6, 3)
-    assert (matching.collectives, matching.unsaid) == (0, 1)
+    assert (matching.collectives, matching.without_partner) == (0, 1)
     waits = {each.rank: (each.collectives, each.wait_ns * STEPS) for each in found.waits}
     assert waits == {0: (2, 30), 1: (3, 60), 2: (1, 0)}
     (skew,) = found.skew

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from fastcomm.metrics import pieces, ungrouped
+from fastcomm.metrics import spill_files, ungrouped
 from fastcomm.metrics.ungrouped import ExpectedMembers, find
 from fastcomm.trace.run import one_by_one
 from fastcomm.trace.schema import OP
@@ -11,7 +11,7 @@ US, MS = 1_000, 1_000_000
 
 
 def cut_up(events):
-    """Events as pieces, one for the even ranks and one for the odd."""
+    """Events as batches, one for the even ranks and one for the odd."""
     found = []
     for odd in (0, 1):
         own = sorted((e for e in events if e.rank % 2 == odd), key=lambda e: (e.rank, e.start))
@@ -28,8 +28,8 @@ def cut_up(events):
         }
         table = pa.table({name: pa.array(each, pa.int64()) for name, each in columns.items()})
         ops = pa.array([OP[e.op] for e in own], pa.int8())
-        found.append((pieces.cut(table.append_column("op", ops)), own))
-    return [piece for piece, _ in found]
+        found.append((spill_files.cut(table.append_column("op", ops)), own))
+    return [batch for batch, _ in found]
 
 
 def matched(events, world_size=None):

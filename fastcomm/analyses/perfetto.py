@@ -236,7 +236,7 @@ def _planned(
     _check_steps(whole, only)
     material = material_of(whole)
     aligned = AlignedEvents.of(
-        material.pieces,
+        material.batches,
         spread,
         is_host_run=material.is_host_run,
         job=expected_members(material),

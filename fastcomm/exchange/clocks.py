@@ -9,7 +9,7 @@ the rank's times to convert them. Ranks without a chain of common collectives to
 have no offset.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -24,7 +24,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 # Collectives used per operation, group and iteration; more do not improve the estimate.
 _MOST = 8
@@ -133,7 +133,7 @@ class EndOffsets:
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def of_rows(self, chosen: Sequence[bool]) -> Self:
+    def of_rows(self, chosen: Sequence[bool] | Flags) -> Self:
         """Select rows; `chosen` has a value for each."""
         rows = np.flatnonzero(chosen)
         return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -326,6 +326,40 @@ def offsets(ends: EndOffsets) -> tuple[ClockOffset, ...]:
         if rank not in by_rank:
             by_rank |= _offsets_from(rank, neighbors)
     return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+
+def offsets_with_messages(
+    ends: EndOffsets,
+    limits: Callable[[Mapping[int, int]], EndOffsets],
+    ranks: Collection[int],
+) -> tuple[tuple[ClockOffset, ...], EndOffsets]:
+    """Return clock offsets by collectives, and by messages where no collective connects ranks.
+
+    Parameters
+    ----------
+    ends
+        Ends of collectives.
+    limits
+        Called if messages are needed, with offsets in ns by rank: returns what messages between
+        ranks say about their offsets.
+    ranks
+        All ranks of the run.
+
+    Returns
+    -------
+    offsets : tuple of ClockOffset
+        Sorted by rank.
+    unknown : EndOffsets
+        Messages of ranks whose offset to each other remains unknown.
+
+    """
+    by_ends = offsets(ends)
+    is_connected = {offset.rank for offset in by_ends} == set(ranks)
+    if is_connected and len({offset.reference for offset in by_ends}) == 1:
+        return by_ends, ends.of_rows(np.zeros(len(ends.low), np.bool_))
+    needed = apart(limits({offset.rank: offset.offset_ns for offset in by_ends}), by_ends)
+    by_both = offsets(EndOffsets.concatenate([ends, needed]))
+    return by_both, apart(needed, by_both)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 An *instance* is one of them; a *part* is the event of one rank in it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -193,26 +193,19 @@ class RunCommunication:
         rank, start, stop = (self.columns[name][rows] for name in ("rank", "start", "stop"))
         began = start if self.is_host_run else None
         ends = clocks.matched_end_offsets(rank, self.group[rows], number, stop, began)
-        offsets = clocks.offsets(ends)
-        if limits := self._message_limits(offsets):
-            offsets = clocks.offsets(clocks.EndOffsets.concatenate([ends, limits]))
+        offsets, _ = clocks.offsets_with_messages(ends, self._message_limits, self.ranks)
         applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
         return {number: applied.get(number, 0) for number in self.ranks}
 
-    def _message_limits(
-        self, offsets: Sequence[clocks.ClockOffset]
-    ) -> clocks.EndOffsets | None:
-        """Limit offsets by messages between ranks that no collective connects; None without."""
-        if not len(self.directed):
-            return None
-        row, messages = self._messages({one.rank: one.offset_ns for one in offsets})
+    def _message_limits(self, offsets: Mapping[int, int]) -> clocks.EndOffsets:
+        """Limit clock offsets by messages; `offsets` has those that are known, in ns by rank."""
+        row, messages = self._messages(offsets)
         pairs = match_messages(messages).pairs(messages.is_send)
         sender, receiver = (row[side] for side in pairs)
         rank, start, stop = (self.columns[name] for name in ("rank", "start", "stop"))
-        limits = clocks.EndOffsets.of_messages(
+        return clocks.EndOffsets.of_messages(
             rank[sender], start[sender], rank[receiver], stop[receiver]
         )
-        return clocks.apart(limits, offsets)
 
     def instances(
         self, inside: Mapping[int, Flags], ahead: Mapping[int, int]

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import breakdown, gaps, idle, network, pieces, traffic
-from fastcomm.metrics.pieces import Piece
+from fastcomm.metrics import breakdown, gaps, idle, network, spill_files, traffic
+from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
@@ -58,18 +58,18 @@ class Partial:
     windows: pa.Table  # a row per window between phases in memory
     groups: pa.Table  # a row per rank and process group
     members: pa.Table  # a row per process group: its ranks
-    spilled: tuple[Piece, ...] = ()  # events in spill files
+    spilled: tuple[EventBatch, ...] = ()  # events in spill files
     spilled_windows: tuple[Path, ...] = ()  # spill files of windows
     tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
     idle: pa.Table | None = None  # `idle.EVIDENCE`: a row per rank, cause and name
     sent: pa.Table | None = None  # `network.sent_by_rank`
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def batches(self) -> tuple[EventBatch, ...]:
         """Return all events, in memory and in spill files."""
         if self.spilled and not self.events.num_rows:
             return self.spilled
-        return (*self.spilled, pieces.cut(self.events))
+        return (*self.spilled, spill_files.cut(self.events))
 
     def all_windows(self) -> breakdown.WindowTables:
         """Return all windows, in memory and in spill files."""
@@ -226,11 +226,11 @@ def spill(part: Partial, path: Path) -> Partial:
     if not part.events.num_rows and not part.windows.num_rows:
         return part
     windows_path = path.with_name(f"{path.name}.windows")
-    pieces.write(part.windows, windows_path)
+    spill_files.write(part.windows, windows_path)
     return replace(
         part,
         events=part.events.schema.empty_table(),
-        spilled=(*part.spilled, pieces.spill(part.events, path)),
+        spilled=(*part.spilled, spill_files.spill(part.events, path)),
         windows=part.windows.schema.empty_table(),
         spilled_windows=(*part.spilled_windows, windows_path),
         sums=_merged([part.sums, traffic.sums_by_rank(part.events)]),
@@ -249,7 +249,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         groups=_by_rank([part.groups for part in parts]),
         members=_distinct_groups([part.members for part in parts]),
         tagged=_merged([part.tagged for part in parts]),
-        spilled=tuple(piece for part in parts for piece in part.spilled),
+        spilled=tuple(batch for part in parts for batch in part.spilled),
         spilled_windows=tuple(path for part in parts for path in part.spilled_windows),
         sums=_merged([part.sums for part in parts]),
         idle=_merged([part.idle for part in parts]),

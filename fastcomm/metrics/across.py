@@ -24,8 +24,8 @@ from fastcomm.metrics.links import (
 )
 from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
-from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
+from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockAlignment
@@ -123,7 +123,7 @@ class Material:
 
     ranks: Sequence[int]
     iterations: pa.Table
-    pieces: Sequence[Piece]
+    batches: Sequence[EventBatch]
     sums: pa.Table  # `traffic.sums_by_rank`
     groups: pa.Table
     members: pa.Table
@@ -143,7 +143,7 @@ def across(
     clock_alignment
         Whether the clocks of ranks are aligned first.
     spread
-        Runs a function on the pieces of spilled tables.
+        Runs a function on the batches of spilled tables.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def across(
     groups = groups_by_label(material.groups, material.members)
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
     comparison = compare_all(
-        material.pieces,
+        material.batches,
         spread,
         is_aligned=is_aligned,
         is_host_run=material.is_host_run,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics import pieces
+from fastcomm.metrics import spill_files
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.columns import Groups
 from fastcomm.trace.schema import TAGS
@@ -342,13 +342,17 @@ def whole_windows(tables: WindowTables) -> pa.Table:
     It has the columns `rank`, `iteration`, `from`, `to` (parallelisms) and `window_ns`.
     """
     names = ("rank", "iteration", "from", "to", "window_ns")
-    table = pa.concat_tables([pieces.columns(part, names) for part in tables]).combine_chunks()
+    table = pa.concat_tables(
+        [spill_files.columns(part, names) for part in tables]
+    ).combine_chunks()
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
 def windows_from(tables: WindowTables, source: int) -> list[PhaseWindows]:
     """Return statistics of the windows after a tag (index into TAGS), in the order of TAGS."""
-    parts = [_own(pieces.columns(part, ("from", "to", "window_ns")), source) for part in tables]
+    parts = [
+        _own(spill_files.columns(part, ("from", "to", "window_ns")), source) for part in tables
+    ]
     target, length = (np.concatenate(values) for values in zip(*parts, strict=True))
     return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
 

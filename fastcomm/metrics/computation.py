@@ -17,9 +17,9 @@ from fastcomm.metrics import (
     iteration_clock,
     missing_data,
     note_warnings,
+    spill_files,
     traffic,
 )
-from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.across import Across, Material, across, clock_warnings, table_of
 from fastcomm.metrics.breakdown import (
     Breakdown,
@@ -46,8 +46,8 @@ from fastcomm.metrics.nodes import (
     group_levels,
     joined_levels,
 )
-from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.result import Metrics
+from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockAlignment
 from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
@@ -93,38 +93,29 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         What is stated about nodes and their bandwidths.
 
     """
-    ranks = tuple(note.rank for note in partial.notes)
-    missing = missing_data(partial.notes)
-    timed = len(ranks) - len(missing.get("times", ()))
-    numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
-    count = len(numbers) if timed else None
-    agreed_world_size = agreed_size((note.rank, note.world_size) for note in partial.notes)
-    material = material_of(partial)
+    material, covered = material_of(partial), _Coverage.of(partial, world_size)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     comparison, tables = across(material, clock_alignment, spread)
-    over_all = _over_all(partial, material.pieces, tags, spread)
+    over_all = _over_all(partial, material.batches, tags, spread)
     outside = gaps.outside(note.device_time for note in partial.notes)
     times = rank_times(partial.iterations)
-    volume = traffic.volume(material.sums, count, timed)
-    size = world_size or agreed_world_size
     facts = node_facts or NodeFacts()
-    nodes = find_nodes({note.rank: note.host for note in partial.notes}, facts, size)
-    traffic_by_level, node_pairs = _network(
-        partial, nodes, facts, count, missing.get("times", ())
-    )
-    expected = expected_ranks(ranks, size, skipped)
+    hosts = {note.rank: note.host for note in partial.notes}
+    nodes = find_nodes(hosts, facts, covered.world_size)
+    traffic_by_level, node_pairs = _network(partial, nodes, facts, covered)
+    expected = expected_ranks(covered.ranks, covered.world_size, skipped)
     summary = _Summary.of(
         partial.iterations,
         comparison,
-        volume,
+        traffic.volume(material.sums, covered.iterations, covered.timed),
         tags,
         is_whole=len(times) == expected,
         is_host_run=material.is_host_run,
         evidence=_idle_evidence(partial),
     )
     return Metrics(
-        ranks=ranks,
-        iterations=count,
+        ranks=covered.ranks,
+        iterations=covered.iterations,
         found_by=tuple(sorted({note.found_by for note in partial.notes})),
         iteration_clock=iteration_clock(partial.notes),
         outside=outside,
@@ -132,7 +123,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         link_bandwidth=link,
         **{item.name: getattr(summary, item.name) for item in fields(summary)},
         by_rank=times,
-        windows=over_all.windows if timed else None,
+        windows=over_all.windows if covered.timed else None,
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
         network=traffic_by_level,
@@ -140,22 +131,22 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         is_host_run=material.is_host_run,
         warnings=(
             *warnings,
-            *gaps.fewer_steps(times, ranks, len(numbers)),
-            *gaps.undivided_idle(idle.undivided(partial.iterations), len(ranks)),
-            *note_warnings(partial.notes, missing, outside),
+            *gaps.fewer_steps(times, covered.ranks, covered.steps),
+            *gaps.undivided_idle(idle.undivided(partial.iterations), len(covered.ranks)),
+            *note_warnings(partial.notes, covered.missing, outside),
             *clock_warnings(comparison),
             *nodes.warnings,
         ),
-        world_size=size,
+        world_size=covered.world_size,
         gpus=tuple(sorted({note.gpu for note in partial.notes if note.gpu is not None})),
         skipped=tuple(skipped),
-        missing=missing,
+        missing=covered.missing,
         tables={
             **_small_tables(partial, material.sums, link, nodes),
             "network": table_of(LevelUse, traffic_by_level.levels),
             "node_pairs": node_pairs,
             "ranks": table_of(RankTime, times),
-            **(_large_tables(partial, material.pieces) if with_tables else {}),
+            **(_large_tables(partial, material.batches) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
             "findings": findings_table(summary.findings),
@@ -164,12 +155,48 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coverage:
+    """The ranks and steps that a partial has, and what is missing."""
+
+    ranks: tuple[int, ...]
+    missing: dict[str, tuple[int, ...]]  # ranks by key of `trace.MISSING_DATA`
+    steps: int
+    world_size: int | None
+
+    @classmethod
+    def of(cls, partial: Partial, world_size: int | None) -> Self:
+        """Describe a partial; by default, the size of the job is what its ranks agree on."""
+        stated = agreed_size((note.rank, note.world_size) for note in partial.notes)
+        return cls(
+            ranks=tuple(note.rank for note in partial.notes),
+            missing=missing_data(partial.notes),
+            steps=len(pc.unique(partial.iterations["iteration"].drop_null())),
+            world_size=world_size or stated,
+        )
+
+    @property
+    def untimed(self) -> tuple[int, ...]:
+        """Ranks without times."""
+        return self.missing.get("times", ())
+
+    @property
+    def timed(self) -> int:
+        """Number of ranks with times."""
+        return len(self.ranks) - len(self.untimed)
+
+    @property
+    def iterations(self) -> int | None:
+        """Number of steps; None if no rank has times."""
+        return self.steps if self.timed else None
+
+
 def material_of(partial: Partial) -> Material:
     """Return the data by which ranks are compared."""
     return Material(
         ranks=tuple(note.rank for note in partial.notes),
         iterations=partial.iterations,
-        pieces=partial.pieces(),
+        batches=partial.batches(),
         sums=partial.all_sums(),
         groups=partial.groups,
         members=partial.members,
@@ -240,22 +267,18 @@ class _Summary:
 
 
 def _network(
-    partial: Partial,
-    nodes: FoundNodes,
-    facts: NodeFacts,
-    iterations: int | None,
-    untimed: Sequence[int],
+    partial: Partial, nodes: FoundNodes, facts: NodeFacts, covered: _Coverage
 ) -> tuple[Network, pa.Table]:
-    """Return the traffic by level, and by pair of nodes; `untimed` are ranks without times."""
+    """Return the traffic by level, and by pair of nodes."""
     assert partial.sent is not None  # of at least one rank
     return network(
         partial.sent,
         partial.members,
         nodes,
         facts,
-        iterations=iterations,
-        ranks=len(partial.notes) - len(untimed),
-        untimed=untimed,
+        iterations=covered.iterations,
+        ranks=covered.timed,
+        untimed=covered.untimed,
     )
 
 
@@ -279,14 +302,14 @@ def _idle_evidence(partial: Partial) -> pa.Table:
     return idle.EVIDENCE.empty_table() if partial.idle is None else partial.idle
 
 
-def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
+def _large_tables(partial: Partial, batches: Sequence[EventBatch]) -> dict[str, pa.Table]:
     """Return the tables with a row per event or window."""
     windows = whole_windows(partial.all_windows())
     columns = [name for name in partial.events.column_names if name != "payload_bytes"]
     return {
         "windows": _with_names(windows, {"from": TAGS, "to": TAGS}),
         "windows_cdf": windows_cdf(windows),
-        "events": _with_names(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
+        "events": _with_names(spill_files.whole(batches, columns), {"tag": TAGS, "op": OPS}),
     }
 
 
@@ -295,18 +318,18 @@ class _OverAll:
     """Percentiles over the events, and statistics of the windows, of all ranks."""
 
     p95: dict[int, float]  # of rates, by tag
-    collectives: pa.Table  # schema `pieces.COLLECTIVES`
+    collectives: pa.Table  # schema `spill_files.COLLECTIVES`
     windows: tuple[PhaseWindows, ...]
 
 
 def _over_all(
-    partial: Partial, pieces: Sequence[Piece], tags: Sequence[int], spread: Spread
+    partial: Partial, batches: Sequence[EventBatch], tags: Sequence[int], spread: Spread
 ) -> _OverAll:
     """Compute all at once, so that no worker waits for one task to finish."""
-    ops = sorted({op for piece in pieces for op in piece.ops})
+    ops = sorted({op for batch in batches for op in batch.ops})
     tag_p95, op_rates = (
-        functools.partial(pieces_.p95, pieces),
-        functools.partial(pieces_.collective_rates, pieces),
+        functools.partial(spill_files.p95, batches),
+        functools.partial(spill_files.collective_rates, batches),
     )
     tag_windows = functools.partial(windows_from, partial.all_windows())
     tasks = [(tag_p95, tag) for tag in tags] + [(op_rates, op) for op in ops]
@@ -316,7 +339,9 @@ def _over_all(
     first, last = len(tags), len(tasks)
     return _OverAll(
         p95=dict(zip(tags, results[:first], strict=True)),
-        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *results[first:last]]),
+        collectives=pa.concat_tables(
+            [spill_files.COLLECTIVES.empty_table(), *results[first:last]]
+        ),
         windows=tuple(window for windows in results[last:] for window in windows),
     )
 

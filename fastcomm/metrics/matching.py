@@ -2,7 +2,7 @@
 
 First the ends of collectives are matched, which give clock offsets, and messages where no
 collectives connect ranks; then waits and transfers are measured on aligned clocks. Functions
-work on the cells of a few groups (see `pieces`) so that memory stays bounded; results are
+work on the cells of a few groups (see `spill_files`) so that memory stays bounded; results are
 small, and are merged over cells.
 """
 
@@ -25,15 +25,13 @@ from fastcomm.exchange.arrivals import (
 from fastcomm.exchange.clocks import (
     ClockOffset,
     EndOffsets,
-    apart,
     matched_end_offsets,
     offset_by_row,
-    offsets,
+    offsets_with_messages,
 )
-from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics import ungrouped
-from fastcomm.metrics.pieces import Cells, Piece
+from fastcomm.metrics import spill_files, ungrouped
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
+from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
@@ -98,7 +96,7 @@ class ExpectedTransfer:
 class RankComparison:
     """Ranks compared by the matched collectives and messages of all groups."""
 
-    pieces: Sequence[Piece]
+    batches: Sequence[EventBatch]
     spread: Spread
     offsets: tuple[ClockOffset, ...]
     clocks: Clocks
@@ -118,7 +116,7 @@ class RankComparison:
             neither compute nor other communication.
 
         """
-        return self.spread(partial(_exposed_excess, self.pieces, self.clocks), expected)
+        return self.spread(partial(_exposed_excess, self.batches, self.clocks), expected)
 
     def clock_error(self, ranks: Collection[int]) -> int:
         """Return how wrong the difference of two clocks of some ranks may be, in ns."""
@@ -129,7 +127,7 @@ class RankComparison:
 
 
 def compare_all(
-    pieces: Sequence[Piece],
+    batches: Sequence[EventBatch],
     spread: Spread,
     *,
     is_aligned: bool,
@@ -140,7 +138,7 @@ def compare_all(
 
     Parameters
     ----------
-    pieces
+    batches
         Communication events of all ranks.
     spread
         Maps a function over arguments, maybe in other processes.
@@ -153,12 +151,12 @@ def compare_all(
 
     """
     aligned = AlignedEvents.of(
-        pieces, spread, is_aligned=is_aligned, is_host_run=is_host_run, job=job
+        batches, spread, is_aligned=is_aligned, is_host_run=is_host_run, job=job
     )
     parts = spread(partial(_compare, aligned), aligned.shares())
     skewed, transfers, waits, matched = zip(*parts, strict=True)
     return RankComparison(
-        pieces=pieces,
+        batches=batches,
         spread=spread,
         offsets=aligned.offsets,
         clocks=aligned.clocks,
@@ -181,7 +179,7 @@ class Share(NamedTuple):
 class AlignedEvents:
     """The communication of all ranks on aligned clocks, which is matched share by share."""
 
-    pieces: Sequence[Piece]
+    batches: Sequence[EventBatch]
     offsets: tuple[ClockOffset, ...]
     clocks: Clocks
     ungrouped: Ungrouped
@@ -190,7 +188,7 @@ class AlignedEvents:
     @classmethod
     def of(
         cls,
-        pieces: Sequence[Piece],
+        batches: Sequence[EventBatch],
         spread: Spread,
         *,
         is_aligned: bool = True,
@@ -198,14 +196,16 @@ class AlignedEvents:
         job: ExpectedMembers | None = None,
     ) -> Self:
         """Align the clocks of ranks; the parameters are those of `compare_all`."""
-        ungrouped_ = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
+        ungrouped_ = (
+            Ungrouped(events=0) if job is None else ungrouped.find(batches, job, spread)
+        )
         ranks = job.ranks if job else ()
         offsets, unaligned = clock_offsets(
-            pieces, spread, ungrouped_.ends, ranks, is_host_run=is_host_run
+            batches, spread, ungrouped_.ends, ranks, is_host_run=is_host_run
         )
         by_rank = {offset.rank: offset.offset_ns for offset in offsets}
         return cls(
-            pieces=pieces,
+            batches=batches,
             offsets=offsets,
             clocks=Clocks(by_rank, is_aligned, unaligned),
             ungrouped=ungrouped_,
@@ -216,15 +216,15 @@ class AlignedEvents:
         """Divide the communication."""
         spans = self.ungrouped.spans()
         return [
-            *(Share(cells) for cells in pieces_.shares(self.pieces)),
+            *(Share(cells) for cells in spill_files.shares(self.batches)),
             *(Share(span, has_groups=False) for span in spans),
         ]
 
     def read(self, share: Share, names: Sequence[str] = _COLUMNS) -> pa.Table:
         """Return columns of the events of a share; collectives without a group have one."""
         if share.has_groups:
-            return pieces_.read(self.pieces, share.rows, names)
-        table = self.ungrouped.read(self.pieces, share.rows, names)
+            return spill_files.read(self.batches, share.rows, names)
+        table = self.ungrouped.read(self.batches, share.rows, names)
         sizes = pa.array(np.full(table.num_rows, self.size))
         return table.set_column(table.column_names.index("group_size"), "group_size", sizes)
 
@@ -247,11 +247,11 @@ def _compare(aligned: AlignedEvents, share: Share) -> _Part:
 
 
 def _exposed_excess(
-    pieces: Sequence[Piece], clocks: Clocks, expected: ExpectedTransfer
+    batches: Sequence[EventBatch], clocks: Clocks, expected: ExpectedTransfer
 ) -> dict[int, float]:
     """Return by how many ns exposed transfers took longer than expected, by rank."""
-    (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
-    table = _events(pieces, Cells(cell, cell + 1))
+    (cell,) = spill_files.cell_of(np.array([expected.group])).tolist()
+    table = _events(batches, Cells(cell, cell + 1))
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
@@ -274,8 +274,8 @@ def _exposed_excess(
     return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
 
 
-def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
-    return pieces_.read(pieces, cells, _COLUMNS)
+def _events(batches: Sequence[EventBatch], cells: Cells) -> pa.Table:
+    return spill_files.read(batches, cells, _COLUMNS)
 
 
 def match_events(
@@ -326,7 +326,7 @@ class Matching:
     collectives: int  # matched across ranks
     messages: int  # with both sides matched
     dropped: int  # events of ranks whose sequence could not be aligned with their group
-    unsaid: int  # SendRecv without a single known partner, or of unknown group
+    without_partner: int  # SendRecv without a single known partner, or of unknown group
     ungrouped: int  # collective events of unknown group that were not matched
     ends_agree_ns: float | None  # largest difference of ends among collectives matched by ends
     note: str | None  # on collectives of unknown group
@@ -352,7 +352,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         collectives=matched.collectives,
         messages=matched.messages,
         dropped=matched.dropped,
-        unsaid=int(sums["messages"].to_numpy().sum()) - matched.sides,
+        without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
         note=ungrouped.note(ungrouped_),
@@ -370,7 +370,7 @@ def _by(matched: MatchCounts) -> dict[str, int]:
 
 
 def clock_offsets(
-    pieces: Sequence[Piece],
+    batches: Sequence[EventBatch],
     spread: Spread,
     more_ends: EndOffsets | None,
     ranks: Sequence[int],
@@ -382,28 +382,23 @@ def clock_offsets(
     Messages count between ranks that no collective connects. `more_ends` are of collectives
     without a group.
     """
-    shares = pieces_.shares(pieces)
-    parts = spread(partial(_end_offsets, pieces, is_host_run), shares)
+    shares = spill_files.shares(batches)
+    parts = spread(partial(_end_offsets, batches, is_host_run), shares)
     ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
-    by_ends = offsets(ends)
-    if (
-        set(ranks) == {offset.rank for offset in by_ends}
-        and len({offset.reference for offset in by_ends}) == 1
-    ):
-        return by_ends, frozenset()
-    by_rank = {offset.rank: offset.offset_ns for offset in by_ends}
-    limits = EndOffsets.concatenate(spread(partial(_message_limits, pieces, by_rank), shares))
-    limits = apart(limits, by_ends)
-    by_both = offsets(EndOffsets.concatenate([ends, limits]))
-    unknown = apart(limits, by_both)
-    return by_both, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
+
+    def limits(by_rank: Mapping[int, int]) -> EndOffsets:
+        function = partial(_message_limits, batches, by_rank)
+        return EndOffsets.concatenate(spread(function, shares))
+
+    offsets, unknown = offsets_with_messages(ends, limits, ranks)
+    return offsets, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
 
 
 def _message_limits(
-    pieces: Sequence[Piece], by_rank: Mapping[int, int], cells: Cells
+    batches: Sequence[EventBatch], by_rank: Mapping[int, int], cells: Cells
 ) -> EndOffsets:
     """Limit offsets by the messages of some cells; `by_rank` has offsets in ns."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, MESSAGE_COLUMNS))
+    events = CommunicationEvents.of(spill_files.read(batches, cells, MESSAGE_COLUMNS))
     ahead = offset_by_row(events.rank, by_rank)
     messages = message_participants(events, events.messages, ahead)
     is_receive = ~events.sends[messages.row]
@@ -417,9 +412,9 @@ def _message_limits(
     )
 
 
-def _end_offsets(pieces: Sequence[Piece], is_host_run: bool, cells: Cells) -> EndOffsets:
+def _end_offsets(batches: Sequence[EventBatch], is_host_run: bool, cells: Cells) -> EndOffsets:
     """Compare the ends of the collectives of some cells."""
-    events = CommunicationEvents.of(pieces_.read(pieces, cells, _END_COLUMNS))
+    events = CommunicationEvents.of(spill_files.read(batches, cells, _END_COLUMNS))
     rows = events.synchronous
     matches = match_collectives(events, rows)
     matched = np.flatnonzero(matches.instance != NONE)

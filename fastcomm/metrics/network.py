@@ -27,7 +27,7 @@ from fastcomm.metrics.nodes import (
     NodeFacts,
     NodeRanks,
 )
-from fastcomm.metrics.pieces import NS
+from fastcomm.metrics.spill_files import NS
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
 from fastcomm.trace.schema import OP, OPS, TAGS

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.metrics.pieces import NS, rate
 from fastcomm.metrics.skew import Wait
+from fastcomm.metrics.spill_files import NS, rate
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import Groups, filled, nullable
 from fastcomm.trace.schema import OP, TAGS

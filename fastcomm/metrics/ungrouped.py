@@ -1,7 +1,7 @@
 """Match collectives of unknown process groups on all ranks of a run.
 
 They become collectives of one group of all ranks, numbered, if their order and their ends leave
-no doubt (`exchange.ungrouped`). Every rank is compared with one reference rank, one piece at a
+no doubt (`exchange.ungrouped`). Every rank is compared with one reference rank, one batch at a
 time, so that memory stays bounded.
 """
 
@@ -17,8 +17,8 @@ import pyarrow as pa
 from fastcomm.exchange.clocks import EndOffsets
 from fastcomm.exchange.sequences import edges
 from fastcomm.exchange.streams import LEAST, Refusal, Sample, Stream, places
-from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics.pieces import Piece
+from fastcomm.metrics import spill_files
+from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN, numbers
@@ -62,7 +62,7 @@ class Ungrouped:
 
     events: int  # number of collective events of unknown group, matched or not
     reference: int | None = None  # rank
-    # A column per run of consecutive rows: index of the piece, first row among its collectives
+    # A column per run of consecutive rows: index of the batch, first row among its collectives
     # of unknown groups, number of the first collective, number of rows.
     runs: Ints = field(default_factory=lambda: np.zeros((4, 0), np.int64))
     ends: EndOffsets | None = None  # of a sample, to align clocks
@@ -88,12 +88,14 @@ class Ungrouped:
         cuts = np.searchsorted(total, np.arange(0, total[-1], _ROWS), side="left")
         return [range(a, b) for a, b in pairwise(np.unique([*cuts, last]).tolist())]
 
-    def read(self, pieces: Sequence[Piece], span: range, names: Sequence[str]) -> pa.Table:
+    def read(
+        self, batches: Sequence[EventBatch], span: range, names: Sequence[str]
+    ) -> pa.Table:
         """Return columns of some matched collectives, as if of one group and numbered.
 
         Parameters
         ----------
-        pieces
+        batches
             Events of all ranks.
         span
             Numbers of the collectives to read.
@@ -101,19 +103,19 @@ class Ungrouped:
             Names of the columns; `group` and `seq` among them become `GROUP` and the number.
 
         """
-        piece, row, first, rows = self.runs
+        batch, row, first, rows = self.runs
         begin = np.maximum(first, span.start)
         count = np.minimum(first + rows, span.stop) - begin
         chosen = np.flatnonzero(count > 0)
         tables, numbers = [], []
-        for place in np.unique(piece[chosen]).tolist():
-            own = chosen[piece[chosen] == place]
+        for place in np.unique(batch[chosen]).tolist():
+            own = chosen[batch[chosen] == place]
             within = np.arange(count[own].sum()) - np.repeat(
                 np.cumsum(count[own]) - count[own], count[own]
             )
             seq = np.repeat(begin[own], count[own]) + within
             at = np.repeat((row + begin - first)[own], count[own]) + within
-            tables.append(pieces_.read_ungrouped(pieces[place], names, at))
+            tables.append(spill_files.read_ungrouped(batches[place], names, at))
             numbers.append(seq)
         table, number = pa.concat_tables(tables).combine_chunks(), np.concatenate(numbers)
         for name, values in (("group", np.full(len(number), GROUP)), ("seq", number)):
@@ -125,7 +127,7 @@ class Ungrouped:
 class _RankStream:
     """Collectives of one rank on one stream."""
 
-    row: int  # first row among the collectives of unknown groups of its piece
+    row: int  # first row among the collectives of unknown groups of its batch
     stream: Stream
 
 
@@ -133,7 +135,7 @@ class _RankStream:
 class _Aligned:
     """One rank aligned with the reference rank, on one stream."""
 
-    runs: Ints  # per run: first row in the piece, index on the reference rank, number of rows
+    runs: Ints  # per run: first row in the batch, index on the reference rank, number of rows
     start: Ints  # of the sample; NULL where the rank misses the collective
     stop: Ints
 
@@ -141,7 +143,7 @@ class _Aligned:
 _Alignments = dict[tuple[int, int], _Aligned | Refusal]  # by stream and rank
 
 
-def find(pieces: Sequence[Piece], job: ExpectedMembers, spread: Spread) -> Ungrouped:
+def find(batches: Sequence[EventBatch], job: ExpectedMembers, spread: Spread) -> Ungrouped:
     """Match the collectives of unknown groups on all ranks, or none of them.
 
     If ranks of the job are missing, the others may share no collective: for example the first
@@ -149,7 +151,7 @@ def find(pieces: Sequence[Piece], job: ExpectedMembers, spread: Spread) -> Ungro
 
     Parameters
     ----------
-    pieces
+    batches
         Communication events of all ranks.
     job
         Expected members.
@@ -157,21 +159,21 @@ def find(pieces: Sequence[Piece], job: ExpectedMembers, spread: Spread) -> Ungro
         Maps a function over arguments, maybe in other processes.
 
     """
-    events = sum(piece.ungrouped for piece in pieces)
+    events = sum(batch.ungrouped for batch in batches)
     if not events or len(job.ranks) < 2:  # noqa: PLR2004 - nobody to be matched with
         return Ungrouped(events=events)
     if job.contradiction:
         return Ungrouped(events=events, doubts=(Doubt(job.contradiction),))
     if job.missing:
         return Ungrouped(events=events, missing=job.missing)
-    counts = spread(_counts, pieces)
+    counts = spread(_counts, batches)
     rank, stream, count = np.concatenate(counts, axis=1)
     ranks, place = np.unique(rank, return_inverse=True)
     is_single = len(ranks) == len(rank)  # one stream per rank: numbers of streams may differ
     chosen = int(ranks[np.argmax(np.bincount(place, count))])
     index = next(n for n, columns in enumerate(counts) if chosen in columns[0])
-    reference = _streams(pieces[index], is_single)[chosen]
-    alignments = spread(partial(_align, reference, is_single), pieces)
+    reference = _streams(batches[index], is_single)[chosen]
+    alignments = spread(partial(_align, reference, is_single), batches)
     others = set() if is_single else set(stream.tolist()) - set(reference)
     doubts = [Doubt("absent", number, chosen) for number in sorted(others)]
     return _all_or_none(
@@ -179,9 +181,9 @@ def find(pieces: Sequence[Piece], job: ExpectedMembers, spread: Spread) -> Ungro
     )
 
 
-def _counts(piece: Piece) -> Ints:
+def _counts(batch: EventBatch) -> Ints:
     """Return rows of rank, stream, and number of collectives of unknown groups."""
-    table = pieces_.read_ungrouped(piece, ("rank", "stream"))
+    table = spill_files.read_ungrouped(batch, ("rank", "stream"))
     return np.array([(r, s, b - a) for r, s, a, b in _parts(table)], np.int64).reshape(-1, 3).T
 
 
@@ -193,9 +195,9 @@ def _parts(table: pa.Table) -> Iterator[tuple[int, int, int, int]]:
         yield int(rank[a]), int(stream[a]), a, b
 
 
-def _streams(piece: Piece, is_single: bool) -> dict[int, dict[int, _RankStream]]:
+def _streams(batch: EventBatch, is_single: bool) -> dict[int, dict[int, _RankStream]]:
     """Return the collectives of unknown groups, by rank and stream."""
-    table = pieces_.read_ungrouped(piece, _NAMES)
+    table = spill_files.read_ungrouped(batch, _NAMES)
     op, size, iteration, start, duration = (
         filled(table[name])
         for name in ("op", "payload_bytes", "iteration", "start_ns", "duration_ns")
@@ -209,11 +211,13 @@ def _streams(piece: Piece, is_single: bool) -> dict[int, dict[int, _RankStream]]
     return by_rank
 
 
-def _align(reference: Mapping[int, _RankStream], is_single: bool, piece: Piece) -> _Alignments:
-    """Align the ranks of a piece with the reference rank."""
+def _align(
+    reference: Mapping[int, _RankStream], is_single: bool, batch: EventBatch
+) -> _Alignments:
+    """Align the ranks of a batch with the reference rank."""
     return {
         (key, rank): _aligned(own.stream, streams.get(key))
-        for rank, streams in _streams(piece, is_single).items()
+        for rank, streams in _streams(batch, is_single).items()
         for key, own in reference.items()
     }
 
@@ -292,20 +296,20 @@ class _AcceptedStream:
 
     first: int  # number of its first collective
     sampled: Ints  # indices of sampled collectives
-    aligned: Mapping[int, tuple[int, _Aligned | Refusal]]  # by rank; with the piece's index
+    aligned: Mapping[int, tuple[int, _Aligned | Refusal]]  # by rank; with the batch's index
     agree_ns: float
 
     def _ranks(self) -> Iterator[tuple[int, int, _Aligned]]:
-        for rank, (piece, alignment) in self.aligned.items():
+        for rank, (batch, alignment) in self.aligned.items():
             if not isinstance(alignment, str):
-                yield rank, piece, alignment
+                yield rank, batch, alignment
 
     def runs(self) -> Ints:
         """Return columns of `Ungrouped.runs`."""
         parts = []
-        for _, piece, alignment in self._ranks():
+        for _, batch, alignment in self._ranks():
             row, place, rows = alignment.runs
-            parts.append(np.stack([np.full_like(row, piece), row, place + self.first, rows]))
+            parts.append(np.stack([np.full_like(row, batch), row, place + self.first, rows]))
         return np.concatenate(parts, axis=1)
 
     def ends(self) -> EndOffsets:

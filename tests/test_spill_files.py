@@ -1,4 +1,4 @@
-"""Test that results do not depend on how events are divided into pieces."""
+"""Test that results do not depend on how events are divided into batches."""
 
 import os
 import shutil
@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_traces import job_partials
 
-from fastcomm.metrics import merge, pieces, spill
-from fastcomm.metrics import pieces as metrics_pieces
+from fastcomm.metrics import merge, spill, spill_files
 from fastcomm.metrics.computation import compute
 from fastcomm.synthetic import Job
 
@@ -49,12 +48,12 @@ def events(draw):
 
 
 def by_ranks(table, later, folder=None):
-    """A piece of some of the ranks and one of the others, in memory or in files."""
+    """A batch of some of the ranks and one of the others, in memory or in files."""
     first = np.isin(table["rank"].to_numpy(), sorted(later), invert=True)
     parts = [table.filter(pa.array(chosen)) for chosen in (~first, first)]
     if folder is None:
-        return [pieces.cut(part) for part in parts]
-    return [pieces.spill(part, folder / str(n)) for n, part in enumerate(parts)]
+        return [spill_files.cut(part) for part in parts]
+    return [spill_files.spill(part, folder / str(n)) for n, part in enumerate(parts)]
 
 
 @given(
@@ -71,16 +70,16 @@ def test_cells_have_all_events_of_their_groups_and_no_others(
     cut = by_ranks(table, later, tmp_path if is_away else None)
     names = ["rank", "group", "number"]
     cells = range(first, min(first + more, 257))
-    found = pieces.read(cut, cells, names).to_pylist()
+    found = spill_files.read(cut, cells, names).to_pylist()
     wanted = [row for row in table.select(names).to_pylist() if cell(row["group"]) in cells]
     # Those of a cell by rank, and in the order of the rank; for the last there is a test below.
     key = [(cell(row["group"]), row["rank"], row["number"]) for row in wanted]
     ordered = sorted(found, key=lambda row: (cell(row["group"]), key_of_last(row)))
     assert ordered == [row for _, row in sorted(zip(key, wanted, strict=True))]
-    assert pieces.whole(cut, table.column_names).equals(table)
-    shared = pieces.shares(cut)
+    assert spill_files.whole(cut, table.column_names).equals(table)
+    shared = spill_files.shares(cut)
     assert [each for cells in shared for each in cells] == list(range(256))
-    assert sorted({op for piece in cut for op in piece.ops}) == sorted(
+    assert sorted({op for batch in cut for op in batch.ops}) == sorted(
         set(table["op"].to_pylist())
     )
 
@@ -91,13 +90,13 @@ def key_of_last(row):
 
 @given(table=events(), later=st.sets(st.integers(0, 3)))
 def test_collectives_without_a_group_are_sorted_by_rank_stream_and_end(table, later):
-    for piece in by_ranks(table, later):
-        found = pieces.read_ungrouped(piece, table.column_names).to_pylist()
-        rows = piece.where.select(table.column_names).to_pylist()
+    for batch in by_ranks(table, later):
+        found = spill_files.read_ungrouped(batch, table.column_names).to_pylist()
+        rows = batch.where.select(table.column_names).to_pylist()
         wanted = [row for row in rows if is_ungrouped(row)]
         assert found == sorted(wanted, key=order_of_stream)
         some = np.arange(len(found))[::2]
-        assert pieces.read_ungrouped(piece, ["number"], some)["number"].to_pylist() == [
+        assert spill_files.read_ungrouped(batch, ["number"], some)["number"].to_pylist() == [
             row["number"] for row in found[::2]
         ]
 
@@ -131,7 +130,7 @@ def partials():
 @pytest.mark.compiled
 def test_results_do_not_depend_on_how_ranks_are_spilled(partials, tmp_path, monkeypatch):
     here = told(merge(partials))
-    monkeypatch.setattr(pieces, "_ROWS", 100)
+    monkeypatch.setattr(spill_files, "_ROWS", 100)
     for number, batches in enumerate(
         ([[0, 5], [1, 2, 3, 4, 7], [6]], [[7], [0, 1, 2, 3, 4, 5, 6]])
     ):
@@ -159,30 +158,30 @@ def told(partial):
 def test_rates_of_pieces_equal_rates_of_all_events(partials):
     whole = merge(partials)
     table = whole.events
-    cut = [pieces.cut(part.events) for part in partials]
+    cut = [spill_files.cut(part.events) for part in partials]
     size, duration = (table[name].to_numpy() for name in ("bytes", "duration_ns"))
     for tag in np.unique(table["tag"].to_numpy()).tolist():
         own = (table["tag"].to_numpy() == tag) & (duration > 0)
         wanted = np.percentile(size[own] / duration[own] * 1e9, 95)
-        assert metrics_pieces.p95(cut, tag) == pytest.approx(wanted, rel=1e-12)
-    assert np.isnan(metrics_pieces.p95(cut, 99))
+        assert spill_files.p95(cut, tag) == pytest.approx(wanted, rel=1e-12)
+    assert np.isnan(spill_files.p95(cut, 99))
 
 
 def test_a_piece_without_events_is_a_piece(tmp_path):
     empty = pa.table(
         {"rank": pa.array([], "i8"), "group": pa.array([], "i8"), "op": pa.array([], "i1")}
     )
-    for piece in (pieces.cut(empty), pieces.spill(empty, tmp_path / "empty")):
-        assert (sum(piece.rows), piece.ops) == (0, ())
-        assert pieces.whole([piece], empty.column_names).equals(empty)
-        assert replace(piece) == piece
+    for batch in (spill_files.cut(empty), spill_files.spill(empty, tmp_path / "empty")):
+        assert (sum(batch.rows), batch.ops) == (0, ())
+        assert spill_files.whole([batch], empty.column_names).equals(empty)
+        assert replace(batch) == batch
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a mapped file cannot be deleted")
 def test_all_events_outlive_their_spill_files(tmp_path):
     table = pa.table(
         {
-            **{name: pa.array([0] * 6, pa.int64()) for name in pieces._SORT_COLUMNS},
+            **{name: pa.array([0] * 6, pa.int64()) for name in spill_files._SORT_COLUMNS},
             "rank": [0, 0, 0, 1, 1, 1],
             "group": [5 << 50, 3 << 60, 5 << 50, None, 3 << 60, 5 << 50],
             "number": list(range(6)),
@@ -190,7 +189,9 @@ def test_all_events_outlive_their_spill_files(tmp_path):
     )
     folder = tmp_path / "spilled"
     folder.mkdir()
-    spilled = [pieces.spill(table.slice(begin, 3), folder / str(begin)) for begin in (3, 0)]
-    whole = pieces.whole(spilled, ["rank", "number"])
+    spilled = [
+        spill_files.spill(table.slice(begin, 3), folder / str(begin)) for begin in (3, 0)
+    ]
+    whole = spill_files.whole(spilled, ["rank", "number"])
     shutil.rmtree(folder)
     assert whole["number"].to_pylist() == list(range(6))

@@ -28,7 +28,7 @@ ALL = Cells(CELLS + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EventBatch:
     """Events of some ranks, sorted by cell, then by rank, then as in the rank's table."""
 
     where: pa.Table | Path  # columns of `traffic.rows` and `place`; the file has one batch
@@ -43,7 +43,7 @@ def cell_of(group: Ints) -> Ints:
     return (group >> _SHIFT) + CELLS // 2
 
 
-def cut(events: pa.Table) -> Piece:
+def cut(events: pa.Table) -> EventBatch:
     """Divide the communication events of some ranks into cells.
 
     Parameters
@@ -53,7 +53,7 @@ def cut(events: pa.Table) -> Piece:
 
     Returns
     -------
-    Piece
+    EventBatch
         In memory. The last cell begins with the collectives of unknown groups that can be
         matched, sorted by rank, stream and end.
 
@@ -65,7 +65,7 @@ def cut(events: pa.Table) -> Piece:
     order[begin:], ungrouped = _ungrouped_first(events, order[begin:])
     # Taking rows from chunked columns would be several times slower.
     whole = events.append_column("place", pa.array(np.arange(len(cell)))).combine_chunks()
-    return Piece(
+    return EventBatch(
         where=whole.take(pa.array(order)),
         rows=tuple(np.bincount(cell, minlength=len(ALL)).tolist()),
         ops=tuple(np.flatnonzero(np.bincount(events["op"].to_numpy())).tolist()),
@@ -89,8 +89,8 @@ def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
     return rows[np.lexsort((*keys, rank, others))], int((~others).sum())
 
 
-def spill(events: pa.Table, path: Path) -> Piece:
-    """Write events to a spill file, and return the piece that names it.
+def spill(events: pa.Table, path: Path) -> EventBatch:
+    """Write events to a spill file, and return the batch that names it.
 
     Parameters
     ----------
@@ -105,9 +105,9 @@ def spill(events: pa.Table, path: Path) -> Piece:
         The file cannot be written.
 
     """
-    piece = cut(events)
-    write(piece.where, path)
-    return replace(piece, where=path)
+    batch = cut(events)
+    write(batch.where, path)
+    return replace(batch, where=path)
 
 
 def write(table: pa.Table, path: Path) -> None:
@@ -129,12 +129,12 @@ def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
         return pa.ipc.open_file(source, options=options).read_all().select(names)
 
 
-def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Table:
+def read(batches: Sequence[EventBatch], cells: Cells, names: Sequence[str]) -> pa.Table:
     """Return columns of the events in some cells, sorted by rank, then as in the rank's table.
 
     Parameters
     ----------
-    pieces
+    batches
         At least one.
     cells
         Range of cells; `ALL` for all.
@@ -143,20 +143,22 @@ def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Tabl
 
     """
     tables = []
-    for piece in sorted(pieces, key=lambda piece: piece.ranks):
-        begin, count = sum(piece.rows[: cells.start]), sum(piece.rows[cells.start : cells.stop])
+    for batch in sorted(batches, key=lambda batch: batch.ranks):
+        begin, count = sum(batch.rows[: cells.start]), sum(batch.rows[cells.start : cells.stop])
         if count:
-            tables.append(_copied(columns(piece.where, names).slice(begin, count)))
-    table = pa.concat_tables(tables or [columns(pieces[0].where, names)[:0]]).combine_chunks()
-    return table if _are_in_order(pieces) else _by_rank(table)
+            tables.append(_copied(columns(batch.where, names).slice(begin, count)))
+    table = pa.concat_tables(tables or [columns(batches[0].where, names)[:0]]).combine_chunks()
+    return table if _are_in_order(batches) else _by_rank(table)
 
 
-def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-    """Return columns of a piece's collectives of unknown groups.
+def read_ungrouped(
+    batch: EventBatch, names: Sequence[str], rows: Ints | None = None
+) -> pa.Table:
+    """Return columns of a batch's collectives of unknown groups.
 
     Parameters
     ----------
-    piece
+    batch
         Events in memory or in a spill file.
     names
         Names of the columns.
@@ -164,10 +166,10 @@ def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None)
         Indices of the collectives, among those of unknown groups; by default all.
 
     """
-    begin = sum(piece.rows[:CELLS])
+    begin = sum(batch.rows[:CELLS])
     if rows is None:
-        return _copied(columns(piece.where, names).slice(begin, piece.ungrouped))
-    return columns(piece.where, names).take(pa.array(begin + rows)).combine_chunks()
+        return _copied(columns(batch.where, names).slice(begin, batch.ungrouped))
+    return columns(batch.where, names).take(pa.array(begin + rows)).combine_chunks()
 
 
 def _copied(table: pa.Table) -> pa.Table:
@@ -175,9 +177,9 @@ def _copied(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, table.schema.empty_table()]).combine_chunks()
 
 
-def _are_in_order(pieces: Sequence[Piece]) -> bool:
-    """Whether the ranges of ranks of the pieces do not overlap."""
-    ranks = sorted(piece.ranks for piece in pieces if any(piece.rows))
+def _are_in_order(batches: Sequence[EventBatch]) -> bool:
+    """Whether the ranges of ranks of the batches do not overlap."""
+    ranks = sorted(batch.ranks for batch in batches if any(batch.rows))
     return all(high < low for (_, high), (low, _) in pairwise(ranks))
 
 
@@ -185,37 +187,37 @@ def _by_rank(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
-def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
-    """Return columns of all events of all pieces, sorted by rank and then as in its trace.
+def whole(batches: Sequence[EventBatch], names: Sequence[str]) -> pa.Table:
+    """Return columns of all events of all batches, sorted by rank and then as in its trace.
 
     Those of spill files are in memory maps of sorted files beside these, which may be deleted.
     """
-    if not _are_in_order(pieces):
-        return _sorted(pieces, names)
-    ordered = sorted(pieces, key=lambda piece: piece.ranks)
-    return pa.concat_tables(_sorted_piece(piece, names) for piece in ordered)
+    if not _are_in_order(batches):
+        return _sorted(batches, names)
+    ordered = sorted(batches, key=lambda batch: batch.ranks)
+    return pa.concat_tables(_sorted_piece(batch, names) for batch in ordered)
 
 
-def _sorted_piece(piece: Piece, names: Sequence[str]) -> pa.Table:
-    """Return columns of the events of a piece as in their traces."""
-    table = _sorted([piece], names)
+def _sorted_piece(batch: EventBatch, names: Sequence[str]) -> pa.Table:
+    """Return columns of the events of a batch as in their traces."""
+    table = _sorted([batch], names)
     # A file that is mapped cannot be deleted on other systems.
-    if isinstance(piece.where, pa.Table) or os.name != "posix":
+    if isinstance(batch.where, pa.Table) or os.name != "posix":
         return table
-    path = piece.where.with_name(f"{piece.where.name}.sorted")
+    path = batch.where.with_name(f"{batch.where.name}.sorted")
     write(table, path)
     return columns(path, names)
 
 
-def _sorted(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
-    table = read(pieces, ALL, [*names, "place"])
+def _sorted(batches: Sequence[EventBatch], names: Sequence[str]) -> pa.Table:
+    table = read(batches, ALL, [*names, "place"])
     order = np.lexsort((table["place"].to_numpy(), table["rank"].to_numpy()))
     return table.take(pa.array(order)).select(names)
 
 
-def shares(pieces: Sequence[Piece]) -> list[Cells]:
+def shares(batches: Sequence[EventBatch]) -> list[Cells]:
     """Divide the cells of known groups into ranges, each small enough to read at once."""
-    rows = np.sum([piece.rows for piece in pieces], axis=0).tolist()
+    rows = np.sum([batch.rows for batch in batches], axis=0).tolist()
     ranges, begin, count = [], 0, 0
     for cell in range(CELLS):
         if count and count + rows[cell] > _ROWS:
@@ -256,14 +258,14 @@ def rate(count: Ints, duration: Ints) -> Floats:
     return rates
 
 
-def p95(pieces: Sequence[Piece], tag: int) -> float:
+def p95(batches: Sequence[EventBatch], tag: int) -> float:
     """Return the 95th percentile of a tag's bytes/s (linear interpolation); NaN without any.
 
     `tag` is an index into TAGS. Events without duration or of unknown size are left out.
     """
     parts = []
-    for piece in pieces:
-        table = columns(piece.where, ("tag", "duration_ns", "bytes"))
+    for batch in batches:
+        table = columns(batch.where, ("tag", "duration_ns", "bytes"))
         own = table["tag"].to_numpy() == tag
         known_rates = rate(filled(table["bytes"])[own], table["duration_ns"].to_numpy()[own])
         parts.append(known_rates[~np.isnan(known_rates)])
@@ -271,7 +273,7 @@ def p95(pieces: Sequence[Piece], tag: int) -> float:
     return float(np.percentile(rates, 95, overwrite_input=True)) if len(rates) else np.nan
 
 
-def collective_rates(pieces: Sequence[Piece], op: int) -> pa.Table:
+def collective_rates(batches: Sequence[EventBatch], op: int) -> pa.Table:
     """Return the bus bandwidth of an operation, by group size and message size.
 
     Events without duration or of unknown size are left out.
@@ -284,7 +286,7 @@ def collective_rates(pieces: Sequence[Piece], op: int) -> pa.Table:
         second, null if unknown.
 
     """
-    parts = [_size_rates(piece, op) for piece in pieces]
+    parts = [_size_rates(batch, op) for batch in batches]
     key, bus_rate = (np.concatenate(values) for values in zip(*parts, strict=True))
     # One key at a time, to save memory.
     keys, count = np.unique(key, return_counts=True)
@@ -308,9 +310,9 @@ def _median(rates: Floats) -> float:
     return float(np.percentile(values, 50, overwrite_input=True)) if len(values) else np.nan
 
 
-def _size_rates(piece: Piece, op: int) -> tuple[Ints, Floats]:
+def _size_rates(batch: EventBatch, op: int) -> tuple[Ints, Floats]:
     """Return a key of group size and power of two of the bytes, and bus bytes/s, per event."""
-    table = columns(piece.where, ("op", "group_size", "duration_ns", "bytes", "bus_bytes"))
+    table = columns(batch.where, ("op", "group_size", "duration_ns", "bytes", "bus_bytes"))
     duration, size = table["duration_ns"].to_numpy(), filled(table["bytes"])
     chosen = (table["op"].to_numpy() == op) & (size != NULL) & (duration > 0)
     power = np.frexp(np.maximum(size[chosen], 1).astype(np.float64))[1] - 1
