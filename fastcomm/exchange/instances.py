@@ -198,7 +198,7 @@ class RunCommunication:
         return {number: applied.get(number, 0) for number in self.ranks}
 
     def _message_limits(self, offsets: Mapping[int, int]) -> clocks.EndOffsets:
-        """Limit clock offsets by messages; `offsets` has those that are known, in ns by rank."""
+        """Limit clock offsets by messages; `offsets` has the known ones, in ns by rank."""
         row, messages = self._messages(offsets)
         pairs = match_messages(messages).pairs(messages.is_send)
         sender, receiver = (row[side] for side in pairs)
