@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +17,7 @@ import numpy as np
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task, both
+from fastcomm.executors import Executor, Progress, of_each
 from fastcomm.files import aside, check_no_input
 from fastcomm.graph import EDGE_KIND
 from fastcomm.readers.execution_traces import (
@@ -96,8 +95,7 @@ def convert(
     for source in run.sources:
         check_no_input(folder / file_name(source.rank))
     check_no_input(folder / GROUPS_FILE)
-    one_rank = partial(_one_rank, folder=folder, world=world)
-    task = Task(measure=one_rank, merge=_all_ranks, finish=both, content="all")
+    task = of_each(partial(write, folder=folder, world=world), content="all")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
@@ -115,14 +113,6 @@ def convert(
         skipped=skipped,
         warnings=warnings_of_ranks(file.meta for file in written),
     )
-
-
-def _one_rank(trace: Trace, *, folder: Path, world: int) -> tuple[Written, ...]:
-    return (write(trace, folder, world),)
-
-
-def _all_ranks(parts: Sequence[tuple[Written, ...]]) -> tuple[Written, ...]:
-    return tuple(chain.from_iterable(parts))
 
 
 def write_groups(written: Sequence[Written], folder: Path) -> Path:

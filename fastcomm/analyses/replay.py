@@ -103,37 +103,22 @@ def _joined(parts: Parts) -> RunStep:
     """Join the windows of all ranks into one step; `parts` are by rank."""
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
-    if len(traces) == 1:
-        ((rank, trace),) = traces.items()
-        path = paths[rank]
-        nodes = len(path.graph.time)
-        constraints = StepConstraints(
-            graph=path.graph,
-            on_device=path.on_device,
-            rank_of=np.zeros(nodes, np.int64),
-            first=np.zeros(1, np.int64),
-            traces=(trace,),
-            number=path.step,
-        )
-        return RunStep(constraints=constraints, path=path)
     try:
-        many = joined(traces, paths=paths)
+        path = joined(traces, paths=paths) if len(traces) > 1 else paths[min(paths)]
     except JoinError as error:
-        first = min(traces)
-        note = f"this is the step of rank {first} alone: ranks cannot be joined ({error})"
-        return replace(_joined({first: parts[first]}), notes=(note,))
-    events = many.events
-    if not isinstance(events, RunEvents):
-        raise TypeError(events)
+        rank = min(traces)
+        note = f"this is the step of rank {rank} alone: ranks cannot be joined ({error})"
+        return replace(_joined({rank: parts[rank]}), notes=(note,))
+    events = path.events
     constraints = StepConstraints(
-        graph=many.graph,
-        on_device=many.on_device,
-        rank_of=many.across.rank_of.astype(np.int64),
-        first=events.first[:-1],
+        graph=path.graph,
+        on_device=path.on_device,
+        rank_of=path.across.rank_of.astype(np.int64),
+        first=events.first[:-1] if isinstance(events, RunEvents) else np.zeros(1, np.int64),
         traces=tuple(traces.values()),
-        number=many.step,
+        number=path.step,
     )
-    return RunStep(constraints=constraints, path=many)
+    return RunStep(constraints=constraints, path=path)
 
 
 def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session:
@@ -202,7 +187,6 @@ def session_of_trial(
         Which predictions to make; by default none.
 
     """
-    predicted = predicted or PredictionOptions()
     replayed = session(
         trial,
         Options(
@@ -213,13 +197,7 @@ def session_of_trial(
     )
     replayer = replayed.replayed.replayer
     alone = replayer.only(options.tensors) if options.tensors else None
-    others = predictions.predictions(
-        trial,
-        replayer,
-        with_daydream=predicted.daydream,
-        hosts=predicted.hosts,
-        fuse=predicted.fuse,
-    )
+    others = predictions.predictions(trial, replayer, predicted or PredictionOptions())
     return replace(replayed, alone=alone, predictions=others)
 
 

@@ -238,13 +238,9 @@ class StepMatches:
 
         """
         events = _events(metrics, step, ranks)
-        offsets = {
-            offset.rank: offset.offset_ns
-            for offset in metrics.across.offsets
-            if offset.offset_ns is not None
-        }
         is_aligned = metrics.across.clock_alignment != "none"
-        matched, _ = match_events(events, Clocks(offsets, is_aligned, metrics.across.unaligned))
+        clocks = Clocks(known_offsets(metrics), is_aligned, metrics.across.unaligned)
+        matched, _ = match_events(events, clocks)
         rank = events.rank[matched.row]
         is_doubtful = np.isin(rank, list(unaligned))
         if len(matched.size):
@@ -281,6 +277,15 @@ class StepMatches:
     def of_rank(self, rank: int) -> Columns:
         """Return the events of a rank, sorted by start."""
         return take(self.events, self.events["rank"] == rank)
+
+
+def known_offsets(metrics: Metrics) -> dict[int, int]:
+    """Return by how many ns the clock of each rank is ahead, without unknown ones."""
+    return {
+        offset.rank: offset.offset_ns
+        for offset in metrics.across.offsets
+        if offset.offset_ns is not None
+    }
 
 
 def _events(metrics: Metrics, step: int, ranks: Sequence[int]) -> CommunicationEvents:

@@ -18,6 +18,7 @@ from fastcomm.analyses.timeline_events import (
     StepMatches,
     append,
     joined,
+    known_offsets,
     merge_short,
     occupancy,
     take,
@@ -332,9 +333,4 @@ def _offsets(metrics: Metrics, ranks: Ints) -> Ints:
     """Return how far the clock of each rank is ahead, in ns; 0 where it is unknown."""
     if metrics.across.clock_alignment == "none":
         return np.zeros(len(ranks), np.int64)
-    offsets = {
-        offset.rank: offset.offset_ns
-        for offset in metrics.across.offsets
-        if offset.offset_ns is not None
-    }
-    return offset_by_row(ranks, offsets)
+    return offset_by_row(ranks, known_offsets(metrics))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastcomm.critical_path.window import TimeRange, WindowError, instances
+from fastcomm.critical_path.window import TimeRange, WindowError, chosen, instances
 from fastcomm.files import place
 from fastcomm.readers.stream import find
 from fastcomm.trace.columns import codes
@@ -145,13 +145,12 @@ def _trimmed(whole: Linked) -> Linked:
     place = np.cumsum(keep, dtype=np.int32) - 1
     partner = whole.partner[keep]
     partner = np.where((partner >= 0) & keep[partner], place[partner], NONE).astype(np.int32)
-    return Linked(
+    return replace(
+        whole,
         rows=rows.take(keep),
         linking=whole.linking[keep],
         partner=partner,
         has_partner=whole.has_partner[keep] & (partner >= 0),
-        origin=whole.origin,
-        has_steps=True,
     )
 
 
@@ -201,8 +200,4 @@ def _marks(linked: Linked, annotation: str, numbers: tuple[int, int], exact: boo
         raise WindowError.no_annotation(annotation)
     comes_later = linked.has_steps & ~linked.linking[marks]
     marks = marks[np.lexsort((rows.position[marks], comes_later))]
-    first, last = numbers
-    if first >= len(marks):
-        raise WindowError.no_instance(annotation, first, len(marks))
-    chosen: Ints = marks[first : last + 1]
-    return chosen
+    return chosen(marks, annotation, numbers)

@@ -12,7 +12,7 @@ import numpy as np
 from fastcomm.compat.hta_events import Clipped, Linked
 from fastcomm.critical_path.rules import EventDescriptions, Fact, PathRules, short_name
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, longest_path
-from fastcomm.trace.columns import codes, codes_in_order, pair_codes
+from fastcomm.trace.columns import codes, codes_in_order, pair_codes, text_codes
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
@@ -277,9 +277,7 @@ def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
 
 def _processes(linked: Linked) -> Ints:
     """Return the number of each row's process."""
-    encoded = linked.rows.lanes["process"].combine_chunks().dictionary_encode()
-    numbers: Ints = encoded.indices.to_numpy().astype(np.int64)[linked.rows.lane]
-    return numbers
+    return text_codes(linked.rows.lanes["process"])[linked.rows.lane]
 
 
 SEARCHED_FROM_NS = -1000  # weights up to this count as 0 in HTA's search

@@ -21,7 +21,7 @@ from fastcomm.critical_path.rules import (
     PathSource,
     TraceEvents,
 )
-from fastcomm.critical_path.what_if import Replay
+from fastcomm.critical_path.what_if import EditedStep, Replay
 from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph import Graph
@@ -210,16 +210,6 @@ class CriticalPath(FoundPath, Result):
         """Predict the step time after the edits of a plan, and for each edit of its sweeps."""
         replay, edits = Replay(self), plan_.edits
         replayed = replay.run(edits)
-        after, path = self, replayed.path
-        if path is not None:
-            after = CriticalPath(
-                graph=replayed.graph,
-                events=self.events,
-                about=self.about,
-                on_device=self.on_device,
-                path=path,
-                join=self.across.unmeasured(),
-            )
         error, reason = replayed.replay_error_ns, candidates.unvalidated(replay)
         tried = None
         if not edits and not plan_.sweeps:
@@ -243,9 +233,22 @@ class CriticalPath(FoundPath, Result):
             replay_error_ns=error,
             interval=Interval.of(replayed.after_ns, error, edits, reason),
             before=self,
-            after=after,
+            after=self._after(replayed),
             sweeps=tuple(map(swept, plan_.sweeps)),
             candidates=tried,
+        )
+
+    def _after(self, replayed: EditedStep) -> "CriticalPath":
+        """Return the path of an edited step; itself if the edits change nothing."""
+        if replayed.path is None:
+            return self
+        return CriticalPath(
+            graph=replayed.graph,
+            events=self.events,
+            about=self.about,
+            on_device=self.on_device,
+            path=replayed.path,
+            join=self.across.unmeasured(),
         )
 
     def edit(self) -> "GraphEdit[CriticalPath]":

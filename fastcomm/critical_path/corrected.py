@@ -17,7 +17,7 @@ import numpy as np
 from fastcomm.critical_path.waits import Selected, are_known, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
-from fastcomm.trace.columns import alike, filled, lookup
+from fastcomm.trace.columns import alike, filled, lookup, text_codes
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
@@ -121,7 +121,7 @@ def _most_edges(
 def _lanes(selected: Selected, trace: Trace) -> kernels.Lanes:
     """Return process, device, and forward and backward thread of each lane."""
     table = trace.lanes
-    process = table["process"].combine_chunks().dictionary_encode().indices.to_numpy()
+    process = text_codes(table["process"]).astype(np.int32)
     device = filled(table["device"], NONE).astype(np.int32)
     is_device = table["is_device"].to_numpy()
     device = np.where(is_device, np.maximum(device, 0), NONE).astype(np.int32)
@@ -129,7 +129,7 @@ def _lanes(selected: Selected, trace: Trace) -> kernels.Lanes:
     backward = np.full(len(process), NONE, np.int32)
     for behind, before in _forward_threads(selected, trace).items():
         forward[behind], backward[before] = before, behind
-    return kernels.Lanes(process.astype(np.int32), device, forward, backward)
+    return kernels.Lanes(process, device, forward, backward)
 
 
 def _forward_threads(selected: Selected, trace: Trace) -> dict[int, int]:

@@ -26,7 +26,7 @@ from fastcomm.readers.kineto import SUFFIXES
 from fastcomm.readers.stream import UnreadBytesError, blocks
 from fastcomm.trace import chrome_trace
 from fastcomm.trace.chrome_trace import Place, TextPiece
-from fastcomm.trace.columns import alike, filled
+from fastcomm.trace.columns import alike, filled, text_codes
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
@@ -327,7 +327,7 @@ def _event_heads(
 ) -> tuple[list[dict[str, Any]], Ints]:
     """Return what events have in common, and the index of each event in it."""
     names = ("name", "tag", "kind")
-    rows, head = alike(*(_codes(table[name]) for name in names), pid, tid, is_critical)
+    rows, head = alike(*(text_codes(table[name]) for name in names), pid, tid, is_critical)
     common = zip(
         *(table[name].take(pa.array(rows)).to_pylist() for name in names),
         *(column[rows].tolist() for column in (pid, tid, is_critical)),
@@ -345,17 +345,11 @@ def _event_heads(
     ], head
 
 
-def _codes(column: pa.ChunkedArray) -> Ints:
-    """Number the texts of a column; null is -1."""
-    codes = column.combine_chunks().dictionary_encode().indices
-    return filled(codes, -1)
-
-
 def _event_threads(
     table: pa.Table, pid: Ints, start: Ints, stop: Ints
 ) -> tuple[Ints, dict[int, str]]:
     """Return the thread of each event, numbered from 1 over all processes, and titles."""
-    _, lane = alike(pid, _codes(table["process"]), _codes(table["thread"]))
+    _, lane = alike(pid, text_codes(table["process"]), text_codes(table["thread"]))
 
     def title(row: int) -> str:
         kind = "stream" if table["is_device"][row].as_py() else "thread"

@@ -13,7 +13,7 @@ from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
 from fastcomm.graph import EDGE_KIND
 from fastcomm.graph.edits import Edit
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import classes, filled, text_codes
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
 from fastcomm_kernels.graph import Numbers
 
@@ -75,10 +75,10 @@ class OwnedEdges:
     def transfer_keys(self) -> Ints:
         """By edge: transfers with equal numbers have one operation, parallelism and size."""
         rows = pa.array(self.owner)
-        names = [_codes(self.events[name].take(rows)) for name in ("op", "tag")]
+        names = [text_codes(self.events[name].take(rows)) for name in ("op", "tag")]
         size = filled(self.events["bus_bytes"], NONE)[self.owner]
         count = np.array([len(self.members.get(at, ())) for at in self.meeting.tolist()])
-        return _numbered(*names, size, count)
+        return classes(*names, size, count)[1]
 
     def between(self, pair: Collection[int]) -> Ints:
         """Return the transfers in which all of some ranks take part, as edges."""
@@ -146,17 +146,13 @@ def of_ranks(
     is_used = np.isin(graph.kind, [EDGE_KIND[kind] for kind in _KINDS])
     edges = np.flatnonzero(is_used & (step.meeting == NONE))
     rank = step.rank[edges]
-    names = _codes(step.events["name"])
+    names = text_codes(step.events["name"])
     behind = graph.event[graph.target[edges]]
     place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
     behind_name = np.where(step.rows[place] == behind, names[place], NONE)
-    key = _numbered(
-        graph.kind[edges].astype(np.int64),
-        names[step.owner[edges]],
-        behind_name,
-        graph.is_end[graph.target[edges]].astype(np.int64),
-    )
-    key = _numbered(key, _occurrence(key, rank))
+    is_end = graph.is_end[graph.target[edges]].astype(np.int8)
+    _, key = classes(graph.kind[edges], names[step.owner[edges]], behind_name, is_end)
+    _, key = classes(key, _occurrence(key, rank))
     changed, weights = [], []
     for number in healed:
         own = np.flatnonzero(rank == number)
@@ -178,24 +174,6 @@ def of_ranks(
         changed.append(edges[own[is_known]])
         weights.append(medians[is_known].astype(np.int64))
     return np.concatenate(changed), np.concatenate(weights)
-
-
-def _codes(column: pa.ChunkedArray) -> Ints:
-    """Number the values of a column of text; NONE for null."""
-    encoded = column.combine_chunks().dictionary_encode()
-    numbers: Ints = encoded.indices.fill_null(NONE).to_numpy().astype(np.int64)
-    return numbers
-
-
-def _numbered(*columns: Ints) -> Ints:
-    """Number rows by their values in all columns."""
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        _, code = np.unique(column, return_inverse=True)
-        _, number = np.unique(
-            number * (int(code.max(initial=0)) + 1) + code, return_inverse=True
-        )
-    return number.astype(np.int64)
 
 
 def _occurrence(key: Ints, rank: Ints) -> Ints:

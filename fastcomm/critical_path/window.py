@@ -27,24 +27,6 @@ class WindowError(ConfigError):
     """The trace does not have the window."""
 
     @classmethod
-    def no_instance(cls, annotation: str, instance: int, count: int) -> Self:
-        """Return the error that an annotation has no such instance.
-
-        Parameters
-        ----------
-        annotation
-            Name of the annotation.
-        instance
-            Number that was asked for.
-        count
-            Number of instances that the trace has.
-
-        """
-        return cls(
-            f"no instance {instance} of {annotation!r}: the trace has {count}, 0 to {count - 1}"
-        )
-
-    @classmethod
     def no_annotation(cls, annotation: str) -> Self:
         """Return the error that no event has the annotation in its name."""
         return cls(f"no event's name contains {annotation!r}")
@@ -84,6 +66,20 @@ def instances(instance: object) -> tuple[int, int]:
     if last < first:
         raise WindowError(f"invalid instance {instance!r}: the last is before the first")
     return first, last
+
+
+def chosen(marks: Ints, annotation: str, numbers: tuple[int, int]) -> Ints:
+    """Return the rows of `marks` from a first to a last instance of an annotation.
+
+    Raises WindowError if there are fewer.
+    """
+    first, last = numbers
+    if first >= len(marks):
+        raise WindowError(
+            f"no instance {first} of {annotation!r}: the trace has {len(marks)}, 0 to "
+            f"{len(marks) - 1}"
+        )
+    return marks[first : last + 1]
 
 
 @contextmanager
@@ -139,12 +135,8 @@ def _annotated(trace: Trace, window: Window) -> TimeRange:
     marks = np.flatnonzero(is_named & np.isin(kind, [KIND[name] for name in _ON_HOST]))
     if not len(marks):
         raise WindowError.no_annotation(text)
-    first, last = instances(window.instance)
-    if first >= len(marks):
-        raise WindowError.no_instance(text, first, len(marks))
-    start, stop = (
-        trace.events[name].to_numpy()[marks[first : last + 1]] for name in ("start", "stop")
-    )
+    rows = chosen(marks, text, instances(window.instance))
+    start, stop = (trace.events[name].to_numpy()[rows] for name in ("start", "stop"))
     return TimeRange(start=int(start.min()), stop=int(stop.max()))
 
 

@@ -128,7 +128,7 @@ class Replayer:
         """
         options = options or Options()
         names = graph.parsed()
-        categories = _categories(names)
+        categories = categories_of(names)
         device, devices = _numbered(_device(name, options) for name in names)
         group, _ = _numbered(name.op_name for name in names)
         pid, pids = _numbered(name.pid or "" for name in names)
@@ -149,7 +149,7 @@ class Replayer:
         return cls(
             graph=graph,
             names=tuple(names),
-            categories=tuple(categories),
+            categories=categories,
             measured=measured,
             options=options,
             devices=devices,
@@ -313,10 +313,10 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
     return np.asarray(overlaps, np.int64)
 
 
-def _categories(nodes: Sequence[Name]) -> list[str]:
+def categories_of(nodes: Sequence[Name]) -> tuple[str, ...]:
     """Return the category of each node with its pass or operation, such as "operator.BW"."""
-    by_name: dict[str, str] = {}
-    return [by_name.setdefault(node.standard, category(node.standard)) for node in nodes]
+    by_name = {standard: category(standard) for standard in {node.standard for node in nodes}}
+    return tuple(by_name[node.standard] for node in nodes)
 
 
 def _is_operator(categories: Sequence[str]) -> Flags:

@@ -12,6 +12,7 @@ import numpy as np
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.selection import durations_after
+from fastcomm.options import PredictionOptions
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
 from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
@@ -364,32 +365,11 @@ class Predictions:
         return document
 
 
-def predictions(
-    trial: Trial,
-    replayer: Replayer,
-    *,
-    with_daydream: bool = False,
-    hosts: int | None = None,
-    fuse: int | None = None,
-) -> Predictions:
-    """Predict the steps that are requested.
-
-    Parameters
-    ----------
-    trial
-        The trial.
-    replayer
-        Replayer of a step of the trial.
-    with_daydream
-        Predict the step of one rank as Daydream does.
-    hosts
-        Number of hosts to predict a step for.
-    fuse
-        Number of candidates in the search for better groups of tensors.
-
-    """
+def predictions(trial: Trial, replayer: Replayer, options: PredictionOptions) -> Predictions:
+    """Predict the steps that are requested, from a replayer of a step of the trial."""
+    hosts, fuse = options.hosts, options.fuse
     return Predictions(
-        daydream=daydream(replayer, trial.parameters.bytes_of) if with_daydream else None,
+        daydream=daydream(replayer, trial.parameters.bytes_of) if options.daydream else None,
         hosts=None if hosts is None else on_hosts(trial, replayer, hosts),
         fusion=None if fuse is None else fusion(trial, replayer, fuse),
     )

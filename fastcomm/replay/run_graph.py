@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastcomm.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
-from fastcomm.readers.dpro import HOST, Name, category
+from fastcomm.readers.dpro import HOST, Name
 from fastcomm.readers.dpro.inputs import Naming, pid, plain
 from fastcomm.readers.dpro.statistics import RankSteps, StepTime
-from fastcomm.replay import Options, Replayer
+from fastcomm.replay import Options, Replayer, categories_of
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
 from fastcomm.trace.run import ReadRanks
@@ -82,7 +82,7 @@ def replayer(step: StepConstraints) -> Replayer:
             nodes=tuple(map(str, names)), source=nodes.source, target=nodes.target, groups=()
         ),
         names=names,
-        categories=tuple(_categories(names)),
+        categories=categories_of(names),
         measured=Measured(avg=nodes.duration, gap=no_time, samples=zeros, comm_gap=no_time),
         options=Options(),
         devices=devices,
@@ -257,11 +257,6 @@ def _name(naming: Naming, row: int) -> str:
     if naming.is_work[row] or row in naming.communication:
         return naming.standard(row)
     return f"{HOST}.{plain(naming.word(row))}"
-
-
-def _categories(names: Sequence[Name]) -> list[str]:
-    by_name = {standard: category(standard) for standard in {name.standard for name in names}}
-    return [by_name[name.standard] for name in names]
 
 
 def _devices(step: StepConstraints, nodes: StepNodes) -> tuple[Ints, tuple[str, ...], Ints]:

@@ -32,6 +32,11 @@ def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
     return values
 
 
+def text_codes(column: pa.ChunkedArray) -> Ints:
+    """Number the texts of a column in the order of their first appearance; null is -1."""
+    return filled(column.combine_chunks().dictionary_encode().indices, -1)
+
+
 def nullable(values: Integers) -> pa.Array:
     """Convert to an Arrow array of equal type, with null for NULL."""
     return pa.array(values, mask=values == NULL)
