@@ -93,10 +93,8 @@ class AttentionCurve:
     ) -> Array:
         """Return the seconds of a pass (forward 0, backward 1); `factor` scales its FLOPs."""
         elements = np.asarray(bsz, np.float64) * seq * np.asarray(hidden, np.float64)
-        flops = factor * elements * seq
-        return np.asarray(
-            self.start[way] + self.element[way] * elements + flops / self.rate[way]
-        )
+        compute = factor * elements * seq / self.rate[way]
+        return np.asarray(self.start[way] + self.element[way] * elements + compute)
 
 
 def bus_factor(op: str, ranks: ArrayLike) -> Array:

@@ -121,11 +121,8 @@ def calibrate(
         moved = moved * bus_factor(op, ranks)
         start = _usual_start(cluster, ranks)
         if len(time) == 1 and time[0] < 2 * start:
-            duration = f"{time[0] * 1e6:.0f} us"
-            skipped.append(
-                f"{op} on {ranks} ranks: a single size, whose {duration} are mostly "
-                "start-up time"
-            )
+            duration = f"whose {time[0] * 1e6:.0f} us are mostly start-up time"
+            skipped.append(f"{op} on {ranks} ranks: a single size, {duration}")
             continue
         lines = _fit_lines(moved, time, start)
         fits[op].append(_fit(ranks, *lines))
@@ -319,9 +316,8 @@ def fit_attention(
         start = curve.start[way]
         slower = float(np.median(np.maximum(seconds - start, 0.1 * seconds) / (before - start)))
         curve = _scaled(curve, way, slower)
-        flops = np.array(
-            [(5 if way else 2) * c.bsz * c.seq_len**2 * float(c.hidden) for c in pass_calls]
-        )
+        factor = 5 if way else 2
+        flops = np.array([factor * c.bsz * c.seq_len**2 * float(c.hidden) for c in pass_calls])
         residuals.append(
             ComputeResidual(
                 kind=kind,

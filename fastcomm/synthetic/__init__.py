@@ -83,14 +83,8 @@ def tail(start: int, stop: int, name: str, variant: Variant) -> str:
     It is the profiler's own events and the end of the object. `start` and `stop` are the times
     of the recording in ns; `name` is that of the trace.
     """
-    text = kineto.complete(
-        "Trace",
-        "PyTorch Profiler (0)",
-        kineto.lane("Spans", "PyTorch Profiler"),
-        start,
-        stop - start,
-        '"Op count": 0',
-    )
+    span = "Trace", "PyTorch Profiler (0)", kineto.lane("Spans", "PyTorch Profiler")
+    text = kineto.complete(*span, start, stop - start, '"Op count": 0')
     text += kineto.label("process_sort_index", kineto.lane("Spans", 0), start, 536_870_912)
     iteration = kineto.lane("Traces", "Trace PyTorch Profiler")
     text += kineto.instant("Iteration Start: PyTorch Profiler", iteration, start)
@@ -117,9 +111,8 @@ def labels(text: RankText, start: int) -> str:
         name = "pt_autograd_0" if backward else "python3"
         rows += kineto.label("thread_name", where, start, f"thread ({name})")
     for stream in sorted({COMPUTE, COPY, *STREAMS.values()}):
-        rows += kineto.label(
-            "thread_name", kineto.lane(device, stream), start, f"stream {stream} "
-        )
+        where = kineto.lane(device, stream)
+        rows += kineto.label("thread_name", where, start, f"stream {stream} ")
     return rows
 
 

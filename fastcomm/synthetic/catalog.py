@@ -311,9 +311,8 @@ def weights(job: Job) -> dict[str, tuple[int, int]]:
     "attention", "fc" and "experts" are all weights of such a layer, whose gradients one kernel
     computes.
     """
-    heads, keys, fc, shared, experts, vocabulary = (
-        size * _HEAD for size in widths(job).values()
-    )
+    sizes = [size * _HEAD for size in widths(job).values()]
+    heads, keys, fc, shared, experts, vocabulary = sizes
     return {
         "qkv": (job.hidden, heads + 2 * keys),
         "proj": (heads, job.hidden),

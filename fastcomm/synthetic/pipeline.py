@@ -35,10 +35,7 @@ _ATTENTION_BACK = (
 _GATHER, _SCATTER = ("tp", "AllGather"), ("tp", "ReduceScatter")
 _DISPATCH = ("ep", "AllToAll")
 
-_FORWARD = (
-    Phase((("norm", 30),), (_GATHER,)),
-    Phase(_ATTENTION, (_SCATTER,), slow=True),
-)
+_FORWARD = Phase((("norm", 30),), (_GATHER,)), Phase(_ATTENTION, (_SCATTER,), slow=True)
 _BACKWARD = (
     Phase((("norm_back", 30),), (_GATHER,)),
     Phase(_ATTENTION_BACK, (_SCATTER,), cover=("qkv_wgrad", 60), slow=True),

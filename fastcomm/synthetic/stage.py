@@ -232,9 +232,8 @@ class StageRun:
             self._collective(bucket[0], OPERATIONS[bucket[1]], plan.transfer)
         for number, (name, ns) in enumerate(plan.kernels, 1):
             longer = self._longer(ns) if name in slowed else 0
-            self._kernel(
-                name, ns + longer + (self._drift() if number == len(plan.kernels) else 0)
-            )
+            drift = self._drift() if number == len(plan.kernels) else 0
+            self._kernel(name, ns + longer + drift)
         for kind, operation, transfer in plan.calls:
             self._collective(kind, operation, transfer)
         if plan.cover:
@@ -307,9 +306,8 @@ class StageRun:
 
     def _collective(self, kind: str, operation: CallKind, transfer: int) -> None:
         """Run a collective; all members share its end."""
-        plan = WorkPlan(
-            "comm", operation.op, STREAMS[kind], self.backward, kind, waits=self._inputs()
-        )
+        stream, waits = STREAMS[kind], (COMPUTE, *self.pending)
+        plan = WorkPlan("comm", operation.op, stream, self.backward, kind, waits=waits)
         launch, start = self._begin(plan)
         extra = self._extra_transfer(kind, operation, transfer)
         factor = self.job.factor(f"comm:{TAGS[kind]}")
@@ -320,19 +318,14 @@ class StageRun:
 
     def _message(self, message: PipelineMessage, side: str) -> None:
         """Begin one side of a message."""
-        plan = WorkPlan(
-            "comm", side, STREAMS[side], self.backward, "pp", message, self._inputs()
-        )
+        stream, waits = STREAMS[side], (COMPUTE, *self.pending)
+        plan = WorkPlan("comm", side, stream, self.backward, "pp", message, waits)
         transfer = self.transfers[message]
         launch, transfer.ready[side] = self._begin(plan)
         if side in self.last:
             transfer.before[side] = self.last[side]
         self.last[side] = transfer
         self.rows.append(_Row(plan, launch, transfer=transfer))
-
-    def _inputs(self) -> tuple[int, ...]:
-        """Return the streams that communication waits for."""
-        return (COMPUTE, *self.pending)
 
     def _extra_transfer(self, kind: str, operation: CallKind, transfer: int) -> Ints | int:
         """Return the extra transfer time in the straggler's group."""

@@ -294,15 +294,8 @@ def layer_cost(
         exchange = _expert_exchange(grid, question, cluster, layer.experts)
         exposed = _exposed(question, work, exchange)
         seconds = seconds + exposed
-    return LayerCost(
-        work=work,
-        gathers=gathers,
-        overlap=overlap,
-        sequence=activations,
-        exchange=exchange,
-        exposed=exposed,
-        seconds=seconds,
-    )
+    times = {"gathers": gathers, "overlap": overlap, "sequence": activations}
+    return LayerCost(work=work, exchange=exchange, exposed=exposed, seconds=seconds, **times)
 
 
 def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
@@ -383,9 +376,8 @@ def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: La
         once = collective(cluster, "all_to_all", volume / grid.sp, grid.sp)
         return np.asarray(once * (8 + 4 * recompute) * (2 + 2 * group) / 4)
     if grid.algo == "mtp":
-        return np.asarray(
-            collective(cluster, "all_reduce", volume, grid.sp) * (4 + 2 * recompute)
-        )
+        reduce_s = collective(cluster, "all_reduce", volume, grid.sp)
+        return np.asarray(reduce_s * (4 + 2 * recompute))
     calls = (8 if grid.algo == "msp" else 10) + 4 * recompute
     # Routed experts take sharded tokens: only the calls around attention remain.
     calls = calls / 2 if layer.experts and not layer.experts.shared else calls

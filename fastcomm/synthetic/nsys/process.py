@@ -70,9 +70,8 @@ class ProcessWriter:
         if self.variant.init:
             self._destroy(stop + 1_000_000)
         if self.variant.schema_rows:
-            payloads.add_schemas(
-                self.host.tables, self.variant, self.host.domain, self.host.called
-            )
+            host = self.host
+            payloads.add_schemas(host.tables, self.variant, host.domain, host.called)
 
     def _domains(self, begin: int) -> None:
         """Write other NVTX rows: domains, the name of a thread, a mark, a long range."""
@@ -81,23 +80,15 @@ class ProcessWriter:
         if self.variant.domain_rows:
             for number, name in enumerate([*names, "NCCL"], 1):
                 # Some versions of nsys write the name, others its id.
-                text: dict[str, object] = (
-                    {"text": name} if self.rank % 2 else {"textId": host.tables.string(name)}
-                )
+                text: dict[str, object] = {"text": name}
+                if self.rank % 2 == 0:
+                    text = {"textId": host.tables.string(name)}
                 host.event(DOMAIN, self.main, begin + number, domainId=number, **text)
         host.event(THREAD, self.main, begin + 50, text="rank main", domainId=0)
         host.event(MARK, self.main, begin + 60, text=ODD_TEXT, domainId=0)
-        other = host.thread(WATCHDOG)
-        host.event(
-            START_END,
-            other,
-            begin + 70,
-            end=host.clock(pipeline.EPOCH_NS + 5_000_000),
-            rangeId=1,
-            text="watchdog",
-            endGlobalTid=self.main,
-            domainId=0,
-        )
+        watched = {"text": "watchdog", "rangeId": 1, "domainId": 0, "endGlobalTid": self.main}
+        end = host.clock(pipeline.EPOCH_NS + 5_000_000)
+        host.event(START_END, host.thread(WATCHDOG), begin + 70, end=end, **watched)
 
     def _communicator_groups(self) -> list[tuple[str, SyntheticGroup]]:
         """Return the groups that have a communicator: the world, and those of several ranks."""
@@ -130,10 +121,8 @@ class ProcessWriter:
     def _destroy(self, begin: int) -> None:
         """Write the destruction of all communicators."""
         for number, (_, group) in enumerate(reversed(self._communicator_groups())):
-            start = begin + number * 100_000
-            self.host.nccl(
-                self.main, "ncclCommDestroy", start, start + 90_000, self._own(group)
-            )
+            start, values = begin + number * 100_000, self._own(group)
+            self.host.nccl(self.main, "ncclCommDestroy", start, start + 90_000, values)
 
     def _step(self, step: RankStep) -> None:
         """Write the launches and the device work of a step."""
@@ -168,17 +157,15 @@ class ProcessWriter:
             return
         thread = self.host.thread(BACKWARD) if of.backward else self.main
         self.host.operator_range(thread, HOST_RANGES[of.kind], of.start, of.stop)
-        call = self.host.cuda(
-            thread, "cudaStreamSynchronize_v3020", of.start + 200, of.stop - of.start - 400
-        )
+        name, ns = "cudaStreamSynchronize_v3020", of.stop - of.start - 400
+        call = self.host.cuda(thread, name, of.start + 200, ns)
         self.device.synchronization(call, COMPUTE, kind=3)
 
     def _around(self, step: RankStep) -> None:
         """Write the range of the optimizer's step, and the call that waits for the device."""
         adam = [work.launch for work in step.works if work.name == "adam"]
-        self.host.operator_range(
-            self.main, "Optimizer.step#AdamW.step", adam[0] - 100, adam[-1] + 3_700
-        )
+        name = "Optimizer.step#AdamW.step"
+        self.host.operator_range(self.main, name, adam[0] - 100, adam[-1] + 3_700)
         self._synchronize(step)
 
     def _synchronize(self, step: RankStep) -> None:
@@ -187,9 +174,8 @@ class ProcessWriter:
             self._host(one)
         begin = step.works[-1].launch + 20_000
         last = max(work.stop for work in step.works)
-        call = self.host.cuda(
-            self.main, "cudaDeviceSynchronize_v3020", begin, last + SYNC_NS - begin
-        )
+        ns = last + SYNC_NS - begin
+        call = self.host.cuda(self.main, "cudaDeviceSynchronize_v3020", begin, ns)
         self.device.synchronization(call, None, kind=4)
 
     def _launch(self, work: PlannedWork, launch: int) -> Launch:

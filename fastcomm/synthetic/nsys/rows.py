@@ -126,8 +126,7 @@ class Host:
         self, thread: int, operations: list[NcclFunction], start: int, end: int, depth: int
     ) -> None:
         """Add GroupStart, operations, and GroupEnd of nested groups, from `start` to `end`."""
-        names = ["ncclGroupStart"] * depth
-        calls: list[tuple[str, dict[str, int] | None]] = [(name, None) for name in names]
+        calls: list[tuple[str, dict[str, int] | None]] = [("ncclGroupStart", None)] * depth
         calls += [(operation.name, operation.values) for operation in operations]
         calls += [("ncclGroupEnd", None)] * (depth - 1)
         duration = max(1, (end - start) // len(calls))
