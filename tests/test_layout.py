@@ -1,10 +1,13 @@
 """Test dependencies between modules."""
 
 import ast
+import re
 from pathlib import Path
 
 import fastcomm
 import fastcomm_kernels
+from fastcomm.metrics.view import COMM
+from fastcomm_kernels import intervals
 
 ROOT = Path(fastcomm.__file__).parent
 MODULES = {
@@ -61,11 +64,25 @@ def test_no_imports_form_a_cycle_including_type_imports():
     assert cycle({**graph, "fastcomm.errors": {"fastcomm.trace.trace"}}) is not None
 
 
-def test_no_two_classes_have_one_name():
+def kinds(tree):
+    """The classes and aliases of types of a module, with their nodes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign) and node in tree.body:
+            (*_, target) = node.targets
+            if isinstance(target, ast.Name) and re.fullmatch("_?[A-Z][a-z].*", target.id):
+                yield target.id.strip("_"), node
+
+
+def test_no_two_types_have_one_name():
     places = {}
     kernels = Path(fastcomm_kernels.__file__).parent
     for path in [*MODULES.values(), *kernels.rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{path.name}:{node.lineno}")
+        for name, node in kinds(ast.parse(path.read_text("utf-8"))):
+            places.setdefault(name, []).append(f"{path.name}:{node.lineno}")
     assert {name: place for name, place in places.items() if len(place) > 1} == {}
+
+
+def test_every_combination_of_compute_copies_and_parallelisms_has_a_mask():
+    assert COMM < intervals.MASKS

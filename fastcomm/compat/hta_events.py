@@ -14,8 +14,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
 _STEP = r"^ProfilerStep#(\d+)"
 # Processes of the events in which the profiler describes itself, of category "Trace".

@@ -17,8 +17,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
 LOCKED = ("cudaHostAlloc", "cudaLaunchKernel", "cudaMemcpyAsync")
 BLOCKING = (

@@ -31,8 +31,7 @@ from fastcomm.trace.run import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
-from fastcomm_kernels.arrays import NONE, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Ints, Numbers
 
 _IGNORED = {
     "launch": "work starts after its launch",

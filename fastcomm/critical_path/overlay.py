@@ -31,8 +31,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
-from fastcomm_kernels.arrays import NONE, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Ints, Numbers
 
 _engine: Any
 try:

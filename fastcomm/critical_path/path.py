@@ -28,8 +28,7 @@ from fastcomm.exchange.instances import Instances
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import Flags, Ints, Numbers
 
 _OWNER = ("kind", "process", "thread", "stream", "op", "tag")  # in `breakdown`
 _UNLIMITED = 1 << 62  # slack

@@ -14,8 +14,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.graph import EDGE_KIND
 from fastcomm.graph.edits import Edit
 from fastcomm.trace.columns import classes, filled, text_codes
-from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 # Where one rank has most of the work in common, those with about as much are peers, too.
 _ALIKE = 0.99

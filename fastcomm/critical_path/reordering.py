@@ -13,8 +13,7 @@ import numpy as np
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.graph import Graph, measured_delays
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NONE, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Ints, Numbers
 
 _OFF = -(1 << 50)  # weight of a constraint that is not active
 

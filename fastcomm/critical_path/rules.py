@@ -21,8 +21,7 @@ from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
 # Columns that describe events.
 EVENT = pa.schema(

@@ -19,8 +19,7 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
 # Calls that return when work launched before has ended: all work of a device or a stream, work
 # before an event, or a collective of the host.

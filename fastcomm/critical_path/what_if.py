@@ -28,8 +28,7 @@ from fastcomm.trace.host_activity import ENQUEUING_ON_HOST
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 _NEVER = -(1 << 61)  # weight of a removed constraint
 _DELAYS = {"launches": "launch", "gaps": "kernel_kernel", "hostgaps": "dependency"}

@@ -17,8 +17,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import format_ns, percent
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import Ints, Numbers
 
 _ALL = 1 << 62
 

@@ -17,8 +17,8 @@ from fastcomm.errors import FastcommError
 from fastcomm.trace.columns import Integers
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels import replay as device_kernels
-from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
-from fastcomm_kernels.graph import Edges, Numbers, index
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
+from fastcomm_kernels.graph import Edges, index
 
 EDGE_KINDS = (
     "operator",  # from the start to the end of an event

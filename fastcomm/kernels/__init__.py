@@ -24,8 +24,8 @@ from fastcomm.errors import SchemaError
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import grouping
-from fastcomm_kernels.arrays import Floats, Ints
-from fastcomm_kernels.grouping import BITS, Codes
+from fastcomm_kernels.arrays import Floats, Ints, Numbers
+from fastcomm_kernels.grouping import BITS
 
 _MOST_NS = 1 << 62  # of all durations together
 _HALF = 0.5
@@ -44,7 +44,7 @@ class KeySums:
     most: Ints
 
     @classmethod
-    def of(cls, key: Codes, duration: Ints, keys: int) -> Self:
+    def of(cls, key: Numbers, duration: Ints, keys: int) -> Self:
         """Sum up the durations (ns) of events by their key, a number below `keys`."""
         return cls(*grouping.sums(key, duration, np.int64(keys)))
 
@@ -58,7 +58,7 @@ class Distribution:
     number: Ints
 
     @classmethod
-    def of(cls, key: Codes, duration: Ints, sums: KeySums) -> Self:
+    def of(cls, key: Numbers, duration: Ints, sums: KeySums) -> Self:
         """Count durations (ns) by bucket; `sums` are those of the same events."""
         low, high = grouping.buckets(sums.least), grouping.buckets(sums.most)
         cells = np.where(sums.count > 0, high - low + 1, 0)
@@ -76,7 +76,7 @@ class Distribution:
         )
 
     @classmethod
-    def merged(cls, key: Codes, bucket: Ints, number: Ints, keys: int) -> Self:
+    def merged(cls, key: Numbers, bucket: Ints, number: Ints, keys: int) -> Self:
         """Add up distributions: `number` events of a key and a bucket per element."""
         pair, place = np.unique(key.astype(np.int64) * _BUCKETS + bucket, return_inverse=True)
         sums = np.zeros(len(pair), np.int64)
@@ -85,7 +85,7 @@ class Distribution:
         return cls(first, pair % _BUCKETS, sums)
 
     @property
-    def keys(self) -> Codes:
+    def keys(self) -> Numbers:
         """The key of each row."""
         size = len(self.first) - 1
         return np.repeat(np.arange(size, dtype=np.int32), np.diff(self.first))
@@ -164,7 +164,7 @@ def duration_statistics(table: pa.Table) -> pa.Table:
     return statistics(sums, Distribution.of(code, duration, sums), texts)
 
 
-def same_texts(code: Codes, texts: pa.Array) -> tuple[Codes, pa.Array]:
+def same_texts(code: Numbers, texts: pa.Array) -> tuple[Numbers, pa.Array]:
     """Number texts so that equal ones have one code; return codes and distinct texts."""
     encoded = texts.cast(pa.string()).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int32)[code], encoded.dictionary

@@ -24,8 +24,7 @@ from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing
 from fastcomm.trace.schema import KIND, OPERANDS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Flags, Ints
-from fastcomm_kernels.grouping import Codes
+from fastcomm_kernels.arrays import NULL, Flags, Ints, Numbers
 
 _MODULE = re.compile(r"nn\.Module: (.+?)_(\d+)$")
 BACKWARD = "autograd::engine::evaluate_function"
@@ -36,7 +35,7 @@ DEVICE_KEYS: tuple[KernelKey, ...] = ("name", "category")
 INPUTS = "\x1f"
 _LONGEST = 1 << 12  # letters of the shapes of an operator
 
-Labels = tuple[Codes, Sequence[str]]  # index of each row's label, and the labels
+Labels = tuple[Numbers, Sequence[str]]  # index of each row's label, and the labels
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Work:
         return rows
 
     @cached_property
-    def names(self) -> tuple[Codes, pa.Array]:
+    def names(self) -> tuple[Numbers, pa.Array]:
         """The name of each row as an index, and all names."""
         names = self.trace.events["name"].combine_chunks()
         return names.indices.to_numpy()[self.rows], names.dictionary
@@ -234,7 +233,7 @@ class TextColumn:
         return None if code < 0 else str(self.texts[code].as_py())
 
 
-def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Codes]:
+def _renumbered(code: NDArray[np.integer], size: int) -> tuple[Ints, Numbers]:
     """Return the codes below `size` that occur, and their index for each element."""
     is_used = np.zeros(size, np.bool_)
     is_used[code] = True

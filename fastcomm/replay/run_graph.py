@@ -23,8 +23,7 @@ from fastcomm.replay.gaps import Measured
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
-from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Numbers = NDArray[np.int32]  # of rows, nodes, lanes and the like, or codes
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Matrix = NDArray[np.int64]  # with two axes
 
 NULL = -(2**63)  # no value: the smallest int64
 NONE = -1  # no row, node or edge, in arrays of their numbers

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, Flags, Ints
-from fastcomm_kernels.graph import Edges, Numbers, put
+from fastcomm_kernels.arrays import NONE, Flags, Ints, Numbers
+from fastcomm_kernels.graph import Edges, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 
@@ -109,7 +109,7 @@ def nodes_of(start: Ints, stop: Ints, ends: Ints) -> Nodes:
     return nodes
 
 
-class State(NamedTuple):
+class ConstraintState(NamedTuple):
     """The latest events at a point of the scan; nodes or rows, NONE before the first."""
 
     latest: Numbers  # by lane: the latest node
@@ -124,10 +124,10 @@ class State(NamedTuple):
 
 
 @kernel
-def no_state(rows: int, lanes: int) -> State:
+def no_state(rows: int, lanes: int) -> ConstraintState:
     """Return the state before the first of `rows` events on `lanes` streams and threads."""
     by_lane = np.full((5, lanes), NONE, np.int32)
-    return State(
+    return ConstraintState(
         by_lane[0],
         by_lane[1],
         by_lane[2],
@@ -166,7 +166,7 @@ def add(
 def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
     """Return the innermost row that is open on thread `lane`, or NONE.
 
-    `top` (by lane; written) and `below` (by row) are the stacks of `State`.
+    `top` (by lane; written) and `below` (by row) are the stacks of `ConstraintState`.
     """
     row = top[lane]
     while row >= 0 and closed[row]:
@@ -176,7 +176,9 @@ def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
 
 
 @kernel
-def handed_over(node: int, lane: int, may_begin: bool, lanes: Lanes, state: State) -> int:
+def handed_over(
+    node: int, lane: int, may_begin: bool, lanes: Lanes, state: ConstraintState
+) -> int:
     """Return the node of the forward or backward thread that precedes a node, or NONE.
 
     It is the latest node of the other thread, if that is later than the latest node of `lane`.
@@ -198,7 +200,7 @@ def synchronize(
     rows: ConstraintRows,
     lanes: Lanes,
     nodes: Nodes,
-    state: State,
+    state: ConstraintState,
     edges: Edges,
     at: int,
 ) -> int:

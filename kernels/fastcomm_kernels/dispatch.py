@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Matrix, Numbers
 
 Bits = NDArray[np.uint64]
 
@@ -27,9 +28,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _UNIT = 2.0**-53
 
 Ids = NDArray[Any]  # int16 or int32
-Place = NDArray[np.int32]
-Counts = NDArray[np.int32]
-Matrix = NDArray[np.int64]
 
 
 @kernel
@@ -198,7 +196,7 @@ def replicated(
 
 
 @kernel
-def copies(src: Ids, expert: Ids, out: Counts) -> None:
+def copies(src: Ids, expert: Ids, out: Numbers) -> None:
     """Count the copies of tokens that each GPU sends to each expert.
 
     Parameters
@@ -218,7 +216,7 @@ def copies(src: Ids, expert: Ids, out: Counts) -> None:
 
 
 @kernel
-def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
+def distinct_few(src: Ids, expert: Ids, bit: Numbers, out: Numbers) -> None:
     """Count the tokens of each GPU by the exact set of places that they reach.
 
     For few places this is faster than `distinct`.
@@ -243,7 +241,7 @@ def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
 
 
 @kernel
-def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
+def distinct(src: Ids, expert: Ids, place: Numbers, out: Numbers) -> None:
     """Count the tokens of each GPU that reach each place; a token counts once per place.
 
     Parameters
@@ -268,7 +266,7 @@ def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
 
 
 @kernel
-def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
+def leaving(src: Ids, expert: Ids, home: Numbers, out: Numbers) -> None:
     """Count the tokens of each GPU that have an expert on another GPU.
 
     Parameters
@@ -338,7 +336,7 @@ def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
 def balanced_loads(
     src: Ids,
     expert: Ids,
-    home: Place,
+    home: Numbers,
     quota: NDArray[np.int32],
     scores: tuple[int, int],
     out: Matrix,

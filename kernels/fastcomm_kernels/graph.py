@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
-Numbers = NDArray[np.int32]
 Column = TypeVar("Column", Ints, Floats)
 
 

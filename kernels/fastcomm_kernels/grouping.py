@@ -5,19 +5,14 @@ the rows of a matrix of 64-bit integers.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import bit_length, mix
-from fastcomm_kernels.arrays import Floats, Ints
-
-Matrix = NDArray[np.int64]
+from fastcomm_kernels.arrays import Floats, Ints, Matrix, Numbers
 
 BITS = 11  # significant bits of a number that tell its bucket
 
 _SLOTS = 64  # initial number, a power of two
-
-Codes = NDArray[np.int32]
 
 
 @kernel
@@ -91,7 +86,7 @@ def kinds(columns: Matrix) -> tuple[Ints, Ints]:
 
 
 @kernel
-def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
+def grouped(key: Numbers, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
     """Return the values by key, in their order.
 
     Parameters
@@ -166,7 +161,7 @@ def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]
 
 
 @kernel
-def sums(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints, Ints, Ints]:
+def sums(key: Numbers, value: Ints, size: np.int64) -> tuple[Ints, Ints, Ints, Ints]:
     """Return number, sum, minimum and maximum of the values of each key.
 
     Parameters
@@ -216,7 +211,7 @@ def buckets(value: Ints) -> Ints:
 
 
 @kernel
-def histogram(key: Codes, value: Ints, first: Ints, low: Ints) -> Codes:
+def histogram(key: Numbers, value: Ints, first: Ints, low: Ints) -> Numbers:
     """Count values by key and bucket.
 
     Parameters

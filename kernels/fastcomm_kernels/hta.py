@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, Flags, Ints
-from fastcomm_kernels.graph import Edges, Numbers, put
+from fastcomm_kernels.arrays import NONE, Flags, Ints, Numbers
+from fastcomm_kernels.graph import Edges, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC = range(5)
 

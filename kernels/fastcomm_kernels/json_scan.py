@@ -7,9 +7,6 @@ Functions take the index `i` of a byte in the text and return the index to go on
 block continues where the previous block ended.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import (
     STEP,
@@ -36,8 +33,6 @@ from fastcomm_kernels.json_text import (
     skip_with_care,
 )
 from fastcomm_kernels.string_tables import REFUSED, Strings
-
-Rows = NDArray[np.int64]
 
 # The state between two calls: index in the block to go on from, offset of the block in the
 # file, whether the block is the last; numbers of filled rows, of complete events and of broken
@@ -137,7 +132,7 @@ def next_event(text: Address, i: int, n: int, last: bool) -> int:
 
 @kernel
 def scan(
-    block: Text, n: int, state: Ints, selection: Ints, strings: Strings, rows: Rows
+    block: Text, n: int, state: Ints, selection: Ints, strings: Strings, rows: Ints
 ) -> int:
     """Read events from `state[AT]` on into `rows`, and return why the scan ends.
 

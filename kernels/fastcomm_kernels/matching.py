@@ -1,21 +1,17 @@
 """Match ranges with launches, launches with device events, and items of two sequences."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, Flags, Ints
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.arrays import NONE, Flags, Ints, Numbers
 
-Lane = NDArray[np.int32]
-
-Lanes = tuple[Lane, Ints, Ints]  # lane, start, stop
+LaneIntervals = tuple[Numbers, Ints, Ints]  # lane, start, stop
 _MATCH, _SKIP_A, _SKIP_B = 0, 1, 2
 _NEVER = -(1 << 62)
 
 
 @kernel
-def row_of_lane(lanes: Lane, row: int, lane: int) -> int:
+def row_of_lane(lanes: Numbers, row: int, lane: int) -> int:
     """Return the first row, from `row` on, whose lane is at least `lane`.
 
     Parameters
@@ -33,10 +29,10 @@ def row_of_lane(lanes: Lane, row: int, lane: int) -> int:
 
 @kernel
 def enclosing(
-    range_lane: Lane,
+    range_lane: Numbers,
     range_start: Ints,
     range_stop: Ints,
-    lane: Lane,
+    lane: Numbers,
     start: Ints,
     stop: Ints,
 ) -> Ints:
@@ -124,7 +120,7 @@ def owners(
 
 @kernel
 def projected(
-    ranges: Lanes, launches: Lanes, work: tuple[Ints, Ints]
+    ranges: LaneIntervals, launches: LaneIntervals, work: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints, Ints]:
     """Return first start, last stop and number of the device events launched in each range.
 

@@ -4,13 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-
-Matrix = NDArray[np.int64]
-Rows = NDArray[np.int32]
+from fastcomm_kernels.arrays import Matrix, Numbers
 
 
 @kernel
-def augment(row: int, matrix: Matrix, least: int, column_of: Rows, row_of: Rows) -> bool:
+def augment(row: int, matrix: Matrix, least: int, column_of: Numbers, row_of: Numbers) -> bool:
     """Match one more row with a column, over cells of at least `least`, if that is possible.
 
     Parameters
@@ -65,7 +63,7 @@ def augment(row: int, matrix: Matrix, least: int, column_of: Rows, row_of: Rows)
 
 
 @kernel
-def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Rows, Matrix]:
+def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Numbers, Matrix]:
     """Decompose a matrix into weighted permutations, as in the FAST schedule.
 
     Only cells of at least a threshold are used; it shrinks when they do not suffice. The stages
@@ -122,11 +120,11 @@ def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Rows, Matrix]:
 Blocks = NDArray[np.int64]
 
 Times = NDArray[np.float64]
-Cost = tuple[float, float]
+SendCost = tuple[float, float]
 
 
 @kernel
-def spread_time(moved: Matrix, cost: Cost) -> float:
+def spread_time(moved: Matrix, cost: SendCost) -> float:
     """Return the time in s to move a square matrix shift by shift, without the diagonal.
 
     `cost` is the seconds per shift that is not empty, and per unit of its largest cell.
@@ -144,7 +142,7 @@ def spread_time(moved: Matrix, cost: Cost) -> float:
 
 
 @kernel
-def balance(block: Blocks, cost: Cost) -> tuple[Matrix, Blocks, float]:
+def balance(block: Blocks, cost: SendCost) -> tuple[Matrix, Blocks, float]:
     """Even out the rows of each block, in place, where that saves time.
 
     Parameters
@@ -234,7 +232,9 @@ def level(b: Matrix, row: Matrix, target: int, moved: Matrix) -> None:
 
 
 @kernel
-def redistribution(block: Blocks, permutations: Rows, weights: Matrix, cost: Cost) -> Times:
+def redistribution(
+    block: Blocks, permutations: Numbers, weights: Matrix, cost: SendCost
+) -> Times:
     """Return the time in which each stage's traffic is spread inside its target nodes.
 
     A stage takes the columns of each row in order, up to its weight.

@@ -13,7 +13,6 @@ members have started; some groups are common to all data ranks of a step.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.arrays import Floats, Ints
@@ -31,8 +30,8 @@ from fastcomm_kernels.queues import (
     soon_of,
 )
 
-Graph = tuple[Ints, Ints, Floats, Ints]
-Work = tuple[Ints, Ints, Floats, Floats, Ints, Ints]
+ReplayGraph = tuple[Ints, Ints, Floats, Ints]
+ReplayWork = tuple[Ints, Ints, Floats, Floats, Ints, Ints]
 
 UNLIMITED = 1
 EXCLUSIVE = 2
@@ -64,7 +63,7 @@ def _sources(waits: Ints, news: Ints) -> int:
 
 @kernel
 def by_device(
-    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
+    graph: ReplayGraph, work: ReplayWork, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
     """Replay a graph of operations; the device that is free first goes next.
 
@@ -88,7 +87,7 @@ def by_device(
 
 @kernel
 def by_time(
-    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
+    graph: ReplayGraph, work: ReplayWork, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
     """Replay a graph of operations; the earliest possible start goes next.
 
@@ -112,7 +111,7 @@ def by_time(
 
 @kernel
 def _in_turn(
-    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
+    graph: ReplayGraph, work: ReplayWork, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
 ) -> tuple[Floats, Floats, Ints]:
     """Replay `by_device`."""
     first, after, lag, at_start = graph
@@ -171,7 +170,7 @@ def _in_turn(
 
 @kernel
 def _in_time(
-    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
+    graph: ReplayGraph, work: ReplayWork, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
 ) -> tuple[Floats, Floats, Ints]:
     """Replay `by_time`."""
     first, after, lag, at_start = graph
@@ -230,13 +229,11 @@ def _in_time(
         promise(queues, d, soon_of(queues, d, frees[d], limit))
 
 
-Lanes = NDArray[np.float64]
-
 ALONE = -1
 
 
 @kernel
-def _together(last: Lanes, ranks: np.int64) -> None:
+def _together(last: Floats, ranks: np.int64) -> None:
     """Set each lane to the largest value of its step over all data ranks, in place."""
     steps = len(last) // ranks
     for d in range(1, ranks):
@@ -253,10 +250,10 @@ def simulate(
     before: tuple[Ints, Ints],
     closes: Ints,
     members: tuple[Ints, Ints, Ints],
-    time: Lanes,
-    delay: Lanes,
+    time: Floats,
+    delay: Floats,
     ranks: np.int64,
-) -> tuple[Lanes, Lanes]:
+) -> tuple[Floats, Floats]:
     """Return start and end of every operation on every lane, shape (operations, lanes).
 
     Parameters
