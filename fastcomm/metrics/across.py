@@ -1,38 +1,55 @@
-"""Compare ranks: clocks, matching, waits, links, outliers and causes of lost time."""
+"""Compare ranks: clocks, matching, waits, links, outliers, causes of lost time and pauses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from functools import partial
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import ClockOffset
-from fastcomm.metrics import idle, pauses, suspects
+from fastcomm.metrics import findings, idle, suspects
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.findings import Evidence, Finding, in_order, per_step
 from fastcomm.metrics.links import (
     GroupSummary,
     Link,
     MeanStep,
     group_of_all_ranks,
     groups_by_label,
-    labels_of_rank,
     links,
     longer_exchange,
     pipeline_stages,
     slow_links,
 )
 from fastcomm.metrics.matching import Matching, compare_all, matching
-from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
+from fastcomm.metrics.outliers import (
+    NORMAL,
+    Heat,
+    HeatArrays,
+    Outlier,
+    lower_median,
+    outliers,
+    peers_of,
+)
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockAlignment
-from fastcomm.trace.columns import filled
-from fastcomm.trace.run import Spread, ranges
+from fastcomm.trace.columns import filled, table_of
+from fastcomm.trace.run import Spread, named_ranks, ranges
 from fastcomm.trace.schema import TAG
-from fastcomm.units import plural
+from fastcomm.units import format_ns, plural
+from fastcomm_kernels.arrays import NULL, Floats, Ints
+
+# Pauses: minimum length as a share of the step, and in scaled deviations of usual differences.
+_LEAST_PAUSE = 0.05
+_LEAST_DEVIATIONS = 6.0
+_LEAST_COUNT = 3
+# If one rank has more than this share of the pauses, it is that rank that is late.
+_MOST_OF_ONE = 0.5
 
 ClockTimes = Literal["aligned", "partly aligned", "unknown", "raw"]
 
@@ -42,10 +59,10 @@ class Offset:
     """Clock offset of a rank from its reference rank; null if nothing tells it."""
 
     rank: int
-    reference: int | None
-    offset_ns: int | None
-    spread_ns: int | None  # uncertainty, summed over the chain
-    matches: int  # number of collectives or messages, the fewest along the chain
+    reference: int | None = None
+    offset_ns: int | None = None
+    spread_ns: int | None = None  # uncertainty, summed over the chain
+    matches: int = 0  # number of collectives or messages, the fewest along the chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +116,10 @@ class Across:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parts of the JSON document that need several ranks."""
-        many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
         return {
-            "clocks": {
-                "times": self.times,
-                "offsets": plain(self.offsets),
-            },
+            "clocks": {"times": self.times, "offsets": plain(self.offsets)},
             "matching": asdict(self.matching),
-            **many,
+            **{name: plain(getattr(self, name)) for name in ("skew", "waits", "links")},
             "heat": self.heat.to_dict(),
             "outliers": plain(self.outliers),
         }
@@ -166,18 +179,15 @@ def across(
         groups |= group_of_all_ranks(material.ranks)
     waits_ = waits(comparison.waits, steps)
     by_rank = over_tags(waits_)
-    step = MeanStep(count=steps, ns=grid.step_ns)
-    links_ = links(comparison.transfers, groups, step)
+    links_ = links(comparison.transfers, groups, MeanStep(count=steps, ns=grid.step_ns))
     measurements = Measurements(
         grid=grid,
         stage=stage,
         received=_received(material.sums, steps),
         waits={row.rank: row.wait_ns for row in by_rank},
         caused={row.rank: row.caused_ns for row in by_rank},
-        common_wait_caused=lambda ranks: _common_wait_caused(waits_, groups, ranks),
-        longer=lambda rank: longer_exchange(
-            comparison, steps, labels_of_rank(material.groups, rank), rank
-        ),
+        common_wait_caused=partial(_common_wait_caused, waits_, groups),
+        longer=partial(longer_exchange, comparison, steps, material.groups),
         is_host_run=material.is_host_run,
         idle=idle.by_rank(material.iterations),
     )
@@ -204,8 +214,8 @@ def _causes(
 
     `slow` are findings on links, `by_rank` waits on aligned clocks, empty without these.
     """
-    own, paused = suspects.own_work(measurements), pauses.rotating_pauses(measurements)
-    causes = in_order([*pauses.unexplained(own, paused), *paused, *slow])
+    own, paused = suspects.own_work(measurements), rotating_pauses(measurements)
+    causes = in_order([*_unexplained(own, paused), *paused, *slow])
     return causes or in_order(suspects.late_rank(measurements, by_rank))
 
 
@@ -228,6 +238,95 @@ def _common_wait_caused(
         for tag in sorted(tags)
     )
     return max(by_tag, key=lambda by_rank: sum(by_rank.values()), default={})
+
+
+def rotating_pauses(measured: Measurements) -> list[Finding]:
+    """Return a finding on long pauses that visit one rank after another, or none.
+
+    No rank is slower than the others then. Garbage collection of Python is the usual cause:
+    each process collects at its own time, and each time all others wait for it.
+    """
+    grid = measured.grid
+    longer, others = (np.full(grid.values["idle_ns"].shape, np.nan) for _ in range(2))
+    for rows in peers_of(grid, measured.stage):
+        if len(rows) > 1:
+            longer[rows], others[rows] = _longer(measured, rows)
+    is_pause = longer > 0
+    counts = is_pause.sum(axis=1)
+    if counts.sum() < _LEAST_COUNT or counts.max() > _MOST_OF_ONE * counts.sum():
+        return []
+    # Pauses of one step are not added: all wait for the longest.
+    costs = np.where(is_pause, longer, 0).max(axis=0)
+    ranks = tuple(grid.ranks[counts > 0].tolist())
+    mean = float(longer[is_pause].mean())
+    evidence = Evidence(
+        steps=len(costs),
+        spread_ns=findings.spread(costs),
+        idle_ns=mean + float(others[is_pause].mean()),
+        peers_idle_ns=float(others[is_pause].mean()),
+    )
+    return [_pause_finding(measured, ranks, costs, mean, evidence)]
+
+
+def _unexplained(own: Sequence[Finding], paused: Sequence[Finding]) -> list[Finding]:
+    """Return the findings on single ranks that pauses in turns do not explain.
+
+    In a few steps, some ranks pause once more than others, and are idle longer on average.
+    """
+    return [
+        suspect
+        for suspect in own
+        if suspect.kind != "jittery_host"
+        or not any(
+            set(suspect.ranks) <= set(pause.ranks) and suspect.cost_ns < pause.cost_ns
+            for pause in paused
+        )
+    ]
+
+
+def _longer(measured: Measurements, rows: Ints) -> tuple[Floats, Floats]:
+    """Return by how long ranks pause per step, 0 if they do not, and the idle time of peers.
+
+    `rows` are the ranks of one stage. A pause counts if others wait for at least half of it.
+    """
+    idle, exposed = (_times(measured.grid, name, rows) for name in ("idle_ns", "exposed_ns"))
+    peers = lower_median(idle)
+    longer = idle - peers
+    finite = longer[~np.isnan(longer)]
+    typical = NORMAL * float(np.median(np.abs(finite))) if len(finite) else 0.0
+    least = max(_LEAST_PAUSE * measured.step_ns, _LEAST_DEVIATIONS * typical)
+    is_awaited = lower_median(exposed) - exposed >= longer / 2
+    is_pause = (longer > least) & is_awaited
+    return np.where(is_pause, longer, 0), np.broadcast_to(peers, longer.shape)
+
+
+def _times(grid: HeatArrays, name: str, rows: Ints) -> Floats:
+    """Return a measure in ns, shape (ranks, steps); NaN if unknown."""
+    values = grid.values[name][rows]
+    return np.where(values == NULL, np.nan, values.astype(np.float64))
+
+
+def _pause_finding(
+    measured: Measurements,
+    ranks: Sequence[int],
+    costs: Floats,
+    mean: float,
+    evidence: Evidence,
+) -> Finding:
+    """Return the finding that ranks pause in turns.
+
+    `costs` is the time lost in each step, `mean` the mean length of a pause beyond the peers,
+    both in ns.
+    """
+    cost = float(costs.mean())
+    does = "runs no operator" if measured.is_host_run else "launches nothing"
+    text = (
+        f"{named_ranks(ranks).capitalize()} pause in turns, in {(costs > 0).sum()} of "
+        f"{len(costs)} steps: one of them {does} for {format_ns(mean)} longer than its peers, "
+        "which wait for it, as in garbage collection of Python: "
+        f"+{per_step(cost, measured.step_ns)}."
+    )
+    return suspects.finding(measured, "pauses", tuple(ranks), cost, text, evidence)
 
 
 def expected_members(material: Material) -> ExpectedMembers:
@@ -260,66 +359,27 @@ def _tables(result: Across, grid: HeatArrays) -> dict[str, pa.Table]:
     """Return the tables by name."""
     return {
         "heat": heat_.table(grid),
-        **{
-            name: table_of(cls, rows)
-            for name, cls, rows in (
-                ("skew", Skew, result.skew),
-                ("waits", Wait, result.waits),
-                ("links", Link, result.links),
-                ("outliers", Outlier, result.outliers),
-                ("clocks", Offset, result.offsets),
-            )
-        },
+        "skew": table_of(Skew, result.skew),
+        "waits": table_of(Wait, result.waits),
+        "links": table_of(Link, result.links),
+        "outliers": table_of(Outlier, result.outliers),
+        "clocks": table_of(Offset, result.offsets),
     }
 
 
 def _all_offsets(ranks: Sequence[int], offsets: Sequence[ClockOffset]) -> tuple[Offset, ...]:
     """Return an offset for each rank, with nulls where unknown."""
-    by_rank = {offset.rank: offset for offset in offsets}
-    rows = []
-    for rank in ranks:
-        offset = by_rank.get(rank)
-        rows.append(
-            Offset(
-                rank=rank,
-                reference=offset.reference if offset else None,
-                offset_ns=offset.offset_ns if offset else None,
-                spread_ns=offset.spread_ns if offset else None,
-                matches=offset.matches if offset else 0,
-            )
+    by_rank = {
+        offset.rank: Offset(
+            rank=offset.rank,
+            reference=offset.reference,
+            offset_ns=offset.offset_ns,
+            spread_ns=offset.spread_ns,
+            matches=offset.matches,
         )
-    return tuple(rows)
-
-
-_TYPES: dict[object, pa.DataType] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-    str: pa.string(),
-    tuple[int, ...]: pa.list_(pa.int64()),
-}
-
-
-def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
-    """Return a table with a row per dataclass instance.
-
-    Parameters
-    ----------
-    cls
-        Dataclass with flat fields, which are the columns; types other than numbers, Booleans
-        and text become text. A field that may be None is a column with nulls.
-    rows
-        Instances of `cls`; without any, the table still has the columns.
-
-    """
-    fields = []
-    for name, hint in get_type_hints(cls).items():
-        options = [option for option in get_args(hint) if option is not type(None)]
-        kind = options[0] if options and len(options) < len(get_args(hint)) else hint
-        fields.append((name, _TYPES.get(kind, pa.string())))
-    schema = pa.schema(fields)
-    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
-    return pa.table(columns, schema=schema)
+        for offset in offsets
+    }
+    return tuple(by_rank.get(rank, Offset(rank=rank)) for rank in ranks)
 
 
 def _received(sums: pa.Table, steps: int) -> dict[int, float]:

@@ -20,7 +20,7 @@ from fastcomm.metrics import (
     spill_files,
     traffic,
 )
-from fastcomm.metrics.across import Across, Material, across, clock_warnings, table_of
+from fastcomm.metrics.across import Across, Material, across, clock_warnings
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -50,6 +50,7 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockAlignment
+from fastcomm.trace.columns import table_of
 from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
 

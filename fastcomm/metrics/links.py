@@ -4,9 +4,9 @@ The bandwidth of a collective counts from its last arrival on. A link is compare
 peers: groups with collectives of the same class (tag, operation, size, number of ranks).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from fastcomm.metrics import ungrouped
 from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
 from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
-from fastcomm.metrics.skew import LABEL, NO_PAIR, Transfers
+from fastcomm.metrics.skew import LABEL, Transfers
 from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
@@ -72,12 +72,6 @@ def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
     return {group.label: group}
 
 
-def labels_of_rank(groups: pa.Table, rank: int) -> set[Label]:
-    """Return the known labels of a rank's groups, from the `groups` of all ranks."""
-    own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
-    return set(own["group"].drop_null().to_pylist())
-
-
 def pipeline_stages(groups: dict[Label, GroupSummary]) -> dict[int, int]:
     """Return the pipeline stage of each rank in a group of tag PP: its index in the group.
 
@@ -98,6 +92,7 @@ NS = 1e9  # of a second
 # and its transfers take longer by more than LEAST_EXCESS of the step.
 SLOW = 0.8
 LEAST_EXCESS = 0.001
+_LEAST_SPREADS = 2.0  # between steps: minimum cost of a slow link on the host
 _PEERS = 4  # number of rows of `Transfers.keys` that are equal among peers
 
 
@@ -172,21 +167,17 @@ def links(
     `transfers` are those of matched collectives, `groups` their groups by label; `step` is the
     mean step, to which costs refer.
     """
-    by_class = _Rates.of(transfers)
-    measured = [
-        _link(by_class, column, middle, is_apart, groups, step)
-        for columns in by_class.peers()
-        for column, middle, is_apart in _with_peers(columns, by_class.per_byte[columns])
-    ]
+    by_class, measured = _Rates.of(transfers), []
+    for columns in by_class.peers():
+        rates = by_class.per_byte[columns]
+        apart = {index for index, _, _ in above_peers(rates, 0.0)}
+        measured += [
+            _link(by_class, column, peers, index in apart, groups, step)
+            for index, (column, peers) in enumerate(
+                zip(columns.tolist(), medians_of_others(rates).tolist(), strict=True)
+            )
+        ]
     return tuple(sorted(measured, key=_order))
-
-
-def _with_peers(columns: Ints, rates: Floats) -> Iterator[tuple[int, float, bool]]:
-    """Yield each column with the median of the others, and whether it stands apart."""
-    apart = {index for index, _, _ in above_peers(rates, 0.0)}
-    others = medians_of_others(rates)
-    for index, column in enumerate(columns.tolist()):
-        yield column, float(others[index]), index in apart
 
 
 def _link(
@@ -214,24 +205,16 @@ def _link(
         op=OPS[op],
         size_from=1 << power,
         count=int(by_class.counts[column]),
-        **_rates(own, peers),
-        excess_ns=None if np.isnan(peers) else excess,
-        is_slow=is_apart and _is_slow(own, peers, excess, step),
+        bus_bw=_nullable(NS / own),
+        peers_bus_bw=_nullable(NS / peers),
+        ratio=_nullable(peers / own),
+        excess_ns=_nullable(excess),
+        is_slow=is_apart and peers / own < SLOW and excess > LEAST_EXCESS * (step.ns or 0.0),
     )
     expected = ExpectedTransfer(
-        group=label,
-        tag=tag,
-        op=op,
-        power=power,
-        pair=(pair[0], pair[1]),
-        ns=0.0,
-        ns_per_byte=peers,
+        group=label, tag=tag, op=op, power=power, pair=(pair[0], pair[1]), ns_per_byte=peers
     )
     return MeasuredLink(link=link, expected=expected)
-
-
-def _is_slow(rate: float, peers: float, excess: float, step: MeanStep) -> bool:
-    return peers / rate < SLOW and excess > LEAST_EXCESS * (step.ns or 0.0)
 
 
 def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
@@ -239,13 +222,9 @@ def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
     return TAGS.index(link.tag), link.op, link.size_from, link.ranks
 
 
-def _rates(own: float, peers: float) -> dict[str, Any]:
-    """Return bandwidths in bytes/s and their ratio from ns per byte; None for NaN."""
-    return {
-        "bus_bw": None if np.isnan(own) else NS / own,
-        "peers_bus_bw": None if np.isnan(peers) else NS / peers,
-        "ratio": None if np.isnan(peers) or np.isnan(own) else peers / own,
-    }
+def _nullable(value: float) -> float | None:
+    """Return None for NaN."""
+    return None if np.isnan(value) else value
 
 
 def medians_of_others(values: Floats) -> Floats:
@@ -292,10 +271,8 @@ def slow_links(
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
         return []
-    slow, suspects = (
-        [measured for measured in links_ if measured.link.is_slow],
-        list[_Suspect](),
-    )
+    suspects: list[_Suspect] = []
+    slow = [measured for measured in links_ if measured.link.is_slow]
     by_link = comparison.excess([measured.expected for measured in slow])
     for measured, by_rank in zip(slow, by_link, strict=True):
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
@@ -305,25 +282,20 @@ def slow_links(
         for suspect in suspects
         if suspect.cost_ns > LEAST_SHARE * step and suspect.collectives > 1
     ]
-    return (
-        [_on_host(finding) for finding in findings if _is_apart(finding)]
-        if is_host_run
-        else findings
-    )
+    return _on_host(findings) if is_host_run else findings
 
 
-_LEAST_SPREADS = 2.0  # on the host
-
-
-def _is_apart(finding: Finding) -> bool:
-    """Whether a finding costs more than steps differ by."""
-    return finding.cost_ns > _LEAST_SPREADS * (finding.evidence.spread_ns or 0.0)
-
-
-def _on_host(finding: Finding) -> Finding:
-    """Return the finding on a link with the other reason that a run on the host may have."""
-    text = f"{finding.text} On the host, a busy core has the same effect."
-    return replace(finding, text=text, confidence="low")
+def _on_host(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings on links that cost more than steps differ by, with another reason."""
+    return [
+        replace(
+            finding,
+            text=f"{finding.text} On the host, a busy core has the same effect.",
+            confidence="low",
+        )
+        for finding in findings
+        if finding.cost_ns > _LEAST_SPREADS * (finding.evidence.spread_ns or 0.0)
+    ]
 
 
 def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
@@ -392,7 +364,7 @@ def _link_of(ranks: Sequence[int]) -> str:
 
 
 def longer_exchange(
-    comparison: RankComparison, steps: int, own: Collection[Label], rank: int
+    comparison: RankComparison, steps: int, groups: pa.Table, rank: int
 ) -> float | None:
     """Return by how much a rank's exposed expert all-to-alls are longer than in other groups.
 
@@ -402,8 +374,8 @@ def longer_exchange(
         Of all ranks.
     steps
         Number of steps.
-    own
-        Labels of the rank's groups.
+    groups
+        Table `Partial.groups` of all ranks.
     rank
         The rank.
 
@@ -416,7 +388,8 @@ def longer_exchange(
     transfers = comparison.transfers
     chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
     (labels,), place = classes(transfers.keys[LABEL, chosen])
-    is_own = np.isin(labels, list(own))
+    own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
+    is_own = np.isin(labels, own["group"].drop_null().to_numpy())
     if is_own.all() or not is_own.any():
         return None
     count, took = (
@@ -426,15 +399,7 @@ def longer_exchange(
     means = took / count
     peers_ns = float(np.median(means[~is_own]))
     expected = [
-        ExpectedTransfer(
-            group=label,
-            tag=TAG["EP"],
-            op=OP["AllToAll"],
-            power=None,
-            pair=NO_PAIR,
-            ns=peers_ns,
-            ns_per_byte=0.0,
-        )
+        ExpectedTransfer(group=label, tag=TAG["EP"], op=OP["AllToAll"], ns=peers_ns)
         for label in labels[is_own].tolist()
     ]
     return sum(by_rank.get(rank, 0.0) for by_rank in comparison.excess(expected)) / steps

@@ -30,7 +30,7 @@ from fastcomm.exchange.clocks import (
     offsets_with_messages,
 )
 from fastcomm.metrics import spill_files, ungrouped
-from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
+from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
@@ -86,10 +86,10 @@ class ExpectedTransfer:
     group: int  # label
     tag: int
     op: int
-    power: int | None  # of two, below the size; null: all sizes
-    pair: tuple[int, int]  # ranks of a message, the lower first; `NO_PAIR` for collectives
-    ns: float
-    ns_per_byte: float  # per bus byte
+    power: int | None = None  # of two, below the size; null: all sizes
+    pair: tuple[int, int] = NO_PAIR  # ranks of a message, the lower first
+    ns: float = 0.0
+    ns_per_byte: float = 0.0  # per bus byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,16 +251,15 @@ def _exposed_excess(
 ) -> dict[int, float]:
     """Return by how many ns exposed transfers took longer than expected, by rank."""
     (cell,) = spill_files.cell_of(np.array([expected.group])).tolist()
-    table = _events(batches, Cells(cell, cell + 1))
+    table = spill_files.read(batches, Cells(cell, cell + 1), _COLUMNS)
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
     matched, _ = match_events(events, clocks)
     collectives = MatchedCollectives.of(events, matched)
     is_expected = (collectives.tag == expected.tag) & (collectives.op == expected.op)
-    is_expected &= (collectives.low == expected.pair[0]) & (
-        collectives.high == expected.pair[1]
-    )
+    low, high = expected.pair
+    is_expected &= (collectives.low == low) & (collectives.high == high)
     if expected.power is not None:
         is_expected &= collectives.power == expected.power
     bus = np.where(is_expected & (collectives.bus_bytes != NULL), collectives.bus_bytes, 0)
@@ -272,10 +271,6 @@ def _exposed_excess(
     ranks, place = np.unique(events.rank[rows][is_counted], return_inverse=True)
     sums = np.bincount(place, cost[is_counted], len(ranks))
     return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
-
-
-def _events(batches: Sequence[EventBatch], cells: Cells) -> pa.Table:
-    return spill_files.read(batches, cells, _COLUMNS)
 
 
 def match_events(
@@ -348,7 +343,12 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         events=matched.events,
         matched=matched.matched,
         share=matched.matched / matched.events if matched.events else None,
-        by=_by(matched),
+        by={
+            BY_NUMBER: matched.by_number,
+            BY_ORDER: matched.by_order,
+            BY_PARTNER: matched.by_partner,
+            BY_ENDS: matched.by_ends,
+        },
         collectives=matched.collectives,
         messages=matched.messages,
         dropped=matched.dropped,
@@ -357,16 +357,6 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
         note=ungrouped.note(ungrouped_),
     )
-
-
-def _by(matched: MatchCounts) -> dict[str, int]:
-    """Return the number of matched collectives by kind of evidence, under its JSON name."""
-    return {
-        BY_NUMBER: matched.by_number,
-        BY_ORDER: matched.by_order,
-        BY_PARTNER: matched.by_partner,
-        BY_ENDS: matched.by_ends,
-    }
 
 
 def clock_offsets(

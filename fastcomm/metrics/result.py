@@ -1,7 +1,7 @@
 """The result of all communication metrics, and how it is computed from a merged partial."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -201,37 +201,28 @@ class Metrics(Result):
         return {
             "headline": self.headline,
             "findings": [finding.to_dict() for finding in self.findings],
-            "ranks": list(self.ranks),
-            "world_size": self.world_size,
-            "gpus": list(self.gpus),
-            "iterations": self.iterations,
+            **self._own("ranks", "world_size", "gpus", "iterations"),
             "iterations_found_by": list(self.found_by),
-            "iteration_clock": self.iteration_clock,
-            "outside": asdict(self.outside),
-            "bytes": self.bytes,
-            "link_bandwidth": self.link_bandwidth,
+            **self._own("iteration_clock", "outside", "bytes", "link_bandwidth"),
             "iteration": iteration,
-            "breakdown": asdict(self.breakdown),
-            "idle": dict(self.idle),
+            **self._own("breakdown", "idle"),
             "idle_evidence": plain(self.idle_names),
             "windows": None if self.windows is None else windows,
-            "bandwidth": {tag: asdict(value) for tag, value in self.bandwidth.items()},
-            "volume": {tag: asdict(value) for tag, value in self.volume.items()},
-            "overlap": asdict(self.overlap),
-            "exposure": {tag: asdict(value) for tag, value in self.exposure.items()},
-            "host_communication": None
-            if self.host_communication is None
-            else asdict(self.host_communication),
+            **self._own("bandwidth", "volume", "overlap", "exposure", "host_communication"),
             "network": self.network.to_dict(),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
             "flops": self.flops.to_dict(),
-            "throughput": asdict(self.throughput),
+            **self._own("throughput"),
             "unknown": gaps.unknown(self.missing),
             "warnings": list(self.warnings),
             "failed": [asdict(rank) for rank in self.skipped],
         }
+
+    def _own(self, *names: str) -> dict[str, Any]:
+        """Return fields as the JSON document has them, under their names."""
+        return {name: _as_json(getattr(self, name)) for name in names}
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return all tables by name, also those with a row per event or window.
@@ -239,3 +230,13 @@ class Metrics(Result):
         `docs/python.md` lists the tables and their columns.
         """
         return dict(self.tables)
+
+
+def _as_json(value: Any) -> Any:
+    """Return dataclasses as objects and tuples as lists, also those in a mapping."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
+    is_record = is_dataclass(value) and not isinstance(value, type)
+    return asdict(value) if is_record else value

@@ -1,10 +1,11 @@
-"""Arrow columns as NumPy arrays and back, lookups by key, kinds of rows, statistics of groups.
+"""Arrow columns as NumPy arrays and back, lookups, kinds of rows, groups, tables of records.
 
 `NULL` of `fastcomm_kernels.arrays` stands for null in every array of whole numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -300,3 +301,34 @@ class Groups:
             share < _HALF, below + gap * share, below + gap - gap * (1 - share)
         )
         return values_
+
+
+_TYPES: dict[object, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    str: pa.string(),
+    tuple[int, ...]: pa.list_(pa.int64()),
+}
+
+
+def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
+    """Return a table with a row per dataclass instance.
+
+    Parameters
+    ----------
+    cls
+        Dataclass with flat fields, which are the columns; types other than numbers, Booleans
+        and text become text. A field that may be None is a column with nulls.
+    rows
+        Instances of `cls`; without any, the table still has the columns.
+
+    """
+    fields = []
+    for name, hint in get_type_hints(cls).items():
+        options = [option for option in get_args(hint) if option is not type(None)]
+        kind = options[0] if options and len(options) < len(get_args(hint)) else hint
+        fields.append((name, _TYPES.get(kind, pa.string())))
+    schema = pa.schema(fields)
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    return pa.table(columns, schema=schema)
