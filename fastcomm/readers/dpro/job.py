@@ -261,12 +261,9 @@ class ParameterDict:
 
     def group_bytes(self, tensors: Iterable[int]) -> int | None:
         """Return the sum of the bytes of tensors; None if one of them is unknown."""
-        sizes, total = self.bytes_of, 0
-        for tensor in tensors:
-            if tensor not in sizes:
-                return None
-            total += sizes[tensor]
-        return total
+        bytes_of = self.bytes_of
+        sizes = [bytes_of.get(tensor) for tensor in tensors]
+        return None if None in sizes else sum(filter(None, sizes))
 
 
 def parse_parameters(gradients: Sequence[Any] | str) -> tuple[Parameter, ...]:

@@ -151,13 +151,21 @@ class _Reader:
             self._check_dropped()
             members = self._members(head, tail, allow_truncated)
         except envelope.NestedError as error:
-            raise TraceFileError(f"{self.path}: {error}") from error
+            raise self._error(str(error)) from error
         if behind := self.window.behind:
-            self.warnings.append(
-                f"{self.path}: {behind.count} bytes behind the end of the gzip data, from byte "
-                f"{behind.at} of the file on, are not read"
+            self._warn(
+                f"{behind.count} bytes behind the end of the gzip data, from byte {behind.at} "
+                "of the file on, are not read"
             )
         return self._scanned(members)
+
+    def _error(self, text: str) -> TraceFileError:
+        """Return an error about the file."""
+        return TraceFileError(f"{self.path}: {text}")
+
+    def _warn(self, text: str) -> None:
+        """Add a warning about the file."""
+        self.warnings.append(f"{self.path}: {text}")
 
     def _head(self) -> bytes:
         """Return the text before the first event."""
@@ -171,7 +179,7 @@ class _Reader:
                 problem = (
                     unpack(head, self.path) or f"found {described(head)}, expected {{ or ["
                 )
-                raise TraceFileError(f"{self.path}: no JSON trace: {problem}")
+                raise self._error(f"no JSON trace: {problem}")
             if window.n > envelope.LIMIT:
                 break
         # If the text before the events is damaged, its braces are unreliable.
@@ -180,11 +188,11 @@ class _Reader:
             self.state[json_scan.AT] = at
             return head[:at]
         if not window.n and not window.cut:
-            raise TraceFileError(f"{self.path}: empty; expected a JSON trace")
+            raise self._error("empty; expected a JSON trace")
         problem = "the compressed file is cut short, and" if window.cut else "the file has"
-        raise TraceFileError(
-            f'{self.path}: {problem} no "traceEvents": [ in its first {window.n} bytes; '
-            "expected a trace of the PyTorch profiler"
+        raise self._error(
+            f'{problem} no "traceEvents": [ in its first {window.n} bytes; expected a trace of '
+            "the PyTorch profiler"
         )
 
     def _scan(self) -> bool:
@@ -210,8 +218,8 @@ class _Reader:
         """Load the next block of the text."""
         window, position = self.window, int(self.state[json_scan.AT])
         if window.n - position > _EVENT_LIMIT:
-            raise TraceFileError(
-                f"{self.path}: the event at byte {window.base + position} is longer than "
+            raise self._error(
+                f"the event at byte {window.base + position} is longer than "
                 f"{_EVENT_LIMIT >> 20} MiB"
             )
         self.state[json_scan.LAST] = not window.more(position)
@@ -273,9 +281,9 @@ class _Reader:
             raise self._second_document(offset)
         if envelope.holds_events(behind):
             return tail
-        self.warnings.append(
-            f"{self.path}: {len(behind)} bytes behind the end of the trace, from byte {offset} "
-            "on, are not read"
+        self._warn(
+            f"{len(behind)} bytes behind the end of the trace, from byte {offset} on, are not "
+            "read"
         )
         return tail[:end]
 
@@ -296,9 +304,9 @@ class _Reader:
 
     def _second_document(self, offset: int) -> TraceFileError:
         """Return the error of a second JSON document; `offset` in bytes of the text."""
-        return TraceFileError(
-            f"{self.path}: a second document begins at byte {offset} of the text. "
-            "Split the file into one file per rank"
+        return self._error(
+            f"a second document begins at byte {offset} of the text. Split the file into one "
+            "file per rank"
         )
 
     def _check_one_list(self, tail: bytes) -> None:
@@ -309,9 +317,9 @@ class _Reader:
 
     def _two_lists(self, offset: int) -> TraceFileError:
         """Return the error of a second list of events; `offset` in bytes of the text."""
-        return TraceFileError(
-            f"{self.path}: two lists of traceEvents, the second at byte {offset}; expected "
-            f"one{self._first_broken(offset)}"
+        return self._error(
+            f"two lists of traceEvents, the second at byte {offset}; expected one"
+            f"{self._first_broken(offset)}"
         )
 
     def _first_broken(self, before: int) -> str:
@@ -328,9 +336,9 @@ class _Reader:
             start = 0
             if window.n > envelope.LIMIT:
                 self._first_document(head, window.bytes())
-                raise TraceFileError(
-                    f"{self.path}: more than {envelope.LIMIT >> 20} MiB behind the events, "
-                    f"from byte {window.base} on"
+                raise self._error(
+                    f"more than {envelope.LIMIT >> 20} MiB behind the events, from byte "
+                    f"{window.base} on"
                 )
         self.state[json_scan.AT], self.state[json_scan.LAST] = 0, 1
         return window.bytes()
@@ -373,12 +381,11 @@ class _Reader:
             message = f"damaged: the events have no end at byte {state[json_scan.BROKEN]}, "
             message += progress
             reason = "; expected the ] of traceEvents and the members behind it"
-        message = f"{self.path}: {message}"
         if not allowed:
-            raise TraceFileError(
+            raise self._error(
                 f"{message}{reason}. Pass --allow-truncated to read the whole events"
             )
-        self.warnings.append(f"{message}; these were read")
+        self._warn(f"{message}; these were read")
 
     def _count_dropped(self, offset: int) -> None:
         """Note an event that does not parse."""
@@ -391,20 +398,19 @@ class _Reader:
     def _check_dropped(self) -> None:
         """Warn of events that do not parse; TraceFileError if they are too many."""
         dropped, complete = (
-            int(self.state[json_scan.DROPPED]),
-            int(self.state[json_scan.EVENTS]),
+            int(self.state[place]) for place in (json_scan.DROPPED, json_scan.EVENTS)
         )
         if not dropped:
             return
         shown = self.state[json_scan.DROPS :][:dropped]
         offsets = ", ".join(map(str, shown)) + (", ..." if dropped > len(shown) else "")
         message = (
-            f"{self.path}: {dropped} of {complete + dropped} events do not parse and were left "
-            f"out, at byte {offsets}"
+            f"{dropped} of {complete + dropped} events do not parse and were left out, at byte "
+            f"{offsets}"
         )
         if complete == 0 or dropped > max(1, (complete + dropped) // 1000):
-            raise TraceFileError(f"{message}: too many to trust the remaining events")
-        self.warnings.append(message)
+            raise self._error(f"{message}: too many to trust the remaining events")
+        self._warn(message)
 
     def _members(self, head: bytes, tail: bytes | None, allowed: bool) -> dict[str, Any]:
         """Return the members of the outer object, or the main ones if it is not valid JSON."""
@@ -419,9 +425,8 @@ class _Reader:
         except envelope.CutError:
             self._truncated(allowed, "behind the events, inside the envelope")
         except envelope.DamagedError as error:
-            self.warnings.append(
-                f"{self.path}: the text around the events is not valid JSON ({error}); "
-                "read key by key"
+            self._warn(
+                f"the text around the events is not valid JSON ({error}); read key by key"
             )
         return envelope.recovered_members(text)
 

@@ -42,39 +42,10 @@ class Folder:
         where: Iterable[str] = (),
         *,
         distinct: bool = False,
-    ) -> dict[str, pa.ChunkedArray]:
-        """Read columns of a table; null becomes NULL, or an empty text or blob.
-
-        Parameters
-        ----------
-        table
-            Name of the table.
-        types
-            Type of each column, by name.
-        where, distinct
-            Ignored: they only save a database work.
-
-        Returns
-        -------
-        dict of pyarrow.ChunkedArray
-            ArrayColumns by name.
-
-        """
-        rows = _table_of(self._files[table], list(types))
-        return {
-            name: self._typed(rows[name], type_, f"{table}.{name}")
-            for name, type_ in types.items()
-        }
-
-    def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
-        """Return a column as `type_` without nulls; TraceFileError for another type."""
-        if not _fits(column.type, type_):
-            raise TraceFileError(
-                f"{self.path}: {place} holds values of type {column.type}, expected {type_}"
-            )
-        if type_ == INTEGER:
-            return pc.fill_null(_signed(column), NULL)
-        return pc.fill_null(column.cast(pa.string() if type_ == TEXT else pa.binary()), "")
+    ) -> pa.Table:
+        """Read columns of a table; conditions are ignored: they only save a database work."""
+        del where, distinct
+        return _table_of(self._files[table], list(types))
 
 
 def _names_of(file: Path) -> tuple[str, ...]:
@@ -144,11 +115,20 @@ def _fits(actual: pa.DataType, type_: str) -> bool:
     return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual))
 
 
-def _signed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column as int64; larger values keep their bits, as in SQLite."""
-    if column.type == pa.uint64():
-        return pa.chunked_array([chunk.view(pa.int64()) for chunk in column.chunks], pa.int64())
-    return column.cast(pa.int64())
+_ARROW = {INTEGER: pa.int64(), TEXT: pa.string(), BLOB: pa.binary()}
+_NO_VALUE = {INTEGER: NULL, TEXT: "", BLOB: b""}
+
+
+def _typed(column: pa.ChunkedArray, type_: str) -> pa.ChunkedArray:
+    """Return a column as `type_`; null becomes NULL, or an empty text or blob.
+
+    Integers above those of int64 keep their bits, as in SQLite.
+    """
+    if type_ == INTEGER and column.type == pa.uint64():
+        chunks = [chunk.view(pa.int64()) for chunk in column.chunks]
+        column = pa.chunked_array(chunks, pa.int64())
+    column = column.cast(_ARROW[type_])
+    return pc.fill_null(column, _NO_VALUE[type_]) if column.null_count else column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,14 +266,28 @@ class Export:
         where = list(where)
         if owner in present:
             where.append(f'"{owner}" >> {nsys.THREAD_BITS} = {process}')
-        values = self._tables.read(table, types, where)
-        count = len(next(iter(values.values()))) if values else 0
-        rows = ExportRows(count, values)
+        rows = self._read(table, types, where)
         if owner is not None and owner in present:
             rows = rows.where(rows[owner] >> nsys.THREAD_BITS == process)
         if table in nsys.SPANS:
             self._check_spans(table, rows)
         return rows
+
+    def _read(
+        self, table: str, types: Mapping[str, str], where: Iterable[str] = (), **options: bool
+    ) -> ExportRows:
+        """Read columns as their types, without nulls; TraceFileError for another type."""
+        rows = self._tables.read(table, types, where, **options)
+        columns = {}
+        for name, type_ in types.items():
+            column = rows[name]
+            if not _fits(column.type, type_):
+                raise TraceFileError(
+                    f"{self.path}: {table}.{name} holds values of type {column.type}, "
+                    f"expected {type_}"
+                )
+            columns[name] = _typed(column, type_)
+        return ExportRows(rows.num_rows if types else 0, columns)
 
     def _check_spans(self, table: str, rows: ExportRows) -> None:
         """Raise TraceFileError if a row has no time, or an impossible one."""
@@ -316,8 +310,8 @@ class Export:
         column = nsys.PROCESS_COLUMN[table]
         if not self.has_column(table, column):
             return set()
-        owner = self._tables.read(table, {column: nsys.INTEGER}, distinct=True)[column]
-        values = owner.unique().to_pylist()
+        owner = self._read(table, {column: nsys.INTEGER}, distinct=True)[column]
+        values = pa.array(owner).unique().to_pylist()
         return {None if value == NULL else value >> nsys.THREAD_BITS for value in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:

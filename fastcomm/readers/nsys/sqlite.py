@@ -110,7 +110,6 @@ _ROOTS = (
     "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 "
     f"AND tbl_name IN ({', '.join('?' * len(TABLES))})"
 )
-_ARROW = {INTEGER: pa.int64(), TEXT: pa.string(), BLOB: pa.binary()}
 
 
 class Database:
@@ -184,7 +183,7 @@ class Database:
         where: Iterable[str] = (),
         *,
         distinct: bool = False,
-    ) -> dict[str, pa.ChunkedArray]:
+    ) -> pa.Table:
         """Read columns of a table; null becomes NULL, or an empty text or blob.
 
         Parameters
@@ -192,21 +191,16 @@ class Database:
         table
             Name of the table.
         types
-            Type of each column, by name.
+            Type of each column, by name: INTEGER, TEXT or BLOB.
         where
             SQL conditions that all hold for the rows.
         distinct
             Whether to drop equal rows.
 
-        Returns
-        -------
-        dict of pyarrow.ChunkedArray
-            Columns by name.
-
         Raises
         ------
         TraceFileError
-            The file cannot be read, or a column has values of another type.
+            The file cannot be read.
 
         """
         expressions = ", ".join(
@@ -215,10 +209,8 @@ class Database:
         conditions = " AND ".join(f"({condition})" for condition in where)
         query = f'SELECT {"DISTINCT " if distinct else ""}{expressions} FROM "{table}"'
         rows = self._query(query + (f" WHERE {conditions}" if conditions else ""), table)
-        return {
-            name: self._typed(rows[name], type_, f"{table}.{name}")
-            for name, type_ in types.items()
-        }
+        # Without rows the driver does not tell the types.
+        return rows if rows.num_rows else pa.table(dict.fromkeys(types, pa.nulls(0)))
 
     def _query(self, query: str, table: str) -> pa.Table:
         """Run a query; TraceFileError if it fails, or returns far more than the file holds."""
@@ -243,21 +235,6 @@ class Database:
                 return pa.Table.from_batches(batches, reader.schema)
         except (Error, pa.ArrowException, OSError) as error:
             raise TraceFileError(f"{self.path}: table {table}: {error}") from error
-
-    def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
-        """Return a column as `type_`; TraceFileError for another type."""
-        expected = _ARROW[type_]
-        if column.type == expected:
-            return column
-        if not len(column):
-            return pa.chunked_array(
-                [], expected
-            )  # without rows the driver does not tell the type
-        if expected == pa.binary() and column.type == pa.string():
-            return column.cast(expected)
-        raise TraceFileError(
-            f"{self.path}: {place} holds values of type {column.type}, expected {type_}"
-        )
 
 
 def _check_file(path: Path) -> tuple[int, bool]:
