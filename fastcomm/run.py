@@ -1,10 +1,10 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fastcomm.analyses.preparation import open_traces
 from fastcomm.checks import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from fastcomm.replay.result import Session
     from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
+
+T = TypeVar("T")
 
 
 class Run:
@@ -149,13 +151,7 @@ class Run:
 
         check_type(all_ranks, bool, "info: all_ranks", "True or False")
         user_options = set(non_default(self.options)) - {"ranks", "keep_going"}
-        return info(
-            self._traces,
-            all_ranks=all_ranks,
-            anew=bool(user_options),
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-        )
+        return self._analyze(info, all_ranks=all_ranks, anew=bool(user_options))
 
     @takes(MetricsOptions)
     def metrics(self, options: MetricsOptions) -> "Metrics":
@@ -190,6 +186,16 @@ class Run:
         """
         return self._measured(options)
 
+    def _analyze(self, analysis: Callable[..., T], *options: object, **named: Any) -> T:
+        """Return the result of an analysis of the run, with its executor and its options."""
+        return analysis(
+            self._traces,
+            *options,
+            workers=self._executor,
+            keep_going=self.options.keep_going,
+            **named,
+        )
+
     def _check_step_boundary(self, name: str) -> None:
         """Raise `ConfigError` if the steps of the run are cut on the device clock.
 
@@ -213,12 +219,7 @@ class Run:
         """Measure the run; `options` may be those of a report."""
         from fastcomm.analyses.measure import compute_metrics
 
-        return compute_metrics(
-            self._traces,
-            options,
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-        )
+        return self._analyze(compute_metrics, options)
 
     @takes(KernelOptions)
     def kernels(self, options: KernelOptions) -> "Kernels":
@@ -249,12 +250,7 @@ class Run:
         """
         from fastcomm.analyses.kernels import sum_kernels
 
-        return sum_kernels(
-            self._traces,
-            options,
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-        )
+        return self._analyze(sum_kernels, options)
 
     @takes(PathOptions)
     def critical_path(self, options: PathOptions) -> "CriticalPath":
@@ -293,12 +289,7 @@ class Run:
         from fastcomm.analyses.critical_path import critical_path
 
         self._check_step_boundary("critical_path")
-        return critical_path(
-            self._traces,
-            options,
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-        )
+        return self._analyze(critical_path, options)
 
     @takes(RunReplayOptions)
     def replay(self, options: RunReplayOptions) -> "Session":
@@ -332,13 +323,7 @@ class Run:
         from fastcomm.analyses.replay import session_of, step_of
 
         self._check_step_boundary("replay")
-        step = step_of(
-            self._traces,
-            options,
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-        )
-        return session_of(step, options)
+        return session_of(self._analyze(step_of, options), options)
 
     @takes(StragglerOptions)
     def stragglers(self, options: StragglerOptions) -> "StragglerResult":
@@ -409,14 +394,9 @@ class Run:
         path = None if chosen.no_path else path_for_page(self._traces, metrics.busiest_rank)
         timeline = None
         if not chosen.no_timeline:
-            timeline = find_timeline(
-                self._traces,
-                metrics,
-                ranks=chosen.timeline_ranks,
-                steps=chosen.timeline_steps,
-                critical=path,
-                workers=self._executor,
-                keep_going=self.options.keep_going,
+            ranks, steps = chosen.timeline_ranks, chosen.timeline_steps
+            timeline = self._analyze(
+                find_timeline, metrics, ranks=ranks, steps=steps, critical=path
             )
         with guarded():
             note_inputs(inputs)

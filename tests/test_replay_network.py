@@ -45,7 +45,8 @@ def ring_of(size):
 
 def graph_of(topology, counts=None):
     pids = topology.pid_of.values()
-    return dependency.network_graph(pids, ONE_TENSOR, [(0,)], counts or {}, topology)
+    slices = dependency.over_network(ONE_TENSOR, counts or {}, topology)
+    return dependency.combined(pids, ONE_TENSOR, [(0,)], slices)
 
 
 @st.composite

@@ -29,7 +29,7 @@ from fastcomm.critical_path.overlay import Drawing
 from fastcomm.critical_path.rules import CORRECTED, TYPES, PathSource, TraceEvents
 from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
-from fastcomm.graph import EDGE_KINDS
+from fastcomm.graph import EDGE_KINDS, networkx_for
 from fastcomm.options import Window
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE
@@ -175,13 +175,7 @@ class CPGraph(CriticalPath):
 
     def to_networkx(self) -> "networkx.DiGraph[int]":
         """Return the graph for networkx; raise FastcommError if it is not installed."""
-        try:
-            import networkx
-        except ImportError as error:
-            raise FastcommError(
-                'to_networkx needs networkx: pip install "fastcomm[graph]"'
-            ) from error
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        graph: networkx.DiGraph[int] = networkx_for("to_networkx").DiGraph()
         for edge in self.edges(np.arange(len(self.graph.source))):
             graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
         return graph

@@ -8,7 +8,7 @@ per operation, which takes time (float64 ns) on one device, and can be replayed.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +236,17 @@ def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None
         return LongestPath.empty()
     length, through = kernels.longest_path(order, graph.incoming, graph.source, weight, 0)
     return LongestPath.to(int(order[np.argmax(length[order])]), through, graph.source)
+
+
+def networkx_for(method: str) -> Any:
+    """Return networkx for a method; raise FastcommError if it is not installed."""
+    try:
+        import networkx
+    except ImportError as error:
+        raise FastcommError(
+            f'{method} needs networkx: pip install "fastcomm[graph]"'
+        ) from error
+    return networkx
 
 
 def acyclic_order(source: Ints, target: Ints, names: Sequence[str]) -> Numbers:

@@ -201,7 +201,8 @@ def dependencies(trial: Trial, step: int, *, joins_ranks: bool = True) -> Depend
     groups = tensor_groups(trial.trace, step)
     topology, graph, counts = trial.topology, trial.graph, trial.counts
     if topology is not None:
-        return network_graph(trial.trace.pids, graph, groups, counts, topology)
+        slices = over_network(graph, counts, topology)
+        return combined(trial.trace.pids, graph, groups, slices)
     servers = Servers.of(trial.trace)
     pids = [pid for pid in trial.trace.pids if is_rank(pid)]
     if servers.tensors:
@@ -275,54 +276,34 @@ def _node(pid: str, name: str) -> str:
     return name if name == "END" else f"{pid}->{name}"
 
 
-def network_graph(
-    pids: Iterable[str],
-    graph: LocalGraph,
-    groups: Sequence[Group],
-    counts: Mapping[str, Mapping[str, int]],
-    topology: Topology,
-) -> Dependencies:
-    """Combine copies of a local graph with communication in slices along rings or trees.
+def over_network(
+    graph: LocalGraph, counts: Mapping[str, Mapping[str, int]], topology: Topology
+) -> Communicate:
+    """Return a function that yields the edges of communication in slices.
 
-    Parameters
-    ----------
-    pids
-        Process of each rank.
-    graph
-        Dependencies between the operations of one rank.
-    groups
-        Tensors that are communicated together.
-    counts
-        Numbers of loops, channels, chunks and slices, by name of the communication.
-    topology
-        Rings or trees of NCCL.
-
+    Slices go along the rings or trees of the topology. `counts` has the numbers of loops,
+    channels, chunks and slices by name of the communication.
     """
 
     def communicate(pid: str, group: Group) -> Iterator[Edge]:
-        return _network_edges(pid, group, graph, counts.get(group_name(group), {}), topology)
+        head = group_name(group)
+        sync, queue, copy_in, copy_out = (
+            f"{pid}->{head}.{stage}" for stage in ("Sync", *STAGES)
+        )
+        for backward in _backwards(group, graph):
+            yield f"{pid}->{backward}", sync
+        ranks = peers(pid, topology)
+        pids = [topology.pid_of[rank] for rank in ranks if rank in topology.pid_of]
+        for peer in pids or [pid]:
+            yield long_name(peer, f"{head}.Sync"), queue
+        yield queue, copy_in
+        if len(pids) < 2:  # noqa: PLR2004
+            yield copy_in, copy_out
+        yield from slice_edges(pid, head, counts.get(head, {}), topology)
+        for after in _successors(group, graph):
+            yield copy_out, f"{pid}->{after}"
 
-    return combined(pids, graph, groups, communicate)
-
-
-def _network_edges(
-    pid: str, group: Group, graph: LocalGraph, counts: Mapping[str, int], topology: Topology
-) -> Iterator[Edge]:
-    """Yield the edges of a rank that communicates a group of tensors in slices."""
-    head = group_name(group)
-    sync, queue, copy_in, copy_out = (f"{pid}->{head}.{stage}" for stage in ("Sync", *STAGES))
-    for backward in _backwards(group, graph):
-        yield f"{pid}->{backward}", sync
-    ranks = peers(pid, topology)
-    pids = [topology.pid_of[rank] for rank in ranks if rank in topology.pid_of]
-    for peer in pids or [pid]:
-        yield long_name(peer, f"{head}.Sync"), queue
-    yield queue, copy_in
-    if len(pids) < 2:  # noqa: PLR2004
-        yield copy_in, copy_out
-    yield from slice_edges(pid, head, counts, topology)
-    for after in _successors(group, graph):
-        yield copy_out, f"{pid}->{after}"
+    return communicate
 
 
 def group_name(group: Group) -> str:

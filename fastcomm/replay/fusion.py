@@ -11,7 +11,7 @@ import numpy as np
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer
-from fastcomm.replay.dependency import Group, group_name, network_graph
+from fastcomm.replay.dependency import Group, combined, group_name, over_network
 
 _TEST_INTERVAL = 10  # every tenth group, by size, tests the model instead of fitting it
 
@@ -157,7 +157,8 @@ class _Candidates:
                 "nccl_rank_graph.json, which dPRO's NCCL writes"
             )
         counts = {group_name(group): self._counts(group) for group in groups}
-        graph = network_graph(trial.trace.pids, trial.graph, groups, counts, topology)
+        slices = over_network(trial.graph, counts, topology)
+        graph = combined(trial.trace.pids, trial.graph, groups, slices)
         original = self.replayer.measured
         own = {node: i for i, node in enumerate(self.replayer.graph.nodes)}
         waits = {

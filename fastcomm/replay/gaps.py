@@ -4,7 +4,7 @@ Times are float64 ns.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -37,12 +37,8 @@ class Measured:
     def at(self, nodes: Ints) -> "Measured":
         """Return the values of some nodes, by number; zeros for a number of -1."""
         exists = nodes >= 0
-        return Measured(
-            avg=np.where(exists, self.avg[nodes], 0.0),
-            gap=np.where(exists, self.gap[nodes], 0.0),
-            samples=np.where(exists, self.samples[nodes], 0),
-            comm_gap=np.where(exists, self.comm_gap[nodes], 0.0),
-        )
+        columns = {own.name: getattr(self, own.name)[nodes] for own in fields(self)}
+        return Measured(**{name: np.where(exists, one, 0) for name, one in columns.items()})
 
 
 def gap_counts(before: str, after: str, forward: str = "FW") -> bool:

@@ -17,7 +17,7 @@ from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_na
 from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import Replayed, Replayer, ReplayPath
-from fastcomm.replay.dependency import Dependencies, group_name, network_graph
+from fastcomm.replay.dependency import Dependencies, combined, group_name, over_network
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
 from fastcomm_kernels.arrays import Flags, Floats
@@ -286,7 +286,7 @@ def on_hosts(trial: Trial, replayer: Replayer, hosts: int) -> Replayed:
         for head in map(group_name, replayer.graph.groups)
     }
     pids, groups = topology.pid_of.values(), replayer.graph.groups
-    graph = network_graph(pids, trial.graph, groups, counts, topology)
+    graph = combined(pids, trial.graph, groups, over_network(trial.graph, counts, topology))
     scale = (len(original.pid_of) - 1) / (hosts - 1)
     return Replayer.of(graph, _scaled(replayer, graph, scale), replayer.options).run()
 

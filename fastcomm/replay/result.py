@@ -6,29 +6,27 @@ Times are ms. Two nodes may have two edges.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from fastcomm.checks import invalid_value
-from fastcomm.errors import FastcommError
-from fastcomm.replay import Replayed
-
-if TYPE_CHECKING:
-    import networkx
-from dataclasses import dataclass, field
-
 import pyarrow as pa
 
+from fastcomm.checks import invalid_value
+from fastcomm.graph import networkx_for
 from fastcomm.graph.edits import Edit, Interval, not_validated
 from fastcomm.readers.dpro.statistics import StepTime
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.replay import Options, Replayer, ReplayPath, critical_path
+from fastcomm.replay import Options, Replayed, Replayer, ReplayPath, critical_path
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.predictions import Predictions, Removed
 from fastcomm.result import Result
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import format_ns, signed_percent
+
+if TYPE_CHECKING:
+    import networkx
 
 _MS = 1e6
 _NODE_KEYS = {
@@ -43,13 +41,7 @@ _EDGE_KEYS = {"lag": "double", "at_start": "int"}
 
 def to_networkx(replayed: Replayed) -> "networkx.MultiDiGraph[str]":
     """Return the replayed graph for networkx; raise FastcommError if it is not installed."""
-    try:
-        import networkx
-    except ImportError as error:
-        raise FastcommError(
-            'to_networkx needs networkx: pip install "fastcomm[graph]"'
-        ) from error
-    graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+    graph: networkx.MultiDiGraph[str] = networkx_for("to_networkx").MultiDiGraph()
     graph.add_nodes_from(_nodes(replayed))
     graph.add_edges_from(_edges(replayed))
     return graph

@@ -53,18 +53,12 @@ class SubsetScenario:
 
     def _mask(self, model: JobModel) -> Flags:
         """Return the subset, in a shape that broadcasts to ops x data ranks x steps."""
-        table = model.table
-        stage = np.array([op.stage for op in table.ops])
-        if self.kind == "dp_rank":
-            return np.isin(np.arange(table.ranks), self.keys)[None, :, None]
-        if self.kind == "stage":
-            return np.isin(stage, self.keys)[:, None, None]
+        if self.kind == "all":
+            return np.ones((1, 1, 1), np.bool_)
         if self.kind == "optype":
-            names = optypes(table.ops, first_op=self.way == "launched")
+            names = optypes(model.table.ops, first_op=self.way == "launched")
             return np.array([name in self.keys for name in names])[:, None, None]
-        if self.kind == "rank":
-            return np.isin(table.rank_of, self.keys)[:, stage].T[:, :, None]
-        return np.ones((1, 1, 1), np.bool_)
+        return model.table.rows(self.kind, self.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,11 +223,11 @@ class TableOperations:
         types = dict.fromkeys(
             name for op in table.ops for name in (op.optype, op.reported_type)
         )
-        is_compute = [op.optype for op in table.ops if _is_compute(op.optype)]
+        has_compute = any(_kind(op.optype) == "compute" for op in table.ops)
         stages = sorted({op.stage for op in table.ops})
         self.targets: dict[str, Sequence[str]] = {
             "all": ("all",),
-            **({"compute": ("compute",)} if is_compute else {}),
+            **({"compute": ("compute",)} if has_compute else {}),
             "comm": ("comm",),
             "op": (*types, *(name for op in table.ops if (name := op.name) not in types)),
             "rank": tuple(map(str, np.unique(table.rank_of).tolist())),
@@ -242,33 +242,19 @@ class TableOperations:
         The shape broadcasts to (operations, data ranks, steps).
         """
         table = self.model.table
-        if values is None or key == "all":
-            values = None if key in ("all", "compute", "comm") else self.targets[key]
         if key in ("all", "compute", "comm"):
             kinds = [key in ("all", _kind(op.optype)) for op in table.ops]
             return np.array(kinds, np.bool_)[:, None, None]
-        chosen = set(values or ())
+        chosen = set(self.targets[key] if values is None else values)
         if key == "op":
             named = [bool({op.optype, op.reported_type, op.name} & chosen) for op in table.ops]
             return np.array(named, np.bool_)[:, None, None]
-        numbers = np.array([int(value) for value in chosen])
-        stage = np.array([op.stage for op in table.ops])
-        if key == "rank":
-            return np.isin(table.rank_of[:, stage], numbers).T[:, :, None]
-        if key == "stage":
-            return np.isin(stage, numbers)[:, None, None]
-        if key == "dp_rank":
-            return np.isin(np.arange(table.ranks), numbers)[None, :, None]
-        return np.isin(np.array(table.steps), numbers)[None, None, :]
-
-
-def _is_compute(optype: str) -> bool:
-    return optype not in _MEDIAN
+        return table.rows(key, [int(value) for value in chosen])
 
 
 def _kind(optype: str) -> str:
     """Return "compute" or "comm", as the study divides types of operations."""
-    return "compute" if _is_compute(optype) else "comm"
+    return "comm" if optype in _MEDIAN else "compute"
 
 
 def changed_times(model: JobModel, edits: Sequence[Edit]) -> Floats:

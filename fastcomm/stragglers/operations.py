@@ -27,6 +27,10 @@ _TIMES = ("start_ts", "duration")
 _CHUNKS = ("mc", "gmc")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
+_KINDS = {
+    "optype": ("strings", pa.types.is_string),
+    **dict.fromkeys(_TIMES, ("floats", pa.types.is_floating)),
+}
 _AXES = ("dp_rank", "stage", "seq_id")  # numbers from 0, which size the arrays
 _MAX_AXIS = 1 << 20
 _LATEST_S = 4e9  # a time stamp of the year 2096
@@ -80,6 +84,20 @@ class OperationTable:
     def stages(self) -> int:
         """Number of pipeline stages."""
         return int(self.rank_of.shape[1])
+
+    def rows(self, key: str, numbers: Sequence[int | str]) -> Flags:
+        """Return the operations of some numbers of a key: dp_rank, stage, rank or step.
+
+        The shape broadcasts to (operations, data ranks, steps).
+        """
+        if key == "dp_rank":
+            return np.isin(np.arange(self.ranks), numbers)[None, :, None]
+        if key == "step":
+            return np.isin(self.steps, numbers)[None, None, :]
+        stage = np.array([op.stage for op in self.ops])
+        if key == "stage":
+            return np.isin(stage, numbers)[:, None, None]
+        return np.isin(self.rank_of, numbers)[:, stage].T[:, :, None]
 
 
 def notes(left_out: Sequence[int]) -> tuple[str, ...]:
@@ -192,17 +210,12 @@ def _check_kinds(table: pa.Table, path: Path) -> None:
     for name in table.column_names:
         column = table[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        is_kind = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
-        is_kind["duration"] = pa.types.is_floating
-        if not is_kind.get(name, pa.types.is_integer)(kind):
-            expected = {"optype": "strings", "start_ts": "floats", "duration": "floats"}
-            raise TraceFileError(
-                f"{path}: column {name}: expected {expected.get(name, 'integers')}, got {kind}"
-            )
-        ends = pc.min_max(column) if name in _AXES else None
-        if ends is None:
+        expected, is_kind = _KINDS.get(name, ("integers", pa.types.is_integer))
+        if not is_kind(kind):
+            raise TraceFileError(f"{path}: column {name}: expected {expected}, got {kind}")
+        if name not in _AXES:
             continue
-        least, most = ends["min"].as_py(), ends["max"].as_py()
+        least, most = pc.min_max(column).as_py().values()
         if not 0 <= least <= most <= _MAX_AXIS:
             raise TraceFileError(
                 f"{path}: column {name}: values from {least} to {most}, expected 0 to "
