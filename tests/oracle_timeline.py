@@ -32,7 +32,7 @@ def device_events(path):
         yield kind, start, base + _ns(event["ts"] + event["dur"]) - start, event["name"], args
 
 
-def _meeting(rank, args, order):
+def _match(rank, args, order):
     """What is equal for all members of one collective or message, and for no other."""
     name = args["Collective name"]
     members = args["Process Group Ranks"]
@@ -49,7 +49,7 @@ def events_of_step(paths, spans):
     A row is rank, kind, start, duration, name, wait, and the ranks of the collective.
     """
     zero = min(begin for begin, _ in spans.values())
-    rows, meetings, order = [], {}, {}
+    rows, matches, order = [], {}, {}
     for rank, path in enumerate(paths):
         begin, stop = spans[rank]
         for kind, start, duration, name, args in sorted(
@@ -57,16 +57,16 @@ def events_of_step(paths, spans):
         ):
             if not begin <= start < stop:
                 continue
-            key = _meeting(rank, args, order) if kind not in ("compute", "copy") else None
+            key = _match(rank, args, order) if kind not in ("compute", "copy") else None
             rows.append((rank, kind, start - zero, duration, name, key))
             if key is not None:
-                meetings.setdefault(key, []).append((start - zero, rank))
-    return sorted((*row, *_waited(row[2], key, meetings)) for *row, key in rows)
+                matches.setdefault(key, []).append((start - zero, rank))
+    return sorted((*row, *_waited(row[2], key, matches)) for *row, key in rows)
 
 
-def _waited(start, key, meetings):
+def _waited(start, key, matches):
     """How long a member waits, and the ranks of its collective; for a root only for that."""
-    members = sorted(meetings.get(key, ()))
+    members = sorted(matches.get(key, ()))
     if len(members) < 2:
         return -1, ()
     until = members[-1][0]

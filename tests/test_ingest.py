@@ -68,7 +68,7 @@ def test_a_store_opens_like_its_run(traces, tmp_path):
 def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     said = json.loads((tmp_path / "store" / "fastcomm.json").read_text())
-    assert said["layout"] == 2
+    assert said["layout"] == 3
     assert said["version"] == fastcomm.__version__
     assert said["complete"] is True
     assert (said["world_size"], said["expected"]) == (3, [0, 1, 2])

@@ -12,7 +12,7 @@ import fastcomm_kernels
 BANNED = {
     *("found", "said", "wanted", "asked", "words", "each", "those", "left", "held", "away"),
     *("known", "kept", "made", "given", "seen", "taken", "told", "lost", "what", "whose"),
-    *("theirs", "ours"),
+    *("theirs", "ours", "meeting", "meetings", "lacks", "unsaid", "untold", "habits"),
 }
 # Keys of JSON documents.
 KEYS = {("doctor.py", "found"), ("ingest.py", "kept")}

@@ -191,7 +191,7 @@ def run(
     comparison = compare(*same, whole=(both[0], both[1]), kernels=kernels)
     if not comparison.is_same:
         comparison = replace(comparison, notes=(*comparison.notes, *why_not))
-    warn(_warnings(*(_unsaid(side, is_said=not files.as_json) for side in both)))
+    warn(_warnings(*(_own_warnings(side, is_said=not files.as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
     comparison = replace(comparison, conditions_that_hold=holding)
@@ -210,7 +210,7 @@ def run(
 _MOST_WARNINGS = 8
 
 
-def _unsaid(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
+def _own_warnings(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
     warnings = metrics.get("warnings") or []
     return [warning for warning in warnings if not (is_said and " no trace here: " in warning)]

@@ -72,7 +72,7 @@ def find_path(
 
     """
     whole = _ExecutionGraph(traces, groups)
-    if len(traces) == 1 or whole.meetings:
+    if len(traces) == 1 or whole.matches:
         return whole.path()
     first = _ExecutionGraph(traces[:1], groups)
     first.notes.insert(
@@ -84,7 +84,7 @@ def find_path(
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
+class _Match:
     """A collective or a message, with its operations of all ranks."""
 
     rows: list[int]  # of the operations; of a message the send, then the receive
@@ -111,7 +111,7 @@ class _EdgeColumns:
 
 
 class _ExecutionGraph:
-    """Builds the graph: operation k starts at node 2k and ends at 2k + 1; then all meetings."""
+    """Builds the graph: operation k starts at node 2k and ends at 2k + 1; then all matches."""
 
     def __init__(
         self, traces: Sequence[ChakraTrace], groups: Mapping[str, tuple[int, ...]]
@@ -156,11 +156,11 @@ class _ExecutionGraph:
 
     @cached_property
     def _nodes(self) -> tuple[Ints, Flags]:
-        """Event of each node, and whether it is its end; a meeting's is the last to start."""
+        """Event of each node, and whether it is its end; of a match, its last to start."""
         count = len(self.operations)
-        meetings = np.array([meeting.rows[0] for meeting in self.meetings], np.int64)
-        event = np.append(np.repeat(np.arange(count), 2), meetings)
-        is_end = np.append(np.tile([False, True], count), np.zeros(len(meetings), np.bool_))
+        matches = np.array([match.rows[0] for match in self.matches], np.int64)
+        event = np.append(np.repeat(np.arange(count), 2), matches)
+        is_end = np.append(np.tile([False, True], count), np.zeros(len(matches), np.bool_))
         return event, is_end
 
     def _replayed(self) -> tuple[_EdgeColumns, Ints, Ints]:
@@ -197,22 +197,22 @@ class _ExecutionGraph:
         """Return all edges but those to nodes that wait for nothing."""
         columns, begin = _EdgeColumns(), 0
         missing = 0
-        meeting_of = {
+        match_of = {
             row: number
-            for number, meeting in enumerate(self.meetings)
-            for row in (meeting.rows[1:] if self._is_message(meeting) else meeting.rows)
+            for number, match in enumerate(self.matches)
+            for row in (match.rows[1:] if self._is_message(match) else match.rows)
         }
         for trace in self.traces:
             row_of = {node.id: begin + k for k, node in enumerate(trace.nodes)}
             for row, node in enumerate(trace.nodes, begin):
                 before = [row_of[id_] for id_ in node.before if id_ in row_of]
                 missing += len(node.before) - len(before)
-                self._add_operation(columns, row, before, meeting_of.get(row))
+                self._add_operation(columns, row, before, match_of.get(row))
                 for id_ in node.begun:
                     columns.add(2 * row_of[id_], 2 * row, EDGE_KIND["launch"], 0)
             begin += len(trace.nodes)
-        for number, meeting in enumerate(self.meetings, 2 * len(self.operations)):
-            for row in meeting.rows:
+        for number, match in enumerate(self.matches, 2 * len(self.operations)):
+            for row in match.rows:
                 columns.add(2 * row, number, EDGE_KIND["join"], 0)
         if missing:
             self.notes.append(
@@ -223,7 +223,7 @@ class _ExecutionGraph:
         return columns
 
     def _add_operation(
-        self, columns: _EdgeColumns, row: int, before: Sequence[int], meeting: int | None
+        self, columns: _EdgeColumns, row: int, before: Sequence[int], match: int | None
     ) -> None:
         """Add the edges to the start and to the end of an operation."""
         node = self.operations[row]
@@ -234,16 +234,16 @@ class _ExecutionGraph:
             kind = _KINDS[not self.operations[other].is_host, not node.is_host]
             columns.add(2 * other + 1, 2 * row, kind, delay)
         source, weight = 2 * row, node.duration
-        if meeting is not None:
-            source = 2 * len(self.operations) + meeting
-            weight = self.meetings[meeting].transfer
+        if match is not None:
+            source = 2 * len(self.operations) + match
+            weight = self.matches[match].transfer
         columns.add(source, 2 * row + 1, EDGE_KIND["operator"], weight, row)
 
-    def _is_message(self, meeting: _Meeting) -> bool:
-        return self.operations[meeting.rows[0]].kind == SEND
+    def _is_message(self, match: _Match) -> bool:
+        return self.operations[match.rows[0]].kind == SEND
 
     @cached_property
-    def meetings(self) -> list[_Meeting]:
+    def matches(self) -> list[_Match]:
         """Collectives and messages of which two operations or more are known."""
         calls: dict[Any, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for row, (node, rank) in enumerate(
@@ -252,7 +252,7 @@ class _ExecutionGraph:
             if (key := _key(node, rank)) is not None and self._is_member(node.group, rank):
                 side = rank if node.kind not in (SEND, RECEIVE) else node.kind
                 calls[key][side].append(row)
-        meetings, different = [], 0
+        matches, different = [], 0
         for key, by_side in calls.items():
             # Ids count the calls of a rank.
             sides = [
@@ -266,12 +266,12 @@ class _ExecutionGraph:
                     different += 1
                 elif len(rows) >= _PAIR:
                     transfer = min(self.operations[row].duration for row in rows)
-                    meetings.append(_Meeting(rows, expected, transfer))
+                    matches.append(_Match(rows, expected, transfer))
         if different:
             self.notes.append(
                 f"{counted(different, 'collective')} not joined: ranks call different ones"
             )
-        return meetings
+        return matches
 
     def _label(self, group: str) -> str:
         """Return the name of a group with its ranks, if there are few."""
@@ -283,7 +283,7 @@ class _ExecutionGraph:
         return group not in self.groups or rank in self.groups[group]
 
     def _expected(self, key: Any) -> int:
-        """Return how many operations a meeting has if no rank is missing."""
+        """Return how many operations a match has if no rank is missing."""
         if key[0] == "message":
             return _PAIR
         return len(self.groups.get(key[1], self.traces))
@@ -330,16 +330,16 @@ class _ExecutionGraph:
         return self.notes
 
     def _join(self, graph: Graph, on_device: Flags, place: Ints, time: Ints) -> RankJoin:
-        """Return what is known of each rank, and of the meetings.
+        """Return what is known of each rank, and of the matches.
 
         `place` is the position of each node in the graph, `time` its time in ns.
         """
         ranks = tuple(trace.rank for trace in self.traces)
         slack_ns = slack(graph, on_device)
-        meetings = self.meetings
-        firsts = np.argsort([time[2 * meeting.rows[0]] for meeting in meetings], kind="stable")
-        ordered = [meetings[k] for k in firsts.tolist()]
-        rows = np.array([row for meeting in ordered for row in meeting.rows], np.int64)
+        matches = self.matches
+        firsts = np.argsort([time[2 * match.rows[0]] for match in matches], kind="stable")
+        ordered = [matches[k] for k in firsts.tolist()]
+        rows = np.array([row for match in ordered for row in match.rows], np.int64)
         number = np.repeat(np.arange(len(ordered)), [len(one.rows) for one in ordered])
         is_send = np.array([self.operations[row].kind == SEND for row in rows.tolist()], bool)
         parts = np.arange(len(rows))

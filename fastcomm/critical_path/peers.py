@@ -42,7 +42,7 @@ class OwnedEdges:
         return flags
 
     @cached_property
-    def meeting(self) -> Numbers:
+    def arrival(self) -> Numbers:
         """By edge: for a transfer the node of the last arrival, else NONE."""
         graph = self.critical.graph
         at = np.where(self.own & graph.is_join[graph.source], graph.source, NONE)
@@ -56,15 +56,15 @@ class OwnedEdges:
 
     @cached_property
     def members(self) -> dict[int, tuple[int, ...]]:
-        """Ranks that take part in each meeting, by its node."""
+        """Ranks of each matched collective or message, by the node of the last arrival."""
         graph = self.critical.graph
         joins = np.flatnonzero(graph.kind == EDGE_KIND["join"])
-        transfers = np.flatnonzero(self.meeting != NONE)
+        transfers = np.flatnonzero(self.arrival != NONE)
         ranks = np.array(self.critical.ranks, np.int64)
         rank = np.append(
             ranks[self.critical.across.rank_of[graph.source[joins]]], self.rank[transfers]
         )
-        node = np.append(graph.target[joins], self.meeting[transfers])
+        node = np.append(graph.target[joins], self.arrival[transfers])
         members: dict[int, list[int]] = {}
         for at, number in np.unique(np.stack([node, rank], axis=1), axis=0).tolist():
             members.setdefault(at, []).append(number)
@@ -76,13 +76,13 @@ class OwnedEdges:
         rows = pa.array(self.owner)
         names = [text_codes(self.events[name].take(rows)) for name in ("op", "tag")]
         size = filled(self.events["bus_bytes"], NONE)[self.owner]
-        count = np.array([len(self.members.get(at, ())) for at in self.meeting.tolist()])
+        count = np.array([len(self.members.get(at, ())) for at in self.arrival.tolist()])
         return classes(*names, size, count)[1]
 
     def between(self, pair: Collection[int]) -> Ints:
         """Return the transfers in which all of some ranks take part, as edges."""
         nodes = [at for at, ranks in self.members.items() if set(pair) <= set(ranks)]
-        return np.flatnonzero(np.isin(self.meeting, nodes) & (self.meeting != NONE))
+        return np.flatnonzero(np.isin(self.arrival, nodes) & (self.arrival != NONE))
 
 
 def transfers(step: OwnedEdges, weight: Ints, edges: Ints, edit: Edit) -> Ints:
@@ -105,7 +105,7 @@ def transfers(step: OwnedEdges, weight: Ints, edges: Ints, edit: Edit) -> Ints:
         If no other group has such transfers.
 
     """
-    others = np.setdiff1d(np.flatnonzero(step.meeting != NONE), edges)
+    others = np.setdiff1d(np.flatnonzero(step.arrival != NONE), edges)
     key = step.transfer_keys
     healed = _medians(key[others], weight[others], key[edges])
     if np.isnan(healed).all():
@@ -143,7 +143,7 @@ def of_ranks(
     """
     graph = step.critical.graph
     is_used = np.isin(graph.kind, [EDGE_KIND[kind] for kind in _KINDS])
-    edges = np.flatnonzero(is_used & (step.meeting == NONE))
+    edges = np.flatnonzero(is_used & (step.arrival == NONE))
     rank = step.rank[edges]
     names = text_codes(step.events["name"])
     behind = graph.event[graph.target[edges]]
@@ -208,12 +208,12 @@ def slow_links(step: OwnedEdges, weight: Ints) -> list[tuple[int, int]]:
     A group is listed if the median of its transfers, relative to the median of all transfers of
     equal operation, parallelism and size, is 1.2 or more; the slowest comes first.
     """
-    edges = np.flatnonzero((step.meeting != NONE) & (weight > 0))
+    edges = np.flatnonzero((step.arrival != NONE) & (weight > 0))
     key = step.transfer_keys[edges]
     usual = np.maximum(_medians(key, weight[edges], key), 1)
     ratios: dict[tuple[int, ...], list[float]] = {}
     for at, ratio in zip(
-        step.meeting[edges].tolist(), (weight[edges] / usual).tolist(), strict=True
+        step.arrival[edges].tolist(), (weight[edges] / usual).tolist(), strict=True
     ):
         ratios.setdefault(step.members[at], []).append(ratio)
     slow = {ranks: float(np.median(values)) for ranks, values in ratios.items()}

@@ -166,7 +166,7 @@ class Replay(peers.OwnedEdges):
         is_chosen = self.own & select(self.selectable, edit.target)[self.owner]
         if transfers:
             self._check_joined(edit)
-            is_chosen &= self.meeting != NONE
+            is_chosen &= self.arrival != NONE
         edges = np.flatnonzero(is_chosen)
         if not len(edges):
             work = "communication that was matched across ranks" if transfers else "work"
@@ -233,7 +233,7 @@ class Replay(peers.OwnedEdges):
         tags = self.selectable.codes("comm")[self.owner[edges]]
         before = now.weight[edges].astype(np.float64)
         after = before.copy()
-        shortest = float(now.weight[self.meeting != NONE].min())
+        shortest = float(now.weight[self.arrival != NONE].min())
         for tag in np.unique(tags):
             own = np.flatnonzero((tags == tag) & (sizes > 0))
             if not len(own):
@@ -298,7 +298,7 @@ class Replay(peers.OwnedEdges):
         is_wait = any(key == "wait" for key, _ in pairs)
         edges = self._edges(edit, transfers=is_wait)
         own_start, _ = graph.places
-        waits = edges[self.meeting[edges] != NONE]
+        waits = edges[self.arrival[edges] != NONE]
         now.source[waits] = own_start[graph.owner[waits]]
         if not is_wait:
             now.weight[edges] = 0

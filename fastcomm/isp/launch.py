@@ -96,7 +96,7 @@ def launch(name: str, plan: Plan) -> str:
     try:
         if plan.trainer not in launcher.trainers:
             raise ConfigError(
-                f"the strategies of {plan.habits.title} are not {launcher.title}'s; "
+                f"the strategies of {plan.trainer_rules.title} are not {launcher.title}'s; "
                 f"add --trainer {launcher.trainers[0]}"
             )
         options = launcher.options(plan)

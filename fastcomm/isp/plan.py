@@ -131,7 +131,7 @@ class Plan:
         """
         if self.recompute.isdecimal():
             return min(1.0, int(self.recompute) / self.stage_layers)
-        selective = self.habits.selective_layers if self.is_fsdp else 0.0
+        selective = self.trainer_rules.selective_layers if self.is_fsdp else 0.0
         shares = {"full": 1.0, "partial": 0.5, "selective": selective}
         return shares.get(self.recompute, 0.0)
 
@@ -141,20 +141,20 @@ class Plan:
         return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
 
     @property
-    def habits(self) -> Trainer:
+    def trainer_rules(self) -> Trainer:
         """What the trainer does with memory and the host."""
         return TRAINERS[self.trainer]
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an accumulated gradient: stacks before 2024 take fp32."""
-        usual = "fp32" if self.year < _BF16_GRADIENTS else self.habits.gradients
+        usual = "fp32" if self.year < _BF16_GRADIENTS else self.trainer_rules.gradients
         return GRADIENTS[self.gradients or usual]
 
     @property
     def reduced_bytes(self) -> int:
         """Bytes of a gradient between ranks; stacks before 2024 take bf16."""
-        usual = "bf16" if self.year < _BF16_GRADIENTS else self.habits.reduction
+        usual = "bf16" if self.year < _BF16_GRADIENTS else self.trainer_rules.reduction
         return GRADIENTS[self.gradients or usual]
 
     @property

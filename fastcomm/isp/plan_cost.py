@@ -193,7 +193,7 @@ def _attention(plan: Plan) -> tuple[float, float]:
     kernel, factor = ATTENTION_KERNELS[chip.chip]
     slow = 1.0
     # PyTorch's own attention stays at FlashAttention-2.
-    torch = plan.habits.has_torch_attention
+    torch = plan.trainer_rules.has_torch_attention
     if kernel == "fa3" and (plan.year < _FA3 or torch):
         slow, factor = _FA2_SLOWDOWN, 2.9
     if plan.year < _FA2:
@@ -357,7 +357,7 @@ def _with_recompute(
 
 def host_time(plan: Plan, constants: Constants) -> float:
     """Return the time of the host to launch a layer, both passes, in s."""
-    host = constants.host_layer_s * plan.habits.host_factor * (1 + plan.recomputed / 3)
+    host = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
     if experts := plan.model.experts:
         host *= constants.host_experts + constants.host_expert * experts.number / plan.ep
     return host * (1 - plan.graphs)

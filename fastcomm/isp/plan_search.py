@@ -83,7 +83,7 @@ class PlanSearch(TableResult):
         if self.least_memory is None:
             job = self.job
             return (
-                f"no strategy of {job.habits.title}: no layout divides {job.gpus} GPUs, "
+                f"no strategy of {job.trainer_rules.title}: no layout divides {job.gpus} GPUs, "
                 f"{job.global_batch} sequences and {job.model.name}; try another "
                 "--global-batch, or fix less"
             )
@@ -254,7 +254,7 @@ def _values(
     """Return the values to try of a field: its own if fixed, and 1 if the trainer lacks it."""
     if name in fixed:
         return [getattr(plan, name)]
-    return [1] if name in plan.habits.lacks else list(values)
+    return [1] if name in plan.trainer_rules.unsupported else list(values)
 
 
 def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -290,7 +290,7 @@ def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     """Yield a layout with every micro-batch, recompute and sharding."""
     whole = layout.dp * layout.cp
-    sharding = list(layout.habits.sharding)
+    sharding = list(layout.trainer_rules.sharding)
     if "zero3" in sharding and whole > layout.domain and whole % layout.domain == 0:
         sharding.append(f"hsdp{layout.domain}")
     if whole == 1:
@@ -312,15 +312,15 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 
 def _recompute(layout: Plan) -> tuple[str, ...]:
     """Return the recompute modes to try: also a quarter and half of the layers of a stage."""
-    knows = layout.habits
+    rules = layout.trainer_rules
     # With FlashAttention, and without latent attention, selective recompute saves nothing.
-    selective = ("selective",) if layout.model.latent or knows.selective_layers else ()
+    selective = ("selective",) if layout.model.latent or rules.selective_layers else ()
     # Megatron-Core's exchanges under another micro-batch exclude recompute of whole layers.
     if "overlapped" in layout.dispatch:
         return ("none", *selective)
     # Each of the virtual stages of a rank recomputes equally many layers.
     chunk = layout.stage_layers / layout.vp
-    counts = {round(chunk * share) * layout.vp for share in (0.25, 0.5) if knows.has_counts}
+    counts = {round(chunk * share) * layout.vp for share in (0.25, 0.5) if rules.has_counts}
     partly = sorted(n for n in counts if 0 < n < layout.stage_layers)
     return ("none", *selective, *map(str, partly), "full")
 

@@ -270,7 +270,7 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
         "parameters": f"sharded by {para}",
         "gradients": f"{width} bytes each, sharded by {grads}",
         "optimizer states": f"sharded by {states}",
-        "optimizer step": f"{plan.habits.transient} bytes each",
+        "optimizer step": f"{plan.trainer_rules.transient} bytes each",
         "gathered weights": "2 layers",
         "activations": f"{plan.stage_layers} layers of {_in_flight(plan):.3g} micro-batches, "
         f"recompute {plan.recompute}",
@@ -291,16 +291,16 @@ def _bytes(plan: Plan) -> dict[str, float]:
         return size * (dense / shards + experts / min(shards, others))
 
     para, grads, states = plan.shards
-    habits = plan.habits
+    rules = plan.trainer_rules
     gathered = 2 * ELEMENT * sum(layer_weights(plan)) if para > 1 else 0.0
     return {
-        "parameters": sharded(habits.weight_bytes, para),
+        "parameters": sharded(rules.weight_bytes, para),
         "gradients": sharded(plan.gradient_bytes, grads),
         "optimizer states": sharded(12, states),
-        "optimizer step": sharded(habits.transient, states),
+        "optimizer step": sharded(rules.transient, states),
         "gathered weights": gathered,
         "activations": _activations(plan),
-        "logits": habits.logit_bytes * plan.tokens * plan.model.vocab / plan.tp,
+        "logits": rules.logit_bytes * plan.tokens * plan.model.vocab / plan.tp,
         "context": _CONTEXT,
     }
 

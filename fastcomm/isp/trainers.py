@@ -16,7 +16,7 @@ from fastcomm.planning_options import SearchOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """Habits of a trainer, and the strategies that it knows.
+    """Rules of a trainer, and the strategies that it supports.
 
     `sharding` are the methods that a search tries; the first is the usual one.
     """
@@ -37,7 +37,7 @@ class Trainer:
     selective_layers: float = 0.0
     has_counts: bool = False  # recompute of a number of layers of each stage
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
-    lacks: tuple[str, ...] = ()  # sizes of a strategy that are always 1: "tp", "pp", "vp", "cp"
+    unsupported: tuple[str, ...] = ()  # sizes that are always 1: "tp", "pp", "vp", "cp"
 
 
 TRAINERS = {
@@ -49,7 +49,7 @@ TRAINERS = {
         title="NeMo with Megatron-Core", sharding=("zero1",), gradients="bf16", has_counts=True
     ),
     "nemo-fsdp": Trainer(
-        title="NeMo with Megatron FSDP", sharding=("zero3",), lacks=("pp", "vp")
+        title="NeMo with Megatron FSDP", sharding=("zero3",), unsupported=("pp", "vp")
     ),
     "fsdp": Trainer(
         title="PyTorch FSDP of 2023",
@@ -57,7 +57,7 @@ TRAINERS = {
         weight_bytes=0,
         has_torch_attention=True,
         selective_layers=0.5,
-        lacks=("tp", "pp", "vp", "cp"),
+        unsupported=("tp", "pp", "vp", "cp"),
     ),
     "fsdp2": Trainer(
         title="PyTorch FSDP2, as in torchtitan",
@@ -66,7 +66,7 @@ TRAINERS = {
         logit_bytes=12,
         has_torch_attention=True,
         selective_layers=0.5,
-        lacks=("vp",),
+        unsupported=("vp",),
     ),
     "deepspeed": Trainer(
         title="Megatron-DeepSpeed with ZeRO",
@@ -74,7 +74,7 @@ TRAINERS = {
         gradients="bf16",
         transient=4,
         host_factor=1.55,
-        lacks=("vp", "cp"),
+        unsupported=("vp", "cp"),
     ),
     "internevo": Trainer(
         title="InternEvo",

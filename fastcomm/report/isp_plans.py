@@ -84,8 +84,8 @@ def show_search(result: PlanSearch, top: int) -> None:
         console,
         escape(
             f"{job.model.name} on {job.gpus} {gpu(job.gpu).name}, {job.global_batch} x "
-            f"{job.seq_len} tokens a step, as {job.habits.title} trains; {result.candidates} "
-            f"strategies, {len(result.plans)} fit"
+            f"{job.seq_len} tokens a step, as {job.trainer_rules.title} trains; "
+            f"{result.candidates} strategies, {len(result.plans)} fit"
         ),
         hanging=2,
     )

@@ -20,8 +20,9 @@ from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import ARGS, KINDS
 
 # A reader supports these layouts and all older ones.
-LAYOUT = 1  # layout of the file of a rank
-MANIFEST_LAYOUT = 2  # layout of the manifest: 2 adds hashes of footers and tables
+LAYOUT = 2  # layout of the file of a rank: 2 names missing data
+# Layout of the manifest: 2 adds hashes of footers and tables, 3 names missing data.
+MANIFEST_LAYOUT = 3
 MANIFEST = "fastcomm.json"
 TABLES = ("ranks", "groups", "iterations")  # of the whole run, each a Parquet file
 ABOUT = b"fastcomm"  # key of the JSON metadata in the file of a rank
@@ -288,6 +289,12 @@ def _check_types(instance: T) -> T:
     return instance
 
 
+def rename_old_keys(plain: dict[str, Any]) -> None:
+    """Rename the keys of what a store of an older layout says of a rank."""
+    if "lacks" in plain:
+        plain["missing_data"] = plain.pop("lacks")
+
+
 def _table(plain: dict[str, Any]) -> TableFile:
     """Return an entry of a table's file; raise ValueError if the name is not a table's."""
     table = _check_types(TableFile(**plain))
@@ -299,6 +306,7 @@ def _table(plain: dict[str, Any]) -> TableFile:
 
 def _entry(plain: dict[str, Any]) -> Entry:
     """Return the entry of a rank; raise ValueError if its file has another name."""
+    rename_old_keys(plain)
     note = plain["clock_note"]
     entry = Entry(
         **{

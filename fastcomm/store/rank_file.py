@@ -225,6 +225,7 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
         metadata = json.loads(text)
     store.checked_layout(metadata["layout"], str(path))
     meta = metadata["meta"]
+    store.rename_old_keys(meta)
     later = {name: kind for name, kind in _LATER_META.items() if name in meta}
     for name, kind in (_META | later).items():
         value = meta[name]

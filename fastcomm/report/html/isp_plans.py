@@ -61,7 +61,7 @@ def page(result: PlanSearch) -> Page:
     return Page(
         title="Parallel strategies",
         source=f"{job.model.name} on {job.gpus} {gpu(job.gpu).name}, {job.global_batch} x "
-        f"{job.seq_len} tokens a step, as {job.habits.title} trains",
+        f"{job.seq_len} tokens a step, as {job.trainer_rules.title} trains",
         headline=headline,
         facts=(
             *_facts(best),
