@@ -31,7 +31,7 @@ StepRule = Literal["update", "seed", "operator", "gap", "none"]
 THRESHOLD = 1.03
 KernelKey = Literal["name", "category", "operator", "module", "annotation", "stream", "layer"]
 # A text with a unit, "400Gbit/s"; a number is an error that says so.
-Bandwidth = str | float | None
+BandwidthText = str | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class MetricsOptions(CheckedOptions):
     `tokens_per_step`, the tokens of a step of all ranks, gives tokens per second.
     """
 
-    link_bandwidth: Bandwidth = None
+    link_bandwidth: BandwidthText = None
     cluster: str | Path | None = None
     gpus_per_node: int | None = None
     bytes: ByteKind = "payload"

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from fastcomm.checks import DTYPE_BYTES, IMBALANCE, PENALTY, CheckedOptions, non_default
 from fastcomm.errors import ConfigError
-from fastcomm.options import Bandwidth
+from fastcomm.options import BandwidthText
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
 Distinct = Literal["uniform", "resample"]
@@ -81,8 +81,8 @@ class DispatchOptions(CheckedOptions):
     """
 
     cluster: str | Path | None = None
-    bw_inter: Bandwidth = None
-    bw_intra: Bandwidth = None
+    bw_inter: BandwidthText = None
+    bw_intra: BandwidthText = None
     inter_efficiency: float = 1.0
     intra_efficiency: float = 1.0
     inter_start: str | float = "0us"

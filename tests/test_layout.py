@@ -71,8 +71,8 @@ def kinds(tree):
             yield node.name, node
         elif isinstance(node, ast.Assign) and node in tree.body:
             (*_, target) = node.targets
-            if isinstance(target, ast.Name) and re.fullmatch("_?[A-Z][a-z].*", target.id):
-                yield target.id.strip("_"), node
+            if isinstance(target, ast.Name) and re.fullmatch("[A-Z][a-z].*", target.id):
+                yield target.id, node
 
 
 def test_no_two_types_have_one_name():

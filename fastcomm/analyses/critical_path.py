@@ -87,7 +87,7 @@ def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Tra
     )
 
 
-Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
+PathsByRank = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def critical_path(
@@ -231,12 +231,12 @@ class _RankWindow:
     window: Window
     world_size: int | None
 
-    def part(self, trace: Trace) -> Parts:
+    def part(self, trace: Trace) -> PathsByRank:
         """Return the trace of one rank, limited to the window, and its critical path."""
         return {trace.meta.rank: trimmed(trace, analyze(trace, self.window))}
 
     def join(
-        self, parts: Parts, skipped: Sequence[SkippedRank], _: Spread
+        self, parts: PathsByRank, skipped: Sequence[SkippedRank], _: Spread
     ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
         """Return the path through all ranks, or the reason why not, and the skipped ranks."""
         ordered = sorted(parts)
@@ -254,7 +254,7 @@ class _RankWindow:
         return replace(path, warnings=tuple(warnings)), skipped
 
 
-def together(parts: Sequence[Parts]) -> Parts:
+def together(parts: Sequence[PathsByRank]) -> PathsByRank:
     """Merge the paths of several ranks."""
     return {rank: part_of_rank for part in parts for rank, part_of_rank in part.items()}
 

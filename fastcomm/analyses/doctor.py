@@ -34,7 +34,7 @@ from fastcomm.trace.run import SkippedRank
 from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
 
-State = Literal["ok", "note", "bad"]
+CheckState = Literal["ok", "note", "bad"]
 
 _NEEDED = ("click", "isal", "orjson", "adbc-driver-sqlite", "rich")
 # Optional packages, and what they are needed for.
@@ -61,7 +61,7 @@ class Check:
 
     name: str
     found: str
-    state: State = "ok"
+    state: CheckState = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -11,7 +11,7 @@ from fastcomm.hardware import load_node
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.findings import Evidence, Finding, findings_table, in_order
-from fastcomm.metrics.nodes import Level, NodeFacts
+from fastcomm.metrics.nodes import NetworkLevel, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
@@ -107,7 +107,10 @@ def _slow_gemms(kernels: "Kernels") -> list[Finding]:
 def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
     """Return what options, cluster and configuration state about nodes."""
     if options.cluster is None:
-        limits: dict[Level, float | None] = {"node": run.scale_up, "network": run.scale_out}
+        limits: dict[NetworkLevel, float | None] = {
+            "node": run.scale_up,
+            "network": run.scale_out,
+        }
         return NodeFacts(gpus_per_node=options.gpus_per_node, limits=limits)
     gpus, links = load_node(options.cluster)
     return NodeFacts(

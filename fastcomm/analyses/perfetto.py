@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import metrics
-from fastcomm.analyses.timeline_events import KINDS, Columns, take, work
+from fastcomm.analyses.timeline_events import KINDS, Arrays, take, work
 from fastcomm.analyses.timeline_steps import time_zero
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
@@ -372,7 +372,7 @@ def _write(trace: Trace, *, plan: _Plan, folder: Path, compressed: bool) -> _Wri
     return _Written(rank=rank, title=title({}), events=len(start), piece=piece)
 
 
-def _columns(trace: Trace) -> tuple[Columns, dict[int, str]]:
+def _columns(trace: Trace) -> tuple[Arrays, dict[int, str]]:
     """Return the work of a rank with the thread of each event, and the titles of threads."""
     columns = work(trace)
     is_comm = columns["op"] != NULL
@@ -395,7 +395,7 @@ def _columns(trace: Trace) -> tuple[Columns, dict[int, str]]:
 _IN_HEAD = ("thread", "kind", "name", "op", "group", "bytes")
 
 
-def _heads(trace: Trace, columns: Columns) -> tuple[list[dict[str, Any]], Ints]:
+def _heads(trace: Trace, columns: Arrays) -> tuple[list[dict[str, Any]], Ints]:
     """Return what events have in common, and the index of each event in it."""
     rank, names = trace.meta.rank, trace.events["name"].combine_chunks().dictionary
     groups = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.analyses.critical_path import Parts, together
+from fastcomm.analyses.critical_path import PathsByRank, together
 from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path import CriticalPath, what_if
@@ -88,18 +88,18 @@ def step_of(
     return replace(step, constraints=replace(constraints, read=read))
 
 
-def _part(trace: Trace, window: Window | None) -> Parts:
+def _part(trace: Trace, window: Window | None) -> PathsByRank:
     """Return one rank and its window; the whole trace is kept to number operations."""
     return {trace.meta.rank: (trace, analyze(trace, window))}
 
 
 def _step(
-    parts: Parts, skipped: Sequence[SkippedRank], _: Spread
+    parts: PathsByRank, skipped: Sequence[SkippedRank], _: Spread
 ) -> tuple[RunStep, Sequence[SkippedRank]]:
     return _joined(parts), skipped
 
 
-def _joined(parts: Parts) -> RunStep:
+def _joined(parts: PathsByRank) -> RunStep:
     """Join the windows of all ranks into one step; `parts` are by rank."""
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}

@@ -15,7 +15,7 @@ from fastcomm.analyses.timeline_events import (
     FIRST_TAG,
     INSTANCES,
     KINDS,
-    Columns,
+    Arrays,
     append,
     joined,
     merge_short,
@@ -295,7 +295,7 @@ def _step(
     """Return one schedule with `most` events a rank; its names are added to `names`."""
     columns = _operations(replayed, rank_of, names)
     length = int(replayed.end.max(initial=0))
-    pieces, resolution = list[Columns](), 0
+    pieces, resolution = list[Arrays](), 0
     for rank in sorted(rank_of.values()):
         own = take(columns, columns["rank"] == rank)
         for is_comm in (False, True):
@@ -327,9 +327,7 @@ def _step(
     )
 
 
-def _operations(
-    replayed: "Replayed", rank_of: dict[str, int], names: dict[str, int]
-) -> Columns:
+def _operations(replayed: "Replayed", rank_of: dict[str, int], names: dict[str, int]) -> Arrays:
     """Return the operations of devices and communication by start, and `node`, their number."""
     replayer = replayed.replayer
     ranks = np.array([rank_of.get(pid, NULL) for pid in replayer.pids], np.int64)[replayer.pid]

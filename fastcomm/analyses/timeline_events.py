@@ -44,12 +44,12 @@ EVENTS = (
 # Of matched collectives and messages; `waits` is the sum over all members.
 INSTANCES = ("members", "last_rank", "last_start", "waits")
 
-Columns = dict[str, Ints]
+Arrays = dict[str, Ints]
 
 _MATCHED = ("instance", "wait", "bytes", "bus_bytes")  # unknown of merged events
 
 
-def work(trace: Trace) -> Columns:
+def work(trace: Trace) -> Arrays:
     """Return compute and copies, then communication of a rank, each sorted by start.
 
     The columns are those of EVENTS that need no other rank, and `event`, the row of the trace's
@@ -82,12 +82,12 @@ for _name, _kind in (("kernel", 0), ("host_work", 0), ("memcpy", 1), ("memset", 
     _KIND_OF[KIND[_name]] = _kind
 
 
-def take(columns: Columns, rows: NDArray[np.bool_] | Ints) -> Columns:
+def take(columns: Arrays, rows: NDArray[np.bool_] | Ints) -> Arrays:
     """Return some rows of columns."""
     return {name: column[rows] for name, column in columns.items()}
 
 
-def append(first: Columns, second: Columns, names: Sequence[str]) -> Columns:
+def append(first: Arrays, second: Arrays, names: Sequence[str]) -> Arrays:
     """Return the rows of both, in some columns; NULL where one does not have a column."""
     return {
         name: np.concatenate(
@@ -100,13 +100,13 @@ def append(first: Columns, second: Columns, names: Sequence[str]) -> Columns:
     }
 
 
-def joined(pieces: Sequence[Columns], names: Sequence[str]) -> Columns:
+def joined(pieces: Sequence[Arrays], names: Sequence[str]) -> Arrays:
     """Return the rows of all pieces, in some columns; no rows without pieces."""
     none = np.empty(0, np.int64)
     return {name: np.concatenate([none, *(piece[name] for piece in pieces)]) for name in names}
 
 
-def merge_short(columns: Columns, most: int, length: int) -> tuple[Columns, int]:
+def merge_short(columns: Arrays, most: int, length: int) -> tuple[Arrays, int]:
     """Merge short neighbors of one kind until at most `most` events remain, if possible.
 
     Parameters
@@ -120,7 +120,7 @@ def merge_short(columns: Columns, most: int, length: int) -> tuple[Columns, int]
 
     Returns
     -------
-    tuple of Columns and int
+    tuple of Arrays and int
         The events by kind and start, and the resolution in ns: merged events are shorter, and
         begin less than that after the end of the one before. 0 if none is merged.
 
@@ -134,7 +134,7 @@ def merge_short(columns: Columns, most: int, length: int) -> tuple[Columns, int]
     return (columns, 0) if not width else (_runs(columns, first), width)
 
 
-def _first_of_runs(columns: Columns, width: int) -> Ints:
+def _first_of_runs(columns: Arrays, width: int) -> Ints:
     """Return the first row of each run of short neighbors, and each other row."""
     kind, start, duration = (columns[name] for name in ("kind", "start", "duration"))
     is_short, stop = duration < width, start + duration
@@ -143,7 +143,7 @@ def _first_of_runs(columns: Columns, width: int) -> Ints:
     return np.flatnonzero(np.append(True, ~joins))
 
 
-def _runs(columns: Columns, first: Ints) -> Columns:
+def _runs(columns: Arrays, first: Ints) -> Arrays:
     """Return an event per run of rows, named after its longest."""
     start, duration = columns["start"], columns["duration"]
     run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
@@ -177,7 +177,7 @@ for _mask in MASKS.tolist():
     _SETS[_mask, BIN_KINDS.index(_kind_of_mask(_mask))] = 1
 
 
-def occupancy(columns: Columns, edges: Ints) -> NDArray[np.uint8]:
+def occupancy(columns: Arrays, edges: Ints) -> NDArray[np.uint8]:
     """Return what takes most of each bin, and its share.
 
     Compute that overlaps communication or copies counts as compute, communication that overlaps
@@ -216,8 +216,8 @@ def occupancy(columns: Columns, edges: Ints) -> NDArray[np.uint8]:
 class StepMatches:
     """Communication of some ranks in a step, matched with that of all ranks."""
 
-    events: Columns  # rank, start on the rank's clock, and instance, wait, bytes, bus bytes
-    instances: Columns  # INSTANCES; `last_start` on the clock of `last_rank`
+    events: Arrays  # rank, start on the rank's clock, and instance, wait, bytes, bus bytes
+    instances: Arrays  # INSTANCES; `last_start` on the clock of `last_rank`
 
     @classmethod
     def of(
@@ -274,7 +274,7 @@ class StepMatches:
             },
         )
 
-    def of_rank(self, rank: int) -> Columns:
+    def of_rank(self, rank: int) -> Arrays:
         """Return the events of a rank, sorted by start."""
         return take(self.events, self.events["rank"] == rank)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastcomm.analyses.timeline_events import (
     EVENTS,
     KINDS,
-    Columns,
+    Arrays,
     StepMatches,
     append,
     joined,
@@ -47,10 +47,10 @@ class TimelineStep:
     number: int
     label: str  # why it was chosen: "slowest"
     length: int  # to the last end on any rank
-    spans: Columns  # a row per rank of `Timeline.ranks`: begin, stop; NULL without the step
-    events: Columns  # EVENTS, by rank, compute and copies before communication, then by start
-    instances: Columns  # INSTANCES
-    path: Columns  # PATH: edges of the critical path, if it is the path's step
+    spans: Arrays  # a row per rank of `Timeline.ranks`: begin, stop; NULL without the step
+    events: Arrays  # EVENTS, by rank, compute and copies before communication, then by start
+    instances: Arrays  # INSTANCES
+    path: Arrays  # PATH: edges of the critical path, if it is the path's step
     bins: NDArray[np.uint8]  # a row per rank of `Timeline.binned`: kind * LEVELS + share
     resolution: int  # ns: merged events are shorter, and closer to each other
 
@@ -67,12 +67,12 @@ class RankPart:
 
     is_host_run: bool
     names: tuple[str, ...] = ()
-    events: tuple[Columns, ...] = ()  # without what needs other ranks
+    events: tuple[Arrays, ...] = ()  # without what needs other ranks
     resolutions: tuple[int, ...] = ()
     bins: tuple[NDArray[np.uint8], ...] = ()
 
 
-Parts = dict[int, RankPart]
+RankParts = dict[int, RankPart]
 
 
 def time_zero(begin: Ints, stop: Ints, ahead: Ints) -> tuple[Ints, Flags]:
@@ -97,7 +97,7 @@ def time_zero(begin: Ints, stop: Ints, ahead: Ints) -> tuple[Ints, Flags]:
     return np.where(is_far, begin, first.min() + ahead), is_far
 
 
-def together(parts: Sequence[Parts]) -> Parts:
+def together(parts: Sequence[RankParts]) -> RankParts:
     """Merge the parts of different ranks."""
     return reduce(lambda a, b: a | b, parts)
 
@@ -166,7 +166,7 @@ class StepPlan:
         """Number of events of a rank in one step, at most."""
         return max(64, _MOST_EVENTS // max(1, len(self.detailed) * len(self.numbers)))
 
-    def measure(self, trace: Trace) -> Parts:
+    def measure(self, trace: Trace) -> RankParts:
         """Return the part of one rank."""
         rank, steps = trace.meta.rank, range(len(self.numbers))
         place, columns = self.ranks.index(rank), work(trace)
@@ -188,7 +188,7 @@ class StepPlan:
             )
         }
 
-    def _inside(self, columns: Columns, k: int, place: int) -> Columns:
+    def _inside(self, columns: Arrays, k: int, place: int) -> Arrays:
         """Return the events that start in step `k` of a rank, on the common clock."""
         start = columns["start"]
         own = (start >= self.begin[k, place]) & (start < self.stop[k, place])
@@ -201,7 +201,7 @@ class StepPlan:
         edges: Ints = np.arange(self.bins + 1) * int(self.length[k]) // self.bins
         return edges
 
-    def _merged_work(self, columns: Columns, k: int) -> tuple[Columns, int]:
+    def _merged_work(self, columns: Arrays, k: int) -> tuple[Arrays, int]:
         """Merge compute and copies; communication still has to be matched."""
         is_comm = columns["op"] != NULL
         most = max(self.most // 2, self.most - int(is_comm.sum()))
@@ -209,7 +209,7 @@ class StepPlan:
         return append(merged, take(columns, is_comm), tuple(columns)), resolution
 
     def step(
-        self, k: int, parts: Parts, names: Sequence[str], metrics: Metrics
+        self, k: int, parts: RankParts, names: Sequence[str], metrics: Metrics
     ) -> TimelineStep:
         """Return step `k` from the parts of all ranks that were read."""
         present = [rank for rank in self.ranks if rank in parts]
@@ -217,7 +217,7 @@ class StepPlan:
         matches = StepMatches.of(metrics, self.numbers[k], detailed, tuple(self.unaligned))
         rows = np.searchsorted(self.ranks, present)
         code = {name: number for number, name in enumerate(names)}
-        pieces, resolution = list[Columns](), 0
+        pieces, resolution = list[Arrays](), 0
         for rank in detailed:
             piece, width = self._matched(k, parts[rank], matches.of_rank(rank), rank)
             codes = np.array([code[name] for name in parts[rank].names], np.int64)
@@ -246,8 +246,8 @@ class StepPlan:
         )
 
     def _matched(
-        self, k: int, part: RankPart, matches: Columns, rank: int
-    ) -> tuple[Columns, int]:
+        self, k: int, part: RankPart, matches: Arrays, rank: int
+    ) -> tuple[Arrays, int]:
         """Return a rank's events with their matches, and the resolution.
 
         Raises FastcommError if the matches are not those of its events.
@@ -264,7 +264,7 @@ class StepPlan:
         events["rank"] = np.full(len(events["start"]), rank)
         return events, max(width, part.resolutions[k])
 
-    def path(self, critical: CriticalPath, k: int) -> Columns:
+    def path(self, critical: CriticalPath, k: int) -> Arrays:
         """Return the edges of the critical path inside step `k`, on the common clock."""
         table = critical.breakdown
         rank = (

@@ -17,8 +17,9 @@ from fastcomm.dispatch.schedules import (
     deepep_counts,
     end_loads,
 )
-from fastcomm.dispatch.traffic import Matrix, Traffic, largest_sum, sum_by_node
+from fastcomm.dispatch.traffic import Traffic, largest_sum, sum_by_node
 from fastcomm.units import parse_bandwidth
+from fastcomm_kernels.arrays import Matrix
 
 
 def original_bandwidth(value: object, where: str = "") -> float:

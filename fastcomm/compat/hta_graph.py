@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.compat.hta_events import Clipped, Linked
-from fastcomm.critical_path.rules import EventDescriptions, Fact, PathRules, short_name
+from fastcomm.critical_path.rules import EventDescriptions, EventFact, PathRules, short_name
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, longest_path
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes, text_codes
 from fastcomm.trace.schema import KIND
@@ -283,7 +283,7 @@ SEARCHED_FROM_NS = -1000  # weights up to this count as 0 in HTA's search
 _COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 
 
-def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+def _edge_class(kind: str, _on_device: bool, owner: EventFact, loads: Sequence[str]) -> str:
     """Return HTA's class of an edge's time; "" for kinds of edges without one."""
     if kind == "kernel_kernel":
         return "gpu_kernel_kernel_overhead"

@@ -18,11 +18,10 @@ from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import internevo as questions
 from fastcomm.isp.internevo import ALGOS, Question
 from fastcomm.isp.internevo.calibration import Setting, setting
+from fastcomm.isp.internevo.layer import Array
+from fastcomm.isp.internevo.price import Costs
 from fastcomm.isp.internevo.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.planning_options import SearchOptions
-
-Array = NDArray[Any]
-Costs = dict[str, Any]
 
 _INTRA = 150 * 2**30  # bytes/s inside a node
 _NODE = 100 * 2**30  # bytes/s of a node

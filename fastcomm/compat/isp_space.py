@@ -22,7 +22,7 @@ from fastcomm.planning_options import SearchOptions
 from fastcomm.units import parse_quantity
 from fastcomm_kernels.arrays import Ints
 
-Columns = dict[str, NDArray[np.float64]]
+SpaceColumns = dict[str, NDArray[np.float64]]
 
 ORIGINAL_ALGOS = ("isp", "msp", "fsp")
 VARIANTS = ("isp-2025", "isp-2024")

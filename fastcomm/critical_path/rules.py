@@ -178,12 +178,12 @@ def short_names(names: pa.ChunkedArray) -> pa.Array:
 
 # Columns of an edge's owner that determine the class of the edge.
 FACTS = ("name", "kind", "stream", "is_device", "op")
-Fact = Sequence[object]
+EventFact = Sequence[object]
 # Returns the path, or None if the graph has no valid one, and the slack of its edges, if known.
-Search = Callable[[Graph, EventDescriptions, Flags], tuple[LongestPath | None, Ints | None]]
+PathSearch = Callable[[Graph, EventDescriptions, Flags], tuple[LongestPath | None, Ints | None]]
 # Returns the class of an edge by its kind, whether it leads to the device, its owner's facts,
 # and regular expressions of events that load data.
-EdgeClass = Callable[[str, bool, Fact, Sequence[str]], str]
+EdgeClass = Callable[[str, bool, EventFact, Sequence[str]], str]
 
 
 def classes(
@@ -230,7 +230,7 @@ def classes(
     return pa.array(names, pa.string()).take(pa.array(number))
 
 
-def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+def _corrected_class(kind: str, on_device: bool, owner: EventFact, loads: Sequence[str]) -> str:
     """Return the class of an edge of the corrected rules: one of `CLASSES`."""
     if kind == "operator" or (kind == "dependency" and owner[0] is not None):
         return _owner_class(owner, loads)
@@ -245,7 +245,7 @@ def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[st
     }.get(kind, "unexplained")
 
 
-def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
+def _owner_class(owner: EventFact, loads: Sequence[str]) -> str:
     """Return the class of an event, one of `CLASSES`.
 
     `owner` is (name, kind, stream, whether on the device, operation of a collective or None).
@@ -265,7 +265,7 @@ class PathRules:
     """Search for the path in a graph, and meaning of its edges."""
 
     name: str  # in JSON and on the terminal
-    search: Search
+    search: PathSearch
     edge_class: EdgeClass
     edge_kinds: tuple[str, ...]  # that a graph may have, in the order of JSON
     # Whether each edge is a constraint that the measured times satisfy: then the path covers

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.traffic import Matrix, largest_sum
+from fastcomm.dispatch.traffic import largest_sum
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import Cost
 from fastcomm_kernels import permutations as kernels
+from fastcomm_kernels.arrays import Matrix, Numbers
 
-Rows = NDArray[np.int32]
 DECOMPOSITIONS = ("threshold", "incremental", "assignment")
 # Cost of an empty cell, above any number of cells: the assignment avoids such cells.
 _FORBIDDEN = 1e9
@@ -29,7 +29,7 @@ class FastSchedule:
     """FAST's schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
-    permutations: Rows  # stage by node: destination; a node's own number is padding
+    permutations: Numbers  # stage by node: destination; a node's own number is padding
     weights: Matrix  # tokens of each stage
     balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after balancing
     moved: NDArray[np.int64]  # [node * node, GPU, GPU] moved by balancing
@@ -107,7 +107,7 @@ def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
     return np.ascontiguousarray(copy.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
 
 
-def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Matrix]:
+def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Numbers, Matrix]:
     """Split a node-by-node matrix into weighted permutations.
 
     Returns
@@ -135,7 +135,7 @@ def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Mat
     return split(padded, first)
 
 
-def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
+def split(padded: Matrix, first: int) -> tuple[Numbers, Matrix]:
     """Split a matrix of equal row and column sums; ValueError if they differ."""
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
@@ -144,7 +144,7 @@ def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
 
 
 def _redistribution(
-    block: NDArray[np.int64], permutations: Rows, weights: Matrix, intra: Cost
+    block: NDArray[np.int64], permutations: Numbers, weights: Matrix, intra: Cost
 ) -> NDArray[np.float64]:
     return kernels.redistribution(block, permutations, weights, intra.pair)
 

@@ -12,11 +12,12 @@ from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
-from fastcomm.dispatch.traffic import Ids, LayerTokens
+from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
 from fastcomm_kernels import dispatch
+from fastcomm_kernels.arrays import Ids
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import Recipe
-from fastcomm.dispatch.traffic import Ids
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch as kernels
+from fastcomm_kernels.arrays import Ids
 
 Shares = NDArray[np.float64]
 _COIN = 2.0**32

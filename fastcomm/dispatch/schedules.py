@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch.fast import FastSchedule, schedule, spreadout_s
-from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm.dispatch.traffic import Traffic
 from fastcomm.errors import FastcommError
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch
+from fastcomm_kernels.arrays import Matrix
 
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")

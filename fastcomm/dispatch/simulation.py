@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, NoAnswerError, Strategy, Terms, Timing
-from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic, bounds
+from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
 from fastcomm.units import format_s
+from fastcomm_kernels.arrays import Matrix
 
 NS = 1e9  # nanoseconds per second
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")

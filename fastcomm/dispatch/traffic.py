@@ -7,17 +7,14 @@ one class of schedules.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch
-
-Ids = NDArray[Any]  # int16 or int32
-Place = NDArray[np.int32]
-Matrix = NDArray[np.int64]
+from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 
 # Up to this many nodes a histogram over sets of nodes is faster than counting tokens.
 _FEW = 8
@@ -29,7 +26,7 @@ class LayerTokens:
 
     src: Ids  # source GPU of each token
     expert: Ids  # (tokens, top-k): experts of each token
-    home: Place  # GPU of each expert
+    home: Numbers  # GPU of each expert
     nodes: int
     width: int  # GPUs of a node
 

@@ -26,10 +26,11 @@ from fastcomm.checks import check_path, check_type
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
 from fastcomm.dispatch.sampler import layers as drawn_layers
-from fastcomm.dispatch.traffic import Ids, LayerTokens
+from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
 from fastcomm.planning_options import WorkloadOptions
+from fastcomm_kernels.arrays import Ids
 
 _DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)
 _KEY = b"fastcomm.dispatch"
@@ -333,7 +334,7 @@ def _check(path: Path, src: Ids, expert: Ids, recipe: Recipe) -> None:
             )
 
 
-Numbers = NDArray[Any]
+IntegerArray = NDArray[Any]
 _MOST_NAMED = 8
 _ARRAY_DAMAGE = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError),
@@ -341,13 +342,13 @@ _ARRAY_DAMAGE = (
 )
 
 
-def read_npy(path: Path) -> Numbers:
+def read_npy(path: Path) -> IntegerArray:
     """Return the array of an .npy file; TraceFileError unless it has plain integers."""
     with _trace_file_errors(path), files.opened(path) as file:
         return _array(file, path.stat().st_size)
 
 
-def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
+def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[IntegerArray, ...]:
     """Return arrays of an .npz file, each by the first of its names that the file has.
 
     Raises
@@ -379,7 +380,7 @@ def _names(arrays: Sequence[str]) -> str:
 
 def _member(
     archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
-) -> Numbers:
+) -> IntegerArray:
     """Read the array of a member of an .npz file; refuse sizes above the limits."""
     info = members[name]
     files.Limits.of_environment().check(info.file_size, info.compress_size, path)
@@ -387,7 +388,7 @@ def _member(
         return _array(stream, info.file_size)
 
 
-def _array(stream: IO[bytes], size: int) -> Numbers:
+def _array(stream: IO[bytes], size: int) -> IntegerArray:
     """Return the array in a stream of `size` bytes; ValueError unless it has integers."""
     version = npy.read_magic(stream)
     if version not in {(1, 0), (2, 0)}:

@@ -19,8 +19,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml
 from fastcomm.hardware import bus_factor
 from fastcomm.units import enumeration, parse_bandwidth, parse_quantity, percent
-
-Floats = NDArray[np.float64]
+from fastcomm_kernels.arrays import Floats
 
 # Attention kernel of a current stack, and the time of its backward over its forward pass: 2.5
 # times the FLOPs, at 0.86 of the rate (A100: median of FlashAttention-2 on A800 from 1K to 16K

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.runs import TrainingRun, price_run
-
-Floats = NDArray[np.float64]
+from fastcomm_kernels.arrays import Floats
 
 _FOLDS = 5
 _WITHIN = {  # a constant outside would lose its meaning

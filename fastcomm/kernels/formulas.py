@@ -11,8 +11,8 @@ from typing import Literal
 
 from fastcomm.kernels.operands import Inputs, Shape, Tensor, UnknownCostError, broadcast
 
-OperatorKind = Literal["GEMM", "attention", "convolution", "memory"]
-KINDS: tuple[OperatorKind, ...] = ("GEMM", "attention", "convolution", "memory")
+CostKind = Literal["GEMM", "attention", "convolution", "memory"]
+KINDS: tuple[CostKind, ...] = ("GEMM", "attention", "convolution", "memory")
 MATRIX = KINDS[:3]  # whose FLOPs are those of a step
 _NO_SHAPE = "the shape of an input is not recorded"
 _NO_FIT = "the shapes do not fit each other"
@@ -31,7 +31,7 @@ class OperatorCost:
     flops: int
     bytes: int
     precision: str  # of its first tensor: bf16, fp32, ...
-    kind: OperatorKind = "memory"
+    kind: CostKind = "memory"
     model_flops: int = 0  # those that the model needs: a backward pass may recompute scores
     problem: str = ""  # size of a matrix product: "4096x1024x512"
 

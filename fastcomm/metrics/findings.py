@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.units import format_ns, percent
-from fastcomm_kernels.arrays import Floats
+from fastcomm_kernels.arrays import Floats, Ints
 
-Kind = Literal[
+FindingKind = Literal[
     "straggler",
     "slow_link",
     "jittery_host",
@@ -29,7 +29,7 @@ Kind = Literal[
     "copies",
     "idle",
 ]
-SYMPTOMS: tuple[Kind, ...] = ("exposed_communication", "copies", "idle")
+SYMPTOMS: tuple[FindingKind, ...] = ("exposed_communication", "copies", "idle")
 Confidence = Literal["high", "medium", "low"]
 
 # Minimum share of the step of a finding, and of a cause of low confidence.
@@ -80,7 +80,7 @@ class Evidence:
 class Finding:
     """One cause of lost time, or one symptom."""
 
-    kind: Kind
+    kind: FindingKind
     text: str
     ranks: tuple[int, ...]
     cost_ns: float  # of a step
@@ -207,8 +207,6 @@ def findings_table(findings: Sequence[Finding]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema(names))
 
 
-Rows = NDArray[np.int64]
-
 # Takes ranks; returns the wait in ns per step that each causes in collectives of which all are
 # members, without ranks of which it is unknown.
 CommonWaitCaused = Callable[[Sequence[int]], Mapping[int, float]]
@@ -220,13 +218,13 @@ _TIED = 0.9  # of the largest cost: suspects with at least this cost are joined
 class Suspect:
     """A rank or stage whose measure is above its peers', and the ranks that tie with it."""
 
-    rows: Rows  # of the grid, of the rank or of the ranks of a stage
+    rows: Ints  # of the grid, of the rank or of the ranks of a stage
     rank: int
     others: NDArray[np.int64]  # rows of its peers
     mean: float  # ns
     middle: float  # median of its peers, ns
     excess: Floats  # ns above its peers, per step
-    kind: Kind = "straggler"
+    kind: FindingKind = "straggler"
     tied: tuple[int, ...] = ()  # other ranks
     together: float = 1.0  # delay with the tied ranks, as a multiple of its own
     share: float = 1.0  # its share of the cost, if other suspects delay the same steps

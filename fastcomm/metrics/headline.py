@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
-from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
+from fastcomm.metrics.findings import (
+    LEAST_FINDING,
+    Evidence,
+    Finding,
+    FindingKind,
+    confidence,
+    spread,
+)
 from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.outliers import HeatArrays, lower_median
 from fastcomm.metrics.traffic import Exposure, HostCommunication, Volume, divided
@@ -172,7 +179,7 @@ def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str
 
 
 _EXPOSED = tuple(name for name in EXACT if name.startswith("exposed_"))
-_PARTS: dict[Kind, tuple[str, tuple[str, ...]]] = {
+_PARTS: dict[FindingKind, tuple[str, tuple[str, ...]]] = {
     "exposed_communication": ("exposed", _EXPOSED),
     "copies": ("memcpy", ("memcpy",)),
     "idle": ("idle", ("idle",)),
@@ -237,7 +244,7 @@ def _avoidable(of: StepTimes) -> dict[str, float]:
 
 
 def _finding(
-    of: StepTimes, kind: Kind, share: float, compute: float, cause: str | None
+    of: StepTimes, kind: FindingKind, share: float, compute: float, cause: str | None
 ) -> Finding:
     """Return the finding on a part of the step; `share` and `compute` are fractions of it.
 
@@ -299,7 +306,9 @@ def _with_cause(of: StepTimes, text: str, cause: str) -> str:
     return f"{to_try}. {text.replace('The device', 'In all, it')}"
 
 
-def _details(of: StepTimes, kind: Kind, cost: float, cause: str | None) -> dict[str, Any]:
+def _details(
+    of: StepTimes, kind: FindingKind, cost: float, cause: str | None
+) -> dict[str, Any]:
     """Return the evidence of a kind; `cost` is in ns per step, `cause` that of idle time."""
     if kind == "idle":
         if cause is None:

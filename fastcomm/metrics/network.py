@@ -23,7 +23,7 @@ from fastcomm.metrics.nodes import (
     ClusterNodes,
     FoundNodes,
     GroupNodes,
-    Level,
+    NetworkLevel,
     NodeFacts,
     NodeRanks,
 )
@@ -49,7 +49,7 @@ _KIND_OF_OP[[OP["Gather"], OP["Scatter"], OP["OTHER"]]] = _UNKNOWN
 class LevelUse:
     """Use of a level of the network by one parallelism, or by all."""
 
-    level: Level
+    level: NetworkLevel
     tag: str | None  # null: all parallelisms
     events: int  # that send over this level
     bytes_per_step_per_gpu: float | None
@@ -75,7 +75,7 @@ class Network:
     unknown: str | None
     nodes: tuple[NodeRanks, ...] = ()  # by number; of the ranks that were read
     nodes_by: Literal["hosts", "gpus_per_node", "cluster"] | None = None
-    limits: Mapping[Level, float | None]  # bytes/s of a GPU
+    limits: Mapping[NetworkLevel, float | None]  # bytes/s of a GPU
     levels: tuple[LevelUse, ...] = ()
     undivided_events: int | None = None  # of unknown level
     undivided_bytes_per_step_per_gpu: float | None = None
@@ -267,7 +267,7 @@ def _timed(rows: _Sent, steps: _Steps) -> Floats | None:
 
 
 def _uses(
-    rows: _Sent, steps: _Steps, limits: Mapping[Level, float | None]
+    rows: _Sent, steps: _Steps, limits: Mapping[NetworkLevel, float | None]
 ) -> Iterator[LevelUse]:
     """Yield the use of each level by all, and by each parallelism that uses it."""
     timed, tag = _timed(rows, steps), rows.table["tag"]

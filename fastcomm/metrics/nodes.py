@@ -16,8 +16,8 @@ from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Ints
 
-Level = Literal["node", "network"]
-LEVELS: tuple[Level, ...] = ("node", "network")
+NetworkLevel = Literal["node", "network"]
+LEVELS: tuple[NetworkLevel, ...] = ("node", "network")
 BOTH = "both"
 # Hosts with so many times fewer ranks than the cluster has GPUs a node may be parts of a node.
 _FEWER = 4
@@ -36,7 +36,7 @@ class NodeFacts:
 
     gpus_per_node: int | None = None
     cluster_gpus: int | None = None  # of a node of the cluster
-    limits: Mapping[Level, float | None] = field(default_factory=dict)
+    limits: Mapping[NetworkLevel, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

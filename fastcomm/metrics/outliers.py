@@ -12,7 +12,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
-Rows = tuple[tuple[int | None, ...], ...]
+HeatRows = tuple[tuple[int | None, ...], ...]
 
 EXPOSED = (*(f"exact_exposed_{tag}_ns" for tag in TAGS), "exact_exposed_mixed_ns")
 # Measures of a (rank, iteration): sums of columns of the table of iterations.
@@ -42,10 +42,10 @@ class Heat:
 
     ranks: tuple[int, ...]
     iterations: tuple[int, ...]  # numbers
-    time_ns: Rows
-    compute_ns: Rows  # compute kernels run
-    exposed_ns: Rows  # communication runs, and no compute kernel
-    idle_ns: Rows  # nothing runs on the device
+    time_ns: HeatRows
+    compute_ns: HeatRows  # compute kernels run
+    exposed_ns: HeatRows  # communication runs, and no compute kernel
+    idle_ns: HeatRows  # nothing runs on the device
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of the JSON document."""
@@ -145,7 +145,7 @@ def _sum(table: pa.Table, parts: tuple[str, ...]) -> Ints:
     return np.where(is_null, NULL, np.sum(values, axis=0))
 
 
-def _rows(values: Ints) -> Rows:
+def _rows(values: Ints) -> HeatRows:
     return tuple(
         tuple(None if value == NULL else value for value in row) for row in values.tolist()
     )

@@ -17,8 +17,7 @@ from fastcomm.metrics.findings import (
     CommonWaitCaused,
     Evidence,
     Finding,
-    Kind,
-    Rows,
+    FindingKind,
     Suspect,
     confidence,
     joined_ties,
@@ -37,7 +36,7 @@ from fastcomm.metrics.outliers import (
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import percent, plural
-from fastcomm_kernels.arrays import Floats
+from fastcomm_kernels.arrays import Floats, Ints
 
 # Minimum share of the step: stages differ anyway, as the first embeds, the last has the head.
 LEAST_STAGE = 0.015
@@ -205,7 +204,7 @@ def _above(
     measured: Measurements,
     measure: str,
     least: float,
-    kind_of: Callable[[Measurements, Suspect], Kind],
+    kind_of: Callable[[Measurements, Suspect], FindingKind],
 ) -> list[Suspect]:
     """Return the awaited ranks that exceed their stage by a share `least` of the step."""
     means, suspects = measured.grid.mean_by_rank(measure), []
@@ -225,13 +224,13 @@ def _above(
     return joined_ties(suspects, measured.common_wait_caused)
 
 
-def _excess(grid: HeatArrays, measure: str, rows: Rows, others: Rows) -> Floats:
+def _excess(grid: HeatArrays, measure: str, rows: Ints, others: Ints) -> Floats:
     """Return the ns per step of some ranks' median above others'; 0 if below or unknown."""
     difference = grid.middle(measure, rows) - grid.middle(measure, others)
     return np.maximum(np.nan_to_num(difference), 0)
 
 
-def _compute_kind(measured: Measurements, of: Suspect) -> Kind:
+def _compute_kind(measured: Measurements, of: Suspect) -> FindingKind:
     """Return "hot_expert" if more tokens explain a suspect's compute, else "straggler"."""
     more = _more_tokens(measured, of)
     return "hot_expert" if more > max(_LEAST_HOT, _HOT * of.cost / of.middle) else "straggler"
@@ -326,7 +325,7 @@ def _stage_finding(measured: Measurements, of: Suspect) -> Finding:
     return finding(measured, "imbalanced_stage", of.ranks, cost, text, evidence)
 
 
-_FINDINGS: dict[Kind, Callable[[Measurements, Suspect], Finding]] = {
+_FINDINGS: dict[FindingKind, Callable[[Measurements, Suspect], Finding]] = {
     "straggler": _compute_finding,
     "hot_expert": _compute_finding,
     "jittery_host": _idle_finding,
@@ -347,7 +346,7 @@ def _stage(measured: Measurements, of: Suspect) -> int | None:
 
 def finding(
     measured: Measurements,
-    kind: Kind,
+    kind: FindingKind,
     ranks: tuple[int, ...],
     cost: float,
     text: str,

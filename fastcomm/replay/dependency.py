@@ -27,7 +27,7 @@ from fastcomm.readers.dpro import (
     long_name,
 )
 from fastcomm.readers.dpro.communication import COUNTS
-from fastcomm.readers.dpro.job import TREE, Edge, LocalGraph, Topology, Tree
+from fastcomm.readers.dpro.job import TREE, LocalGraph, NamePair, Topology, Tree
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
@@ -73,7 +73,7 @@ class Servers:
 
     def edges(
         self, pid: str, tensor: int, befores: Sequence[str], afters: Sequence[str]
-    ) -> Iterator[Edge]:
+    ) -> Iterator[NamePair]:
         """Yield the edges of a worker that pushes and pulls a tensor.
 
         Parameters
@@ -98,7 +98,9 @@ class Servers:
                 yield from ((chain[-1], after) for after in afters)
                 yield from self._served(self.done.get((tensor, part), ()), place, chain)
 
-    def _served(self, done: Sequence[str], place: int, chain: Sequence[str]) -> Iterator[Edge]:
+    def _served(
+        self, done: Sequence[str], place: int, chain: Sequence[str]
+    ) -> Iterator[NamePair]:
         """Yield the edges of a server: from a push, between its operations, and to the pull."""
         if not done:
             return
@@ -122,7 +124,7 @@ def _request(worker: str, server: str, tensor: int, part: str, sub_op: str) -> s
 
 
 Group = tuple[int, ...]
-Communicate = Callable[[str, Group], Iterable[Edge]]
+Communicate = Callable[[str, Group], Iterable[NamePair]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class Dependencies:
 
     @classmethod
     def of(
-        cls, nodes: Iterable[str], edges: Collection[Edge], groups: Iterable[Group]
+        cls, nodes: Iterable[str], edges: Collection[NamePair], groups: Iterable[Group]
     ) -> "Dependencies":
         """Build a graph from names.
 
@@ -160,7 +162,7 @@ class Dependencies:
         )
 
     @property
-    def edges(self) -> Iterator[Edge]:
+    def edges(self) -> Iterator[NamePair]:
         """The edges as pairs of long names."""
         for a, b in zip(self.source.tolist(), self.target.tolist(), strict=True):
             yield self.nodes[a], self.nodes[b]
@@ -231,7 +233,7 @@ def combined(
         Returns the edges of a process and a group.
 
     """
-    edges: dict[Edge, None] = {}
+    edges: dict[NamePair, None] = {}
     nodes: dict[str, None] = {}
     for pid in pids:
         nodes.update((_node(pid, n), None) for n in graph.nodes if n[:5] != "Comm.")
@@ -260,7 +262,7 @@ def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:
     return tuple(group for group in groups if group in owner.values())
 
 
-def _local(pid: str, graph: LocalGraph) -> Iterator[Edge]:
+def _local(pid: str, graph: LocalGraph) -> Iterator[NamePair]:
     """Yield the edges between computations of a rank, without those into the next step.
 
     `graph` is the same for all ranks; names of the edges begin with `pid`.
@@ -285,7 +287,7 @@ def over_network(
     channels, chunks and slices by name of the communication.
     """
 
-    def communicate(pid: str, group: Group) -> Iterator[Edge]:
+    def communicate(pid: str, group: Group) -> Iterator[NamePair]:
         head = group_name(group)
         sync, queue, copy_in, copy_out = (
             f"{pid}->{head}.{stage}" for stage in ("Sync", *STAGES)
@@ -327,7 +329,7 @@ def _successors(group: Group, graph: LocalGraph) -> Iterator[str]:
 def _server_edges(servers: Servers, graph: LocalGraph) -> Communicate:
     """Return a function that yields the edges of pushes to servers and pulls from them."""
 
-    def communicate(pid: str, group: Group) -> Iterator[Edge]:
+    def communicate(pid: str, group: Group) -> Iterator[NamePair]:
         for tensor in group:
             befores = [f"{pid}->{name}" for name in _backwards((tensor,), graph)]
             afters = [f"{pid}->{name}" for name in _successors((tensor,), graph)]
@@ -343,7 +345,7 @@ def _single_nodes(trial: Trial, *, joins_ranks: bool) -> Communicate:
     """
     pids, graph, traced = trial.trace.pids, trial.graph, set(trial.trace.keys)
 
-    def communicate(pid: str, group: Group) -> Iterator[Edge]:
+    def communicate(pid: str, group: Group) -> Iterator[NamePair]:
         head = group_name(group)
         logs = pids if joins_ranks else [pid]
         stages = [op for op in COARSE if any(f"{p}->{head}.{op}" in traced for p in logs)]
@@ -387,7 +389,7 @@ def peers(pid: str, topology: Topology) -> tuple[int, ...]:
 
 def slice_edges(
     pid: str, head: str, counts: Mapping[str, int], topology: Topology
-) -> Iterator[Edge]:
+) -> Iterator[NamePair]:
     """Yield the edges between the slices that a rank sends and receives for a group.
 
     Parameters
@@ -443,7 +445,7 @@ def _used_channels(channels: Mapping[int, object], count: int) -> list[int]:
 
 def _ring_edges(
     place: _RankGroup, after: int, suffix: tuple[str, str], turn: int, turns: int
-) -> Iterator[Edge]:
+) -> Iterator[NamePair]:
     """Yield the edges into and out of a rank's SEND in one turn of a ring.
 
     `after` is the next rank of the ring; `suffix` names the slice of this turn and the last.
@@ -457,7 +459,7 @@ def _ring_edges(
     yield send, place.at(f"RECV~>{suffix[0]}", after)
 
 
-def _tree_edges(place: _RankGroup, own: Tree, slice_: str) -> Iterator[Edge]:
+def _tree_edges(place: _RankGroup, own: Tree, slice_: str) -> Iterator[NamePair]:
     """Yield the edges of a rank in a tree.
 
     A rank sends its sum up after it received the sums from below, and forwards the total down

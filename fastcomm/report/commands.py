@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastcomm.errors import shell_joined
-from fastcomm.metrics.findings import Finding, Kind
+from fastcomm.metrics.findings import Finding, FindingKind
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import PathOptions, ReadOptions
 from fastcomm.trace.run import ranges
 
-_PURPOSE: dict[Kind, str] = {
+_PURPOSE: dict[FindingKind, str] = {
     "straggler": "where the others wait for it",
     "slow_link": "whether the link is on the path that sets the step",
     "jittery_host": "what the host does while the device waits",
@@ -73,7 +73,7 @@ class Suggestions:
             line=self._line("critical-path", *ranks_option), purpose=self._purpose(finding.kind)
         )
 
-    def _purpose(self, kind: Kind) -> str:
+    def _purpose(self, kind: FindingKind) -> str:
         """Return what the critical path tells about a finding."""
         if kind in ("idle", "jittery_host") and self.metrics.is_host_run:
             return "what runs before and after the time in which nothing does"

@@ -37,7 +37,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.idle import idle_times
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NONE
+from fastcomm_kernels.arrays import NONE, Ints
 
 _ENDS = 1 << 16  # bytes of the beginning and of the end that are hashed
 
@@ -78,8 +78,6 @@ def _directory_fingerprint(path: Path) -> Fingerprint:
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 
-
-Rows = NDArray[np.int64]
 
 _COMM_TEXTS = {"op": OPS, "tag": TAGS, "tag_source": TAG_SOURCES}
 _LANE_COLUMNS = ("process", "thread", "device", "is_device")
@@ -129,7 +127,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
             writer.write_table(_compact(table.take(pa.array(part))))
 
 
-def _parts(sections: list[Rows]) -> Iterator[Rows]:
+def _parts(sections: list[Ints]) -> Iterator[Ints]:
     """Yield the rows of each row group."""
     for rows in sections:
         for first in range(0, len(rows), store.ROW_GROUP):
@@ -194,7 +192,7 @@ def _ordered(trace: Trace) -> pa.Table:
     return comm
 
 
-def _sections(trace: Trace, comm: pa.Table) -> list[Rows]:
+def _sections(trace: Trace, comm: pa.Table) -> list[Ints]:
     """Return the rows of each section, by start."""
     section_of = np.empty(len(KINDS), np.int8)
     for place, kinds in enumerate(store.SECTIONS.values()):

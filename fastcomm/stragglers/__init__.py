@@ -17,7 +17,7 @@ from fastcomm.stragglers.operations import Op, notes
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 Way = Literal["alone", "without", "launched"]
-Kind = Literal["all", "dp_rank", "stage", "optype", "rank"]
+ScenarioKind = Literal["all", "dp_rank", "stage", "optype", "rank"]
 Scenario = Callable[[JobModel], JobTimes]
 
 _MAX_RANKS = 64  # that one scenario replays at once
@@ -33,7 +33,7 @@ class SubsetScenario:
     """
 
     way: Way
-    kind: Kind = "all"  # what the keys name
+    kind: ScenarioKind = "all"  # what the keys name
     keys: tuple[int | str, ...] = ()
 
     def __call__(self, model: JobModel) -> JobTimes:
@@ -115,7 +115,7 @@ def optypes(ops: Sequence[Op], *, first_op: bool = False) -> list[str]:
     ]
 
 
-Parts = Literal["dp_rank", "stage", "optype"]
+Partition = Literal["dp_rank", "stage", "optype"]
 Replays = Callable[[Sequence[Scenario]], Sequence[JobTimes]]
 
 _WORST_PERCENT = 3
@@ -339,7 +339,7 @@ def _attributed(
     return attributions
 
 
-def _keys(job: JobDescription, way: Way) -> dict[Parts, Sequence[int | str]]:
+def _keys(job: JobDescription, way: Way) -> dict[Partition, Sequence[int | str]]:
     """Return the data ranks, stages and types that a slowdown is attributed to."""
     return {
         "dp_rank": range(job.ranks),
@@ -348,7 +348,7 @@ def _keys(job: JobDescription, way: Way) -> dict[Parts, Sequence[int | str]]:
     }
 
 
-def _scenarios(kind: Parts, keys: Sequence[int | str], way: Way) -> list[Scenario]:
+def _scenarios(kind: Partition, keys: Sequence[int | str], way: Way) -> list[Scenario]:
     """Return scenarios that replay each key by itself; those of data ranks share replays."""
     if kind == "dp_rank" and way == "alone":
         return rank_scenarios(len(keys))

@@ -158,7 +158,7 @@ _PYTHON = (
     "torch/autograd/graph.py(829): _engine_run_backward",
 )
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 
 class Filler:
@@ -175,7 +175,7 @@ class Filler:
         text = "".join(written)
         if variant & Variant.COMPACT:
             text = kineto.compact(text)
-        self._block: Bytes = np.frombuffer(text.encode(), np.uint8).copy()
+        self._block: ByteArray = np.frombuffer(text.encode(), np.uint8).copy()
         whole, _, _ = _TIME.partition(".")
         self._times = _places(text, _TIME, [*range(len(whole)), *range(14, len(_TIME))])
         self._ids = _places(text, _ID, list(range(10)))
@@ -227,7 +227,7 @@ def _places(text: str, run: str, within: list[int]) -> Ints:
     return np.array(starts, dtype=np.int64)[:, None] + np.array(within, dtype=np.int64)
 
 
-def _digits(values: Ints, width: int) -> Bytes:
+def _digits(values: Ints, width: int) -> ByteArray:
     """Return the decimal digits of values of 0 or more as ASCII codes, shape (values, `width`).
 
     Zeros are on the left; digits beyond `width` are lost.

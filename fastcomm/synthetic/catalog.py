@@ -169,10 +169,12 @@ def transfer_ns(job: Job, operation: CallKind, payload: int, size: int) -> int:
     return job.latency_ns + bus_bytes(operation, payload, size) * 10**9 // job.link_speed
 
 
-Rows = tuple[int, ...]
+RowNumbers = tuple[int, ...]
 
 
-def splits(job: Job, group: SyntheticGroup, place: int, seq: int) -> tuple[Rows, Rows]:
+def splits(
+    job: Job, group: SyntheticGroup, place: int, seq: int
+) -> tuple[RowNumbers, RowNumbers]:
     """Return how many rows (tokens) a member sends to each member, and receives from each.
 
     Each has `job.ep` values, with the member itself. `place` is the member's index in the

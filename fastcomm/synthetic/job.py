@@ -234,7 +234,7 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-Place = tuple[int, int]  # data rank, stage
+JobPlace = tuple[int, int]  # data rank, stage
 
 
 class _Step:
@@ -245,7 +245,7 @@ class _Step:
         self.job, self.step, self.random = job, step, random
         self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
         self.operations: list[tuple[object, ...]] = []
-        self.count: dict[tuple[Place, str], int] = {}
+        self.count: dict[tuple[JobPlace, str], int] = {}
         self.clock = dict.fromkeys(self.places, 0.0)  # end of the last computation
 
     def rows(self) -> list[tuple[object, ...]]:
@@ -265,7 +265,7 @@ class _Step:
             self._alone(place, "optimizer", _OPTIMIZER)
         return self.operations
 
-    def _by_stage(self) -> list[list[Place]]:
+    def _by_stage(self) -> list[list[JobPlace]]:
         """Return the data-parallel groups; none with one data rank."""
         if self.job.dp == 1:
             return []
@@ -288,8 +288,8 @@ class _Step:
     def _message(
         self,
         way: str,
-        source: Place,
-        target: Place,
+        source: JobPlace,
+        target: JobPlace,
         sent: dict[int, float],
         posted: dict[int, float],
     ) -> None:
@@ -306,7 +306,7 @@ class _Step:
         sent[source[1]] = end
         self.clock[target] = max(self.clock[target], end)
 
-    def _compute(self, way: str, place: Place) -> float:
+    def _compute(self, way: str, place: JobPlace) -> float:
         time = self._about(_FORWARD if way == "forward" else _BACKWARD)
         slow = place == (self.job.slow_dp, self.job.slow_stage)
         return time * (1 + self.job.slowdown) if slow else time
@@ -315,7 +315,7 @@ class _Step:
         """Return a time with jitter."""
         return time * (1 + self.random.uniform(-_JITTER, _JITTER))
 
-    def _alone(self, place: Place, optype: str, time: float) -> None:
+    def _alone(self, place: JobPlace, optype: str, time: float) -> None:
         """Add an operation that starts when the previous one of its rank ends.
 
         `place` is (data rank, stage), `time` its duration in s.
@@ -324,7 +324,7 @@ class _Step:
         self.clock[place] = begin + time
         self._add(place, optype, begin, self.clock[place])
 
-    def _joined(self, optype: str, time: float, groups: list[list[Place]]) -> None:
+    def _joined(self, optype: str, time: float, groups: list[list[JobPlace]]) -> None:
         """Add an operation that all ranks of a group end together, after the last has begun."""
         for group in groups:
             end = max(self.clock[place] for place in group) + self._about(time)
@@ -332,7 +332,7 @@ class _Step:
                 self._add(place, optype, self.clock[place], end)
                 self.clock[place] = end
 
-    def _add(self, place: Place, optype: str, begin: float, end: float) -> None:
+    def _add(self, place: JobPlace, optype: str, begin: float, end: float) -> None:
         """Append an operation of a place, numbered by type; times in s since the step began."""
         number = self.count.get((place, optype), 0)
         self.count[place, optype] = number + 1

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm_kernels.arrays import NULL, Floats, Ints
+from fastcomm_kernels.arrays import NULL, Floats, Ints, Numbers
 from fastcomm_kernels.grouping import kinds
 
 Integers = NDArray[np.signedinteger[Any]]
-Codes = NDArray[np.int32]
 
 
 def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
@@ -54,7 +53,7 @@ def lookup(keys: Integers, values: Integers) -> Ints:
     return np.where((keys[place] == values) & (values != NULL), place, -1)
 
 
-def codes(*columns: Integers) -> tuple[list[Codes], int]:
+def codes(*columns: Integers) -> tuple[list[Numbers], int]:
     """Replace values by small numbers, equal for equal values in all columns; NULL becomes -1.
 
     Returns
@@ -76,7 +75,7 @@ def codes(*columns: Integers) -> tuple[list[Codes], int]:
 _DENSE = 1 << 10
 
 
-def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
+def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
     """Number the values of several columns together, by first appearance; NULL becomes -1.
 
     Returns
@@ -95,7 +94,7 @@ def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
 
 def pair_codes(
     first: tuple[Integers, Integers], second: tuple[Integers, Integers]
-) -> tuple[Codes, Codes, int]:
+) -> tuple[Numbers, Numbers, int]:
     """Number pairs of values so that equal pairs have equal numbers in two tables.
 
     Parameters

@@ -9,13 +9,11 @@ counted in one pass without branches that depend on the routing: marks hold the 
 last token.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Matrix, Numbers
+from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 
 Bits = NDArray[np.uint64]
 
@@ -26,8 +24,6 @@ _S30, _S27, _S31, _S32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(
 _S11 = np.uint64(11)
 _LOW = np.uint64(0xFFFFFFFF)
 _UNIT = 2.0**-53
-
-Ids = NDArray[Any]  # int16 or int32
 
 
 @kernel

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from fastcomm.isp.internevo import Question
 from fastcomm.isp.model import Layer, Model
+from fastcomm_kernels.arrays import Ints
 
 # As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.
-Ints = NDArray[np.int64]
 
 NONE, FULL, SELECTIVE = 0, 1, 2  # recompute
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.hardware import Cluster, LinkFit, bus_factor
-
-Floats = NDArray[np.float64]
+from fastcomm_kernels.arrays import Floats
 
 
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:

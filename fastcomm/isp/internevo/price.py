@@ -22,6 +22,7 @@ from fastcomm.isp.internevo.block import (
 )
 from fastcomm.isp.internevo.collectives import collective, is_inside
 from fastcomm.isp.internevo.layer import (
+    Array,
     Correction,
     LayerCost,
     attention_time,
@@ -31,9 +32,8 @@ from fastcomm.isp.internevo.layer import (
 )
 from fastcomm.isp.trainers import TRAINERS
 
-Array = NDArray[Any]
 Costs = dict[str, Any]  # seconds and rates by name
-Bytes = dict[str, Any]  # bytes by name
+BytesByName = dict[str, Any]  # bytes by name
 
 
 def price(
@@ -233,9 +233,9 @@ def _parameters(
 CONTEXT_BYTES = 1.5e9
 
 
-def memory(grid: StrategyGrid, question: Question) -> Bytes:
+def memory(grid: StrategyGrid, question: Question) -> BytesByName:
     """Return the bytes of the fullest stage by name; `total_mm_cost` is their total."""
-    fullest: Bytes | None = None
+    fullest: BytesByName | None = None
     for stage in candidate_stages(grid.pp, question.model):
         terms = _stage(grid, question, stage)
         if fullest is None:
@@ -247,7 +247,7 @@ def memory(grid: StrategyGrid, question: Question) -> Bytes:
     return fullest
 
 
-def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
+def _stage(grid: StrategyGrid, question: Question, place: int) -> BytesByName:
     """Return the terms of the memory of pipeline stage `place`."""
     pp, d = grid.pp, question.dtype_size
     last = place == pp - 1
@@ -280,7 +280,7 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
 
 def _activations(
     grid: StrategyGrid, question: Question, in_flight: Array, counts: tuple[int, ...]
-) -> Bytes:
+) -> BytesByName:
     """Return the bytes of activations of a stage with `in_flight` micro-batches."""
     d, seq, model = question.dtype_size, question.seq_len, question.model
     unit = d / 2 * grid.bsz * seq * model.hidden
@@ -311,7 +311,7 @@ _LAST = (
 )
 
 
-def _last(grid: StrategyGrid, question: Question) -> Bytes:
+def _last(grid: StrategyGrid, question: Question) -> BytesByName:
     """Return the activations around the head, on the last stage."""
     model, d, sp = question.model, question.dtype_size, grid.sp
     tokens = 1.0 * grid.bsz * question.seq_len
@@ -324,7 +324,7 @@ def _last(grid: StrategyGrid, question: Question) -> Bytes:
     }
 
 
-def _buffers(grid: StrategyGrid, question: Question, layers: int) -> Bytes:
+def _buffers(grid: StrategyGrid, question: Question, layers: int) -> BytesByName:
     """Return gathered weights, rotary tables and the pipeline buffer of a stage."""
     model, d = question.model, question.dtype_size
     kind = model.kinds[0]

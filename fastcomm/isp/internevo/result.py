@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastcomm.hardware.calibration import Calibration
 
-Column = NDArray[Any]
+RecordColumn = NDArray[Any]
 Fields = Mapping[str, ArrayLike]
 
 
@@ -77,7 +77,7 @@ class FeasibleCells:
             return "column"
         return "row" if value.shape[1] == 1 else "cell"
 
-    def along(self, name: str, axis: str) -> Column:
+    def along(self, name: str, axis: str) -> RecordColumn:
         """Return a field once for each value of an axis.
 
         The field may depend on no other axis, see `axis`.
@@ -87,7 +87,7 @@ class FeasibleCells:
         lengths = {"part": 1, "row": self.shape[0], "column": self.shape[1]}
         return np.broadcast_to(np.asarray(self.fields[name]).reshape(-1), lengths[axis])
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> RecordColumn:
         """Return a field of every feasible cell, a value each; `name` is a key of `fields`."""
         value, axis = np.asarray(self.fields[name]), self.axis(name)
         if axis == "part":
@@ -111,9 +111,9 @@ class Records:
     # Index of each ranked strategy among the cells of all parts.
     ranking: NDArray[np.int64]
     # Ranked columns by name, filled on demand.
-    _columns: dict[str, Column] = field(default_factory=dict)
+    _columns: dict[str, RecordColumn] = field(default_factory=dict)
     # By axis, the index of each ranked strategy among the values of all parts.
-    _indices: dict[str, Column] = field(default_factory=dict)
+    _indices: dict[str, RecordColumn] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: list[FeasibleCells]) -> "Records":
@@ -135,7 +135,7 @@ class Records:
         names = self.parts[0].fields if self.parts else ()
         return (name for name in names if name != "order")
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> RecordColumn:
         if not self.parts:
             return np.zeros(0)
         if name not in self._columns:
@@ -149,7 +149,7 @@ class Records:
         axes = {part.axis(name) for part in self.parts} - {"part"}
         return "part" if not axes else axes.pop() if len(axes) == 1 else "cell"
 
-    def _index(self, axis: str) -> Column:
+    def _index(self, axis: str) -> RecordColumn:
         """Return the index of each ranked strategy among the values of an axis in all parts."""
         if axis == "cell":
             return self.ranking

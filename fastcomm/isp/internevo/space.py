@@ -7,8 +7,9 @@ from functools import cache
 import numpy as np
 
 from fastcomm.isp.internevo import Question
-from fastcomm.isp.internevo.block import FULL, NONE, SELECTIVE, Ints, StrategyGrid
+from fastcomm.isp.internevo.block import FULL, NONE, SELECTIVE, StrategyGrid
 from fastcomm.units import format_gib
+from fastcomm_kernels.arrays import Ints
 
 # Why candidates are rejected: the keys of `rejected`, and the texts of messages.
 REASONS = {

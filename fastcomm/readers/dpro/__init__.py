@@ -22,7 +22,7 @@ from fastcomm.errors import TraceFileError, shell_joined
 from fastcomm.files import is_local
 from fastcomm.readers import OpenOptions, RankSources
 from fastcomm.trace.schema import OPS
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.arrays import NULL, Flags, Ints, Numbers
 
 SERVER = ("COPY_FIRST", "SUM", "COPY_MERGED")
 REQUESTS = ("PUSH_REQ", "PUSH_RES", "PULL_REQ", "PULL_RES")
@@ -142,8 +142,7 @@ def coarse(fine: str) -> str:
     return fine.partition(".")[0]
 
 
-Codes = NDArray[np.int32]
-Integers = NDArray[np.integer[Any]]
+AnyIntegers = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,15 +174,15 @@ class UniformTrace:
     extras: tuple[bytes, ...]  # JSON objects of other arguments
     phases: tuple[str, ...]
     # one value per event
-    key: Codes
+    key: Numbers
     start: Ints  # ns
     dur: Ints  # ns
     step: Ints  # or NULL
     cnt: Ints  # number of earlier events with the key
-    lane: Codes
-    cat: Codes
-    extra: Codes
-    phase: Codes
+    lane: Numbers
+    cat: Numbers
+    extra: Numbers
+    phase: Numbers
     counts: Flags  # False for instant events and debug events, which are not measured
 
     def __len__(self) -> int:
@@ -219,13 +218,13 @@ class Columns:
     suffixes: tuple[str, ...]
     extras: tuple[bytes, ...] = (b"{}",)
     phases: tuple[str, ...] = ("X",)
-    name: Integers
-    pid: Integers
-    lane: Integers
-    cat: Integers
-    suffix: Integers
-    extra: Integers | None = None
-    phase: Integers | None = None
+    name: AnyIntegers
+    pid: AnyIntegers
+    lane: AnyIntegers
+    cat: AnyIntegers
+    suffix: AnyIntegers
+    extra: AnyIntegers | None = None
+    phase: AnyIntegers | None = None
     start: Ints
     dur: Ints
     step: Ints
@@ -274,7 +273,7 @@ def of_columns(columns: Columns) -> UniformTrace:
     )
 
 
-def _keys(columns: Columns, order: Ints) -> tuple[Codes, list[int]]:
+def _keys(columns: Columns, order: Ints) -> tuple[Numbers, list[int]]:
     """Number the combinations of pid, name and suffix; return keys and an event of each."""
     wide = len(columns.suffixes) + 1
     joined = (columns.pid.astype(np.int64) * len(columns.names) + columns.name) * wide
@@ -320,7 +319,7 @@ def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) 
     )
 
 
-def occurrences(key: Ints | Codes, size: int) -> Ints:
+def occurrences(key: Ints | Numbers, size: int) -> Ints:
     """Return for each event the number of earlier events with its key.
 
     Keys are 0 to `size` - 1.

@@ -12,7 +12,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.dpro import Event
 from fastcomm.readers.dpro.json_files import event_errors, read_json, read_text
 
-Edge = tuple[str, str]
+NamePair = tuple[str, str]
 
 BARRIER = "UPDATE_CAL"
 RING, TREE = "ring", "tree"
@@ -30,14 +30,14 @@ _HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|re
 _TREE = re.compile(r"\[(\d+)\] ([-\d/]+)->(\d+)->(-?\d+)\|(-?\d+)->(\d+)->([-\d/]+)")
 
 
-def read_graph(path: Path) -> tuple[list[str], list[Edge]]:
+def read_graph(path: Path) -> tuple[list[str], list[NamePair]]:
     """Read labels of nodes, and edges between labels, from a GML file.
 
     Raises TraceFileError if there is no node, or an edge has an unknown node.
     """
     tokens = _TOKEN.findall(read_text(path))
     labels: dict[str, str] = {}
-    edges: list[Edge] = []
+    edges: list[NamePair] = []
     for kind, fields in _blocks(tokens):
         if kind == "node" and "id" in fields:
             labels[fields["id"]] = _unquoted(fields.get("label", fields["id"]))
@@ -89,7 +89,7 @@ class LocalGraph:
     def of(
         cls,
         nodes: Iterable[str],
-        edges: Iterable[Edge],
+        edges: Iterable[NamePair],
         label: Mapping[str, str] | None = None,
     ) -> "LocalGraph":
         """Build the data-flow graph of one rank; loops and repeated nodes or edges are dropped.
@@ -115,7 +115,7 @@ class LocalGraph:
         )
 
     @property
-    def edges(self) -> list[Edge]:
+    def edges(self) -> list[NamePair]:
         """All edges, in the order of their sources."""
         return [(a, b) for a in self.nodes for b in self.successors[a]]
 
@@ -138,13 +138,13 @@ class LocalGraph:
 
     def with_barrier(self) -> "LocalGraph":
         """Return a copy in which every update waits for all communication."""
-        edges: list[Edge] = []
+        edges: list[NamePair] = []
         for a, b in self.edges:
             edges += [(a, BARRIER), (BARRIER, b)] if a.startswith("Comm.") else [(a, b)]
         return LocalGraph.of([*self.nodes, BARRIER], edges, self.label)
 
 
-def adjacent(names: Iterable[str], edges: Iterable[Edge]) -> dict[str, list[str]]:
+def adjacent(names: Iterable[str], edges: Iterable[NamePair]) -> dict[str, list[str]]:
     """Return the targets of the edges of each name."""
     neighbors: dict[str, list[str]] = {name: [] for name in names}
     for a, b in edges:

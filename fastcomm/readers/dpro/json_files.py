@@ -18,17 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import (
-    Codes,
-    Columns,
-    Event,
-    UniformTrace,
-    of_columns,
-    of_events,
-)
+from fastcomm.readers.dpro import Columns, Event, UniformTrace, of_columns, of_events
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.stream import CutShortError, document
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Ints, Numbers
 from fastcomm_kernels.json_events import KEEP_ALL, TEXT_LANE
 
 SLICE_IDS = ("loopId", "channelId", "chunkId", "sliceId")
@@ -242,7 +235,7 @@ def _columns(scanned: Scanned) -> Columns:
     )
 
 
-def _used(column: NDArray[Any]) -> tuple[Codes, list[int]]:
+def _used(column: NDArray[Any]) -> tuple[Numbers, list[int]]:
     """Encode a column: codes in the order of first use, and the value of each code."""
     encoded = pa.array(column).dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()

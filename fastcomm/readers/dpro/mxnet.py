@@ -18,8 +18,8 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.dpro import Event, job
 from fastcomm.readers.dpro.job import (
     BARRIER,
-    Edge,
     LocalGraph,
+    NamePair,
     Parameter,
     ParameterDict,
     merged,
@@ -108,7 +108,7 @@ def _label(label: str, parameters: ParameterDict) -> str:
     return f"{cat}.{_plain(name)}" if dot and cat in {"FW", "BW"} else label
 
 
-def _symbol(path: Path, parameters: ParameterDict) -> Iterator[Edge]:
+def _symbol(path: Path, parameters: ParameterDict) -> Iterator[NamePair]:
     """Yield the edges in the text that nnvm prints of a symbol."""
     variables: set[str] = set()
     outputs = 0
@@ -129,7 +129,7 @@ def _symbol(path: Path, parameters: ParameterDict) -> Iterator[Edge]:
 
 def _argument(
     op: str, arg: str, is_variable: bool, parameters: ParameterDict
-) -> Iterator[Edge]:
+) -> Iterator[NamePair]:
     """Yield the edges that an input of an operation adds to the data-flow graph.
 
     `op` is the name of the operation, `arg` that of the input: a parameter, another operation,

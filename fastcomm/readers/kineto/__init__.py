@@ -38,7 +38,7 @@ from fastcomm.trace.run import SkippedRank
 # profiler: a trace of the PyTorch profiler. uniform: events of another tool. events: a list of
 # events, none of which is in the beginning. foreign: other JSON. damaged: a file that cannot be
 # opened or decompressed, is empty, truncated, or not JSON.
-Kind = Literal["profiler", "uniform", "events", "foreign", "damaged"]
+FileKind = Literal["profiler", "uniform", "events", "foreign", "damaged"]
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
 # Execution traces have these names, and are no Kineto traces.
@@ -68,7 +68,7 @@ _MOST_LISTS = 16
 class Peek:
     """What the beginning of a file tells."""
 
-    kind: Kind
+    kind: FileKind
     rank: int | None = None
     world_size: int | None = None
     error: str = ""  # of damaged and foreign files: what the file is instead of a trace
@@ -190,7 +190,7 @@ def _is_lines(text: bytes) -> bool:
     return bool(line_end and others.strip()) and _is_filled(first)
 
 
-def _kind(text: bytes) -> Kind | None:
+def _kind(text: bytes) -> FileKind | None:
     """Return the kind of a JSON file by the beginning of its text; None without events.
 
     The kinds are "profiler" (a trace of PyTorch's profiler), "uniform" (Chrome events of

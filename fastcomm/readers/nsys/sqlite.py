@@ -20,8 +20,7 @@ from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.readers import described, unpack
 from fastcomm.readers.nsys import BLOB, INTEGER, MAGIC, TABLES, TEXT
-
-Numbers = NDArray[np.int64]
+from fastcomm_kernels.arrays import Ints
 
 _INNER = (2, 5)  # page types with child pages: inner pages of an index, of a table
 _HEADER, _FIRST_HEADER = 12, 100  # bytes of the header of an inner page; of the file
@@ -66,7 +65,7 @@ def _types(file: BinaryIO, page_size: int) -> NDArray[np.uint8]:
     return types
 
 
-def _check_new(level: Numbers, is_reached: NDArray[np.bool_], path: Path) -> None:
+def _check_new(level: Ints, is_reached: NDArray[np.bool_], path: Path) -> None:
     """Raise TraceFileError if a page is not in the file, or was reached before."""
     outside = level[(level < 1) | (level >= len(is_reached))]
     again = level[:0] if len(outside) else level[is_reached[level]]
@@ -78,7 +77,7 @@ def _check_new(level: Numbers, is_reached: NDArray[np.bool_], path: Path) -> Non
         )
 
 
-def _children(file: BinaryIO, page: int, page_size: int, path: Path) -> Numbers:
+def _children(file: BinaryIO, page: int, page_size: int, path: Path) -> Ints:
     """Return the numbers of the pages that an inner page leads to."""
     file.seek((page - 1) * page_size)
     data = file.read(page_size)
@@ -92,7 +91,7 @@ def _children(file: BinaryIO, page: int, page_size: int, path: Path) -> Numbers:
         raise TraceFileError(f"{path}: malformed: a cell of page {page} is outside of it")
     text = np.frombuffer(data, np.uint8)
     quads = text[cells[:, None] + np.arange(4)].astype(np.int64)
-    children: Numbers = quads @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
+    children: Ints = quads @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
     return children
 
 

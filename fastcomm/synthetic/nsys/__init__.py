@@ -19,7 +19,7 @@ from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
 from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, MACHINE, PUSH_POP, Clock, Host
 from fastcomm.synthetic.nsys.tables import (
     ExportColumn,
-    Kind,
+    ExportKind,
     NsysVariant,
     ReportTables,
     Row,
@@ -68,7 +68,7 @@ def clock(job: Job, number: int, variant: NsysVariant) -> Clock:
 
 
 def report(
-    job: Job, ranks: Sequence[int], number: int, variant: NsysVariant, kind: Kind
+    job: Job, ranks: Sequence[int], number: int, variant: NsysVariant, kind: ExportKind
 ) -> ReportTables:
     """Return all tables of one report."""
     tables = ReportTables()
@@ -184,7 +184,9 @@ def _add_capture(tables: ReportTables, variant: NsysVariant, node: int) -> None:
     tables.add("DIAGNOSTIC_EVENT", text="CUDA profiling has started.", **kind)
 
 
-def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kind) -> None:
+def _add_export(
+    tables: ReportTables, name: str, variant: NsysVariant, kind: ExportKind
+) -> None:
     """Add the table that describes the export; `name` is the report's, without ending."""
     major, minor, micro = SCHEMA.split(".")
     for key, value in {
@@ -219,7 +221,7 @@ def write_nsys(
     directory: Path,
     *,
     ranks: Iterable[int] | None = None,
-    kind: Kind = "sqlite",
+    kind: ExportKind = "sqlite",
     per_report: int = 1,
     variant: NsysVariant | None = None,
 ) -> list[Path]:
@@ -239,7 +241,7 @@ def write_nsys(
     return paths
 
 
-def _write(tables: ReportTables, path: Path, kind: Kind) -> None:
+def _write(tables: ReportTables, path: Path, kind: ExportKind) -> None:
     """Write to a temporary path, and rename it when complete."""
     check_replaceable(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -278,7 +280,7 @@ def _write_sqlite(tables: ReportTables, path: Path) -> None:
             )
 
 
-def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:
+def _write_directory(tables: ReportTables, folder: Path, kind: ExportKind) -> None:
     """Write each table to a file of its own, Arrow or Parquet, in a new folder."""
     folder.mkdir()
     for name, rows in tables.rows.items():

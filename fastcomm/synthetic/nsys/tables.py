@@ -10,10 +10,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-Kind = Literal["sqlite", "parquetdir", "arrowdir"]
+ExportKind = Literal["sqlite", "parquetdir", "arrowdir"]
 Payload = Literal["blob", "blob-total", "json", "json-strings", "json-ids", "none"]
 Release = Literal["2.22", "2.24", "2.27", "2.28"]
-Graph = Literal["none", "graph", "node"]
+GraphMode = Literal["none", "graph", "node"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class NsysVariant:
     clock_skew_ns: Mapping[int, int] = field(default_factory=dict)  # by number of report
     mpi_ranks: bool = False
     domain_rows: bool = True  # False: no rows of type 75, as in a filtered file
-    graph: Graph = "none"  # how the launches of the second step are recorded
+    graph: GraphMode = "none"  # how the launches of the second step are recorded
     groups: bool = True  # False: a single send or receive launches inside its own range
     other_thread: bool = False  # non-blocking communicators launch from a thread of their own
     registered_names: bool = False  # names of ranges are in StringIds
