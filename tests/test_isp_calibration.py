@@ -14,7 +14,7 @@ from fastcomm.cli import main
 from fastcomm.hardware import load
 from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
 from fastcomm.isp.internevo.calibration import NAMES, attention, calibrated, classify, gemm
-from fastcomm.readers.kineto.reader import ShapedCall, calls
+from fastcomm.readers.kineto.shaped_calls import ShapedCall, calls
 
 A800 = load("a800")
 HALF = "c10::BFloat16"

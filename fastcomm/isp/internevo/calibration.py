@@ -32,7 +32,7 @@ from fastcomm.trace.schema import OPS
 from fastcomm.units import enumeration
 
 if TYPE_CHECKING:
-    from fastcomm.readers.kineto.reader import ShapedCall
+    from fastcomm.readers.kineto.shaped_calls import ShapedCall
     from fastcomm.trace.run import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
@@ -169,7 +169,7 @@ def work(run: "RunTraces", most_ranks: int = 1) -> TimedWork:
     """
     # slow to import, rarely needed
     from fastcomm.readers.kineto import claims
-    from fastcomm.readers.kineto.reader import calls
+    from fastcomm.readers.kineto.shaped_calls import calls
 
     shaped: list[ShapedCall] = []
     for source in run.sources[:most_ranks]:
