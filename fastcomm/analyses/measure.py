@@ -43,7 +43,7 @@ def compute_metrics(
     workers
         Number of processes of this machine, or an executor.
     keep_going
-        Whether to leave out ranks that cannot be read, and list them in `failed`.
+        Whether to leave out ranks that cannot be read, and list them in `skipped`.
     progress
         Called with the source of each finished rank, also of one that was skipped.
 

@@ -75,11 +75,17 @@ class Workload:
             yield from _read(path, self.recipe)
 
 
-def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
+def draw(
+    recipe: Recipe,
+    *,
+    popularity: Sequence[float] | None = None,
+    sources: Sequence[int] | None = None,
+    threads: int = 1,
+) -> Iterator[tuple[Ids, Ids]]:
     """Yield source GPU and experts of each layer of a recipe.
 
-    `options` are further arguments of `fastcomm.dispatch.sampler.layers`. Raises `ConfigError`
-    if the recipe cannot be drawn.
+    `popularity` is the weight of each expert, `sources` the tokens of each GPU, and `threads`
+    the number of threads. Raises `ConfigError` if the recipe cannot be drawn.
     """
     if recipe.law == "seed":
         return layers_of_seed(recipe)
@@ -87,14 +93,21 @@ def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
         raise ConfigError(
             "invalid law `table`: it stands for routing from a file; choose another to draw"
         )
-    return drawn_layers(recipe, **options)
+    return drawn_layers(recipe, popularity=popularity, sources=sources, threads=threads)
 
 
-def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
+def write(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    popularity: Sequence[float] | None = None,
+    sources: Sequence[int] | None = None,
+    threads: int = 1,
+) -> list[Path]:
     """Draw a workload, write one Parquet file per iteration, and return the paths.
 
-    `options` are `popularity`, the weight of each expert, `sources`, the tokens of each GPU,
-    and `threads`, the number of threads.
+    `popularity` is the weight of each expert, `sources` the tokens of each GPU, and `threads`
+    the number of threads.
 
     Raises
     ------
@@ -109,7 +122,7 @@ def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
             raise ConfigError(
                 f"{folder}: already has a workload ({old[0]}); choose another folder"
             )
-        layers = draw(recipe, **options)
+        layers = draw(recipe, popularity=popularity, sources=sources, threads=threads)
         return [
             _write(folder / f"iter_{number}_requests.parquet", recipe, layers)
             for number in range(recipe.iter_num)

@@ -195,7 +195,22 @@ class AlignedEvents:
         is_host_run: bool = False,
         job: ExpectedMembers | None = None,
     ) -> Self:
-        """Align the clocks of ranks; the parameters are those of `compare_all`."""
+        """Align the clocks of ranks.
+
+        Parameters
+        ----------
+        batches
+            Communication events of all ranks.
+        spread
+            Maps a function over arguments, maybe in other processes.
+        is_aligned
+            Whether times of ranks are compared on aligned clocks, or as recorded.
+        is_host_run
+            Whether the host communicates, where collectives do not end at the same time.
+        job
+            Expected members of collectives of unknown groups; None: these are not matched.
+
+        """
         ungrouped_ = (
             Ungrouped(events=0) if job is None else ungrouped.find(batches, job, spread)
         )

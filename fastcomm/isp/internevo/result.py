@@ -269,8 +269,8 @@ class SearchResult(TableResult):
     calibration: "Calibration | None" = None
     sensitivity: tuple[HardwareChange, ...] | None = None
     top: int = 6  # number of strategies in the JSON document
-    explanation: Mapping[str, Any] | None = None  # see `strategy.explanation`
-    trainer_args: str | None = None  # see `strategy.snippet`
+    explanation: Mapping[str, Any] | None = None  # see `explanation.explanation`
+    trainer_args: str | None = None  # see `explanation.snippet`
 
     @property
     def feasible(self) -> int:
