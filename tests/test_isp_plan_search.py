@@ -77,7 +77,7 @@ def test_a_trainer_gets_what_it_knows(trainer, model):
     for plan in plans:
         plan.check()
         assert plan.sharding.removesuffix("8") in {*knows.sharding, "hsdp"}
-        assert {getattr(plan, size) for size in knows.lacks} <= {1}
+        assert {getattr(plan, size) for size in knows.unsupported} <= {1}
 
 
 def test_the_page_has_the_bytes_of_each_trainer():

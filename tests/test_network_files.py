@@ -6,6 +6,7 @@ import re
 import kineto_text as k
 import pytest
 from commands import invoke
+from stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
@@ -88,16 +89,10 @@ def test_a_truncated_trace_keeps_its_host(tmp_path):
     assert json.loads(reading.stdout)["network"]["nodes_by"] == "hosts"
 
 
-def test_an_older_store_has_no_hosts(tmp_path, monkeypatch):
-    from fastcomm.store import writer
-
-    def without_host(trace):
-        return {name: value for name, value in kept(trace).items() if name != "host"}
-
-    kept = writer._meta
-    monkeypatch.setattr(writer, "_meta", without_host)
+def test_an_older_store_has_no_hosts(tmp_path):
     (tmp_path / "traces").mkdir()
     ingest(plan([named(tmp_path / "traces", ["a", "b"])], tmp_path / "store"))
+    as_first_layout(tmp_path / "store", without=("host",))
     assert compute_metrics(open_run(tmp_path / "store")).network.nodes_by is None
 
 

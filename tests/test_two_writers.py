@@ -9,16 +9,16 @@ import subprocess
 import sys
 
 import kineto_text as k
-import pyarrow.parquet as pq
 import pytest
 from commands import contents, invoke
 from fault_tools import agree
+from stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.runs import open_run
-from fastcomm.store import ABOUT, writer
+from fastcomm.store import writer
 from fastcomm.store.files import LOCK, locked
 
 STEP = [
@@ -184,30 +184,11 @@ def test_a_store_without_a_valid_rank_is_an_error_with_keep_going(one, tmp_path)
     assert "4 bytes" in invoke("metrics", store, "--keep-going", code=1).stderr
 
 
-def with_old_keys(path):
-    """Write the file of a rank with the names that the first layout had."""
-    with pq.ParquetFile(path) as file:
-        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        about = json.loads(file.metadata.metadata[ABOUT])
-    about["meta"]["lacks"] = about["meta"].pop("missing_data")
-    schema = groups[0].schema.with_metadata({ABOUT: json.dumps({**about, "layout": 1})})
-    with pq.ParquetWriter(path, schema) as writer:
-        for group in groups:
-            writer.write_table(group.replace_schema_metadata(schema.metadata))
-
-
 def test_a_store_of_an_earlier_layout_opens(one, tmp_path):
     store = tmp_path / "store"
     ingest(plan([one], store))
     wanted = compute_metrics(open_run(store)).to_dict()
-    path = store / "fastcomm.json"
-    said = json.loads(path.read_text())
-    del said["writer"]
-    for entry in said["ranks"]:
-        del entry["footer"]
-        entry["lacks"] = entry.pop("missing_data")
-        with_old_keys(store / entry["file"])
-    path.write_text(json.dumps({**said, "layout": 1}))
+    as_first_layout(store)
     assert compute_metrics(open_run(store)).to_dict() == wanted
     again = ingest(plan([one], store))
     assert again.kept == (0, 1, 2)

@@ -62,8 +62,8 @@ BATCH_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _batch(
         "global_batch",
-        "Tokens per step, as in 4Mi. A number without unit counts sequences, but tokens with "
-        "--trainer internevo.",
+        "Tokens per step, as in 4Mi. A number without unit counts sequences, for internevo "
+        "tokens.",
         metavar="N",
         is_common=True,
     ),

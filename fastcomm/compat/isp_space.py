@@ -18,9 +18,9 @@ from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
 from fastcomm.isp.internevo import Question
+from fastcomm.isp.internevo.block import IntArray
 from fastcomm.planning_options import SearchOptions
 from fastcomm.units import parse_quantity
-from fastcomm_kernels.arrays import Ints
 
 SpaceColumns = dict[str, NDArray[np.float64]]
 
@@ -53,13 +53,15 @@ class OriginalBlock:
     sp: int
     algo: str  # one of ORIGINAL_ALGOS
     # rows
-    bsz: Ints  # sequences of a micro-batch
-    num: Ints  # micro-batches
-    ck: Ints  # 1 with recompute, else 0
+    bsz: IntArray  # sequences of a micro-batch
+    num: IntArray  # micro-batches
+    ck: IntArray  # 1 with recompute, else 0
     # columns
-    wp: Ints  # weight shards
-    zp: Ints  # optimizer shards
-    order: Ints  # rows x columns: number of the candidate in the original, which breaks ties
+    wp: IntArray  # weight shards
+    zp: IntArray  # optimizer shards
+    order: (
+        IntArray  # rows x columns: number of the candidate in the original, which breaks ties
+    )
 
     @property
     def dp(self) -> int:
@@ -139,9 +141,9 @@ def blocks(
 def _block(
     key: tuple[int, int, int, str],
     pairs: list[tuple[int, int]],
-    wp: Ints,
-    zp: Ints,
-    places: Ints,
+    wp: IntArray,
+    zp: IntArray,
+    places: IntArray,
     order: tuple[int, int],
 ) -> OriginalBlock:
     """Return a block of candidates; `order` is the number of its first one, and the stride."""
@@ -162,7 +164,7 @@ def _block(
     )
 
 
-def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[Ints, Ints]:
+def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[IntArray, IntArray]:
     """Return all pairs of weight shards and optimizer shards, in the original's order."""
     if algo != "isp":
         zp = np.arange(1, world // pp // sp + 1, dtype=np.int64)
@@ -203,8 +205,8 @@ def _is_valid(
     question: Question,
     rules: OriginalRules,
     key: tuple[int, int, int, str],
-    wp: Ints,
-    zp: Ints,
+    wp: IntArray,
+    zp: IntArray,
 ) -> NDArray[np.bool_]:
     """Return which columns the divisibility rules of the original allow."""
     world, pp, sp, algo = key

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.checks import BANDWIDTH, EFFICIENCY, FACTOR, RANKS, START_S, Range, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml, text
 from fastcomm.units import GIB, parse_bandwidth, parse_quantity
-from fastcomm_kernels.arrays import Floats
+
+# Not of `fastcomm_kernels`, which takes half a second to import.
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class GemmCurve:
     flops: tuple[float, ...]
     rates: tuple[float, ...]
 
-    def seconds(self, flops: ArrayLike) -> Floats:
+    def seconds(self, flops: ArrayLike) -> FloatArray:
         """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
         rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
@@ -47,7 +49,7 @@ class GemmTable:
     flops: tuple[float, ...]
     times: tuple[float, ...]
 
-    def seconds(self, flops: ArrayLike) -> Floats:
+    def seconds(self, flops: ArrayLike) -> FloatArray:
         """Return the time of one matrix product of `flops` FLOPs, in s."""
         work = np.asarray(flops, np.float64)
         beyond = np.maximum(work / self.flops[-1], 1.0)
@@ -65,7 +67,7 @@ class AttentionCurve:
     element: tuple[float, float]  # seconds per element
     rate: tuple[float, float]  # FLOPs per second
 
-    def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Floats:
+    def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> FloatArray:
         """Return the seconds of the forward pass of attention.
 
         Parameters
@@ -80,7 +82,7 @@ class AttentionCurve:
         """
         return self._seconds(0, 2, bsz, seq, hidden)
 
-    def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Floats:
+    def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> FloatArray:
         """Return the seconds of the backward pass, which has 2.5 times the FLOPs.
 
         Parameters are those of `forward`.
@@ -89,14 +91,14 @@ class AttentionCurve:
 
     def _seconds(
         self, way: int, factor: int, bsz: ArrayLike, seq: float, hidden: ArrayLike
-    ) -> Floats:
+    ) -> FloatArray:
         """Return the seconds of a pass (forward 0, backward 1); `factor` scales its FLOPs."""
         elements = np.asarray(bsz, np.float64) * seq * np.asarray(hidden, np.float64)
         compute = factor * elements * seq / self.rate[way]
         return np.asarray(self.start[way] + self.element[way] * elements + compute)
 
 
-def bus_factor(op: str, ranks: ArrayLike) -> Floats:
+def bus_factor(op: str, ranks: ArrayLike) -> FloatArray:
     """Return the bytes that each rank sends, as a share of the volume of a collective.
 
     The factors are those of nccl-tests' bus bandwidth; 1 for point-to-point messages.

@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve, LinkFit, bus_factor
+from fastcomm.hardware import (
+    AttentionCurve,
+    Cluster,
+    FloatArray,
+    GemmCurve,
+    LinkFit,
+    bus_factor,
+)
 from fastcomm.hardware.measurements import TimedMessage
-from fastcomm_kernels.arrays import Floats
 
 FittedLine = tuple[float, float]
 
@@ -141,7 +147,7 @@ def _residual(
     ranks: int,
     messages: int,
     lines: tuple[FittedLine, FittedLine],
-    measured: tuple[Floats, Floats],
+    measured: tuple[FloatArray, FloatArray],
 ) -> Residual:
     """Return the relative errors of fitted lines; `measured` has bus bytes and seconds."""
     moved, time = measured
@@ -163,7 +169,7 @@ def _usual_start(cluster: Cluster, ranks: int) -> float:
     return cluster.alpha_intra if ranks <= cluster.gpus_per_node else cluster.alpha_inter
 
 
-def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Floats, Floats]:
+def _by_size(group: list[TimedMessage], waits: bool) -> tuple[FloatArray, FloatArray]:
     """Return the volumes in bytes, and the median time of each; a low quantile if `waits`."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for message in group:
@@ -177,7 +183,9 @@ def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Floats, Floats]:
     return np.array(volumes), np.array([np.quantile(sizes[v], share) for v in volumes])
 
 
-def _fit_lines(moved: Floats, time: Floats, start: float) -> tuple[FittedLine, FittedLine]:
+def _fit_lines(
+    moved: FloatArray, time: FloatArray, start: float
+) -> tuple[FittedLine, FittedLine]:
     """Fit a line to small messages and one to large; equal if two explain little more.
 
     `moved` is bus bytes, `time` seconds, and `start` the usual start-up time.
@@ -193,7 +201,7 @@ def _fit_lines(moved: Floats, time: Floats, start: float) -> tuple[FittedLine, F
     return pair
 
 
-def _faster_line(small: FittedLine, large: FittedLine, moved: Floats) -> Floats:
+def _faster_line(small: FittedLine, large: FittedLine, moved: FloatArray) -> FloatArray:
     """Return the smaller of the times of two fits, in seconds.
 
     A fit is a pair: start-up time in seconds, and bandwidth in bytes per second. `moved` are
@@ -202,12 +210,12 @@ def _faster_line(small: FittedLine, large: FittedLine, moved: Floats) -> Floats:
     return np.minimum(small[0] + moved / small[1], large[0] + moved / large[1])
 
 
-def _misfit(predicted: Floats, time: Floats) -> float:
+def _misfit(predicted: FloatArray, time: FloatArray) -> float:
     """Return the mean relative error of predicted times, as a share of the measured ones."""
     return float(np.abs(predicted / time - 1).mean())
 
 
-def _fit_line(moved: Floats, time: Floats, usual_start: float) -> FittedLine:
+def _fit_line(moved: FloatArray, time: FloatArray, usual_start: float) -> FittedLine:
     """Fit start and bandwidth with the least absolute relative errors."""
     if len(time) == 1:
         # One size determines the bandwidth alone: take the usual start, at most half the time.
@@ -281,7 +289,9 @@ def fit_gemm(cluster: Cluster, calls: list[TimedGemm]) -> tuple[Cluster, list[Co
     return replace(cluster, gemm=fitted), residuals
 
 
-def _curve_through(curve: GemmCurve, flops: Floats, rate: Floats, ratio: Floats) -> GemmCurve:
+def _curve_through(
+    curve: GemmCurve, flops: FloatArray, rate: FloatArray, ratio: FloatArray
+) -> GemmCurve:
     """Replace the curve inside the measured FLOPs; scale it by the nearest `ratio` outside."""
     knots = dict(zip(flops.tolist(), rate.tolist(), strict=True))
     for knot, knot_rate in zip(curve.flops, curve.rates, strict=True):
@@ -334,7 +344,7 @@ def fit_attention(
     return replace(cluster, attention=curve), residuals
 
 
-def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> Floats:
+def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> FloatArray:
     """Return the seconds of attention calls by a curve; `way` 0 is forward, 1 backward."""
     seconds = curve.backward if way else curve.forward
     return np.array([float(seconds(call.bsz, call.seq_len, call.hidden)) for call in calls])
@@ -348,6 +358,6 @@ def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
     return replace(curve, element=(element[0], element[1]), rate=(rate[0], rate[1]))
 
 
-def _relative_errors(fitted: Floats, seconds: Floats) -> dict[str, float]:
+def _relative_errors(fitted: FloatArray, seconds: FloatArray) -> dict[str, float]:
     errors = np.abs(fitted / seconds - 1)
     return {"median_error": float(np.median(errors)), "worst_error": float(errors.max())}

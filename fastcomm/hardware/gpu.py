@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml
-from fastcomm.hardware import bus_factor
+from fastcomm.hardware import FloatArray, bus_factor
 from fastcomm.units import enumeration, parse_bandwidth, parse_quantity, percent
-from fastcomm_kernels.arrays import Floats
 
 # Attention kernel of a current stack, and the time of its backward over its forward pass: 2.5
 # times the FLOPs, at 0.86 of the rate (A100: median of FlashAttention-2 on A800 from 1K to 16K
@@ -43,7 +42,7 @@ GROWTH = {
 
 def corners(
     axes: tuple[tuple[float, ...], ...], sizes: tuple[ArrayLike, ...]
-) -> tuple[NDArray[np.int64], Floats]:
+) -> tuple[NDArray[np.int64], FloatArray]:
     """Return the knots around points, and the weight of each.
 
     Parameters
@@ -91,10 +90,10 @@ class Surface:
     """
 
     axes: tuple[tuple[float, ...], ...]
-    logs: Floats  # logarithms of seconds, flattened
+    logs: FloatArray  # logarithms of seconds, flattened
     growth: tuple[float, ...]
 
-    def seconds(self, *sizes: ArrayLike) -> Floats:
+    def seconds(self, *sizes: ArrayLike) -> FloatArray:
         """Return the time in s at some sizes, one broadcastable array per axis.
 
         It is interpolated on logarithms, grows by `growth` above the last knot of an axis, and
@@ -134,14 +133,14 @@ class Gpu:
     # Medians of relative errors on held-out measurements by kind, for output.
     errors: dict[str, float] = field(default_factory=dict)
 
-    def matmul(self, recipe: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+    def matmul(self, recipe: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
         """Return the time in s of a product of m x k and k x n matrices; arrays broadcast."""
         flops = 2 * np.asarray(m, np.float64) * np.asarray(n) * np.asarray(k)
         return self._bound(recipe, flops, self.gemm[recipe].seconds(m, n, k))
 
     def grouped(
         self, recipe: str, copies: float, experts: float, weights: float, tokens: float
-    ) -> Floats:
+    ) -> FloatArray:
         """Return the forward time in s of a fused layer of gated experts.
 
         Parameters
@@ -161,12 +160,12 @@ class Gpu:
         time = self.experts[recipe].seconds(copies, experts, weights, tokens)
         return self._bound(recipe, 6 * np.asarray(copies, np.float64) * weights, time)
 
-    def _bound(self, recipe: str, flops: ArrayLike, seconds: Floats) -> Floats:
+    def _bound(self, recipe: str, flops: ArrayLike, seconds: FloatArray) -> FloatArray:
         """Return the times, but none below that of the peak of a recipe."""
         peak = self.peaks["bf16" if recipe.startswith("bf16") else "fp8"]
         return np.maximum(seconds, np.asarray(flops, np.float64) / peak)
 
-    def flash(self, kernel: str, width: int, seq: float, heads: float, kv: float) -> Floats:
+    def flash(self, kernel: str, width: int, seq: float, heads: float, kv: float) -> FloatArray:
         """Return the forward time of causal attention.
 
         Parameters
@@ -187,7 +186,7 @@ class Gpu:
         time = self.attention[widths[near]].seconds(seq, heads, kv) * width / near
         return self._bound("bf16", 2 * seq**2 * heads * width, time)
 
-    def inside(self, op: str, size: ArrayLike, ranks: int) -> Floats:
+    def inside(self, op: str, size: ArrayLike, ranks: int) -> FloatArray:
         """Return the time in s of a collective inside the measured NVLink domain.
 
         Larger groups than measured send more and wait as long. A rank sends at least what a
@@ -199,7 +198,7 @@ class Gpu:
         sent = 1.0 if op == "all_reduce" else float(bus_factor(op, ranks))
         return np.maximum(self._line(op, volume, ranks), sent * volume / self.nvlink)
 
-    def _line(self, op: str, volume: Floats, ranks: int) -> Floats:
+    def _line(self, op: str, volume: FloatArray, ranks: int) -> FloatArray:
         """Return the time of a collective from the measured numbers of ranks."""
         lines = self.collectives[op]
         if ranks in lines:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import FloatArray
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.runs import TrainingRun, price_run
-from fastcomm_kernels.arrays import Floats
 
 _FOLDS = 5
 _WITHIN = {  # a constant outside would lose its meaning
@@ -134,12 +134,12 @@ def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
 
     pull = max(_PULL, _PULL_OF_ONE / len(runs) ** 0.5)
 
-    def residuals(logs: Floats) -> Floats:
+    def residuals(logs: FloatArray) -> FloatArray:
         constants = _constants(start, logs)
         off = np.log1p([_error(run, constants) for run in runs])
         return np.concatenate([weights * off, pull * (logs - first)])
 
-    def loss(squares: Floats) -> Floats:
+    def loss(squares: FloatArray) -> FloatArray:
         """Soft L1 for runs, squares for constants: values and two derivatives."""
         root = np.sqrt(1 + squares)
         rho = np.array([2 * (root - 1), 1 / root, -0.5 / root**3])
@@ -159,7 +159,7 @@ def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
     return _constants(start, solution.x)
 
 
-def _constants(start: Constants, logs: Floats) -> Constants:
+def _constants(start: Constants, logs: FloatArray) -> Constants:
     """Return the constants of logarithms, with four digits."""
     values = np.exp(logs)
     pairs = zip(CALIBRATED, values, strict=True)

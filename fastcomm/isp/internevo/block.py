@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from fastcomm.isp.internevo import Question
 from fastcomm.isp.model import Layer, Model
-from fastcomm_kernels.arrays import Ints
 
 # As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.
+IntArray = NDArray[np.int64]
 
 NONE, FULL, SELECTIVE = 0, 1, 2  # recompute
 
@@ -27,15 +27,15 @@ class StrategyGrid:
     sp: int
     algo: str
     # By row: sequences of a micro-batch, number of micro-batches, NONE, FULL or SELECTIVE.
-    bsz: Ints
-    num: Ints
-    recompute: Ints
+    bsz: IntArray
+    num: IntArray
+    recompute: IntArray
     # By column: shards of parameters, gradients and optimizer states.
-    para: Ints
-    grads: Ints
-    os: Ints
+    para: IntArray
+    grads: IntArray
+    os: IntArray
     ep: int = 1  # consecutive ranks that share a layer's experts
-    stages: Ints | None = None  # virtual stages of a rank, by row; None is one everywhere
+    stages: IntArray | None = None  # virtual stages of a rank, by row; None is one everywhere
 
     @classmethod
     def one(  # noqa: PLR0913 numbers of a strategy
@@ -114,7 +114,7 @@ class StrategyGrid:
         return self.world // self.pp // self.ep
 
     @property
-    def interleave(self) -> Ints | int:
+    def interleave(self) -> IntArray | int:
         """Virtual stages of a rank, by row: shape (rows, 1), or 1 if everywhere one."""
         return 1 if self.stages is None else self.stages
 
@@ -150,9 +150,9 @@ class ShardedElements:
     """Elements of a rank before sharding, and the shards by which they are divided."""
 
     elements: float
-    para: Ints
-    grads: Ints
-    os: Ints
+    para: IntArray
+    grads: IntArray
+    os: IntArray
     replicas: int  # ranks that hold the same elements
     stride: int  # distance between these ranks
 

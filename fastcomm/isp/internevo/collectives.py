@@ -7,8 +7,7 @@ time.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.hardware import Cluster, LinkFit, bus_factor
-from fastcomm_kernels.arrays import Floats
+from fastcomm.hardware import Cluster, FloatArray, LinkFit, bus_factor
 
 
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:
@@ -35,7 +34,7 @@ def collective(
     ranks: ArrayLike,
     stride: ArrayLike = 1,
     calls: ArrayLike = 1,
-) -> Floats:
+) -> FloatArray:
     """Return the seconds of collectives, from measured lines where the cluster has them.
 
     Parameters
@@ -69,7 +68,7 @@ def collective(
     return np.asarray(np.where(n > 1, time, 0.0))
 
 
-def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
+def start(cluster: Cluster, ranks: FloatArray, inside: NDArray[np.bool_]) -> FloatArray:
     """Return the start-up time of a collective in s.
 
     Parameters
@@ -89,7 +88,7 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
     return np.asarray(np.where(inside, cluster.alpha_intra, cluster.alpha_inter + beyond))
 
 
-def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
+def bandwidth(cluster: Cluster, ranks: FloatArray, inside: NDArray[np.bool_]) -> FloatArray:
     """Return the bandwidth of a collective in bytes/s.
 
     It is that of a rank for groups in a node, else that of a node, with its contention.
@@ -108,7 +107,7 @@ def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Flo
     return np.asarray(np.where(inside, cluster.bw_intra, node))
 
 
-def _contention(cluster: Cluster, ranks: Floats) -> Floats:
+def _contention(cluster: Cluster, ranks: FloatArray) -> FloatArray:
     """Return the divisor of a node's bandwidth in groups of `ranks` ranks."""
     steps = np.array([most for most, _ in cluster.contention])
     divisors = np.array([divisor for _, divisor in cluster.contention])
@@ -116,8 +115,12 @@ def _contention(cluster: Cluster, ranks: Floats) -> Floats:
 
 
 def _exchange(
-    cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
-) -> Floats:
+    cluster: Cluster,
+    volume: FloatArray,
+    ranks: FloatArray,
+    inside: NDArray[np.bool_],
+    share: FloatArray,
+) -> FloatArray:
     """Return the seconds of an all-to-all; links in and between nodes work at once.
 
     `volume` is in bytes, and `share` is the number of groups that share the links of a
@@ -131,7 +134,7 @@ def _exchange(
     return np.asarray(np.where(inside, intra, np.maximum(inter * share, intra)))
 
 
-def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
+def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> FloatArray:
     """Return the seconds of an all-to-all that sends part of its bytes to other nodes.
 
     Ranks are consecutive. The bytes that arrive in a node are forwarded to all of its ranks
@@ -161,10 +164,10 @@ def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Fl
 def _fitted(
     cluster: Cluster,
     fits: tuple[LinkFit, ...],
-    moved: Floats,
-    ranks: Floats,
+    moved: FloatArray,
+    ranks: FloatArray,
     inside: NDArray[np.bool_],
-) -> Floats:
+) -> FloatArray:
     """Return the seconds for `moved` bus bytes by measured lines; NaN without measurements."""
     room = cluster.gpus_per_node
     near = [fit for fit in fits if fit.ranks <= room]
@@ -172,7 +175,7 @@ def _fitted(
     return np.where(inside, _lines(near, moved, ranks), _lines(far, moved, ranks))
 
 
-def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
+def _lines(fits: list[LinkFit], moved: FloatArray, ranks: FloatArray) -> FloatArray:
     """Return the time of collectives by fits at several group sizes, in seconds.
 
     The parameters of the fits are interpolated linearly in the logarithm of the group size. NaN

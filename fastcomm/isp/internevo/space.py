@@ -7,9 +7,8 @@ from functools import cache
 import numpy as np
 
 from fastcomm.isp.internevo import Question
-from fastcomm.isp.internevo.block import FULL, NONE, SELECTIVE, StrategyGrid
+from fastcomm.isp.internevo.block import FULL, NONE, SELECTIVE, IntArray, StrategyGrid
 from fastcomm.units import format_gib
-from fastcomm_kernels.arrays import Ints
 
 # Why candidates are rejected: the keys of `rejected`, and the texts of messages.
 REASONS = {
@@ -45,7 +44,7 @@ class Counts:
 class LayoutRows:
     """Rows of a layout that the schedule allows."""
 
-    columns: dict[str, Ints]  # fields of `StrategyGrid` by row
+    columns: dict[str, IntArray]  # fields of `StrategyGrid` by row
     count: int
     total: int  # rows before the schedule rejects any
     suited: bool  # whether any micro-batch suits the global batch
@@ -58,7 +57,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 @cache
-def chains(n: int) -> Ints:
+def chains(n: int) -> IntArray:
     """Return every chain of divisors P | G | O | n, sorted, of shape (3, chains)."""
     triples = [
         (para, grads, os)
@@ -152,7 +151,7 @@ def _heads_allow(question: Question, sp: int, algo: str) -> bool:
     return algo == "isp" or model.kv_heads % sp == 0 or sp % model.kv_heads == 0
 
 
-def _shards(question: Question, replicas: int) -> Ints:
+def _shards(question: Question, replicas: int) -> IntArray:
     """Return the chains of shards over replicas, shape (3, chains)."""
     shards = chains(replicas)
     if question.ulysses:
