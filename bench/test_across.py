@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.matching import compare_all
+from fastcomm.metrics.matching import AlignedEvents, compare_all
 from fastcomm.metrics.skew import skew, waits
 from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run import one_by_one
@@ -45,7 +45,7 @@ def test_matched_waits(bar):
     table = events()
 
     def measured():
-        found = compare_all([cut(table)], one_by_one, is_aligned=True)
+        found = compare_all(AlignedEvents.of([cut(table)], one_by_one), one_by_one)
         return skew(found.skews, 4), waits(found.waits, 4)
 
     keys = [table[name].to_numpy() for name in ("start_ns", "seq", "group")]

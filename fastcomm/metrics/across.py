@@ -23,7 +23,7 @@ from fastcomm.metrics.links import (
     pipeline_stages,
     slow_links,
 )
-from fastcomm.metrics.matching import Matching, compare_all, matching
+from fastcomm.metrics.matching import AlignedEvents, Matching, compare_all, matching
 from fastcomm.metrics.outliers import (
     NORMAL,
     Heat,
@@ -168,13 +168,14 @@ def across(
     grid = HeatArrays.of(material.iterations)
     groups = groups_by_label(material.groups, material.members)
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
-    comparison = compare_all(
+    aligned = AlignedEvents.of(
         material.batches,
         spread,
         is_aligned=is_aligned,
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
+    comparison = compare_all(aligned, spread)
     if comparison.ungrouped.matched:
         groups |= group_of_all_ranks(material.ranks)
     waits_ = waits(comparison.waits, steps)

@@ -126,48 +126,6 @@ class RankComparison:
         return sum(sorted(spreads)[-2:])
 
 
-def compare_all(
-    batches: Sequence[EventBatch],
-    spread: Spread,
-    *,
-    is_aligned: bool,
-    is_host_run: bool = False,
-    job: ExpectedMembers | None = None,
-) -> RankComparison:
-    """Match and compare all ranks.
-
-    Parameters
-    ----------
-    batches
-        Communication events of all ranks.
-    spread
-        Maps a function over arguments, maybe in other processes.
-    is_aligned
-        Whether times of ranks are compared on aligned clocks, or as recorded.
-    is_host_run
-        Whether the host communicates, where collectives do not end at the same time.
-    job
-        Expected members of collectives of unknown groups; None: these are not matched.
-
-    """
-    aligned = AlignedEvents.of(
-        batches, spread, is_aligned=is_aligned, is_host_run=is_host_run, job=job
-    )
-    parts = spread(partial(_compare, aligned), aligned.shares())
-    skewed, transfers, waits, matched = zip(*parts, strict=True)
-    return RankComparison(
-        batches=batches,
-        spread=spread,
-        offsets=aligned.offsets,
-        clocks=aligned.clocks,
-        matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
-        ungrouped=aligned.ungrouped,
-        skews=skewed,
-        transfers=Transfers.merge(transfers),
-        waits=WaitSums.merge(waits),
-    )
-
-
 class Share(NamedTuple):
     """Some communication that fits into memory, with all events of each collective."""
 
@@ -246,6 +204,23 @@ class AlignedEvents:
     def match(self, events: CommunicationEvents) -> tuple[MatchedEvents, MatchCounts]:
         """Match the events of a share."""
         return match_events(events, self.clocks)
+
+
+def compare_all(aligned: AlignedEvents, spread: Spread) -> RankComparison:
+    """Match and compare all ranks; `spread` maps a function, maybe in other processes."""
+    parts = spread(partial(_compare, aligned), aligned.shares())
+    skewed, transfers, waits, matched = zip(*parts, strict=True)
+    return RankComparison(
+        batches=aligned.batches,
+        spread=spread,
+        offsets=aligned.offsets,
+        clocks=aligned.clocks,
+        matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
+        ungrouped=aligned.ungrouped,
+        skews=skewed,
+        transfers=Transfers.merge(transfers),
+        waits=WaitSums.merge(waits),
+    )
 
 
 _Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
