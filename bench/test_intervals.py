@@ -79,25 +79,51 @@ def test_merge(bar, overlapping):
     )
 
 
+def numpy_overlap(a, b):
+    """Sort all boundaries, and add the steps in which both sets are active."""
+    times = np.concatenate([*a, *b])
+    change = np.repeat(np.uint8([1, 2]), [2 * len(a[0]), 2 * len(b[0])])
+    order = np.argsort(times, kind="stable")
+    active = np.bitwise_xor.accumulate(change[order])[:-1]
+    return np.diff(times[order])[active == 3].sum()
+
+
 def test_overlap_length(bar, two_sets):
     a, b = two_sets
+    assert intervals.overlap_length(*a, *b) == numpy_overlap(a, b)
     bar(
         "overlap_length",
         lambda: intervals.overlap_length(*a, *b),
-        lambda: [np.maximum.accumulate(stop) for _, stop in (a, b)],
+        lambda: numpy_overlap(a, b),
         count=N,
     )
+
+
+def numpy_coverage_of_steps(time, mask, seg_start, seg_stop):
+    """Insert the segments' boundaries into the steps, and add by segment and mask."""
+    cuts = np.append(seg_start, seg_stop[-1])
+    places = np.searchsorted(time, cuts)
+    times = np.insert(time, places, cuts)
+    active = np.insert(mask, places, np.append(np.uint8(0), mask)[places])[:-1]
+    row = np.searchsorted(seg_start, times[:-1], side="right") - 1
+    inside = (row >= 0) & (times[:-1] < seg_stop[-1])
+    cell = (row * intervals.MASKS + active)[inside]
+    length = np.bincount(cell, np.diff(times)[inside], len(seg_start) * intervals.MASKS)
+    return length.reshape(len(seg_start), intervals.MASKS)
 
 
 def test_coverage(bar, two_sets):
     time, mask = intervals.join(
         *intervals.steps(*two_sets[0], 1, 0, 0), *intervals.steps(*two_sets[1], 2, 0, 0)
     )
-    segments = cut(two_sets, 100)
+    columns = time, mask, *cut(two_sets, 100)
+    np.testing.assert_array_equal(
+        intervals.coverage(*columns), numpy_coverage_of_steps(*columns)
+    )
     bar(
         "coverage",
-        lambda: intervals.coverage(time, mask, *segments),
-        lambda: [np.maximum.accumulate(stop) for _, stop in two_sets],
+        lambda: intervals.coverage(*columns),
+        lambda: numpy_coverage_of_steps(*columns),
         count=N,
     )
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pyarrow.parquet as pq
 import pytest
 from timing import best
 
@@ -63,15 +62,13 @@ def test_size(rank, held):
     held("store_size", stored.stat().st_size / trace.stat().st_size)
 
 
-def parquet_alone(path):
-    with pq.ParquetFile(path, pre_buffer=False) as file:
-        file.read(use_threads=False)
-
-
 def test_a_rank(quotient, tmp_path):
     """One of thousands of small ranks: what is done is little, and calls are most of it."""
-    write(Job.of(512, steps=4, micro_batches=6), tmp_path / "traces", ranks=[0])
-    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
-    path = tmp_path / "store" / "rank-00000.parquet"
-    runs = partial(metrics, reopened, path), partial(parquet_alone, path)
+    job = Job.of(512, steps=4, micro_batches=6)
+    (trace,) = write(job, tmp_path / "traces", ranks=[0])
+    ingest(plan([trace], tmp_path / "store"))
+    stored = partial(metrics, reopened, tmp_path / "store" / "rank-00000.parquet")
+    runs = stored, partial(metrics, reader.read, trace)
+    for run in runs:
+        run()
     quotient("store_rank", lambda: best(*runs, rounds=ROUNDS))

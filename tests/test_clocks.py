@@ -17,6 +17,7 @@ from fastcomm.exchange.clocks import (
     matched_end_offsets,
     offset_by_row,
     offsets,
+    offsets_with_messages,
 )
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -152,6 +153,40 @@ def test_messages_in_both_directions_limit_the_offset_and_others_tell_nothing(jo
 def test_messages_that_contradict_one_another_tell_nothing():
     sender, start, stop = np.array([0, 1]), np.array([100, 100]), np.array([50, 50])
     assert offsets(EndOffsets.of_messages(sender, start, 1 - sender, stop)) == ()
+
+
+def message_limits(ahead, routes):
+    """Limits by a message of 1 us over each route, between clocks that are so far ahead."""
+    sender, receiver = np.array(routes).T
+    at = 10**9 * np.arange(len(routes))
+    start, stop = at + np.take(ahead, sender), at + 1_000 + np.take(ahead, receiver)
+    return EndOffsets.of_messages(sender, start, receiver, stop)
+
+
+def test_messages_connect_clocks_that_no_collective_connects():
+    ahead, sent_by = [0, 30_000, 10**9, 10**9 - 5, 7 * 10**9], {}
+    rank, instance = np.array([0, 1, 0, 1, 2, 3]), np.array([0, 0, 1, 1, 2, 2])
+    stop = 10**6 * instance + np.take(ahead, rank)
+    by_ends = matched_end_offsets(rank, instance // 2, instance, stop)
+
+    def limits(offset_of_rank):
+        sent_by.update(offset_of_rank)
+        return message_limits(ahead, [(1, 2), (2, 1), (0, 1), (1, 0), (3, 4)])
+
+    found, unknown = offsets_with_messages(by_ends, limits, range(5))
+    assert sent_by == {0: 0, 1: 30_000, 2: 0, 3: -5}, "clocks of either part"
+    assert {each.rank: each.reference for each in found} == dict.fromkeys(range(4), 0)
+    for each in found:
+        assert abs(each.offset_ns - ahead[each.rank]) <= 1_000
+    # A message in one direction limits no clock.
+    assert [*zip(unknown.low, unknown.rank, strict=True)] == [(3, 4)]
+
+
+def test_messages_are_not_read_where_collectives_connect_all_clocks():
+    by_ends = matched_end_offsets(*np.array([[0, 1], [0, 0], [0, 0], [5, 8]]))
+    found, unknown = offsets_with_messages(by_ends, None, [0, 1])
+    assert [each.offset_ns for each in found] == [0, 3]
+    assert len(unknown.low) == 0
 
 
 def test_the_clock_of_a_rank_without_shared_collectives_is_unknown():
