@@ -1,10 +1,8 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.analyses.preparation import open_traces
 from fastcomm.checks import (
@@ -36,12 +34,13 @@ if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
     from fastcomm.analyses.info import Info
     from fastcomm.analyses.stragglers import StragglerResult
+    from fastcomm.analyses.two_runs import ComparedRun
     from fastcomm.critical_path import CriticalPath
     from fastcomm.executors import Executor
     from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 
 T = TypeVar("T")
@@ -206,14 +205,6 @@ class Run:
                 f"{name}: step_boundary 'device' has no effect: a path begins and ends with "
                 "the step on the host; open the run without it"
             )
-
-    def _only(self, ranks: Collection[int]) -> Self:
-        """Return the run with some of its ranks; itself if it has no others."""
-        if set(self.ranks) <= set(ranks):
-            return self
-        limited = copy(self)
-        limited._traces = self._traces.only(ranks)
-        return limited
 
     def _measured(self, options: MetricsOptions) -> "Metrics":
         """Measure the run; `options` may be those of a report."""
@@ -493,44 +484,39 @@ def compare(
         If a rank of a run cannot be read; with `keep_going`, if none can.
 
     """
-    from fastcomm.analyses import compare as comparisons
+    from fastcomm.analyses import two_runs
 
     if kernels is not None and not isinstance(kernels, Sequence):
         raise invalid_value("compare: kernels", kernels, "pairs of Run.kernels()")
-    if isinstance(before, Run) and isinstance(after, Run):
-        return _compare_runs(before, after, kernels)
-    first, second = (run.metrics() if isinstance(run, Run) else run for run in (before, after))
-    return comparisons.compare(first, second, kernels=kernels or ())
-
-
-def _compare_runs(
-    before: Run, after: Run, kernels: "Sequence[tuple[Kernels, Kernels]] | None"
-) -> "Comparison":
-    """Compare the ranks that two runs have in common; all if these are different jobs."""
-    from fastcomm.analyses import compare as comparisons
-    from fastcomm.analyses.kernels import kernels_of_two
-
-    runs, options = (before, after), MetricsOptions(with_tables=False)
-    whole = tuple(run._measured(options) for run in runs)
-    common = comparisons.common_ranks(*(metrics.contents() for metrics in whole))
-    limited = tuple(run if common is None else run._only(common) for run in runs)
-    metrics = tuple(
-        result if run is same else same._measured(options)
-        for run, same, result in zip(runs, limited, whole, strict=True)
-    )
-    notes: tuple[str, ...] = ()
+    whole = _compared(before, "before"), _compared(after, "after")
+    same = two_runs.with_common_ranks(*whole)
+    note = None
     if kernels is None:
-        try:
-            kernels = kernels_of_two(
-                *(run._traces for run in limited),
-                workers=before._executor,
-                keep_going=before.options.keep_going or after.options.keep_going,
-            )
-        except FastcommError as error:
-            notes = (f"kernels are not compared: {error}",)
-    comparison = comparisons.compare(
-        *(result.contents() for result in metrics),
-        whole=(whole[0].contents(), whole[1].contents()),
-        kernels=kernels or (),
-    )
-    return replace(comparison, notes=(*comparison.notes, *notes))
+        runs = [run for run in (before, after) if isinstance(run, Run)]
+        kernels, note = two_runs.kernels_of_runs(
+            *same,
+            steps=None,
+            workers=runs[0]._executor if runs else 1,
+            keep_going=any(run.options.keep_going for run in runs),
+        )
+    return two_runs.compare_runs(whole, same, kernels=kernels, note=note)
+
+
+def _compared(run: "Run | Metrics | Mapping[str, Any]", name: str) -> "ComparedRun":
+    """Return a run to be compared; a `Run` is measured.
+
+    Raises `ConfigError`, which begins with the name of the argument, for what is no run.
+    """
+    from fastcomm.analyses.compare import metrics_document
+    from fastcomm.analyses.measure import compute_metrics
+    from fastcomm.analyses.two_runs import ComparedRun
+
+    if not isinstance(run, Run):
+        return ComparedRun(document=metrics_document(run, name))
+    options = MetricsOptions(with_tables=False)
+    keep_going = run.options.keep_going
+
+    def measure(traces: "RunTraces") -> "Metrics":
+        return compute_metrics(traces, options, workers=run._executor, keep_going=keep_going)
+
+    return ComparedRun.of_traces(run._traces, measure)

@@ -245,7 +245,7 @@ def compare(
         If an argument is no metrics, or the runs count different bytes.
 
     """
-    before, after = _object(before, "before"), _object(after, "after")
+    before, after = metrics_document(before, "before"), metrics_document(after, "after")
     runs = {"before": before, "after": after}
     if whole is not None:
         runs = dict(zip(runs, whole, strict=True))
@@ -270,20 +270,9 @@ def compare(
     )
 
 
-def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
-    """Return the ranks that two runs of a job have in common, or None to compare all ranks.
-
-    None if both runs have equal ranks or no common rank, or if their world sizes differ, so
-    that equal numbers are different ranks.
-    """
-    old, new = (set(run.get("ranks") or ()) for run in (before, after))
-    is_alike = _expected(before) == _expected(after)
-    return tuple(sorted(old & new)) or None if is_alike and old != new else None
-
-
 def _jobs(runs: Mapping[str, Object]) -> Iterator[str]:
     """Yield a sentence each if the two runs have other numbers of ranks, or other GPUs."""
-    old, new = (_expected(run) for run in runs.values())
+    old, new = (expected_ranks_of(run) for run in runs.values())
     if old != new:
         yield (
             f"before is of a job of {counted(old, 'rank')}, after of one of {new}: a rank may "
@@ -309,7 +298,7 @@ def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iter
         )
 
 
-def _object(metrics: "Metrics | Object", name: str) -> Object:
+def metrics_document(metrics: "Metrics | Object", name: str) -> Object:
     """Return the metrics without the version of their schema, which is no metric.
 
     Raises ConfigError, which names the argument, for anything else than metrics.
@@ -394,7 +383,7 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
 
 def _incomplete(when: str, run: Object) -> Iterator[str]:
     """Return a sentence on missing and skipped ranks of a run, or nothing if none is."""
-    ranks, skipped, expected = run.get("ranks") or [], _skipped(run), _expected(run)
+    ranks, skipped, expected = run.get("ranks") or [], _skipped(run), expected_ranks_of(run)
     if len(ranks) < expected:
         yield f"{when}: {ranks_words(len(ranks), expected)}"
         if not skipped:
@@ -412,7 +401,7 @@ def _skipped(run: Object) -> list[SkippedRank]:
     ]
 
 
-def _expected(run: Object) -> int:
+def expected_ranks_of(run: Object) -> int:
     """Return the number of ranks that a run should have, from its JSON document."""
     return expected_ranks(run.get("ranks") or [], run.get("world_size"), _skipped(run))
 

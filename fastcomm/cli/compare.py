@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from fastcomm.units import enumeration, format_ns
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
     from fastcomm.analyses.timeline import Timeline
+    from fastcomm.analyses.two_runs import ComparedRun, TwoRuns
     from fastcomm.executors import Executor
     from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
@@ -172,25 +173,24 @@ def run(
     it ('breakdown.exact.idle > 20%', 'iteration.mean_ns > 80ms'); --json lists the names. Exit
     codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks, 4 a condition holds.
     """
-    from fastcomm.analyses.compare import compare
+    from fastcomm.analyses import two_runs
     from fastcomm.cli import REGRESSED
     from fastcomm.report.comparison import show
 
     parsed = [Condition.parsed(text) for text in conditions]
-    runs = [_Side.of("BEFORE", before), _Side.of("AFTER", after)]
-    _check_saved(ctx, runs)
+    sides = _Side.of("BEFORE", before), _Side.of("AFTER", after)
+    _check_saved(ctx, sides)
+    with_page = files.html is not None
     with executor_for(execution) as executor:
-        measured = _measured(
-            runs, metrics, reading, executor, with_tables=files.html is not None
+        how = replace(metrics, with_tables=with_page), reading, executor
+        whole = sides[0].compared(*how), sides[1].compared(*how)
+        same = two_runs.with_common_ranks(*whole)
+        kernels, note = (
+            ([], None) if no_kernels else _kernels(same, metrics.steps, reading, executor)
         )
-        both, same = ([side.document for side in sides] for sides in measured)
-        kernels, why_not = _kernels(runs, same, metrics, reading, executor, no_kernels)
-        timelines = []
-        if files.html is not None:
-            timelines = [_timeline(side, reading, executor) for side in measured[1]]
-    comparison = compare(*same, whole=(both[0], both[1]), kernels=kernels)
-    if not comparison.is_same:
-        comparison = replace(comparison, notes=(*comparison.notes, *why_not))
+        timelines = [_timeline(run, reading, executor) for run in same if with_page]
+    comparison = two_runs.compare_runs(whole, same, kernels=kernels, note=note)
+    both = [run.document for run in whole]
     warn(_warnings(*(_own_warnings(side, is_said=not files.as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
@@ -210,7 +210,7 @@ def run(
 _MOST_WARNINGS = 8
 
 
-def _own_warnings(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
+def _own_warnings(metrics: Mapping[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
     warnings = metrics.get("warnings") or []
     return [warning for warning in warnings if not (is_said and " no trace here: " in warning)]
@@ -251,6 +251,23 @@ class _Side:
             saved = analyses_compare.read(where) if is_local(where) else None
         return cls(name=name, path=path, saved=saved)
 
+    def compared(
+        self, options: MetricsOptions, reading: ReadOptions, executor: "Executor"
+    ) -> "ComparedRun":
+        """Return the metrics of the run, measured unless they are saved."""
+        from fastcomm.analyses.two_runs import ComparedRun
+
+        if self.saved is not None:
+            return ComparedRun(document=self.saved)
+
+        def measured(traces: "RunTraces") -> "Metrics":
+            with _named(self.name, self.path):
+                return measure(traces, reading, options, executor)
+
+        with _named(self.name, self.path):
+            traces = open_traces((self.path,), reading, executor, is_one_of_two=True)
+        return ComparedRun.of_traces(traces, measured)
+
 
 def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
     """Raise `ConfigError` for options on traces that do not apply, since metrics are saved."""
@@ -266,95 +283,30 @@ def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """The metrics of a run as in JSON, and of traces the traces and the result."""
+def _kernels(
+    runs: "TwoRuns", steps: tuple[int, ...] | None, reading: ReadOptions, executor: "Executor"
+) -> "tuple[list[tuple[Kernels, Kernels]], str | None]":
+    """Return the device work of two runs, or the reason why there is none."""
+    from fastcomm.analyses.kernels import compile_kernels
+    from fastcomm.analyses.two_runs import kernels_of_runs
 
-    document: dict[str, Any]
-    traces: "RunTraces | None" = None
-    metrics: "Metrics | None" = None
-
-
-def _measured(
-    runs: Sequence[_Side],
-    metrics: MetricsOptions,
-    reading: ReadOptions,
-    executor: "Executor",
-    *,
-    with_tables: bool,
-) -> tuple[list[_Measured], list[_Measured]]:
-    """Return the metrics of the runs, then those of the ranks that both have."""
-    from fastcomm.analyses.compare import common_ranks
-
-    options = replace(metrics, with_tables=with_tables)
-
-    def measured(run: _Side, reading: ReadOptions) -> _Measured:
-        if run.saved is not None:
-            return _Measured(document=run.saved)
-        with _named(run.name, run.path):
-            traces = open_traces((run.path,), reading, executor, is_one_of_two=True)
-            metrics = measure(traces, reading, options, executor)
-            return _Measured(document=metrics.to_dict(), traces=traces, metrics=metrics)
-
-    both = [measured(run, reading) for run in runs]
-    if (ranks := common_ranks(*(side.document for side in both))) is None:
-        return both, both
-    # A run is measured again by these ranks alone, if it has others.
-    of_ranks = replace(reading, ranks=ranks)
-    same = [
-        side if set(side.document["ranks"]) <= set(ranks) else measured(run, of_ranks)
-        for side, run in zip(both, runs, strict=True)
-    ]
-    return both, same
+    if executor.is_local:
+        compile_kernels()
+    keep_going = reading.keep_going
+    return kernels_of_runs(*runs, steps=steps, workers=executor, keep_going=keep_going)
 
 
-def _timeline(side: _Measured, reading: ReadOptions, executor: "Executor") -> "Timeline | str":
+def _timeline(
+    run: "ComparedRun", reading: ReadOptions, executor: "Executor"
+) -> "Timeline | str":
     """Return the timeline of a run, or why there is none."""
     from fastcomm.analyses.timeline import find_timeline
 
-    if side.traces is None or side.metrics is None:
+    if run.traces is None or run.metrics is None:
         return "saved metrics have no events"
     return find_timeline(
-        side.traces, side.metrics, workers=executor, keep_going=reading.keep_going
+        run.traces, run.metrics, workers=executor, keep_going=reading.keep_going
     )
-
-
-def _kernels(
-    runs: Sequence[_Side],
-    same: Sequence[dict[str, Any]],
-    metrics: MetricsOptions,
-    reading: ReadOptions,
-    executor: "Executor",
-    no_kernels: bool,
-) -> tuple[list[tuple["Kernels", "Kernels"]], tuple[str, ...]]:
-    """Return the device work of both runs, a pair for each key, or a note why not.
-
-    `same` are the metrics of the ranks that are compared.
-    """
-    from fastcomm.analyses import kernels
-
-    if no_kernels:
-        return [], ()
-    if saved := [run.name for run in runs if run.saved is not None]:
-        return [], (f"kernels are not compared: {enumeration(saved)} has saved metrics alone",)
-    if executor.is_local:
-        kernels.compile_kernels()
-    try:
-        before, after = (
-            open_traces(
-                (run.path,),
-                replace(reading, ranks=tuple(side["ranks"])),
-                executor,
-                is_one_of_two=True,
-            )
-            for run, side in zip(runs, same, strict=True)
-        )
-        pairs = kernels.kernels_of_two(
-            before, after, steps=metrics.steps, workers=executor, keep_going=reading.keep_going
-        )
-    except FastcommError as error:
-        return [], (f"kernels are not compared: {error}",)
-    return pairs, ()
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""Two runs that are compared: the metrics of the ranks that both have, and their kernels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from fastcomm.analyses.changes import Object
+from fastcomm.analyses.compare import Comparison, compare, expected_ranks_of
+from fastcomm.analyses.kernels import kernels_of_two
+from fastcomm.errors import FastcommError
+from fastcomm.executors import Executor
+from fastcomm.metrics.result import Metrics
+from fastcomm.trace.run import RunTraces
+from fastcomm.units import enumeration
+
+if TYPE_CHECKING:
+    from fastcomm.kernels.result import Kernels
+
+Measure = Callable[[RunTraces], Metrics]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """The metrics of a run as in JSON; and its traces and result, unless it was saved."""
+
+    document: Object
+    traces: RunTraces | None = None
+    metrics: Metrics | None = None
+    measure: Measure | None = None
+
+    @classmethod
+    def of_traces(cls, traces: RunTraces, measure: Measure) -> Self:
+        """Measure the traces of a run."""
+        metrics = measure(traces)
+        return cls(document=metrics.contents(), traces=traces, metrics=metrics, measure=measure)
+
+    def only(self, ranks: Sequence[int]) -> Self:
+        """Measure the run again with some of its ranks alone, if it has others and traces."""
+        has_others = not set(self.document["ranks"]) <= set(ranks)
+        if self.traces is None or self.measure is None or not has_others:
+            return self
+        return self.of_traces(self.traces.only(ranks), self.measure)
+
+
+TwoRuns = tuple[ComparedRun, ComparedRun]
+
+
+def with_common_ranks(before: ComparedRun, after: ComparedRun) -> TwoRuns:
+    """Return two runs with the ranks that both have; with all ranks if they cannot be paired.
+
+    That is so if they have no common rank, or if their world sizes differ, so that equal
+    numbers are different ranks.
+    """
+    old, new = (set(run.document.get("ranks") or ()) for run in (before, after))
+    is_alike = expected_ranks_of(before.document) == expected_ranks_of(after.document)
+    common = sorted(old & new)
+    if not (is_alike and common):
+        return before, after
+    return before.only(common), after.only(common)
+
+
+def compare_runs(
+    whole: TwoRuns,
+    same: TwoRuns,
+    *,
+    kernels: "Sequence[tuple[Kernels, Kernels]]" = (),
+    note: str | None = None,
+) -> Comparison:
+    """Compare two runs.
+
+    Parameters
+    ----------
+    whole, same
+        The runs with all their ranks, and with those that both have.
+    kernels
+        Their device work, a pair by each key.
+    note
+        Why kernels are not compared; left out of the result if the runs do not differ.
+
+    """
+    before, after = (run.document for run in same)
+    comparison = compare(
+        before, after, whole=(whole[0].document, whole[1].document), kernels=kernels
+    )
+    if note is None or comparison.is_same:
+        return comparison
+    return replace(comparison, notes=(*comparison.notes, note))
+
+
+def kernels_of_runs(
+    before: ComparedRun,
+    after: ComparedRun,
+    *,
+    steps: tuple[int, ...] | None,
+    workers: int | Executor,
+    keep_going: bool,
+) -> "tuple[list[tuple[Kernels, Kernels]], str | None]":
+    """Return the device work of two runs, a pair by each key, or the reason why there is none.
+
+    `steps` and the others are as for `kernels_of_two`.
+    """
+    if before.traces is None or after.traces is None:
+        both = {"BEFORE": before, "AFTER": after}
+        saved = [name for name, run in both.items() if run.traces is None]
+        why = f"{enumeration(saved)} {'has' if len(saved) == 1 else 'have'} saved metrics alone"
+        return [], f"kernels are not compared: {why}"
+    try:
+        pairs = kernels_of_two(
+            before.traces, after.traces, steps=steps, workers=workers, keep_going=keep_going
+        )
+    except FastcommError as error:
+        return [], f"kernels are not compared: {error}"
+    return pairs, None
