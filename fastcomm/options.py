@@ -129,14 +129,14 @@ class ReportOptions(MetricsOptions):
     no_path: bool = False
     no_timeline: bool = False
     timeline_ranks: tuple[int, ...] | None = None
-    timeline_steps: tuple[int, ...] = ()
+    timeline_steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that the numbers are in their ranges."""
         MetricsOptions.__post_init__(self)
         check_numbers("timeline_ranks", self.timeline_ranks)
         check_numbers("timeline_steps", self.timeline_steps)
-        if len(self.timeline_steps) > _MOST_STEPS:
+        if len(self.timeline_steps or ()) > _MOST_STEPS:
             raise ConfigError(f"timeline_steps: at most {_MOST_STEPS} steps fit on a page")
         for name in ("timeline_ranks", "timeline_steps"):
             if self.no_timeline and getattr(self, name):

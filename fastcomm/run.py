@@ -370,8 +370,7 @@ class Run:
             written or is a trace of the run.
 
         """
-        from fastcomm.analyses.critical_path import answers_for_page, path_for_page
-        from fastcomm.analyses.timeline import find_timeline
+        from fastcomm.analyses.page import results_for_page
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
 
@@ -381,22 +380,12 @@ class Run:
         chosen = build(ReportOptions, options, "report")
         inputs = [source.path for source in self._traces.sources]
         refuse_inputs(Path(html), inputs)
-        metrics = self._measured(chosen)
-        path = None if chosen.no_path else path_for_page(self._traces, metrics.busiest_rank)
-        timeline = None
-        if not chosen.no_timeline:
-            ranks, steps = chosen.timeline_ranks, chosen.timeline_steps
-            timeline = self._analyze(
-                find_timeline, metrics, ranks=ranks, steps=steps, critical=path
-            )
+        results = self._analyze(results_for_page, self._measured(chosen), chosen)
         with guarded():
             note_inputs(inputs)
             write_report(
-                metrics,
+                results,
                 html,
-                critical=path,
-                answers=answers_for_page(path, metrics.findings),
-                timeline=timeline,
                 paths=[str(path) for path in self.paths],
                 options=reading_arguments(self.options),
                 with_data=not chosen.no_data,

@@ -26,14 +26,14 @@ from html_page import (
     without_scripts,
 )
 
-from fastcomm.analyses.critical_path import answers_for_page, path_for_page
+from fastcomm.analyses.page import PageResults, results_for_page
 from fastcomm.cli import main
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import FastcommError, inert, shell_quoted
 from fastcomm.graph.edits import Interval, plan
 from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.computation import compute
-from fastcomm.options import EditOptions, MetricsOptions
+from fastcomm.options import EditOptions, MetricsOptions, ReportOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.commands import Suggestions
@@ -347,14 +347,17 @@ def test_unknown_causes_of_idle_time_say_why(found):
 @pytest.mark.compiled
 def test_a_finding_has_the_time_that_its_fix_saves(folder, found):
     run = open_run(folder)
-    answers = answers_for_page(path_for_page(run, 5), found.findings)
+    answers = results_for_page(run, found, ReportOptions(no_timeline=True)).answers
     (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
     assert answers[0].edit.text == "heal rank:5"
     text = pages.plain(shown.answer)
     assert text.startswith("What if? With rank 5 as fast as its peers: the replayed step is ")
     assert pages.ns(answers[0].saved_ns) in text
     assert answers[0].saved_ns == pytest.approx(found.findings[0].cost_ns, rel=0.2)
-    assert answers_for_page("no path", found.findings) == (None,) * len(found.findings)
+    without = ReportOptions(no_timeline=True, no_path=True)
+    assert results_for_page(run, found, without) == PageResults(
+        metrics=found, answers=(None,) * len(found.findings)
+    )
 
 
 def _finding(found, kind, **evidence):

@@ -4,7 +4,6 @@ Execution traces of Chakra and PyTorch have paths, too, by their recorded depend
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,10 @@ import pyarrow as pa
 from fastcomm.analyses import preparation
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
-from fastcomm.critical_path.candidates import Candidate, try_each
 from fastcomm.critical_path.data import operations
 from fastcomm.critical_path.execution_graph import find_path
 from fastcomm.critical_path.given_times import TIMES_BY_RANK
 from fastcomm.critical_path.rules import TraceEvents
-from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors import (
@@ -32,8 +29,7 @@ from fastcomm.executors import (
     executor_of,
     skipped_rank,
 )
-from fastcomm.metrics.findings import Finding
-from fastcomm.options import EditOptions, PathOptions, Window
+from fastcomm.options import PathOptions, Window
 from fastcomm.readers import execution_traces, rank_from_name
 from fastcomm.readers.execution_traces import ChakraTrace
 from fastcomm.readers.runs import open_run
@@ -133,7 +129,7 @@ def critical_path(
     if alone or options.is_of_one_rank or len(run.ranks) == 1:
         path = _of_one_rank(run, options, executor, keep_going)
         return _with_data(path, options) if options.deps else path
-    joint, skipped = _through_ranks(run, options, executor, keep_going, progress)
+    joint, skipped = through_ranks(run, options, executor, keep_going, progress)
     if isinstance(joint, str):
         unread = {rank.rank for rank in skipped}
         source = next(rank for rank in run.sources if rank.rank not in unread)
@@ -208,7 +204,7 @@ def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
     return replace(path, data=data_dependencies(trace, path, operators))
 
 
-def _through_ranks(
+def through_ranks(
     run: RunTraces,
     window: Window,
     executor: Executor,
@@ -299,57 +295,6 @@ def draw(
     is_all = all_events or all_edges
     drawing = overlay.Drawing(only_critical=not is_all, all_edges=all_edges)
     overlay.write(path.trace, path, target, drawing)
-
-
-_MOST_RANKS = 16
-_PAIR = 2
-_MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
-
-
-def path_for_page(run: RunTraces, rank: int) -> CriticalPath | str:
-    """Return the path that the page of a run shows, or why there is none.
-
-    It goes through all ranks of a small run that can be joined, else through `rank`.
-    """
-    preparation.compile_critical_path()
-    size = sum(source.size for source in run.sources)
-    if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
-        with suppress(FastcommError):
-            path, _ = _through_ranks(run, Window(), executor_of(1), False, None)
-            if not isinstance(path, str):
-                return path
-    try:
-        return critical_path(run, PathOptions(rank=rank))
-    except FastcommError as error:
-        return f"No critical path: {error}"
-
-
-def answers_for_page(
-    critical: CriticalPath | str | None, findings: Sequence[Finding]
-) -> tuple[Candidate | None, ...]:
-    """Return for each finding what its fix saves in the step of a path; None where unknown.
-
-    A fix is the rank or the link as its peers, a parallelism in half the time, or no launch
-    delays or gaps. Ranks and links need a path through all ranks.
-    """
-    if not isinstance(critical, CriticalPath) or not critical.about.rules.is_exact:
-        return (None,) * len(findings)
-    return try_each(Replay(critical), [_fix(finding) for finding in findings])
-
-
-def _fix(finding: Finding) -> EditOptions:
-    """Return the edit that removes the cause of a finding; without edits if there is none."""
-    ranks, tag, cause = finding.ranks, finding.evidence.tag, finding.evidence.idle_cause
-    if finding.kind == "exposed_communication":
-        return EditOptions(scale=(f"comm:{tag}=0.5",)) if tag else EditOptions()
-    if finding.kind == "slow_link":
-        return EditOptions(heal=(f"link:{ranks[0]}-{ranks[1]}",) if len(ranks) == _PAIR else ())
-    if finding.kind == "idle":
-        removed = {"launch_bound": "launches", "kernel_gaps": "gaps"}.get(cause or "")
-        return EditOptions(remove=(removed,) if removed else ())
-    if finding.is_symptom or len(ranks) != 1:
-        return EditOptions()
-    return EditOptions(heal=(f"rank:{ranks[0]}",))
 
 
 def execution_trace_path(

@@ -16,7 +16,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
 from fastcomm.cli.shared_options import measure_options, throughput_options
-from fastcomm.options import MetricsOptions, ReadOptions, ReportOptions
+from fastcomm.options import ReadOptions, ReportOptions
 
 _page = partial(option_of, ReportOptions, group=OUTPUT)
 
@@ -50,19 +50,14 @@ Examples:
 )
 @throughput_options
 @json_option
-@measure_options
+@partial(measure_options, kind=ReportOptions)
 def run(
     *,
     paths: tuple[str, ...],
     html: Path,
     output: Path | None,
-    no_data: bool,
-    no_path: bool,
-    timeline_ranks: tuple[int, ...] | None,
-    timeline_steps: tuple[int, ...] | None,
-    no_timeline: bool,
     as_json: bool,
-    metrics: MetricsOptions,
+    metrics: ReportOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -73,10 +68,9 @@ def run(
     metrics and of the critical path. PATH is as for fastcomm metrics. The critical path goes
     through all ranks of a small run, otherwise through the rank that computes the longest.
     """
-    if no_data and output is not None:
+    if metrics.no_data and output is not None:
         raise click.UsageError("--output has no effect with --no-data")
-    from fastcomm.analyses.critical_path import answers_for_page, path_for_page
-    from fastcomm.analyses.timeline import find_timeline
+    from fastcomm.analyses.page import results_for_page
     from fastcomm.report.commands import reading_arguments
     from fastcomm.report.console import progress
     from fastcomm.report.html.run_page import write_report
@@ -84,35 +78,27 @@ def run(
     with executor_for(execution) as executor:
         run = open_traces(paths, reading, executor)
         measured = measure(run, reading, metrics, executor)
-        path = None if no_path else path_for_page(run, measured.busiest_rank)
-        timeline = None
-        if not no_timeline:
-            with progress(run) as advance:
-                timeline = find_timeline(
-                    run,
-                    measured,
-                    ranks=timeline_ranks,
-                    steps=timeline_steps or (),
-                    critical=path,
-                    workers=executor,
-                    keep_going=reading.keep_going,
-                    progress=advance,
-                )
+        with progress(run) as advance:
+            results = results_for_page(
+                run,
+                measured,
+                metrics,
+                workers=executor,
+                keep_going=reading.keep_going,
+                progress=advance,
+            )
     write_report(
-        measured,
+        results,
         html,
-        critical=path,
-        answers=answers_for_page(path, measured.findings),
-        timeline=timeline,
         paths=paths,
         options=reading_arguments(reading),
-        with_data=not no_data,
+        with_data=not metrics.no_data,
         folder=output,
     )
     say(f"wrote {html}")
     if as_json:
         data = output or html.with_name(f"{html.stem}-data")
-        written = [html] if no_data else [html, data]
+        written = [html] if metrics.no_data else [html, data]
         ranks = len(measured.ranks)
         print_written("html", written, ranks=ranks, skipped=measured.skipped)
     exit_if_skipped(measured.skipped)

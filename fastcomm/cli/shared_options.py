@@ -344,12 +344,12 @@ _THROUGHPUT: _Options = [
 ]
 
 
-def measure_options(command: F) -> F:
+def measure_options(command: F, kind: type[MetricsOptions] = MetricsOptions) -> F:
     """Add the options that say what is measured, and `run_options`.
 
-    The command gets them as `metrics`, `reading` and `execution`.
+    The command gets them as `metrics`, which is of that kind, `reading` and `execution`.
     """
-    return with_options(_MEASURED)(builds(metrics=MetricsOptions)(run_options(command)))
+    return with_options(_MEASURED)(builds(metrics=kind)(run_options(command)))
 
 
 def throughput_options(command: F) -> F:

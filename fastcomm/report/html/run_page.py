@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from fastcomm import arrow_files
+from fastcomm.analyses.page import PageResults
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.candidates import Candidate
@@ -166,13 +167,10 @@ def write(tables: Mapping[str, pa.Table], folder: Path, shown: str) -> list[tupl
     return [(f"{shown}/{name}", many(table.num_rows, "row")) for name, table in names.items()]
 
 
-def write_report(  # noqa: PLR0913 - one keyword per choice
-    metrics: Metrics,
+def write_report(
+    results: PageResults,
     output: str | Path = "report.html",
     *,
-    critical: CriticalPath | str | None = None,
-    answers: Sequence[Candidate | None] = (),
-    timeline: Timeline | str | None = None,
     paths: Sequence[str],
     options: Sequence[str] = (),
     with_data: bool = True,
@@ -182,16 +180,10 @@ def write_report(  # noqa: PLR0913 - one keyword per choice
 
     Parameters
     ----------
-    metrics
-        The metrics of the run.
+    results
+        Metrics, path and timeline of the run.
     output
         The HTML file.
-    critical
-        The critical path, or the reason why there is none.
-    answers
-        For each finding what its fix saves in the step of the path; None where unknown.
-    timeline
-        The timeline, or the reason why there is none.
     paths, options
         Command line arguments that name and read the run; suggested commands repeat them.
     with_data
@@ -209,15 +201,14 @@ def write_report(  # noqa: PLR0913 - one keyword per choice
     output = Path(output)
     beside = output.with_name(f"{output.stem}-data")
     place = (folder, str(folder)) if folder is not None else (beside, beside.name)
-    data = write(metrics.to_arrow(), *place) if with_data else []
     page = run_page(
-        metrics,
+        results.metrics,
         paths,
         options=options,
-        critical=critical,
-        answers=answers,
-        timeline=timeline,
-        data=data,
+        critical=results.path,
+        answers=results.answers,
+        timeline=results.timeline,
+        data=write(results.metrics.to_arrow(), *place) if with_data else [],
     )
     write_page(page, output)
 

@@ -1,0 +1,127 @@
+"""The page of a run: metrics, the critical path with answers to findings, and a timeline."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fastcomm.analyses import preparation
+from fastcomm.analyses.critical_path import critical_path, through_ranks
+from fastcomm.analyses.timeline import Timeline, find_timeline
+from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.candidates import Candidate, try_each
+from fastcomm.critical_path.what_if import Replay
+from fastcomm.errors import FastcommError
+from fastcomm.executors import Executor, Progress, executor_of
+from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.result import Metrics
+from fastcomm.options import EditOptions, PathOptions, ReportOptions, Window
+from fastcomm.trace.run import RunTraces
+
+_MOST_RANKS = 16
+_MOST_BYTES = 256 << 20  # of all files: a page should not take long
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageResults:
+    """What a page shows: a text is the reason why there is no path or timeline.
+
+    `answers` are what the fix of each finding saves in the step of the path, or None. A path
+    or a timeline that is None is left out without a word.
+    """
+
+    metrics: Metrics
+    path: CriticalPath | str | None = None
+    answers: tuple[Candidate | None, ...] = ()
+    timeline: Timeline | str | None = None
+
+
+def results_for_page(
+    run: RunTraces,
+    metrics: Metrics,
+    options: ReportOptions,
+    *,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> PageResults:
+    """Find the path and the timeline of a measured run.
+
+    Parameters
+    ----------
+    run, metrics
+        The traces, and their metrics with all tables.
+    options
+        Which of the two to leave out, and further ranks and steps of the timeline.
+    workers, keep_going, progress
+        As for `find_timeline`.
+
+    Raises
+    ------
+    ConfigError
+        If the run does not have a rank or a step of the options.
+    FastcommError
+        If a rank cannot be read, or its file has changed since it was measured.
+
+    """
+    path = None if options.no_path else _path(run, metrics.busiest_rank)
+    timeline = None
+    if not options.no_timeline:
+        timeline = find_timeline(
+            run,
+            metrics,
+            ranks=options.timeline_ranks,
+            steps=options.timeline_steps or (),
+            critical=path,
+            workers=workers,
+            keep_going=keep_going,
+            progress=progress,
+        )
+    answers = _answers(path, metrics.findings)
+    return PageResults(metrics=metrics, path=path, answers=answers, timeline=timeline)
+
+
+def _path(run: RunTraces, rank: int) -> CriticalPath | str:
+    """Return the path through all ranks of a small run that can be joined, else of `rank`.
+
+    If there is none, return the reason.
+    """
+    preparation.compile_critical_path()
+    size = sum(source.size for source in run.sources)
+    if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
+        with suppress(FastcommError):
+            path, _ = through_ranks(run, Window(), executor_of(1), False, None)
+            if not isinstance(path, str):
+                return path
+    try:
+        return critical_path(run, PathOptions(rank=rank))
+    except FastcommError as error:
+        return f"No critical path: {error}"
+
+
+def _answers(
+    critical: CriticalPath | str | None, findings: Sequence[Finding]
+) -> tuple[Candidate | None, ...]:
+    """Return for each finding what its fix saves in the step of a path; None where unknown.
+
+    A fix is the rank or the link as its peers, a parallelism in half the time, or no launch
+    delays or gaps. Ranks and links need a path through all ranks.
+    """
+    if not isinstance(critical, CriticalPath) or not critical.about.rules.is_exact:
+        return (None,) * len(findings)
+    return try_each(Replay(critical), [_fix(finding) for finding in findings])
+
+
+def _fix(finding: Finding) -> EditOptions:
+    """Return the edit that removes the cause of a finding; without edits if there is none."""
+    ranks, tag, cause = finding.ranks, finding.evidence.tag, finding.evidence.idle_cause
+    if finding.kind == "exposed_communication":
+        return EditOptions(scale=(f"comm:{tag}=0.5",)) if tag else EditOptions()
+    if finding.kind == "slow_link":
+        return EditOptions(heal=(f"link:{ranks[0]}-{ranks[1]}",) if len(ranks) == _PAIR else ())
+    if finding.kind == "idle":
+        removed = {"launch_bound": "launches", "kernel_gaps": "gaps"}.get(cause or "")
+        return EditOptions(remove=(removed,) if removed else ())
+    if finding.is_symptom or len(ranks) != 1:
+        return EditOptions()
+    return EditOptions(heal=(f"rank:{ranks[0]}",))
