@@ -249,26 +249,6 @@ class TrialOptions(CheckedOptions):
     barrier: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions(CheckedOptions):
-    """How a dPRO trial is replayed.
-
-    `compat` replays by dPRO's rules, `repeat` is the number of steps, `unlimited_updates` runs
-    all updates at once, and `tensors` adds a replay of their communication alone.
-    """
-
-    compat: Literal["dpro"] | None = None
-    repeat: int = 1
-    unlimited_updates: bool = False
-    tensors: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that numbers are in their ranges."""
-        CheckedOptions.__post_init__(self)
-        REPEAT.check(self.repeat, "repeat")
-        check_numbers("tensors", self.tensors)
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots, for classes with a second base
 class EditOptions(CheckedOptions):
     """Changes of a step whose effect is predicted, in texts as `fastcomm.graph.edits` has them.
@@ -297,7 +277,7 @@ class EditOptions(CheckedOptions):
         CheckedOptions.__post_init__(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, as above
 class ScenarioOptions(EditOptions):
     """What is replayed besides the step as measured: the step with edits.
 
@@ -308,21 +288,33 @@ class ScenarioOptions(EditOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunReplayOptions(Window, EditOptions):
-    """Which step of a run is replayed, and with which edits besides the step as measured."""
+class RunReplayOptions(Window, ScenarioOptions):
+    """Which step of a run is replayed, and how besides as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions(CheckedOptions):
-    """Predictions of a trial's step: by Daydream, on N hosts, with fused tensors."""
+class TrialReplayOptions(TrialOptions, ScenarioOptions):
+    """How a dPRO trial is read and replayed, and what is predicted of its step.
 
+    `compat` replays by dPRO's rules, `repeat` is the number of steps, `unlimited_updates` runs
+    all updates at once, and `tensors` adds a replay of their communication alone. Predictions
+    are `daydream` (one rank alone, by bytes and bandwidth), the step on so many `hosts`, and
+    the best of so many ways to `fuse` tensors.
+    """
+
+    compat: Literal["dpro"] | None = None
+    repeat: int = 1
+    unlimited_updates: bool = False
+    tensors: tuple[int, ...] | None = None
     daydream: bool = False
     hosts: int | None = None
     fuse: int | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are in their ranges."""
-        CheckedOptions.__post_init__(self)
+        EditOptions.__post_init__(self)
+        REPEAT.check(self.repeat, "repeat")
+        check_numbers("tensors", self.tensors)
         for name, least in (("hosts", 2), ("fuse", 1)):
             if (number := getattr(self, name)) is not None:
                 Range(least, RANKS.most).check(number, name)

@@ -292,7 +292,8 @@ class Run:
             Fields of `RunReplayOptions`, passed by name: `step`, the number of a step (default:
             the second step, or the only one), or `annotation` with `exact` and `instance`, and
             `data_load_events`, as for `critical_path`; `scale`, `set`, `heal`, `remove`,
-            `overlap`, `fuse_below` and `edits`, as for `CriticalPath.what_if`, without sweeps.
+            `overlap`, `fuse_below` and `edits`, as for `CriticalPath.what_if`, without sweeps;
+            `bottleneck`, whether to replay without each name on the critical path, too.
 
         Returns
         -------
@@ -300,8 +301,9 @@ class Run:
             `measured`, a `StepTime`: `time_ns` (mean of the ranks), and by rank in `ranks`.
             `replayed`, a `Replayed`: `mean_ns`, `by_pid()` (the step time of each rank), and
             the arrays `start`, `end` and `duration` with an element per operation. `changed`,
-            the same with edits. `path`, its critical path. Times are ns. If ranks cannot be
-            joined, the step is that of the first rank, and `notes` say why.
+            the same with edits. `path`, its critical path. `removed`, with `bottleneck`: what
+            each name on the path costs. Times are ns. If ranks cannot be joined, the step is
+            that of the first rank, and `notes` say why.
 
         Raises
         ------
@@ -440,17 +442,18 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         raise FastcommError(f"{shortened(paths[0])}: {error.strerror or error}") from error
 
 
+@shows(MetricsOptions)
 @python_names()
 def compare(
     before: "Run | Metrics | Mapping[str, Any]",
     after: "Run | Metrics | Mapping[str, Any]",
     *,
     kernels: "Sequence[tuple[Kernels, Kernels]] | None" = None,
+    **options: Any,
 ) -> "Comparison":
-    """Compare two runs: what changed, ranked by its effect on the step time.
+    """Compare two runs as `fastcomm compare` does: what changed, ranked by its effect.
 
-    Of two `Run`s, metrics and kernels of the ranks that both have are compared, as
-    `fastcomm compare` does.
+    Of two `Run`s, metrics and kernels of the ranks that both have are compared.
 
     Parameters
     ----------
@@ -458,7 +461,9 @@ def compare(
         Each a `Run`, its `Metrics`, or the dictionary that their `to_dict` returns.
     kernels
         Pairs of `Run.kernels()` before and after, one pair for each key that is compared. By
-        default those of two `Run`s by name, operator and annotation.
+        default those of two `Run`s by name, operator and annotation; `()` leaves them out.
+    **options
+        What is measured of a `Run`: fields of `MetricsOptions`, as for `Run.metrics`.
 
     Returns
     -------
@@ -468,7 +473,8 @@ def compare(
     Raises
     ------
     ConfigError
-        If an argument is no run and no metrics, or the runs count different bytes.
+        If an argument is no run and no metrics, an option is invalid or has no effect, or the
+        runs count different bytes.
     FastcommError
         If a rank of a run cannot be read; with `keep_going`, if none can.
 
@@ -477,21 +483,28 @@ def compare(
 
     if kernels is not None and not isinstance(kernels, Sequence):
         raise invalid_value("compare: kernels", kernels, "pairs of Run.kernels()")
-    whole = _compared(before, "before"), _compared(after, "after")
+    chosen = build(MetricsOptions, {"with_tables": False, **options}, "compare")
+    runs = [run for run in (before, after) if isinstance(run, Run)]
+    # Which steps measured metrics are of is not known.
+    ignored = [name for name in options if not runs or (name == "steps" and len(runs) == 1)]
+    if ignored:
+        raise ConfigError(f"compare: {', '.join(ignored)}: no effect on metrics; pass two runs")
+    whole = _compared(before, "before", chosen), _compared(after, "after", chosen)
     same = two_runs.with_common_ranks(*whole)
     note = None
     if kernels is None:
-        runs = [run for run in (before, after) if isinstance(run, Run)]
         kernels, note = two_runs.kernels_of_runs(
             *same,
-            steps=None,
+            steps=chosen.steps,
             workers=runs[0]._executor if runs else 1,
             keep_going=any(run.options.keep_going for run in runs),
         )
     return two_runs.compare_runs(whole, same, kernels=kernels, note=note)
 
 
-def _compared(run: "Run | Metrics | Mapping[str, Any]", name: str) -> "ComparedRun":
+def _compared(
+    run: "Run | Metrics | Mapping[str, Any]", name: str, options: MetricsOptions
+) -> "ComparedRun":
     """Return a run to be compared; a `Run` is measured.
 
     Raises `ConfigError`, which begins with the name of the argument, for what is no run.
@@ -502,7 +515,6 @@ def _compared(run: "Run | Metrics | Mapping[str, Any]", name: str) -> "ComparedR
 
     if not isinstance(run, Run):
         return ComparedRun(document=metrics_document(run, name))
-    options = MetricsOptions(with_tables=False)
     keep_going = run.options.keep_going
 
     def measure(traces: "RunTraces") -> "Metrics":

@@ -125,6 +125,9 @@ ARGUMENTS = [
     (lambda u: fc.compare(1, 2), f"compare: invalid before 1: {METRICS}"),
     (lambda u: fc.compare(u.run, u.run, kernels=3), "compare: invalid kernels 3: expected"),
     (lambda u: fc.compare({}, {}), f"compare: invalid before {{}}: {METRICS}"),
+    (lambda u: fc.compare(u.metrics, u.metrics, bytes="bus"), "compare: bytes: no effect on me"),
+    (lambda u: fc.compare(u.run, u.metrics, steps=[1]), "compare: steps: no effect on metrics"),
+    (lambda u: fc.compare(u.run, u.run, step=[1]), "compare: unknown option 'step'; did you me"),
     (lambda u: fc.compare([], []), rf"compare: invalid before \[\]: {METRICS}"),
     (lambda u: fc.compare("a.json", "b.json"), f"invalid before 'a.json': {METRICS}"),
     (lambda u: fc.compare(u.metrics, None), f"compare: invalid after None: {METRICS}"),
@@ -188,6 +191,8 @@ ARGUMENTS = [
     (lambda u: fc.replay_trial(5), f"replay_trial: invalid path 5: {PATH}replay_trial"),
     (lambda u: fc.replay_trial(""), f"replay_trial: invalid path '': {PATH}"),
     (lambda u: fc.replay_trial("x", repeat=0), "invalid repeat 0: expected a number from 1"),
+    (lambda u: fc.replay_trial("x", hosts=1), "invalid hosts 1: expected a number from 2"),
+    (lambda u: fc.replay_trial("x", host_clocks="x"), "invalid host_clocks 'x': expected one"),
     (lambda u: fc.replay_trial("x", compat="x"), "invalid compat 'x': expected one of dpro"),
 ]
 OTHERS = [

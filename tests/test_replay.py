@@ -363,6 +363,12 @@ def test_replay_trial_takes_the_options_of_the_command():
     assert json.loads(json.dumps(result.to_dict())) == document
     with pytest.raises(ConfigError, match="dpro"):
         fastcomm.replay_trial(TRIAL, compat="hta")
+    changed = ["--scale", "comm=0.5", "--bottleneck", "--hosts", "4", "--barrier", "--json"]
+    result = fastcomm.replay_trial(
+        TRIAL, scale={"comm": 0.5}, bottleneck=True, hosts=4, barrier=True
+    )
+    command = CliRunner().invoke(main, ["dpro", "replay", str(TRIAL), *changed])
+    assert result.to_dict() == json.loads(command.stdout)
 
 
 def chain_graph(size, edges):

@@ -19,7 +19,7 @@ from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import plan
-from fastcomm.options import EditOptions, Window
+from fastcomm.options import EditOptions, ScenarioOptions, Window
 from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import open_run
@@ -168,7 +168,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
 
 
 def edited(step, **options):
-    return session_of(step, EditOptions(**options)).changed
+    return session_of(step, ScenarioOptions(**options)).changed
 
 
 def test_a_run_replays_with_edits_as_a_what_if_does(tmp_path):
@@ -180,6 +180,9 @@ def test_a_run_replays_with_edits_as_a_what_if_does(tmp_path):
     assert session.changed.by_pid() == edited(step, scale=["compute=0.5"]).by_pid()
     assert [str(edit) for edit in session.edits] == ["scale compute=0.5"]
     assert run.replay(annotation="").changed is None
+    assert run.replay(annotation="").removed is None
+    removed = run.replay(annotation="", bottleneck=True).removed
+    assert max(each.saved_ns for each in removed) == removed[0].saved_ns > 0
     with pytest.raises(ConfigError, match="there is no 'nothing'"):
         run.replay(annotation="", remove=["nothing"])
     with pytest.raises(ConfigError, match="FROM:TO:STEP"):

@@ -36,6 +36,26 @@ def test_all_commands_that_read_runs_build_options():
 
 
 @pytest.mark.parametrize(
+    ("name", "function", "kind"),
+    [
+        ("metrics", fastcomm.Run.metrics, options.MetricsOptions),
+        ("report", fastcomm.Run.report, options.ReportOptions),
+        ("compare", fastcomm.compare, options.MetricsOptions),
+        ("kernels", fastcomm.Run.kernels, options.KernelOptions),
+        ("critical-path", fastcomm.Run.critical_path, options.PathOptions),
+        ("replay", fastcomm.Run.replay, options.RunReplayOptions),
+        ("stragglers", fastcomm.Run.stragglers, options.StragglerOptions),
+        ("dpro replay", fastcomm.replay_trial, options.TrialReplayOptions),
+        ("what-if", fastcomm.CriticalPath.what_if, options.EditOptions),
+    ],
+)
+def test_a_function_takes_the_options_that_its_command_builds(name, function, kind):
+    assert kind in COMMANDS[name].callback.option_classes.values()
+    shown = inspect.signature(function).parameters
+    assert {field.name for field in fields(kind)} <= shown.keys()
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"penality": 0.9}, "unknown option 'penality'; did you mean 'penalty'\\?"),

@@ -18,7 +18,7 @@ from fastcomm.critical_path.analysis import JoinError, RunEvents, analyze, joine
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.graph.edits import Edit, plan
-from fastcomm.options import EditOptions, PredictionOptions, ReplayOptions, Window
+from fastcomm.options import ScenarioOptions, TrialOptions, TrialReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import RULES, Options, critical_path, predictions
@@ -121,14 +121,22 @@ def _joined(parts: PathsByRank) -> RunStep:
     return RunStep(constraints=constraints, path=path)
 
 
-def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session:
-    """Replay a step with the measured durations, and with edits if there are any."""
+_AS_MEASURED = ScenarioOptions()
+
+
+def session_of(
+    run_step: RunStep, options: ScenarioOptions = _AS_MEASURED, *, workers: int = 1
+) -> Session:
+    """Replay a step with the measured durations, and with edits if there are any.
+
+    With `bottleneck`, names of the critical path are left out in turn, in `workers` threads.
+    """
     step = run_step.constraints
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
-    edits = plan(options or EditOptions()).single("a replay")
+    edits = plan(options).single("a replay")
     replayed = replayer(step).run()
-    return Session(
+    session = Session(
         edits=edits,
         changed=replayer(run_step.edited(edits)).run() if edits else None,
         measured=measured(step),
@@ -139,20 +147,13 @@ def session_of(run_step: RunStep, options: EditOptions | None = None) -> Session
         is_host_run=run_step.path.about.is_host_run,
         notes=(*run_step.notes, *run_step.path.about.notes),
     )
+    return _with_bottlenecks(session, workers, by_name=True) if options.bottleneck else session
 
 
-def with_bottlenecks(session: Session, *, workers: int = 1, by_name: bool = False) -> Session:
+def _with_bottlenecks(session: Session, workers: int, *, by_name: bool) -> Session:
     """Return a replayed session with replays of the step without what costs it most.
 
-    Parameters
-    ----------
-    session
-        A replayed step.
-    workers
-        Number of threads for the search.
-    by_name
-        Whether to search among names rather than operations.
-
+    It is searched in `workers` threads, among names rather than operations with `by_name`.
     """
     removed = predictions.bottlenecks(
         session.replayed, session.path, workers=workers, by_name=by_name
@@ -160,33 +161,25 @@ def with_bottlenecks(session: Session, *, workers: int = 1, by_name: bool = Fals
     return replace(session, removed=removed)
 
 
-def with_edits(session: Session, options: EditOptions) -> Session:
-    """Return a replayed session of a trial with a replay of its edits; itself without edits.
+def read_trial(path: Path, options: TrialOptions) -> Trial:
+    """Read a profiling directory of dPRO."""
+    trial = trials.read(
+        path,
+        align=options.host_clocks,
+        algorithm=options.nccl_algorithm,
+        clip_updates=options.clip_updates,
+    )
+    return replace(trial, graph=trial.graph.with_barrier()) if options.barrier else trial
+
+
+def session_of_trial(trial: Trial, options: TrialReplayOptions, *, workers: int = 1) -> Session:
+    """Replay a step of a trial with its measured durations and with edits, and predict others.
+
+    Operations of the critical path are left out in turn in `workers` threads.
 
     Raises `ConfigError` if an edit is invalid, selects nothing, or is a sweep (FROM:TO:STEP).
     """
     edits = plan(options).single("a replay")
-    if not edits:
-        return session
-    own = session.replayed.replayer
-    return replace(session, edits=edits, changed=own.run(predictions.durations(own, edits)))
-
-
-def session_of_trial(
-    trial: Trial, options: ReplayOptions, predicted: PredictionOptions | None = None
-) -> Session:
-    """Replay a step of a trial with its measured durations, and make predictions.
-
-    Parameters
-    ----------
-    trial
-        A profiling directory of dPRO.
-    options
-        Rules and number of steps.
-    predicted
-        Which predictions to make; by default none.
-
-    """
     replayed = session(
         trial,
         Options(
@@ -195,14 +188,19 @@ def session_of_trial(
             unlimited_updates=options.unlimited_updates,
         ),
     )
-    replayer = replayed.replayed.replayer
-    alone = replayer.only(options.tensors) if options.tensors else None
-    others = predictions.predictions(trial, replayer, predicted or PredictionOptions())
-    return replace(replayed, alone=alone, predictions=others)
+    own = replayed.replayed.replayer
+    result = replace(
+        replayed,
+        alone=own.only(options.tensors) if options.tensors else None,
+        predictions=predictions.predictions(trial, own, options),
+        edits=edits,
+        changed=own.run(predictions.durations(own, edits)) if edits else None,
+    )
+    return _with_bottlenecks(result, workers, by_name=False) if options.bottleneck else result
 
 
-@takes(ReplayOptions)
-def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
+@takes(TrialReplayOptions)
+def replay_trial(path: str | Path, options: TrialReplayOptions) -> Session:
     """Replay a step of a dPRO trial on its devices, as `fastcomm dpro replay` does.
 
     Parameters
@@ -210,9 +208,13 @@ def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
     path
         Directory of the trial.
     options
-        Fields of `ReplayOptions`, passed by name: `compat` ("dpro": dPRO's own rules);
+        Fields of `TrialReplayOptions`, passed by name: `compat` ("dpro": dPRO's own rules);
         `repeat`, the number of replayed steps; `unlimited_updates`, whether all updates of a
-        rank run at once; `tensors` whose communication is also replayed alone.
+        rank run at once; `tensors` whose communication is also replayed alone; `bottleneck`,
+        whether to replay without each operation of the critical path; `scale`, `set`, `heal`,
+        `remove` and `edits`, as for `CriticalPath.what_if`; predictions by `daydream`, on
+        `hosts`, and of ways to `fuse` tensors; and how the trial is read, `host_clocks`,
+        `nccl_algorithm`, `clip_updates` and `barrier`.
 
     Returns
     -------
@@ -222,10 +224,10 @@ def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
     Raises
     ------
     ConfigError
-        If an option is invalid.
+        If an option is invalid, or an edit selects nothing.
     FastcommError
         If the directory is no trial, or its operations wait for each other.
 
     """
     check_path(path, "replay_trial: path", 'replay_trial("trial/")')
-    return session_of_trial(trials.read(Path(path)), options)
+    return session_of_trial(read_trial(Path(path), options), options)

@@ -1,9 +1,8 @@
 """``fastcomm dpro`` and its commands: statistics, replay and conversion of dPRO trials."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 from cloup import OptionGroup
@@ -22,19 +21,14 @@ from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import COUNT, STEPS, TrialPath
 from fastcomm.cli.replay import give_session, session_options
 from fastcomm.cli.results import ResultFiles, compat_option, json_option
-from fastcomm.cli.shared_options import builds, with_options, workers_option
+from fastcomm.cli.shared_options import with_options, workers_option
 from fastcomm.cli.stats import ListOptions, describe, list_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import (
-    PredictionOptions,
-    ReplayOptions,
-    ScenarioOptions,
     StepRule,
     TrialOptions,
+    TrialReplayOptions,
 )
-
-if TYPE_CHECKING:
-    from fastcomm.readers.dpro.trial import Trial
 
 _EXAMPLES = """\b
 Examples:
@@ -59,8 +53,7 @@ def run() -> None:
 
 _PREDICTIONS = OptionGroup("Predictions")
 _trial = partial(option_of, TrialOptions, group=READING)
-_replay = partial(option_of, ReplayOptions, group=_PREDICTIONS)
-_predict = partial(option_of, PredictionOptions, group=_PREDICTIONS)
+_replay = partial(option_of, TrialReplayOptions, group=_PREDICTIONS)
 
 _step_rule = option(
     "--step-rule",
@@ -83,7 +76,7 @@ _host_clocks = _trial(
 @list_options(TrialPath("stats"))
 @_step_rule
 @_host_clocks
-@compat_option(ReplayOptions, "dPRO")
+@compat_option(TrialReplayOptions, "dPRO")
 def stats(
     *,
     path: Path,
@@ -154,7 +147,7 @@ _REPLAY = [
         is_common=True,
     ),
     _replay("unlimited_updates", "Run all updates of a rank at once."),
-    compat_option(ReplayOptions, "dPRO"),
+    compat_option(TrialReplayOptions, "dPRO"),
     _host_clocks,
     _trial(
         "nccl_algorithm",
@@ -163,16 +156,16 @@ _REPLAY = [
     ),
     _trial("clip_updates", "Start each update after the previous one."),
     _trial("barrier", "Start updates after all communication."),
-    _predict(
+    _replay(
         "daydream",
         "Also predict as Daydream does: one rank alone, tensors take bytes / bandwidth.",
     ),
-    _predict(
+    _replay(
         "hosts",
         "Also predict the step on N hosts with one GPU each.",
         type=click.IntRange(2, COUNT.max),
     ),
-    _predict(
+    _replay(
         "fuse",
         "Try N ways of sending several tensors at once, and predict the best.",
         type=COUNT,
@@ -184,18 +177,14 @@ _REPLAY = [
 
 @run.command("replay", has_tables=True, epilog=_example("replay trial/ --scale comm=0.5"))
 @click.argument("path", metavar="TRIAL", type=TrialPath("replay"))
-@session_options
+@partial(session_options, kind=TrialReplayOptions)
 @with_options(_REPLAY)
-@builds(options=ReplayOptions, trial=TrialOptions, predicted=PredictionOptions)
 def replay(
     *,
     path: Path,
     workers: int,
-    scenarios: ScenarioOptions,
+    options: TrialReplayOptions,
     files: ResultFiles,
-    options: ReplayOptions,
-    trial: TrialOptions,
-    predicted: PredictionOptions,
 ) -> None:
     """Replay a step of a trial on its devices, as measured or changed.
 
@@ -204,30 +193,14 @@ def replay(
     name:/REGEX/, op:SEND, tensor:2, link:RANK->RANK, device:NAME, rank:host1.rank0 or
     category:NAME; + combines them. --overlap and --fuse-below need traces of a run.
     """
-    from fastcomm.analyses.replay import session_of_trial, with_bottlenecks, with_edits
-
-    session = session_of_trial(_read_trial(path, trial), options, predicted)
-    session = with_edits(session, scenarios)
-    if scenarios.bottleneck:
-        session = with_bottlenecks(session, workers=workers)
-    give_session(session, path, files)
-
-
-def _read_trial(path: Path, options: TrialOptions) -> "Trial":
-    """Read a trial with --host-clocks and similar options, and print its warnings."""
+    from fastcomm.analyses.replay import read_trial, session_of_trial
     from fastcomm.errors import TraceFileError
-    from fastcomm.readers.dpro import trial
 
     if not path.is_dir():
         raise TraceFileError(
             f"{path}: a uniform trace has no dependencies to replay; give a dPRO trial (a "
             "directory), or traces of a profiler to fastcomm replay"
         )
-    read = trial.read(
-        path,
-        align=options.host_clocks,
-        algorithm=options.nccl_algorithm,
-        clip_updates=options.clip_updates,
-    )
-    warn(read.warnings)
-    return replace(read, graph=read.graph.with_barrier()) if options.barrier else read
+    trial = read_trial(path, options)
+    warn(trial.warnings)
+    give_session(session_of_trial(trial, options, workers=workers), path, files)

@@ -1,6 +1,7 @@
 """``fastcomm replay``."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ from fastcomm.cli.shared_options import (
     window_options,
     with_options,
 )
-from fastcomm.options import EditOptions, ReadOptions, ScenarioOptions, Window
+from fastcomm.options import ReadOptions, RunReplayOptions, ScenarioOptions
 
 if TYPE_CHECKING:
     from fastcomm.replay.result import Session
@@ -39,8 +40,8 @@ Examples:
 """
 
 
-def session_options(command: F) -> F:
-    """Add the options that every replay has; the command gets `scenarios` and `files`."""
+def session_options(command: F, kind: type[ScenarioOptions]) -> F:
+    """Add the options that every replay has; the command gets them as `options` and `files`."""
     options = [
         option_of(
             ScenarioOptions,
@@ -54,20 +55,19 @@ def session_options(command: F) -> F:
             "replay.json, nodes and edges as Parquet, and the graph as GraphML", xlsx=False
         ),
     ]
-    return edit_options(with_options(options)(builds(scenarios=ScenarioOptions)(command)))
+    return edit_options(with_options(options)(builds(options=kind)(command)))
 
 
 @click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("path", type=RunArgument("replay"))
-@session_options
+@partial(session_options, kind=RunReplayOptions)
 @window_options
 @run_options
 def run(
     *,
     path: Path,
-    scenarios: ScenarioOptions,
+    options: RunReplayOptions,
     files: ResultFiles,
-    window: Window,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
@@ -76,22 +76,6 @@ def run(
     PATH is a trace, or a directory of traces. Prints the step time of each rank beside the
     measured one, and the critical path. Edits are those of fastcomm what-if.
     """
-    from fastcomm.analyses.replay import with_bottlenecks
-
-    session = _replayed(path, window, reading, execution, scenarios)
-    if scenarios.bottleneck:
-        session = with_bottlenecks(session, workers=execution.workers, by_name=True)
-    give_session(session, path, files)
-
-
-def _replayed(
-    path: Path,
-    window: Window,
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-    edits: EditOptions,
-) -> "Session":
-    """Replay a step of a run as measured, and with edits."""
     from fastcomm.analyses.preparation import compile_critical_path
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.trace.run import warnings_of_ranks
@@ -100,7 +84,7 @@ def _replayed(
         warn(opened.traces.warnings)
         step = step_of(
             opened.traces,
-            window,
+            options,
             workers=opened.executor,
             keep_going=reading.keep_going,
             progress=opened.progress,
@@ -108,7 +92,7 @@ def _replayed(
     constraints = step.constraints
     warn(warnings_of_ranks(trace.meta for trace in constraints.traces))
     say_skipped(constraints.read.skipped if constraints.read else ())
-    return session_of(step, edits)
+    give_session(session_of(step, options, workers=execution.workers), path, files)
 
 
 def give_session(session: "Session", path: Path, files: ResultFiles) -> None:

@@ -268,8 +268,8 @@ _EDITS: _Options = [
 
 
 def window_options(command: F) -> F:
-    """Add the options that select a window; the command gets them as `window`."""
-    return with_options(_WINDOW)(builds(window=Window)(command))
+    """Add the options that select a window, fields of `Window`."""
+    return with_options(_WINDOW)(command)
 
 
 def path_options(command: F) -> F:

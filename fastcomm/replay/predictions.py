@@ -12,7 +12,7 @@ import numpy as np
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.selection import durations_after
-from fastcomm.options import PredictionOptions
+from fastcomm.options import TrialReplayOptions
 from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
 from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
@@ -365,7 +365,7 @@ class Predictions:
         return document
 
 
-def predictions(trial: Trial, replayer: Replayer, options: PredictionOptions) -> Predictions:
+def predictions(trial: Trial, replayer: Replayer, options: TrialReplayOptions) -> Predictions:
     """Predict the steps that are requested, from a replayer of a step of the trial."""
     hosts, fuse = options.hosts, options.fuse
     return Predictions(
