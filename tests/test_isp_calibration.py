@@ -115,6 +115,15 @@ def test_kernels_belong_to_the_innermost_operator_around_their_launch(tmp_path):
     assert [work.flops for work in classify(found).gemms] == [2 * 4 * 2 * 8, 2 * 3 * 4 * 2 * 8]
 
 
+def test_kernels_launched_after_a_nested_operator_belong_to_the_outer_one(tmp_path):
+    (inner, *_) = operator("aten::mm", 103, [[4, 2], [2, 8]], 0)
+    rows = operator("aten::bmm", 100, [[3, 4, 2], [3, 2, 8]], 5e-6)
+    rows += [inner | {"dur": 1}, text.launch(106, 7)]
+    rows += [text.kernel("second", 700, 4, correlation=7)]
+    (call,) = calls(text.write(tmp_path / "rank0.json", rows), NAMES)
+    assert (call.name, call.seconds) == ("aten::bmm", pytest.approx(9e-6))
+
+
 def test_launches_on_threads_without_operators_are_looked_for_on_all(tmp_path):
     rows = operator("aten::mm", 100, [[4, 2], [2, 8]], 6e-6, tid=1)
     rows = [row | {"tid": 77} if row["cat"] == "cuda_runtime" else row for row in rows]

@@ -74,7 +74,7 @@ def read(
     scanned, unknown_work, is_host_run = _scan(path, options, assigned)
     info = distributed_info(scanned)
     own, world = _stated(path, info, rank)
-    events, lanes, origin, notes = _events(scanned)
+    events, lanes, origin, notes = events_of(scanned)
     missing: tuple[str, ...] = ()
     if is_host_run:
         notes = [*notes, HOST_RUN]
@@ -167,7 +167,9 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
+def events_of(
+    scanned: Scanned,
+) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
     """Return the events sorted by start, their lanes, base and clock, and warnings."""
     columns = scanned.columns
     start = columns["start"]

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.readers.kineto.categories import METRICS, scan
-from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.host import json_list
-from fastcomm.trace.columns import lookup
-from fastcomm.trace.schema import KIND
+from fastcomm.readers.kineto.reader import events_of
+from fastcomm.trace.columns import sums
+from fastcomm.trace.events import Events
 from fastcomm_kernels.arrays import Ints
 
 # The first eight bytes of names of GEMMs and attention.
@@ -36,69 +35,42 @@ def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
     Raises `TraceFileError` if the file is not a trace.
     """
     scanned, _ = scan(path, _SHAPES)
-    columns = scanned.columns
-    name_codes = [code for code, text in enumerate(scanned.texts) if text in names]
-    ops = np.flatnonzero(
-        (columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], name_codes)
-    )
-    ops = ops[np.argsort(columns["start"][ops], kind="stable")]
-    spent = _spent(columns, ops)
-    shaped = (
-        _shaped_call(scanned, int(row), float(time) * 1e-9)
-        for row, time in zip(ops[spent > 0], spent[spent > 0], strict=True)
-    )
+    events = events_of(scanned)[0]
+    ops = events.rows_named(names.__contains__, "cpu_op")
+    spent = _spent(events, ops)
+    ops, spent = ops[spent > 0], spent[spent > 0]
+    texts = (map(events.text, events.detail(name, ops).tolist()) for name in _ARGS)
+    args = zip(*texts, strict=True)
+    shaped = map(_shaped_call, events.names(ops), args, (spent * 1e-9).tolist())
     return [call for call in shaped if call]
 
 
-def _spent(columns: dict[str, NDArray[Any]], ops: Ints) -> Ints:
-    """Return the ns of the kernels of each operator; operators are sorted by start."""
-    works, launches = (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
-    launches = launches[np.argsort(columns["correlation"][launches], kind="stable")]
-    place = lookup(columns["correlation"][launches], columns["correlation"][works])
-    works, launches = works[place >= 0], launches[place[place >= 0]]
-    op = _around(columns, ops, launches)
-    inside = op >= 0
-    duration = columns["stop"][works[inside]] - columns["start"][works[inside]]
-    spent = np.zeros(len(ops), np.int64)
-    np.add.at(spent, op[inside], duration)
-    return spent
-
-
-_LINKED = ("kernel", "runtime")
-
-
-def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints:
-    """Return the innermost operator around each launch on its thread, or -1.
+def _spent(events: Events, ops: Ints) -> Ints:
+    """Return the ns of the kernels of each operator: the innermost around their launches.
 
     If a launch's thread has no operators, as with ids of another kind, all threads count.
     """
-    result = np.full(len(launches), -1, np.int64)
-    threads, start = columns["thread"], columns["start"]
-    for thread in np.unique(threads[launches]):
-        rows = np.flatnonzero(threads[launches] == thread)
-        places = np.flatnonzero(threads[ops] == thread)
-        places = places if len(places) else np.arange(len(ops))
-        if not len(places):
-            continue
-        when = start[launches[rows]]
-        last = np.searchsorted(start[ops[places]], when, side="right") - 1
-        place = places[np.maximum(last, 0)]
-        inside = (last >= 0) & (when < columns["stop"][ops[place]])
-        result[rows[inside]] = place[inside]
-    return result
+    kernels = events.rows("kernel")
+    launches = events.launch_of(kernels)
+    op = events.enclosing(ops, launches)
+    is_elsewhere = (launches >= 0) & ~np.isin(events.lane[launches], events.lane[ops])
+    on_one_lane = replace(events, lane=np.zeros_like(events.lane))
+    op[is_elsewhere] = on_one_lane.enclosing(ops, launches[is_elsewhere])
+    duration = events.stop[kernels] - events.start[kernels]
+    return sums(op, duration, len(events) + 1)[ops]  # kernels of no operator are at -1
 
 
-def _shaped_call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
-    """Return the call of an event with its input shapes; None if they are not recorded.
+def _shaped_call(name: str, texts: tuple[str | None, ...], seconds: float) -> ShapedCall | None:
+    """Return a call, from the texts of its args; None if they have no shapes or types.
 
     `seconds` is the time of the kernels that it launched.
     """
-    args = [json_list(scanned.detail(name, row)) for name in _ARGS]
+    args = [json_list(text or "") for text in texts]
     if args[0] is None or args[1] is None:
         return None
     dims = tuple(tuple(shape) if _is_shape(shape) else () for shape in args[0])
     types, values = (tuple(str(value) for value in arg or ()) for arg in args[1:])
-    return ShapedCall(scanned.name(row), dims, types, values, seconds)
+    return ShapedCall(name, dims, types, values, seconds)
 
 
 def _is_shape(value: object) -> bool:
