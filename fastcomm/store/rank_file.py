@@ -17,9 +17,10 @@ from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions
+from fastcomm.store import small_tables
 from fastcomm.store.files import check_provenance, over, reapplied, restored
 from fastcomm.trace import schema
-from fastcomm.trace.trace import IdleTimes, Meta, Trace
+from fastcomm.trace.trace import Meta, Trace
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -47,7 +48,6 @@ _EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.nam
 _COMM = {
     name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
-_SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
 _TEXT_COLUMNS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
@@ -321,11 +321,7 @@ def _trace(
     rows: pa.Table, metadata: dict[str, Any], path: Path, column_set: schema.ColumnSet
 ) -> Trace:
     """Assemble a trace from its rows and metadata."""
-    small = {
-        name: pa.table(metadata[name], table_schema)
-        for name, table_schema in _SMALL.items()
-        if name != "lanes" or column_set != "metrics"
-    }
+    small = small_tables.tables(metadata, with_lanes=column_set != "metrics")
     if "group_id" in rows.column_names:
         _check_places(rows["group_id"], small["groups"].num_rows, "group")
     if "lane" in rows.column_names:
@@ -351,31 +347,7 @@ def _trace(
     trace = trace.with_device_iterations(on_device, notes)
     if column_set != "metrics":
         return trace
-    return replace(trace, stored_idle=_stored_idle(trace, metadata))
-
-
-def _stored_idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTimes]:
-    """Return the stored idle times by clock; ValueError if they do not fit the iterations.
-
-    Stores of older releases have none.
-    """
-    windows = {"host": trace.iterations, "device": trace.device_iterations}
-    result = {}
-    for clock, stored in metadata.get("idle", {}).items():
-        if (table := windows[clock]) is None:
-            continue
-        steps = len(table)
-        ns = np.array(stored["ns"], np.int64).reshape(-1, len(schema.CAUSES))
-        evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
-        has_null = any(column.null_count for column in evidence.columns)
-        if len(ns) != steps or (ns < 0).any() or has_null:
-            raise ValueError(f"idle times of {len(ns)} steps, of {steps}")
-        for name, count in (("step", steps), ("cause", len(schema.CAUSES))):
-            places = evidence[name].to_numpy()  # of few rows: faster than `_check_places`
-            if len(places) and not 0 <= places.min() <= places.max() < count:
-                raise IndexError(f"{name} of idle time outside 0 to {count}")
-        result[clock] = IdleTimes(ns=ns, evidence=evidence)
-    return result
+    return replace(trace, stored_idle=small_tables.idle(trace, metadata))
 
 
 def _events(rows: pa.Table, table_schema: pa.Schema) -> pa.Table:

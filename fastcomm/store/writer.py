@@ -30,11 +30,11 @@ from fastcomm.store import (
     TableFile,
     file_name,
     rank_file,
+    small_tables,
     table_name,
 )
 from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.trace.columns import filled
-from fastcomm.trace.idle import idle_times
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, Ints
@@ -104,18 +104,12 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
     comm = _ordered(trace)
     sections = _sections(trace, comm)
     table = _table(trace, comm)
-    on_device = trace.device_iterations
     about = {
         "layout": store.LAYOUT,
         **provenance,
         # The path is in the provenance.
         "meta": {name: own for name, own in asdict(trace.meta).items() if name != "path"},
-        **{
-            name: getattr(trace, name).to_pydict() for name in ("lanes", "groups", "iterations")
-        },
-        "device_iterations": None if on_device is None else on_device.to_pydict(),
-        "device_notes": trace.device_notes,
-        "idle": _idle(trace),
+        **small_tables.of_trace(trace),
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
@@ -237,16 +231,6 @@ def _dictionary(codes: NDArray[np.int8], texts: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(texts))
 
 
-def _idle(trace: Trace) -> dict[str, Any]:
-    """Return the idle time by cause of the iterations on each clock, for metrics."""
-    windows = {"host": trace.iterations, "device": trace.device_iterations}
-    return {
-        clock: {"ns": times.ns.tolist(), "evidence": times.evidence.to_pydict()}
-        for clock, table in windows.items()
-        if table is not None and (times := idle_times(trace, table)) is not None
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRank:
     """One rank of a store, with its rows of the tables of the whole run."""
@@ -263,14 +247,14 @@ class StoredRank:
     def of(cls, trace: Trace, folder: Path) -> Self:
         """Describe a rank whose file is in the store."""
         path = folder / file_name(trace.meta.rank)
-        metadata = rank_file.about(path)
+        about = rank_file.about(path)
         meta = trace.meta
         entry = Entry(
             **rank_facts(trace),
             file=path.name,
             size=path.stat().st_size,
-            source=metadata["source"],
-            fingerprint=Fingerprint(**metadata["fingerprint"]),
+            source=about["source"],
+            fingerprint=Fingerprint(**about["fingerprint"]),
             footer=footer_sha256(path),
         )
         return cls(
