@@ -397,7 +397,9 @@ def _labels(trace: Trace) -> Ints:
 
 def _components(ends: Ints, count: int) -> Ints:
     """Return the number of the connected component of each node."""
-    from scipy.sparse import coo_array  # few runs have messages
+    if not count:
+        return np.empty(0, np.int64)
+    from scipy.sparse import coo_array  # a slow import, and few runs have messages
     from scipy.sparse.csgraph import connected_components
 
     graph = coo_array((np.ones(ends.shape[1], np.bool_), tuple(ends)), (count, count))
