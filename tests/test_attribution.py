@@ -3,6 +3,7 @@ import oracles
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.trace.events import outermost
 from fastcomm_kernels import matching
 
 LANES = st.integers(0, 3)
@@ -75,3 +76,17 @@ def test_launches_after_the_last_work_lengthen_its_queue():
     stream = np.array([0, 0, 0, 0], np.int32)
     found = matching.queue_lengths(launches, works, stream, start, 1)
     assert found.tolist() == [1, 0, 1, 2]
+
+
+@given(st.lists(SPANS, max_size=16))
+def test_outermost_ranges_start_inside_of_no_earlier_one_on_their_lane(ranges):
+    order = sorted(range(len(ranges)), key=lambda k: (*ranges[k][:2], -ranges[k][2], k))
+    expected = [
+        one
+        for place, one in enumerate(order)
+        if not any(
+            ranges[other][0] == ranges[one][0] and ranges[other][2] > ranges[one][1]
+            for other in order[:place]
+        )
+    ]
+    assert outermost(columns(ranges)).tolist() == expected

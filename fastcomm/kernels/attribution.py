@@ -201,7 +201,7 @@ class Work:
         names = {code: events.texts[code] for code in np.unique(events.name[rows]).tolist()}
         count = Counter(map(_class, names.values()))
         repeated = [code for code, name in names.items() if count[_class(name)] > 1]
-        rows = _outermost(events, rows[np.isin(events.name[rows], repeated)])
+        rows = events.outermost(rows[np.isin(events.name[rows], repeated)])
         return self._named(events.enclosing(rows, self._forward), "layer", _instance)
 
     def _named(self, row: Ints, noun: str, label: Callable[[str], str]) -> Labels:
@@ -279,21 +279,6 @@ def _with_sequence(sequence: Ints, forward: Ints, needed: Ints) -> Ints:
         return np.full(len(needed), -1, np.int64)
     is_equal = (place >= 0) & (numbers[place] == needed)
     return np.where(is_equal, forward[order[place]], -1)
-
-
-def _outermost(events: EventRows, rows: Ints) -> Ints:
-    """Return the rows that no other of the rows on their lane encloses."""
-    order = rows[np.lexsort((-events.stop[rows], events.start[rows], events.lane[rows]))]
-    outer = [
-        own[
-            events.start[own] >= np.append(_NEVER, np.maximum.accumulate(events.stop[own])[:-1])
-        ]
-        for own in np.split(order, np.flatnonzero(np.diff(events.lane[order])) + 1)
-    ]
-    return np.concatenate(outer)
-
-
-_NEVER = np.iinfo(np.int64).min
 
 
 def _instance(name: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -46,6 +47,22 @@ def enclosing(ranges: Spans, points: Spans) -> Ints:
         place = matching.enclosing(*_reordered(ranges, outer_first), *_reordered(points, order))
         inner[order] = np.where(place >= 0, outer_first[place], -1)
     return inner
+
+
+def outermost(ranges: Spans) -> Ints:
+    """Return the indices of the ranges that start inside of no earlier one on their lane.
+
+    Of ranges that start at once, the longest is the earliest. The result is sorted by lane,
+    then by start.
+    """
+    lane, start, stop = ranges
+    order = np.lexsort((-stop, start, lane))
+    start, stop = start[order], stop[order]
+    before = np.full(len(order), np.iinfo(np.int64).min)  # the latest stop of earlier ranges
+    edges = np.flatnonzero(np.diff(lane[order])) + 1
+    for first, end in pairwise([0, *edges.tolist(), len(order)]):
+        np.maximum.accumulate(stop[first : end - 1], out=before[first + 1 : end])
+    return order[start >= before]
 
 
 def _reordered(spans: Spans, order: Ints) -> Spans:
@@ -105,6 +122,10 @@ class EventColumns:
             place = enclosing(self._spans(ranges), self._spans(points[present]))
             inner[present] = np.where(place >= 0, ranges[place], -1)
         return inner
+
+    def outermost(self, ranges: Ints) -> Ints:
+        """Return the rows of ranges that start inside of no earlier one on their lane."""
+        return ranges[outermost(self._spans(ranges))]
 
     def _spans(self, rows: Ints) -> Spans:
         return self.lane[rows], self.start[rows], self.stop[rows]

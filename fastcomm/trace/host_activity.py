@@ -229,7 +229,7 @@ class ThreadLayers:
         parts = []
         for name, rows in layers.items():
             end = _extended(start[rows], stop[rows]) if name == "launching" else stop[rows]
-            place, begin, end = _outermost(start[rows], end)
+            place, begin, end = _disjoint(start[rows], end)
             names = host.events.name[rows[place]].astype(np.int64)
             if name == "synchronizing":
                 names = _operator_names(host.events, rows[place], operators, names)
@@ -294,7 +294,7 @@ def _extended(start: Ints, stop: Ints) -> Ints:
     return np.where(is_close, following, stop)
 
 
-def _outermost(start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
+def _disjoint(start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
     """Return disjoint intervals that cover what some intervals cover, and the row of each.
 
     Each instant belongs to the interval around it that starts first, and of several to the
@@ -310,7 +310,7 @@ def _outermost(start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _operator_names(events: EventRows, calls: Ints, operators: Ints, names: Ints) -> Ints:
     """Return the name of the outermost operator around each call, or that of the call."""
-    place, begin, end = _outermost(events.start[operators], events.stop[operators])
+    place, begin, end = _disjoint(events.start[operators], events.stop[operators])
     at = np.searchsorted(begin, events.start[calls], side="right") - 1
     if not len(place):
         return names

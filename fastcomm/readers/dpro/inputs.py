@@ -144,14 +144,8 @@ class Naming:
     @cached_property
     def outermost(self) -> Flags:
         """Whether the event is an operator that no other operator of its thread encloses."""
-        events, ops = self.events, self.events.rows("cpu_op")
-        ops = ops[np.lexsort((-events.stop[ops], events.start[ops], events.lane[ops]))]
-        is_outermost = np.zeros(len(events), bool)
-        for lane in np.unique(events.lane[ops]).tolist():
-            own = ops[events.lane[ops] == lane]
-            before = np.maximum.accumulate(events.stop[own])
-            before = np.append(events.start[own[:1]], before[:-1])
-            is_outermost[own] = events.start[own] >= before
+        is_outermost = np.zeros(len(self.events), np.bool_)
+        is_outermost[self.events.outermost(self.events.rows("cpu_op"))] = True
         return is_outermost
 
 

@@ -20,6 +20,7 @@ from fastcomm.readers.communication import member
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
 from fastcomm.readers.kineto.host_groups import Assigned, HostRank
+from fastcomm.trace.events import outermost
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -254,12 +255,9 @@ def _training_threads(
 
 
 def _outermost(columns: Mapping[str, NDArray[Any]], rows: Ints) -> Ints:
-    """Return the rows of one thread that no other of them encloses, by start."""
-    start, stop = columns["start"][rows], columns["stop"][rows]
-    order = np.lexsort((-stop, start))
-    start, stop = start[order], stop[order]
-    before = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(stop)[:-1]])
-    return rows[order][start >= before] if len(rows) else rows
+    """Return the rows that no other of them encloses on its thread, by thread, then start."""
+    spans = columns["thread"][rows], columns["start"][rows], columns["stop"][rows]
+    return rows[outermost(spans)]
 
 
 def _without(
