@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.workers import PRELOAD
 from fastcomm.executors import Local, Task, both
 from fastcomm.executors.processes import start_early
 from fastcomm.metrics import Partial, merge
@@ -35,11 +36,13 @@ def threads(run, workers):
 
 
 def processes(run, workers):
-    Local(workers=workers).gather(run, Task(measure=Partial.of, merge=merge, finish=both))
+    Local(workers=workers, preload=PRELOAD).gather(
+        run, Task(measure=Partial.of, merge=merge, finish=both)
+    )
 
 
 def main(workers):
-    start_early()
+    start_early(PRELOAD)
     print(f"{'':<34}{'threads':>11}{'processes':>11}   ({workers} of them)")
     for name, (size, ranks) in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.analyses.preparation import open_traces
+from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import (
     build,
     check_path,
@@ -17,7 +18,6 @@ from fastcomm.checks import (
     takes,
 )
 from fastcomm.errors import ConfigError, FastcommError, python_names
-from fastcomm.executors import executor_of
 from fastcomm.files import guarded, note_inputs, refuse_inputs
 from fastcomm.options import (
     KernelOptions,

@@ -15,12 +15,6 @@ from fastcomm.executors.processes import Processes
 MANY = 3 * executors.WIDTH
 
 
-@pytest.fixture(autouse=True)
-def preload_nothing(monkeypatch):
-    """Workers of these tests need no kernel."""
-    monkeypatch.setattr("fastcomm.executors.processes._PRELOAD", [])
-
-
 def done(sources, workers=1):
     """The batches of a run, as lists of ranks and errors."""
     work = BatchTask(task=c.COUNT)

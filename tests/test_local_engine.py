@@ -21,12 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def preload_nothing(monkeypatch):
-    """Workers of these tests need no kernel."""
-    monkeypatch.setattr("fastcomm.executors.processes._PRELOAD", [])
-
-
 def test_a_killed_worker_loses_only_its_rank(tmp_path):
     reads = [c.fine] * 12
     reads[3] = c.deadly

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.analyses import preparation
+from fastcomm.analyses.workers import executor_of
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.data import operations
@@ -26,7 +27,6 @@ from fastcomm.executors import (
     Task,
     annotate_errors,
     by_rank,
-    executor_of,
     skipped_rank,
 )
 from fastcomm.options import PathOptions, Window

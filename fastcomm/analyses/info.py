@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import arrow_files
+from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors import (
     Executor,
     Progress,
     Task,
     by_rank,
-    executor_of,
     of_each,
     skipped_rank,
 )

@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
-from fastcomm.executors import Executor, Progress, executor_of, of_each
+from fastcomm.executors import Executor, Progress, of_each
 from fastcomm.files import aside, is_local, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card

@@ -6,8 +6,9 @@ from typing import get_args
 
 from fastcomm.analyses import preparation
 from fastcomm.analyses.changes import COMPARED
+from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.executors import Executor, Progress, Task
 from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.options import KernelKey, KernelOptions

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.executors import Executor, Progress, Task
 from fastcomm.hardware import load_node
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute

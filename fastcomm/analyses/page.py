@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import critical_path, through_ranks
 from fastcomm.analyses.timeline import Timeline, find_timeline
+from fastcomm.analyses.workers import executor_of
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.candidates import Candidate, try_each
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, executor_of
+from fastcomm.executors import Executor, Progress
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import EditOptions, PathOptions, ReportOptions, Window

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.analyses.critical_path import PathsByRank, together
+from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path import CriticalPath, what_if
 from fastcomm.critical_path.analysis import JoinError, RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.executors import Executor, Progress, Task
 from fastcomm.graph.edits import Edit, plan
 from fastcomm.options import ScenarioOptions, TrialOptions, TrialReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials

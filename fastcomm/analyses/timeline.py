@@ -22,9 +22,10 @@ from fastcomm.analyses.timeline_events import (
     take,
 )
 from fastcomm.analyses.timeline_steps import PATH, StepPlan, TimelineStep, together
+from fastcomm.analyses.workers import executor_of
 from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task, both, executor_of
+from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding

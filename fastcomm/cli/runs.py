@@ -32,12 +32,12 @@ class ExecutionOptions:
 def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
     """Yield the executor of --workers or --dask; processes start during other imports."""
     if options.dask is None:
-        from fastcomm import executors
+        from fastcomm.analyses.workers import PRELOAD, executor_of
         from fastcomm.executors import processes
 
         if options.workers > 1:
-            processes.start_early()
-        yield executors.Local(workers=options.workers)
+            processes.start_early(PRELOAD)
+        yield executor_of(options.workers)
         return
     from fastcomm.executors import dask
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import CopiedObject, Processes
 from fastcomm.process import make_folder, remove_folder
@@ -313,10 +312,14 @@ def _until_death(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """The executor of this machine: `workers` processes, or this process if 1."""
+    """The executor of this machine: `workers` processes, or this process if 1.
+
+    `preload` is a module that is imported once for all processes.
+    """
 
     is_local: ClassVar[bool] = True
     workers: int = 1
+    preload: str | None = None
 
     def gather(
         self,
@@ -329,7 +332,7 @@ class Local:
         """Run a task on all ranks of a run; see `Executor.gather`."""
         reducer, unread = TreeReducer(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
-        with _spill_folder(run, task) as spill, Processes(workers) as processes:
+        with _spill_folder(run, task) as spill, Processes(workers, self.preload) as processes:
             work = BatchTask(task=task, spill=spill)
             with closing(in_batches(run.sources, work, processes)) as batches:
                 for batch in batches:
@@ -356,20 +359,7 @@ class Local:
 
     def hold(self, make: Callable[[], T]) -> SharedObject[T]:
         """Create an object in this process; with several workers, also in each of them."""
-        return CopiedObject(make, self.workers)
-
-
-def executor_of(workers: int | Executor) -> Executor:
-    """Return the executor for a number of local processes; executors are returned as is.
-
-    Raises ConfigError for anything else.
-    """
-    if not isinstance(workers, int) and hasattr(workers, "gather"):
-        return workers
-    valid = Range(1, MOST_WORKERS)
-    if not isinstance(workers, int) or not valid.holds(workers):
-        raise invalid_value("workers", workers, f"{valid} (of processes), or an executor")
-    return Local(workers=workers)
+        return CopiedObject(make, Processes(self.workers, self.preload))
 
 
 @contextmanager

@@ -56,15 +56,17 @@ B = TypeVar("B")
 
 # Longest path of a folder for the socket of multiprocessing, in bytes: of 108, it appends 32.
 _LONGEST_PATH = 70
-# Modules that the server imports once for all workers that are forked from it.
-_PRELOAD = ["fastcomm.analyses.preload"]
 
 
-def start_early() -> None:
-    """Start the server that workers are forked from; it imports modules in parallel."""
+def start_early(preload: str | None) -> None:
+    """Start the server that workers are forked from, unless it runs.
+
+    It imports the module `preload` once for all workers, while this process goes on.
+    """
     from multiprocessing import forkserver
 
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    if preload is not None:
+        multiprocessing.set_forkserver_preload([preload])
     with safe_children(), blocked_signals():
         _shorten_socket_path()
         forkserver.ensure_running()
@@ -83,10 +85,13 @@ def _shorten_socket_path() -> None:
 
 
 class Processes:
-    """A pool of `number` processes, started when first needed; 1 is this process itself."""
+    """A pool of `number` processes, started when first needed; 1 is this process itself.
 
-    def __init__(self, number: int) -> None:
-        self.number = max(1, number)
+    `preload` is a module that is imported once for all of them.
+    """
+
+    def __init__(self, number: int, preload: str | None = None) -> None:
+        self.number, self.preload = max(1, number), preload
         self._stack = ExitStack()
         self._pool: ProcessPoolExecutor | None = None
 
@@ -111,7 +116,7 @@ class Processes:
                 nullcontext() if b"__main__" in pickle.dumps(function) else _without_script()
             )
             with script:
-                self._pool = self._stack.enter_context(_pool(self.number))
+                self._pool = self._stack.enter_context(_pool(self.number, self.preload))
         return self._pool.submit(function, thing)
 
     def replace(self, died: BrokenProcessPool) -> None:
@@ -135,12 +140,12 @@ class Processes:
 
 
 class CopiedObject(Generic[A]):
-    """A `SharedObject` in this process; with several workers, each of them has a copy."""
+    """A `SharedObject` in this process; with several processes, each of them has a copy."""
 
-    def __init__(self, make: Callable[[], A], workers: int) -> None:
+    def __init__(self, make: Callable[[], A], processes: Processes) -> None:
         """Make the object here, so that its errors are raised here; workers make it later."""
         self.key, self.make, self.target = uuid4().hex, make, make()
-        self.processes = Processes(workers)
+        self.processes = processes
 
     def apply(self, functions: Sequence[Callable[[A], B]]) -> list[B]:
         """Call functions with the object in parallel, and return their results in order."""
@@ -171,13 +176,13 @@ def _call(function: Callable[[A], B], thing: A) -> Future[B]:
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+def _pool(workers: int, preload: str | None) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool whose workers end as soon as the block or this process ends."""
     with safe_children(), temporary_folder() as folder:
-        yield from _start(workers, folder)
+        yield from _start(workers, folder, preload)
 
 
-def _start(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
+def _start(workers: int, folder: Path, preload: str | None) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool whose workers put temporary files into `folder`; they do not clean up.
 
     Raises FastcommError in a process that can have no workers.
@@ -188,7 +193,7 @@ def _start(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
             "start no others; use workers=1 in it"
         )
     try:
-        start_early()
+        start_early(preload)
     except ChildProcessError as error:
         raise FastcommError(
             "workers: this process was forked from one that has workers; use workers=1 in it, "
