@@ -18,21 +18,13 @@ from fastcomm.critical_path.waits import Selected, are_known, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import alike, filled, lookup, text_codes
+from fastcomm.trace.host_names import LOCKING
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 from fastcomm_kernels.constraints import LAUNCH_NS
-
-# Calls that take the lock of the process. Nsight Systems appends a version to names.
-_VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
-_LOCKED = (
-    r"^(cudaHostAlloc|hipHostMalloc|cudaLaunchKernel(ExC)?|cuLaunchKernel(Ex)?"
-    r"|cudaLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch"
-    r"|hip(Ext)?(Module)?LaunchKernel|hipGraphLaunch"
-    r"|(cuda|hip)Mem(cpy|set)Async)" + _VERSION
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +55,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     lanes = _lanes(selected, trace)
     guessed = () if are_known(selected.syncs) else stream_waits(selected)
     waits, role, goal = waits_of(selected, guessed)
-    locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
+    locked = rows.matching(LOCKING) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal
     )

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.trace import host_names
 from fastcomm.trace.columns import Integers, codes, filled, pair_codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
@@ -21,16 +22,6 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
-# Calls that return when work launched before has ended: all work of a device or a stream, work
-# before an event, or a collective of the host.
-_WAITS = (
-    r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
-    r"|^(cuda|hip|cu)StreamSynchronize"
-    r"|^(cuda|hip|cu)EventSynchronize"
-    r"|^wait for a collective$|_functional(_autograd)?::wait_tensor$"
-)
-# Calls that return when their copy has ended.
-_COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
 # Copies that their call waits for, whatever its name.
 _WAITED_FOR = r"DtoH.*Pageable"
 _RECORDS = r"^(cuda|hip|cu)EventRecord"
@@ -115,7 +106,9 @@ def waits_of(
     rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)
-    role[(rows.kind == KIND["runtime"]) & rows.matching(_WAITS)] = kernels.FOR_SOMETHING
+    role[(rows.kind == KIND["runtime"]) & rows.matching(host_names.RETURNING_AFTER_WORK)] = (
+        kernels.FOR_SOMETHING
+    )
     streams = _Streams.of(selected)
     for name, kind in (
         ("Stream Sync", kernels.FOR_STREAM),
@@ -148,7 +141,7 @@ def _copies(selected: Selected) -> list[_Pairs]:
     rows = selected.rows
     work = np.flatnonzero(selected.is_device & (selected.call >= 0))
     call = selected.call[work]
-    waits = rows.matching(_COPIES)[call]
+    waits = rows.matching(host_names.RETURNING_AFTER_COPY)[call]
     guessed = ~waits & rows.matching(_WAITED_FOR)[work]
     guessed &= rows.stop[work] <= rows.stop[call]
     return [

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, matcher
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.events import Events
+from fastcomm.trace.host_names import CALL
 from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -24,7 +25,6 @@ ROOTED = numbers(FROM_ROOT + TO_ROOT)
 # Details of events that `find_partners` reads.
 DETAILS = ("Src Rank", "Dst Rank", "Rank")
 
-_CALL = "record_param_comms"
 _TEXTS = ("Collective name", "Process Group Name")
 _SEND, _RECEIVE = 0, 1
 _SIDES = {"send": _SEND, "recv": _RECEIVE}
@@ -128,7 +128,7 @@ class _Calls:
     def of(cls, events: Events, rows: Ints, needs_partners: NDArray[np.bool_]) -> Self:
         """Find the calls for the communication `rows`; only flagged rows get details."""
         launch = events.launch_of(rows)
-        calls = events.rows_named(lambda name: name == _CALL, "cpu_op", "annotation")
+        calls = events.rows_named(lambda name: name == CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)
         messages = calls[events.by_text(names, lambda text: int(text in _SIDES)) == 1]
         start = events.start

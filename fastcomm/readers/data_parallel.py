@@ -24,6 +24,7 @@ import numpy as np
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
 from fastcomm.trace.events import Events
+from fastcomm.trace.host_names import OF_DTENSOR
 from fastcomm.trace.schema import OP, numbers
 from fastcomm.trace.tags import SILENT, WORLD, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -37,8 +38,6 @@ _SIZES = 2
 
 # Annotations of wrappers that are data parallel.
 _WRAPPERS = re.compile(r"DistributedDataParallel|FSDP::|FullyShardedDataParallel|^DDP\b")
-# Beginning of the collectives of DTensor, of which tensor parallel layers are made.
-_FUNCTIONAL = "_c10d_functional::"
 # Names of annotations and kernels of training.
 _TRAINING = re.compile(
     r"Optimizer\.|[Bb]ackward|(?<![a-z])bwd|dgrad|wgrad|multi_tensor_apply|[Ff]used_?[Aa]dam"
@@ -153,7 +152,7 @@ class _Signs:
         names = [*marks, *kernels]
         return cls(
             wraps=_any(_WRAPPERS, marks),
-            shards_tensors=any(text.startswith(_FUNCTIONAL) for text in events.texts),
+            shards_tensors=any(text.startswith(OF_DTENSOR) for text in events.texts),
             trains=_any(_TRAINING, names),
             infers=_any(_INFERENCE, names),
             computes=bool(kernels),

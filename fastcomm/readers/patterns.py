@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from fastcomm.trace.host_names import HOST_LIBRARIES
+
 # The names of operations that libraries use, in lower case and without "_".
 _SPELLINGS = {
     "AllReduce": "allreduce",
@@ -36,9 +38,6 @@ class Pattern:
     tag: str | None = None  # for events whose group is unknown
     fused: bool = False  # whether the kernel does more than communicate
 
-
-# Libraries of the host, by the beginning of the names of their annotations.
-HOST_LIBRARIES = ("gloo", "mpi", "ucc")
 
 _NCCL = partial(Pattern, library="NCCL")
 _EXPERTS = partial(Pattern, op="AllToAll", tag="EP")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.trace.host_names import DEVICE_LIBRARIES, HOST_LIBRARIES
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -56,9 +57,8 @@ _VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out"
 _NAME = re.compile(rf"({'|'.join(_STEMS)})({_VARIANTS})*")
 # Names of waits for the end of a collective: no communication.
 _WAITS = frozenset({"wait", "waittensor"})
-_ANNOTATION = re.compile(
-    r"(?:nccl|xccl|hccl|gloo|ucc|mpi|c10d|_c10d_functional|c10d_functional)::?(\w+)"
-)
+_LIBRARIES = "|".join((*HOST_LIBRARIES, *DEVICE_LIBRARIES))
+_ANNOTATION = re.compile(rf"(?:{_LIBRARIES}|c10d|_?c10d_functional)::?(\w+)")
 
 
 def element_size(name: str) -> int | None:

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from fastcomm import checks
 from fastcomm.errors import FastcommError
 from fastcomm.trace.columns import filled, lookup
+from fastcomm.trace.host_names import STARTING_WORK
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 Spans = tuple[NDArray[np.int32], Ints, Ints]  # lane, start, stop
-
-# Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
-_LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
 
 
 def enclosing(ranges: Spans, points: Spans) -> Ints:
@@ -188,7 +186,9 @@ class Events(EventColumns):
 
     def unanswered(self) -> Ints:
         """Return the starts (ns) of launches of kernels and graphs without recorded work."""
-        calls = self.rows_named(lambda name: _LAUNCH.search(name) is not None, "runtime")
+        calls = self.rows_named(
+            lambda name: re.search(STARTING_WORK, name) is not None, "runtime"
+        )
         work = self.rows("kernel", "memcpy", "memset")
         is_absent = ~np.isin(self.correlation[calls], self.correlation[work])
         starts: Ints = self.start[calls[is_absent]]

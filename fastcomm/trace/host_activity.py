@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from fastcomm.trace import host_names
 from fastcomm.trace.columns import filled
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import CAUSE
@@ -40,21 +41,13 @@ LOADING = NameRule(
     r"(?i)(data_?loader|data.?load|batch.?generator|data.?iter(ator)?\b|(?<![a-z])load_?data"
     r"|(?<![a-z])(load|fetch|get|next|read|wait_for)_?batch(?!_?norm)|input.?pipeline)(?!.*/)",
 )
-SYNCHRONIZING = NameRule(
-    ("runtime",),
-    r"(?i)synchronize|(Memcpy|Memset)(?!.*Async)(?!.*Peer)(?!Batch)|(Event|Stream)Query"
-    r"|StreamWaitValue|waitFor(Event|Queue)|queue.?finish|zeCommandQueueSynchronize",
-)
-LAUNCHING = NameRule(("runtime",), r"(?i)launch|enqueue|AppendMemoryCopy")
-WAITING = NameRule(
-    ("annotation", "python", "cpu_op"),
-    r"(?i)\bbarrier\b|_distributed_c10d\.Work|wait_tensor|recv_(forward|backward)"
-    r"|wait_for_(recv|send|message)|^(gloo|mpi|ucc):",
-)
+SYNCHRONIZING = NameRule(("runtime",), host_names.SYNCHRONIZING)
+LAUNCHING = NameRule(("runtime",), host_names.LAUNCHING)
+WAITING = NameRule(("annotation", "python", "cpu_op"), host_names.WAITING)
 # Of a run without an accelerator: operators that wait for a message or collective, and those
 # that enqueue one.
-WAITING_ON_HOST = NameRule(("cpu_op", "runtime"), r"^c10d::(send|recv|barrier)|wait_tensor$")
-ENQUEUING_ON_HOST = NameRule(("cpu_op", "runtime"), r"^c10d::|^_?c10d_functional")
+WAITING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.WAITING_ON_HOST)
+ENQUEUING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.DISTRIBUTED)
 # Marks of steps enclose everything, and explain nothing.
 STEP_MARK = NameRule(("annotation",), r"ProfilerStep[#*]")
 

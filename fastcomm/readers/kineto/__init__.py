@@ -31,8 +31,8 @@ from fastcomm.readers.kineto import envelope
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.host_groups import assign
 from fastcomm.readers.kineto.reader import RANK_KEYS, is_count, read
-from fastcomm.readers.patterns import HOST_LIBRARIES
 from fastcomm.readers.stream import BLOCK, CutShortError, blocks
+from fastcomm.trace.host_names import HOST_LIBRARIES
 from fastcomm.trace.run import SkippedRank
 
 # profiler: a trace of the PyTorch profiler. uniform: events of another tool. events: a list of

@@ -21,6 +21,7 @@ from fastcomm.readers import communication
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
+from fastcomm.trace.host_names import TELLING
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import MISSING_DATA, SMALL
 from fastcomm.units import percent
@@ -81,8 +82,6 @@ _MOST_NAMED = 5
 _MOST_SCANNED = 100
 _WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
 
-# Names of the host's calls into the collective libraries.
-_COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
 
 _KEEP = {
     **dict.fromkeys(KIND, KEEP_NONE),
@@ -121,7 +120,7 @@ OPERAND_NAMES = {
 METRICS = Selection(
     kinds=_SCANNED,
     keep=_keep(_KEEP),
-    prefixes=_COLLECTIVE_CALLS,
+    prefixes=(*(name.encode()[:8] for name in TELLING), *PREFIXES),
     row_args=("correlation", "External id", "stream", "device", "bytes"),
     detail_args=(
         "In msg nelems",

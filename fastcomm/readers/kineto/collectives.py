@@ -6,6 +6,7 @@ launch leads from the kernel to the host, by correlation.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -28,14 +29,13 @@ from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events
+from fastcomm.trace.host_names import CALL, DEVICE_ANNOTATION
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
-# Names of the host's call, and of the library's range inside of it.
-_CALL = "record_param_comms"
-_MARKS = ("nccl:", "xccl:", "hccl:")
+_MARK = re.compile(DEVICE_ANNOTATION)
 
 
 def find_collectives(
@@ -134,8 +134,8 @@ class _Host:
 
 # Tests of names for calls, marks and operators.
 _RANGES: tuple[Callable[[str], bool], ...] = (
-    lambda name: name.startswith(_CALL),
-    lambda name: name.startswith(_MARKS),
+    lambda name: name.startswith(CALL),
+    lambda name: _MARK.match(name) is not None,
     lambda name: name.startswith("c10d::") or name in OPERATORS,
 )
 

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcomm.readers.kineto.chrome import Scanned
-from fastcomm.readers.patterns import HOST_LIBRARIES
+from fastcomm.trace.host_names import DEVICE_ANNOTATION, HOST_ANNOTATION
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
 # Annotations of the libraries that work on the host.
-ANNOTATION = re.compile(rf"({'|'.join(HOST_LIBRARIES)}):(\w+)")
+ANNOTATION = re.compile(HOST_ANNOTATION)
 _MOST_NESTED = 3  # lists of lists of tensors
 # Annotations of libraries that work on a device: then the device's work was not recorded.
-_ON_DEVICE = re.compile(r"(nccl|xccl|hccl):")
+_ON_DEVICE = re.compile(DEVICE_ANNOTATION)
 
 
 class _Signature(NamedTuple):
@@ -102,7 +102,7 @@ def annotation_key(scanned: Scanned, row: int) -> tuple[str, str]:
 def _operation(scanned: Scanned, annotation: int) -> str:
     """Return the name of an annotation without that of the library."""
     match = ANNOTATION.match(scanned.name(annotation))
-    return match[2] if match else ""
+    return match[1] if match else ""
 
 
 def _argument(scanned: Scanned, row: int, index: int | None) -> list[Any]:

@@ -21,13 +21,12 @@ from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
 from fastcomm.readers.kineto.host_groups import Assigned, HostRank
 from fastcomm.trace.events import outermost
+from fastcomm.trace.host_names import DISTRIBUTED, WAIT, WAIT_TENSOR
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
-# Operators in which a thread waits for a collective, or enqueues it.
-_NO_COMPUTE = re.compile(r"c10d::|_?c10d_functional(_autograd)?::")
-WAIT = "wait for a collective"  # name of the time in which a thread waits for a collective
+_NO_COMPUTE = re.compile(DISTRIBUTED)
 
 
 def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
@@ -94,7 +93,7 @@ def with_host_work(
     waits = _waits(scanned, collectives, columns, ops)
     added = [launches, _compute(scanned, collectives, columns, ops, waits)]
     if with_waits:
-        kind[named_rows(scanned, "cpu_op", _WAIT.fullmatch)] = KIND["runtime"]
+        kind[named_rows(scanned, "cpu_op", _WAIT_TENSOR.match)] = KIND["runtime"]
         added.append(_wait_calls(waits, columns, texts))
     columns = {
         name: np.concatenate([column, *(rows[name] for rows in added)])
@@ -114,7 +113,7 @@ def _starts(columns: Mapping[str, NDArray[Any]], collectives: HostCollectives) -
     return start
 
 
-_WAIT = re.compile(r"_?c10d_functional(_autograd)?::wait_tensor")
+_WAIT_TENSOR = re.compile(WAIT_TENSOR)
 
 
 def _streams(columns: Mapping[str, NDArray[Any]], collectives: HostCollectives) -> Ints:

@@ -17,6 +17,7 @@ from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
+from fastcomm.trace.host_names import GRAPH_LAUNCH
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -390,7 +391,7 @@ def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]
 def _in_graph(events: Events, launch: Ints) -> Flags:
     """Return which events a graph's launch started."""
     codes = np.where(launch >= 0, events.name[launch].astype(np.int64), NULL)
-    in_graph: Flags = events.by_text(codes, lambda name: int("GraphLaunch" in name)) == 1
+    in_graph: Flags = events.by_text(codes, lambda name: int(GRAPH_LAUNCH in name)) == 1
     return in_graph
 
 

@@ -12,17 +12,18 @@ from fastcomm.readers.nsys import DOMAIN, NVTX, PUSH_POP, START_END, payloads
 from fastcomm.readers.nsys.export import ArrayColumns, Export, ExportRows
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm.trace.host_activity import LEAST_RANGE_NS
+from fastcomm.trace.host_names import TELLING
 from fastcomm_kernels.arrays import NULL, Ints
 
 # `emit_nvtx` adds these to operator names, which makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
 _OPERATOR = r", (?:seq|op_id) = "
 # Collectives, which metrics need; other short operators are read only for whole traces.
-COLLECTIVE = r"^(?:nccl:|c10d::|record_param_comms|gloo:)"
+_COLLECTIVE = rf"^(?:{'|'.join(TELLING)})"
 _OPERATOR_SQL = (
     "text IS NULL OR (text NOT LIKE '%, op_id = %' AND text NOT LIKE '%, seq = %') "
-    "OR text GLOB 'nccl:*' OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*' "
-    f"OR end - start >= {LEAST_RANGE_NS}"
+    + "".join(f"OR text GLOB '{name}*' " for name in TELLING)
+    + f"OR end - start >= {LEAST_RANGE_NS}"
 )
 
 _NCCL = r"^nccl[A-Z]"
@@ -82,7 +83,7 @@ def read_ranges(
     name = _names(export, rows)
     is_operator = _rows_of(name, pc.match_substring_regex(name.dictionary, _OPERATOR))
     if not operators:
-        is_collective = _rows_of(name, pc.match_substring_regex(name.dictionary, COLLECTIVE))
+        is_collective = _rows_of(name, pc.match_substring_regex(name.dictionary, _COLLECTIVE))
         mask = ~is_operator | is_collective | (rows["end"] - rows["start"] >= LEAST_RANGE_NS)
         rows, name, is_operator = (
             rows.where(mask),
