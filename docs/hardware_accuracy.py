@@ -23,7 +23,7 @@ from scipy import sparse
 from scipy.optimize import nnls
 from scipy.sparse.linalg import spsolve
 
-from fastcomm.hardware.gpu import ATTENTION_KERNELS, GROWTH, Gpu, Surface, corners, gpu, gpus
+from fastcomm.hardware.gpu import GROWTH, Gpu, Surface, corners, gpu, gpus
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).with_name("hardware-accuracy.md")
@@ -326,95 +326,55 @@ def write(name: str, surfaces: list[tuple[Table, Surface]], errors: dict[str, fl
     path.write_text("\n".join(parts) + "\n", "utf-8")
 
 
-_CLUSTERS = {  # GPUs of an NVLink domain, and its bandwidth to others by data sheet
-    "dgx-a100": ("a100", 8, "200GB/s", "8 x 200 Gb/s InfiniBand"),
-    "dgx-h100": ("h100", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
-    "dgx-b200": ("b200", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
-    "gb200-nvl72": ("gb200", 72, "3600GB/s", "72 x 400 Gb/s InfiniBand"),
-    "dgx-a100-40": ("a100-40", 8, "200GB/s", "8 x 200 Gb/s InfiniBand"),
-    "dgx-h200": ("h200", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
-    "dgx-h800": ("h800", 8, "400GB/s", "8 x 400 Gb/s InfiniBand"),
-    "dgx-b300": ("b300", 8, "800GB/s", "8 x 800 Gb/s InfiniBand"),
-    "gb300-nvl72": ("gb300", 72, "7200GB/s", "72 x 800 Gb/s InfiniBand"),
-}
-_CLUSTER = """\
-# {title}, {links} (data sheet).
-# Written by docs/hardware_accuracy.py from fastcomm/hardware/gpus/{gpu}.toml, whose head names
-# the origin and the license of the measurements{basis}.
-name = "{title}"
-gpu = "{gpu}"
-gpus_per_node = {gpus}
-# Data sheet.
-memory = "{memory:.0f}GiB"
-# Data sheet, dense bf16.
-peak_tflops = {peak:.0f}
-# 0.86 of the data sheet, as large copies reach.
-hbm = "{hbm:.2f}TB/s"
-# Bus bandwidth of a measured NCCL all-gather of 512 MiB.
-bw_intra = "{intra:.0f}GB/s"
-# {links}, data sheet.
-bw_node = "{node}"
-# Source: the tables of the LinS / ISP simulator (arXiv 2401.09149), taken from runs on A800.
-contention = [[16, 1.0], [32, 1.1], [64, 1.2], [256, 1.3], [512, 1.4], [1048576, 1.5]]
-# intra: measured NCCL all-gather of 512 B. Others as on A800, see a800.toml.
-alpha_us = {{ intra = {start:.0f}, inter = 90.0, rank = 1.8, from = 16 }}
-# FLOPs of a bf16 GEMM and its TFLOPS: median of square weights of 2048 to 8192.
+_CURVES = """\
+# Of the InternEvo search, from the surfaces. FLOPs of a bf16 GEMM and its TFLOPS: median of
+# square weights of 2048 to 8192. GEMMs of unfused attention: about half of the peak, an
+# assumption. Causal FlashAttention, heads of 128, at 1K to 16K tokens.
+[curves]
 gemm = {gemm}
-# GEMMs of unfused attention: about half of the peak, an assumption.
 unfused_tflops = {unfused:.0f}
-note = "{derived}links between nodes and backward attention are not measured: data sheet, A800"
-
-# Causal FlashAttention, heads of 128, at 1K to 16K tokens; backward by factors of `isp price`.
-[attention]
-start_us = [{first:.1f}, {first:.1f}]
-element_ps = [{element:.3f}, {element_back:.3f}]
-tflops = [{rate:.1f}, {rate_back:.1f}]
+attention = {{ start_us = [{first:.1f}, {first:.1f}], \
+element_ps = [{element:.3f}, {element_back:.3f}], tflops = [{rate:.1f}, {rate_back:.1f}] }}
 """
 
 
-def write_cluster(name: str) -> None:
-    """Write a cluster file for the search, with curves from the surfaces of its GPU."""
-    chip_name, count, node, links = _CLUSTERS[name]
-    chip = gpu(chip_name)
+def curves(chip: Gpu) -> str:
+    """The curves of the search in TOML, from the surfaces of a GPU."""
     knots = []
     for work in np.geomspace(1e9, 1e13, 9):
         shapes = [(work / (2 * h * h), h) for h in (2048, 4096, 8192)]
         times = [float(chip.matmul("bf16", m, h, h)) for m, h in shapes if m >= 16]  # noqa: PLR2004
         knots.append([float(f"{work:.3g}"), round(float(work / np.median(times)) / 1e12, 1)])
     seq = np.array([1024.0, 2048.0, 4096.0, 8192.0, 16384.0])
-    kernel, factor = ATTENTION_KERNELS[chip.chip]
-    times = np.array([float(chip.flash(kernel, 128, s, 32, 32)) for s in seq])
-    first = 10e-6
+    times = np.array([float(chip.flash(chip.attention_kernel, 128, s, 32, 32)) for s in seq])
+    first, factor = 10e-6, chip.attention_backward
     design = np.column_stack([seq * 4096, 2 * seq**2 * 4096]) / times[:, None]
     element, per_flop = np.clip(nnls(design, 1 - first / times)[0], 1e-18, None)
+    return _CURVES.format(
+        gemm=knots,
+        unfused=chip.peaks["bf16"] / 2e12,
+        first=first * 1e6,
+        element=element * 1e12,
+        element_back=element * factor * 1e12,
+        rate=1e-12 / per_flop,
+        rate_back=2.5 / factor * 1e-12 / per_flop,
+    )
+
+
+def links(chip: Gpu) -> tuple[float, float]:
+    """Bus bandwidth (bytes/s) and start (s) of an NCCL all-gather of 512 MiB and of 512 B."""
     size, ranks = 2**29, max(chip.collectives["all_gather"])
     gather = float(chip.inside("all_gather", size, ranks))
-    (GPUS.parent / "data" / f"{name}.toml").write_text(
-        _CLUSTER.format(
-            title=chip.name,
-            basis=f", or that of\n# the GPU that it is like. Not measured: {chip.derived}"
-            if chip.derived
-            else "",
-            derived=f"{chip.name} is not measured: {chip.derived}; " if chip.derived else "",
-            links=links,
-            gpu=chip_name,
-            gpus=count,
-            memory=chip.memory / 2**30,
-            peak=chip.peaks["bf16"] / 1e12,
-            hbm=chip.hbm / 1e12,
-            intra=size * (ranks - 1) / ranks / gather / 1e9,
-            node=node,
-            start=float(chip.inside("all_gather", 512, ranks)) * 1e6,
-            gemm=knots,
-            unfused=chip.peaks["bf16"] / 2e12,
-            first=first * 1e6,
-            element=element * 1e12,
-            element_back=element * factor * 1e12,
-            rate=1e-12 / per_flop,
-            rate_back=2.5 / factor * 1e-12 / per_flop,
-        ),
-        "utf-8",
-    )
+    start = float(chip.inside("all_gather", 512, ranks))
+    return size * (ranks - 1) / ranks / gather, start
+
+
+def write_curves(name: str) -> None:
+    """Replace the curves in the file of a GPU."""
+    path = GPUS / f"{name}.toml"
+    sheet, _, rest = path.read_text("utf-8").partition("\n[errors]")
+    sheet = sheet.partition(_CURVES[:20])[0].rstrip()
+    path.write_text(f"{sheet}\n\n{curves(gpu(name))}\n[errors]{rest}", "utf-8")
 
 
 _LEAST = {"gemm": 1e9, "attention": 0.0, "experts": 0.0, "collectives": 65536.0}
@@ -431,7 +391,7 @@ Errors = dict[tuple[str, str], list[tuple[Floats, Floats]]]  # (work, errors) by
 
 
 def fit_all(folder: Path) -> None:
-    """Fit and write the surfaces of all GPUs, and the clusters of the search."""
+    """Fit and write the surfaces of all GPUs, and their curves of the search."""
     for name in MEASURED:
         surfaces = [(table, fit(table)) for table in tables(folder, name)]
         own: dict[str, list[tuple[Floats, Floats]]] = {}
@@ -441,8 +401,8 @@ def fit_all(folder: Path) -> None:
         medians = {kind: _median(parts, _LEAST[kind]) for kind, parts in own.items()}
         write(name, surfaces, medians)
     gpu.cache_clear()
-    for name in _CLUSTERS:
-        write_cluster(name)
+    for name in MEASURED:
+        write_curves(name)
 
 
 def errors(folder: Path, *, all_rows: bool = False) -> Errors:

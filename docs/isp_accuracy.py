@@ -34,11 +34,11 @@ of absolute relative errors. `docs/isp_accuracy.py` writes this page.
 _MIXTURES = """\
 Sources: arXiv 2412.19437, section 1, and the performance summary of NVIDIA's Megatron Bridge
 (releases 25.09 and 26.02: routing forced to be even, no token dropped). Tokens per second and
-GPU, in sequences of 4096. Predictions are for bf16, on scaled curves of A800. In `copies` a
+GPU, in sequences of 4096. Predictions are for bf16, on the curves of H100. In `copies` a
 token is sent to each of its experts, in `by node` once to each node (`--dispatch nodes`);
 `overlapped` also overlaps the all-to-alls with another micro-batch (`--overlap-experts`).
 
-DeepSeek's own run is 13 % faster than the nearest prediction: it computes and dispatches in
+DeepSeek's own run is 14 % faster than the nearest prediction: it computes and dispatches in
 fp8, and overlaps all-to-alls. Predictions for models with many small experts are far too
 fast, more so for smaller experts: the time of a grouped GEMM is taken as the time of one GEMM
 with equal FLOPs, and kernel launches, routing and permutation cost only the bytes that they
@@ -85,7 +85,7 @@ def vtrain(folder: Path, intra: int, p2p: str = "scatter") -> list[tuple[float, 
     path = folder / "vtrain_multi.csv"
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [list(row.values()) for row in csv.DictReader(file)]
-    cluster = replace(load("a100"), bw_node=100 * _GIB, bw_intra=intra * _GIB)
+    cluster = replace(load("a100-roce"), bw_node=100 * _GIB, bw_intra=intra * _GIB)
     found = []
     for row in rows:
         world, batch, bsz, hidden, heads, layers, seq_len, tp, dp, pp = map(int, row[1:11])
@@ -245,7 +245,7 @@ def _said(pairs: Sequence[tuple[float, float]]) -> str:
 
 def _throughput(folder: Path, table: str) -> list[str]:
     rows = published(folder, table, "tgs")
-    pairs = [(float(row["value"]), priced(row, load("a100"))["tgs"]) for row in rows]
+    pairs = [(float(row["value"]), priced(row, load("a100-roce"))["tgs"]) for row in rows]
     lines: dict[str, dict[int, str]] = {}
     for row, (measured, mine) in zip(rows, pairs, strict=True):
         checkpoint = "full recompute, " if row["ckpt"] == "1" else ""

@@ -1,5 +1,7 @@
 """Test measured hardware: surfaces against their definition, and errors on shapes held out."""
 
+import tomllib
+
 import numpy as np
 import pytest
 from conftest import SHARED
@@ -9,8 +11,8 @@ from oracle_surfaces import seconds
 
 from docs import hardware_accuracy
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import load
-from fastcomm.hardware.gpu import ATTENTION_KERNELS, Surface, gpu, gpus
+from fastcomm.hardware import load, load_node
+from fastcomm.hardware.gpu import Surface, gpu, gpu_sheet, gpus
 
 SIZE = st.floats(1, 1e6)
 AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))
@@ -71,7 +73,7 @@ SEQ = st.integers(10, 22).map(lambda power: 2.0**power)
 @given(st.sampled_from(gpus()), SEQ, st.floats(1, 1e4), st.floats(0.05, 1), st.floats(1, 8))
 def test_attention_beyond_its_measurements_keeps_its_rate(name, seq, heads, share, factor):
     chip = gpu(name)
-    kernel, _ = ATTENTION_KERNELS[chip.chip]
+    kernel = chip.attention_kernel
     kv = max(1.0, heads * share)
     short, long = (float(chip.flash(kernel, 128, s, heads, kv)) for s in (seq, seq * factor))
     assert 2 * seq**2 * heads * 128 / short <= chip.peaks["bf16"] * (1 + 1e-9)
@@ -132,12 +134,40 @@ def test_an_unknown_gpu_is_refused():
         gpu("v100")
 
 
-@pytest.mark.parametrize("name", sorted(hardware_accuracy._CLUSTERS))
-def test_a_measured_cluster_serves_the_search(name):
+@pytest.mark.parametrize("name", gpus())
+def test_the_name_of_a_gpu_is_that_of_its_usual_cluster_in_every_command(name):
     cluster = load(name)
-    assert gpu(cluster.gpu).name == cluster.name
-    rate = 1e13 / float(cluster.gemm.seconds(1e13))
-    assert 0.5 < rate / cluster.peak < 0.9
+    assert (cluster.gpu, cluster.name) == (name, gpu(name).name)
+    assert (cluster.peak, cluster.hbm) == (gpu(name).peaks["bf16"], gpu(name).hbm)
+    node, links = load_node(name.upper())
+    assert (node, links.intra) == (cluster.gpus_per_node, cluster.bw_intra)
+    assert links.inter * node == cluster.bw_node
+
+
+@pytest.mark.parametrize("name", gpus())
+def test_links_of_a_cluster_and_curves_of_its_gpu_are_those_of_its_surfaces(name):
+    cluster = load(name)
+    bandwidth, start = hardware_accuracy.links(gpu(name))
+    assert cluster.bw_intra == pytest.approx(bandwidth, rel=0.01)
+    assert cluster.alpha_intra == pytest.approx(start, abs=0.51e-6)
+    assert (
+        gpu_sheet(name)["curves"]
+        == tomllib.loads(hardware_accuracy.curves(gpu(name)))["curves"]
+    )
+
+
+def test_a_cluster_takes_from_its_gpu_what_its_file_lacks(tmp_path):
+    path = tmp_path / "mine.toml"
+    links = 'gpus_per_node = 4\nbw_intra = "300GB/s"\nbw_node = "100GB/s"\n'
+    links += "contention = [[16, 1.0]]\n"
+    links += "alpha_us = { intra = 10, inter = 90, rank = 1, from = 16 }\n"
+    path.write_text(f'gpu = "h100"\nmemory = "96GiB"\n{links}')
+    mine, usual = load(path), load("h100")
+    assert (mine.memory, mine.gpus_per_node) == (96 * 2**30, 4)
+    assert (mine.name, mine.gemm, mine.hbm) == (usual.name, usual.gemm, usual.hbm)
+    path.write_text(f'gpu = "v100"\n{links}')
+    with pytest.raises(ConfigError, match=r"mine.toml: unknown GPU 'v100': expected one of"):
+        load(path)
 
 
 def test_median_errors_on_shapes_held_out_are_within_their_bars(measurements):

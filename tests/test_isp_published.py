@@ -18,7 +18,7 @@ PREDICTED = {
 
 def throughput(folder, table):
     rows = accuracy.published(folder, table, "tgs")
-    return rows, [accuracy.priced(row, load("a100")) for row in rows]
+    return rows, [accuracy.priced(row, load("a100-roce")) for row in rows]
 
 
 @pytest.mark.parametrize("table", ["A", "B"])

@@ -44,7 +44,9 @@ def test_several_world_sizes_are_ranked_each_and_a_note_says_what_was_not_measur
     text = call(*ASKED[:2], "--world-size", "8,16", *ASKED[4:], "--cluster", "h100")
     assert "by GPUs" in text
     assert "on 8 to 16 H100-SXM" in text
-    assert "calibrate with measurements" in " ".join(text.split())
+    assert "links between nodes and backward attention are not measured" in " ".join(
+        text.split()
+    )
 
 
 def test_measured_tables_replace_the_curves(isp_data):

@@ -295,7 +295,7 @@ def link_bandwidth_option(**attrs: Any) -> Callable[[F], F]:
 
 def cluster_option(default: str) -> Callable[[F], F]:
     """Return the option of a cluster; `default` is what holds without it."""
-    text = "Cluster: a800, dgx-a100, dgx-h100, gb200-nvl72, ..., or a TOML file. Default: "
+    text = "Cluster: a800, dgx-h100 (or h100), gb200-nvl72, ..., or a TOML file. Default: "
     return _measured("cluster", f"{text}{default}.", metavar="NAME|FILE", is_common=True)
 
 

@@ -1,8 +1,8 @@
 """Clusters: GPU, links and measured curves, from shipped files or a user's TOML.
 
-`docs/isp.md` has a table of the keys. A `Cluster` needs all of them; `GpuLinks`, for expert
-all-to-alls, needs three. Times are in seconds, sizes in bytes, bandwidths in bytes per second,
-and rates in FLOPs per second.
+`docs/isp.md` has a table of the keys. A `Cluster` needs all of them, some of which its GPU may
+have; `GpuLinks`, for expert all-to-alls, needs three. Times are in seconds, sizes in bytes,
+bandwidths in bytes per second, and rates in FLOPs per second.
 """
 
 from dataclasses import dataclass, field, fields
@@ -10,117 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from fastcomm.checks import BANDWIDTH, EFFICIENCY, FACTOR, RANKS, START_S, Range, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml, text
+from fastcomm.hardware.curves import AttentionCurve, GemmCurve, GemmTable, LinkFit
+from fastcomm.hardware.gpu import gpu_sheet
 from fastcomm.units import GIB, parse_bandwidth, parse_quantity
-
-# Not of `fastcomm_kernels`, which takes half a second to import.
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmCurve:
-    """Rate (FLOPs/s) by FLOPs of a matrix product.
-
-    It is log-log between the knots; the time is constant below, and the rate above.
-    """
-
-    flops: tuple[float, ...]
-    rates: tuple[float, ...]
-
-    def seconds(self, flops: ArrayLike) -> FloatArray:
-        """Return the time of one matrix product of `flops` FLOPs, in s."""
-        work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
-        rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
-        return np.asarray(work / rate)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmTable:
-    """Time (s) by FLOPs of a matrix product.
-
-    It is linear between the entries, the first one's below, and proportional above.
-    """
-
-    flops: tuple[float, ...]
-    times: tuple[float, ...]
-
-    def seconds(self, flops: ArrayLike) -> FloatArray:
-        """Return the time of one matrix product of `flops` FLOPs, in s."""
-        work = np.asarray(flops, np.float64)
-        beyond = np.maximum(work / self.flops[-1], 1.0)
-        return np.asarray(np.interp(work, self.flops, self.times) * beyond)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCurve:
-    """Time of causal FlashAttention: a start, a time per element and a time per FLOP.
-
-    Each field has a value for the forward and one for the backward pass.
-    """
-
-    start: tuple[float, float]
-    element: tuple[float, float]  # seconds per element
-    rate: tuple[float, float]  # FLOPs per second
-
-    def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> FloatArray:
-        """Return the seconds of the forward pass of attention.
-
-        Parameters
-        ----------
-        bsz
-            Number of sequences.
-        seq
-            Tokens of a sequence.
-        hidden
-            Hidden size on a GPU.
-
-        """
-        return self._seconds(0, 2, bsz, seq, hidden)
-
-    def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> FloatArray:
-        """Return the seconds of the backward pass, which has 2.5 times the FLOPs.
-
-        Parameters are those of `forward`.
-        """
-        return self._seconds(1, 5, bsz, seq, hidden)
-
-    def _seconds(
-        self, way: int, factor: int, bsz: ArrayLike, seq: float, hidden: ArrayLike
-    ) -> FloatArray:
-        """Return the seconds of a pass (forward 0, backward 1); `factor` scales its FLOPs."""
-        elements = np.asarray(bsz, np.float64) * seq * np.asarray(hidden, np.float64)
-        compute = factor * elements * seq / self.rate[way]
-        return np.asarray(self.start[way] + self.element[way] * elements + compute)
-
-
-def bus_factor(op: str, ranks: ArrayLike) -> FloatArray:
-    """Return the bytes that each rank sends, as a share of the volume of a collective.
-
-    The factors are those of nccl-tests' bus bandwidth; 1 for point-to-point messages.
-    """
-    n = np.asarray(ranks, np.float64)
-    if op == "p2p":
-        return np.ones_like(n)
-    return np.asarray((2 if op == "all_reduce" else 1) * (n - 1) / n)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFit:
-    """Measured lines of one operation in one group size; the faster of the two counts.
-
-    Small messages use another protocol, with a shorter start-up time and a lower bus bandwidth.
-    """
-
-    ranks: int
-    alpha: float  # start-up time
-    bus: float  # bus bandwidth
-    small_alpha: float
-    small_bus: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +43,7 @@ class Cluster:
     # Start-up time per call ("call"), step of a ring ("ring") or level of a tree ("tree").
     comm_model: str = "call"
     note: str = ""  # which values were not measured
-    gpu: str = ""  # name of the measured GPU, see `gpu.Gpu`
+    gpu: str = ""  # name of the shipped GPU, see `gpu.Gpu`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +130,8 @@ def shipped() -> list[str]:
 def load(name: str | Path) -> Cluster:
     """Return the shipped cluster of that name, or the one that a TOML file describes.
 
+    The name of a GPU is that of its usual cluster: "h100" is "dgx-h100".
+
     Raises
     ------
     ConfigError
@@ -282,13 +179,15 @@ def load_node(name: str | Path) -> tuple[int, GpuLinks]:
 
 
 def _text(name: str | Path) -> str:
-    """Return the TOML text of a shipped cluster, or of a file."""
-    if str(name).lower() in shipped():
-        source = resources.files("fastcomm.hardware") / "data" / f"{str(name).lower()}.toml"
-        return source.read_text("utf-8")
+    """Return the TOML text of a shipped cluster, also by the name of its GPU, or of a file."""
+    key, names = str(name).lower(), shipped()
+    for file in (key, f"dgx-{key}", f"{key}-nvl72"):
+        if file in names:
+            source = resources.files("fastcomm.hardware") / "data" / f"{file}.toml"
+            return source.read_text("utf-8")
     if not Path(name).exists():
         raise ConfigError(
-            f"cluster {str(name)!r}: no such file, and not one of {', '.join(shipped())}"
+            f"cluster {str(name)!r}: no such file, and not one of {', '.join(names)}"
         )
     return text(Path(name))
 
@@ -298,9 +197,21 @@ def _checked_keys(toml: str, where: str, required: tuple[str, ...]) -> dict[str,
     values = parsed_toml(toml, where)
     if unknown := values.keys() - set(_KEYS):
         raise ConfigError(f"{where}: unknown key {min(unknown)!r}; expected {', '.join(_KEYS)}")
+    if "gpu" in values:
+        values = {**_gpu_values(values["gpu"], where), **values}
     if missing := [key for key in required if key not in values]:
         raise ConfigError(f"{where}: missing key {', '.join(missing)}")
     return values
+
+
+def _gpu_values(name: object, where: str) -> dict[str, Any]:
+    """Return the values that a cluster takes from its GPU, by its own keys."""
+    try:
+        sheet = gpu_sheet(str(name))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    values = {key: sheet[key] for key in ("name", "memory", "hbm")}
+    return {**values, "peak_tflops": sheet["peak_tflops"]["bf16"], **sheet["curves"]}
 
 
 def _bandwidths(values: dict[str, Any], where: str, keys: tuple[str, ...]) -> list[float]:

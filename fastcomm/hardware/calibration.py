@@ -11,14 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import (
-    AttentionCurve,
-    Cluster,
-    FloatArray,
-    GemmCurve,
-    LinkFit,
-    bus_factor,
-)
+from fastcomm.hardware import Cluster
+from fastcomm.hardware.curves import AttentionCurve, FloatArray, GemmCurve, LinkFit, bus_factor
 from fastcomm.hardware.measurements import TimedMessage
 
 FittedLine = tuple[float, float]

@@ -6,30 +6,19 @@ bytes or elements, rates in FLOPs or bytes per second, shares are fractions of 1
 """
 
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml
-from fastcomm.hardware import FloatArray, bus_factor
-from fastcomm.units import enumeration, parse_bandwidth, parse_quantity, percent
-
-# Attention kernel of a current stack, and the time of its backward over its forward pass: 2.5
-# times the FLOPs, at 0.86 of the rate (A100: median of FlashAttention-2 on A800 from 1K to 16K
-# tokens), 0.83 (H100: about that of FlashAttention-3, arXiv 2407.08608), or 0.75 (Blackwell: an
-# assumption).
-ATTENTION_KERNELS = {
-    "a100": ("fa2", 2.9),
-    "h100": ("fa3", 3.0),
-    "b200": ("trtllm_gen", 3.3),
-    "gb200": ("trtllm_gen", 3.3),
-}
+from fastcomm.hardware.curves import FloatArray, bus_factor
+from fastcomm.units import parse_bandwidth, parse_quantity
 
 # Exponents by which times grow above the last measured size of each axis, by kind: the work.
 GROWTH = {
@@ -119,15 +108,20 @@ class Gpu:
     """
 
     name: str
-    chip: str  # the measured GPU whose kernels it has: "h100"
     memory: float
     hbm: float  # bandwidth of the memory, as reached
     peaks: dict[str, float]  # by precision, dense
     nvlink: float  # one direction, data sheet
+    watts: float  # usual limit of power
+    attention_kernel: str  # of a current stack, a prefix of the names in `attention`
+    attention_backward: float  # its time over that of the forward pass
+    has_mx: bool = False  # tensor cores for MX formats
     gemm: dict[str, Surface] = field(default_factory=dict)
     attention: dict[str, Surface] = field(default_factory=dict)
     experts: dict[str, Surface] = field(default_factory=dict)
     collectives: dict[str, dict[int, Surface]] = field(default_factory=dict)
+    # Recipes of experts whose times are those of another one.
+    experts_like: dict[str, str] = field(default_factory=dict)
     # What is not measured on this GPU, for output.
     derived: str = ""
     # Medians of relative errors on held-out measurements by kind, for output.
@@ -218,9 +212,19 @@ def gpus() -> list[str]:
     return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
+def _text(name: str) -> str:
+    """Return the TOML text of a shipped GPU."""
+    if name not in gpus():
+        raise ConfigError(f"unknown GPU {name!r}: expected one of {', '.join(gpus())}")
+    source = resources.files("fastcomm.hardware") / "gpus" / f"{name}.toml"
+    return source.read_text("utf-8")
+
+
 @cache
-def gpu(name: str) -> Gpu:
-    """Return a shipped GPU.
+def gpu_sheet(name: str) -> dict[str, Any]:
+    """Return what is known of a shipped GPU beside its surfaces, as in its file.
+
+    The GPU that it is `like` fills in what its file lacks.
 
     Raises
     ------
@@ -228,39 +232,52 @@ def gpu(name: str) -> Gpu:
         If there is no GPU of this name.
 
     """
-    if name not in gpus():
-        raise ConfigError(f"unknown GPU {name!r}: expected one of {', '.join(gpus())}")
-    source = resources.files("fastcomm.hardware") / "gpus" / f"{name}.toml"
-    return _gpu(name, parsed_toml(source.read_text("utf-8"), name))
+    # The rest of the text has many numbers.
+    values = parsed_toml(_text(name).partition("\n[errors]")[0], name)
+    return {**(gpu_sheet(values["like"]) if "like" in values else {}), **values}
 
 
-def _gpu(key: str, values: dict[str, Any]) -> Gpu:
-    """Return the GPU of a shipped file; surfaces of `like` fill in those that it lacks."""
+@cache
+def gpu(name: str) -> Gpu:
+    """Return a shipped GPU; surfaces of the GPU that it is `like` fill in those that it lacks.
+
+    Raises
+    ------
+    ConfigError
+        If there is no GPU of this name.
+
+    """
+    sheet, values = gpu_sheet(name), parsed_toml(_text(name), name)
     base = gpu(values["like"]) if "like" in values else None
-    hbm = parse_bandwidth(values["hbm"], "hbm")
-    kinds: dict[str, Any] = {}
-    for kind in ("gemm", "attention", "experts"):
-        own = {name: _surface(kind, table) for name, table in values.get(kind, {}).items()}
-        kinds[kind] = own or (getattr(base, kind) if base else {})
+    nvlink = parse_bandwidth(sheet["nvlink"], "nvlink")
+    kinds: dict[str, Any] = {
+        kind: {key: _surface(kind, table) for key, table in values.get(kind, {}).items()}
+        for kind in ("gemm", "attention", "experts")
+    }
     lines = {
         op: {int(ranks): _surface("collectives", table) for ranks, table in tables.items()}
         for op, tables in values.get("collectives", {}).items()
     }
-    nvlink = parse_bandwidth(values["nvlink"], "nvlink")
-    if base and not lines:
-        lines = _slower(base, nvlink / base.nvlink)
+    if base:
+        kinds = {kind: own or getattr(base, kind) for kind, own in kinds.items()}
+        lines = lines or _slower(base, nvlink / base.nvlink)
     return Gpu(
-        name=values["name"],
-        chip=values.get("like", key),
-        memory=parse_quantity(values["memory"], "memory"),
-        hbm=hbm,
-        peaks={precision: tflops * 1e12 for precision, tflops in values["peak_tflops"].items()},
+        memory=parse_quantity(sheet["memory"], "memory"),
+        hbm=parse_bandwidth(sheet["hbm"], "hbm"),
+        peaks={precision: tflops * 1e12 for precision, tflops in sheet["peak_tflops"].items()},
         nvlink=nvlink,
         collectives=lines,
-        derived=values.get("derived", ""),
         errors=values.get("errors", base.errors if base else {}),
+        **{key: sheet[key] for key in _AS_WRITTEN if key in sheet},
         **kinds,
     )
+
+
+# Keys of a file whose values need no conversion.
+_AS_WRITTEN = (
+    *("name", "watts", "attention_kernel", "attention_backward", "has_mx", "experts_like"),
+    "derived",
+)
 
 
 def _surface(kind: str, table: dict[str, Any]) -> Surface:
@@ -284,26 +301,6 @@ def _slower(base: Gpu, links: float) -> dict[str, dict[int, Surface]]:
     return scaled
 
 
-NA = "n/a"
-
-# The shipped GPU of a device's name, as the driver has it; the first match counts. Models for
-# PCIe and NVL have other peaks, and are none of them.
-_DEVICES = tuple(
-    (key, re.compile(pattern))
-    for key, pattern in (
-        ("gb300", r"\bGB300\b"),
-        ("gb200", r"\bGB200\b"),
-        ("b300", r"\bB300\b"),
-        ("b200", r"\bB200\b"),
-        ("h200", r"\bH200\b(?! NVL)"),
-        ("h800", r"\bH800\b(?! PCIe)"),
-        ("h100", r"\bH100\b(?! PCIe| NVL| 9\dGB)"),
-        ("a100-40", r"\bA100-SXM\d?-40GB|\bA100-PG509-200"),
-        ("a100", r"\bA100-SXM\d?-80GB"),
-    )
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
     """The peaks of a GPU."""
@@ -324,72 +321,16 @@ class Roof:
 
 
 def roof_of(device: str | None, chosen: str | None = None) -> Roof | None:
-    """Return the peaks of a device by its name, or of the chosen GPU; None if unknown.
+    """Return the peaks of a device by the driver's name, or of the chosen GPU; None if unknown.
+
+    Models for PCIe and NVL have other peaks than those of servers, and are unknown.
 
     Raises `ConfigError` if the chosen GPU is not shipped.
     """
-    key = chosen or next((key for key, name in _DEVICES if name.search(device or "")), None)
+    key = chosen or next(
+        (name for name in gpus() if re.search(gpu_sheet(name)["device"], device or "")), None
+    )
     if key is None:
         return None
     chip = gpu(key)
     return Roof(gpu=chip.name, peaks=chip.peaks, memory=chip.hbm, chip=chip)
-
-
-SHARES = ("gemm", "attention", "convolution", "memory_bound")
-_LABELS = {"gemm": "GEMM", "memory_bound": "memory-bound"}
-_VALUES = ("executed_per_step", "model_per_step", "hfu", "mfu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
-    """FLOPs of the mean step of a rank, and their share of the peak; None is unknown.
-
-    They are those of GEMMs, attention and convolutions. `shares` are shares of the time of
-    compute kernels.
-    """
-
-    executed_per_step: float | None = None
-    model_per_step: float | None = None  # without recomputation
-    hfu: float | None = None
-    mfu: float | None = None
-    gpu: str | None = None  # whose peaks count
-    covered: float | None = None  # share of the time of such kernels whose FLOPs are known
-    shares: dict[str, float | None] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)  # why a value is None
-
-    @classmethod
-    def without(cls, reason: str) -> Self:
-        """Return unknown FLOPs, with the reason."""
-        return cls(unknown=dict.fromkeys(_VALUES, reason))
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What a step executes, its shares of the peak, and why they are unknown."""
-        if self.executed_per_step is None:
-            return (f"FLOPs: {NA} ({self.unknown.get('executed_per_step', 'not counted')}).",)
-        parts = [f"{self.executed_per_step / 1e12:.4g} TFLOP per step and rank"]
-        for name, value in (("HFU", self.hfu), ("MFU", self.mfu)):
-            parts += [f"{name} {percent(value)}"] if value is not None else []
-        peak = f" of the peak of {self.gpu}" if self.gpu and len(parts) > 1 else ""
-        shares = [
-            f"{_LABELS.get(name, name)} {percent(share)}"
-            for name, share in self.shares.items()
-            if share
-        ]
-        time = f" Of compute time: {', '.join(shares)}." if shares else ""
-        missing: dict[str, list[str]] = {}
-        for name in ("hfu", "mfu"):
-            if name in self.unknown:
-                missing.setdefault(self.unknown[name], []).append(name.upper())
-        return (
-            f"{'; '.join(parts)}{peak}.{time}",
-            *(f"{enumeration(names)}: {NA} ({reason})." for reason, names in missing.items()),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; every value that may be unknown has its reason, or null."""
-        return {
-            **asdict(self),
-            "shares": {name: self.shares.get(name) for name in SHARES},
-            "unknown": {name: self.unknown.get(name) for name in _VALUES},
-        }

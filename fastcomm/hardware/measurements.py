@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastcomm import files
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import GemmTable
+from fastcomm.hardware.curves import GemmTable
 
 _OPS = {
     "allgather": "all_gather",

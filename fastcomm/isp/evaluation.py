@@ -127,7 +127,6 @@ def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, st
             f"--cluster {options.cluster}: no measured GPU; take {names}, or add the key gpu "
             "to your file"
         )
-    gpu(cluster.gpu)
     seq_len = _one(options.seq_len, "seq-len")
     tokens = _one(options.global_batch, "global-batch")
     if tokens % seq_len:

@@ -34,7 +34,6 @@ DISPATCHES = ("alltoall", "deepep", "hybridep")
 _WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 _BF16_GRADIENTS = 2023.9  # year of the stack
-MX_CHIPS = ("b200", "gb200")  # GPUs with tensor cores for MX formats, and those like them
 _YEARS = (2000, 2100)
 # Stages of ZeRO that divide parameters, gradients and optimizer states.
 _DIVIDED = ("zero3",), ("zero2", "zero3"), ("zero1", "zero2", "zero3")
@@ -198,7 +197,7 @@ class Plan:
         chip, recipe = gpu(self.gpu), RECIPES[self.precision]
         if recipe != "bf16" and "fp8" not in chip.peaks:
             raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
-        if self.precision == "mxfp8" and chip.chip not in MX_CHIPS:
+        if self.precision == "mxfp8" and not chip.has_mx:
             raise ConfigError(
                 f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
             )

@@ -7,8 +7,8 @@ micro-batch through one layer.
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from fastcomm.hardware import bus_factor
-from fastcomm.hardware.gpu import ATTENTION_KERNELS, Gpu, gpu
+from fastcomm.hardware.curves import bus_factor
+from fastcomm.hardware.gpu import Gpu, gpu
 from fastcomm.isp.internevo.layer import visited_nodes
 from fastcomm.isp.model import Experts
 from fastcomm.isp.plan import RECIPES, Plan
@@ -190,7 +190,7 @@ def _attention(plan: Plan) -> tuple[float, float]:
     if plan.year < OLD_ATTENTION:
         forward = _unfused(plan, chip, heads, width)
         return forward, 2 * forward
-    kernel, factor = ATTENTION_KERNELS[chip.chip]
+    kernel, factor = chip.attention_kernel, chip.attention_backward
     slow = 1.0
     # PyTorch's own attention stays at FlashAttention-2.
     torch = plan.trainer_rules.has_torch_attention
@@ -232,7 +232,7 @@ def _experts(plan: Plan, constants: Constants, experts: Experts) -> tuple[float,
     chip = gpu(plan.gpu)
     tokens = plan.tokens / plan.tp * plan.etp
     recipe = RECIPES[plan.precision]
-    recipe = "fp8_tensor" if recipe == "fp8_block" and chip.chip == "h100" else recipe
+    recipe = chip.experts_like.get(recipe, recipe)
     recipe = recipe if recipe in chip.experts else "bf16"
     own = experts.number / plan.ep
     weights = plan.model.hidden * experts.ffn / plan.etp

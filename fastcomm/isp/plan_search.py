@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import load
 from fastcomm.hardware.gpu import Gpu, gpu
 from fastcomm.isp.evaluation import expected_error, summary, unmeasured
 from fastcomm.isp.internevo import memory_limit
 from fastcomm.isp.internevo.space import divisors
-from fastcomm.isp.plan import MX_CHIPS, Plan, strategy_values, virtual_stages, with_values
+from fastcomm.isp.plan import Plan, strategy_values, virtual_stages, with_values
 from fastcomm.isp.plan_cost import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan, priced
 from fastcomm.isp.presets import load as load_model
-from fastcomm.isp.trainers import DEFAULT, measured_cluster
+from fastcomm.isp.trainers import DEFAULT
 from fastcomm.planning_options import SearchOptions
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, parse_quantity
@@ -169,7 +170,7 @@ def search_plans(options: SearchOptions) -> PlanSearch:
         If an option is missing or invalid.
 
     """
-    cluster = measured_cluster(options.cluster or "dgx-h100")
+    cluster = load(options.cluster or "dgx-h100")
     trainer = options.trainer or DEFAULT
     if not cluster.gpu:
         raise ConfigError(
@@ -226,7 +227,7 @@ def _sequences(options: SearchOptions, seq_len: int) -> int:
 def _precision(text: str | None, chip: Gpu) -> str:
     """Return the precision of a plan; "fp8" is the usual recipe of the GPU."""
     if text == "fp8":
-        return "mxfp8" if chip.chip in MX_CHIPS else "fp8_cs"
+        return "mxfp8" if chip.has_mx else "fp8_cs"
     return text or "bf16"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import FloatArray
+from fastcomm.hardware.curves import FloatArray
 from fastcomm.isp.plan_cost import CALIBRATED, Constants
 from fastcomm.isp.runs import TrainingRun, price_run
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from fastcomm.checks import RANKS, Range, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import load_node
 from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import (
@@ -35,9 +36,7 @@ from fastcomm.units import GIB, parse_quantity
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")
 _ROW = Mapping[str, str]
 _MOST = 1 << 50  # sequences, tokens
-# Default bandwidth of an 8-GPU node, Gbit/s: data sheets of DGX systems, and of the clouds.
-_NODE_GBPS = {"a100": 1600, "a100-40": 1600, "b300": 6400, "gb300": 6400}
-_RACK = {"gb200": 72, "gb300": 72}  # GPUs of an NVLink domain of many nodes
+_NODE = 8  # GPUs of a usual node; an NVLink domain of more has many nodes
 _TRIED = {
     "micro_batch": ("1", "2", "4", "8"),
     "recompute": ("none", "selective", "full"),
@@ -205,8 +204,6 @@ def gpu_of(name: str, memory: float | None = None) -> str:
     return "a100-40" if name == "a100" and memory == 40 * GIB else name
 
 
-# W, usual limit by measured GPU: data sheets, and for Blackwell those of the measurements.
-_POWER = {"a100": 400.0, "h100": 700.0, "b200": 1000.0, "gb200": 1200.0}
 _WATTS, _GIGABYTES = Range(50, 5000), Range(8, 2048)
 _VARIANT = {"memory": (r"(\d+)\s*Gi?B\b", _GIGABYTES), "power": (r"(\d+)\s*W\b", _WATTS)}
 
@@ -230,7 +227,7 @@ def base_plan(row: _ROW, model: Model) -> Plan:
     detail = row.get("recompute_detail", "")
     memory, power = _variant(row.get("gpu_variant", ""))
     name = gpu_of(row["gpu"], memory)
-    usual = _POWER[gpu(name).chip]
+    usual = gpu(name).watts
     domain, node_bytes_per_s = _network(row, name)
     overlap, date = row.get("overlap", "").lower(), row.get("date", "").partition(",")[0]
     return Plan(
@@ -256,13 +253,15 @@ def base_plan(row: _ROW, model: Model) -> Plan:
 def _network(row: _ROW, name: str) -> tuple[int, float]:
     """Return the GPUs of an NVLink domain, and its bandwidth to others in bytes per second.
 
-    A domain is a node, but in racks such as NVL72 it has many nodes.
+    A domain is a node, but in racks such as NVL72 it has many nodes. The usual links are those
+    of the cluster of the GPU's name.
     """
-    per_node = _whole(row, "gpus_per_node", "8")
-    domain = max(per_node, _RACK.get(name, 1))
-    usual = _NODE_GBPS.get(name, 3200) * per_node / 8
-    gbps = _positive(row, "node_gbps") or usual
-    return domain, gbps * 1e9 / 8 * domain / per_node
+    per_node = _whole(row, "gpus_per_node", str(_NODE))
+    usual, links = load_node(name)
+    domain = per_node if usual <= _NODE else max(per_node, usual)
+    if gbps := _positive(row, "node_gbps"):
+        return domain, gbps * 1e9 / 8 * domain / per_node
+    return domain, links.inter_bytes_per_s * domain
 
 
 # Trainers by source of published runs, and of its rows with other sharding.

@@ -6,11 +6,10 @@ Megatron-DeepSpeed is fitted to measured runs (docs/isp-runs.md).
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastcomm.checks import non_default, option_name
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import Cluster, load, shipped
+from fastcomm.hardware import load
 from fastcomm.planning_options import SearchOptions
 
 
@@ -110,7 +109,7 @@ def trainer_of(options: SearchOptions) -> str:
         if re.search("[,-]", str(getattr(options, name) or ""))
     ]
     if options.trainer is None:
-        is_measured = options.cluster is not None and measured_cluster(options.cluster).gpu
+        is_measured = options.cluster is not None and load(options.cluster).gpu
         is_plan = is_measured or options.fix or options.precision
         return DEFAULT if is_plan and not own and not lists else "internevo"
     if options.trainer != "internevo" and (own or lists):
@@ -121,10 +120,3 @@ def trainer_of(options: SearchOptions) -> str:
         name = "--fix" if options.fix else "--precision"
         raise ConfigError(f"{name} has no effect with --trainer internevo")
     return options.trainer
-
-
-def measured_cluster(name: str | Path) -> Cluster:
-    """Return a cluster; "h100" is the node of measured GPUs of that name, "dgx-h100"."""
-    cluster = load(name)
-    dgx = f"dgx-{name}".lower()
-    return load(dgx) if not cluster.gpu and dgx in shipped() else cluster

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.checks import shortened
-from fastcomm.hardware.gpu import Roof, StepFlops
+from fastcomm.hardware.gpu import Roof
+from fastcomm.hardware.utilization import StepFlops
 from fastcomm.kernels import COMMUNICATION, COPY
 from fastcomm.kernels.attribution import Work, absent
 from fastcomm.kernels.costs import WorkCosts

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.checks import shortened
-from fastcomm.hardware.gpu import StepFlops
+from fastcomm.hardware.utilization import StepFlops
 from fastcomm.kernels import COMMUNICATION, COPY, OTHER, KeySums, statistics
 from fastcomm.kernels.attribution import split_labels
 from fastcomm.kernels.flops import SlowGemm, cost_columns, slow_gemms, step_flops

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.hardware.gpu import StepFlops
+from fastcomm.hardware.utilization import StepFlops
 from fastcomm.metrics import gaps
 from fastcomm.metrics.across import Across, plain
 from fastcomm.metrics.breakdown import (

@@ -7,7 +7,8 @@ time.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.hardware import Cluster, FloatArray, LinkFit, bus_factor
+from fastcomm.hardware import Cluster
+from fastcomm.hardware.curves import FloatArray, LinkFit, bus_factor
 
 
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import Cluster, GemmCurve
+from fastcomm.hardware import Cluster
+from fastcomm.hardware.curves import GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp.internevo import ALGOS, Question
 from fastcomm.isp.internevo.block import StrategyGrid
