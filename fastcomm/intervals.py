@@ -1,8 +1,8 @@
 """Sets of half-open intervals ``[start, stop)``: union, intersection, difference, length.
 
-A set is two arrays of integers of equal length, in any order; intervals may overlap, and empty
-intervals cover nothing. Results are merged: sorted int64 arrays of intervals that neither touch
-nor overlap.
+A set is two arrays of integers of equal length, in any order; intervals may overlap, and those
+that are empty or stop before they start cover nothing. Results are merged: sorted int64 arrays
+of intervals that neither touch nor overlap.
 """
 
 import numpy as np
@@ -37,7 +37,8 @@ def union(*sets: Intervals) -> Merged:
     Raises
     ------
     FastcommError
-        If starts or stops are not integers, or their numbers differ.
+        If starts or stops are not integers, their numbers differ, or the times span 2**63 or
+        more.
 
     """
     pairs = [_sorted(one) for one in sets] or [_sorted(((), ()))]
@@ -95,6 +96,8 @@ def _sorted(intervals: Intervals) -> Merged:
     for column in (start, stop):
         if len(column) and not np.can_cast(column.dtype, np.int64):
             raise FastcommError(f"intervals: times of type {column.dtype}; pass int64")
+    if len(start) and int(stop.max()) - int(start.min()) > _ENDS.max:
+        raise FastcommError("intervals: the times span more than int64 can count")
     return _in_order(start.astype(np.int64), stop.astype(np.int64))
 
 

@@ -134,6 +134,8 @@ class ReportOptions(MetricsOptions):
     def __post_init__(self) -> None:
         """Check that the numbers are in their ranges."""
         MetricsOptions.__post_init__(self)
+        if not self.with_tables:
+            raise ConfigError("with_tables: a page needs the tables; no_data writes no files")
         check_numbers("timeline_ranks", self.timeline_ranks)
         check_numbers("timeline_steps", self.timeline_steps)
         if len(self.timeline_steps or ()) > _MOST_STEPS:
@@ -207,6 +209,9 @@ class PathOptions(Window):
         return any(value is not None for value in (self.rank, self.compat, self.deps))
 
 
+_WITHOUT_NAMES = ("category", "operator", "stream", "layer")  # keys of kernels without names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions(CheckedOptions):
     """Which device work is summed up, and by what.
@@ -232,6 +237,8 @@ class KernelOptions(CheckedOptions):
             check_numbers(name, [] if number is None else [number])
         if self.match is not None:
             regex("match", self.match)
+        if self.full_names and self.by in _WITHOUT_NAMES:
+            raise ConfigError(f"full_names has no effect with by {self.by!r}; leave one out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +321,8 @@ class TrialReplayOptions(TrialOptions, ScenarioOptions):
         """Check that numbers are in their ranges."""
         EditOptions.__post_init__(self)
         REPEAT.check(self.repeat, "repeat")
+        if self.tensors == ():
+            raise ConfigError("missing value of tensors")
         check_numbers("tensors", self.tensors)
         for name, least in (("hosts", 2), ("fuse", 1)):
             if (number := getattr(self, name)) is not None:

@@ -344,11 +344,14 @@ class Run:
                 "stragglers: several files; it reads one table of operations. Of traces, "
                 "metrics().findings names the stragglers"
             )
+        if ignored := non_default(self.options):
+            names = ", ".join(ignored)
+            raise ConfigError(f"stragglers: {names}: no effect on a table; open it without")
         return analyse_stragglers(self.paths[0], options, executor=self._executor)
 
     @shows(ReportOptions)
     @python_names()
-    def report(self, html: str | Path = "report.html", **options: Any) -> None:
+    def report(self, html: str | Path = "report.html", **options: Any) -> "Metrics":
         """Write a self-contained HTML page on the run as `fastcomm report` does.
 
         Parameters
@@ -362,6 +365,11 @@ class Run:
             events the timeline has (default: all, of more than 96 the suspects), and
             `timeline_steps`, the numbers of steps that it has besides the slowest, the median
             and a third one.
+
+        Returns
+        -------
+        Metrics
+            The metrics that the page shows, with their `skipped` ranks and `warnings`.
 
         Raises
         ------
@@ -392,6 +400,7 @@ class Run:
                 options=reading_arguments(self.options),
                 with_data=not chosen.no_data,
             )
+        return results.metrics
 
 
 @shows(ReadOptions)
@@ -481,8 +490,9 @@ def compare(
     """
     from fastcomm.analyses import two_runs
 
-    if kernels is not None and not isinstance(kernels, Sequence):
-        raise invalid_value("compare: kernels", kernels, "pairs of Run.kernels()")
+    if kernels is not None and not _are_pairs(kernels):
+        expected = "pairs, as in [(before.kernels(), after.kernels())]"
+        raise invalid_value("compare: kernels", kernels, expected)
     chosen = build(MetricsOptions, {"with_tables": False, **options}, "compare")
     runs = [run for run in (before, after) if isinstance(run, Run)]
     # Which steps measured metrics are of is not known.
@@ -500,6 +510,17 @@ def compare(
             keep_going=any(run.options.keep_going for run in runs),
         )
     return two_runs.compare_runs(whole, same, kernels=kernels, note=note)
+
+
+def _are_pairs(kernels: object) -> bool:
+    """Whether an argument is a list of pairs of `Kernels`."""
+    from fastcomm.kernels.result import Kernels
+
+    return isinstance(kernels, Sequence) and all(
+        isinstance(pair, tuple | list)
+        and [isinstance(one, Kernels) for one in pair] == [True, True]
+        for pair in kernels
+    )
 
 
 def _compared(

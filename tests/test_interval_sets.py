@@ -59,6 +59,7 @@ def test_the_module_is_an_attribute_of_the_package_and_takes_no_sets():
         (([1], [2, 3]), "shape"),
         ((1, 2), "shape"),
         (([1.5], [2.5]), "float64"),
+        (([-(2**62), 0], [2**62, 2**63 - 1]), "span"),
     ],
 )
 def test_invalid_sets_are_refused(pair, message):

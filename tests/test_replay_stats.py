@@ -249,5 +249,6 @@ def test_the_commands_print_and_write_their_results(tmp_path):
     assert "375 more operations" in text
     assert "0 added, 0 removed" in run("dpro", "stats", TRIAL, "--against", whole).stdout
     compared = json.loads(run("dpro", "stats", TRIAL, "--against", TRIAL, "--json").stdout)
-    assert compared == {"schema_version": 1, "added": [], "removed": [], "changed": {}}
+    nothing = {"added": [], "removed": [], "changed": {}, "warnings": [], "failed": []}
+    assert compared == {"schema_version": 1, **nothing}
     assert run("dpro", "convert", whole, whole).exit_code == 1

@@ -3,7 +3,7 @@
 Execution traces of Chakra and PyTorch have paths, too, by their recorded dependencies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fastcomm.analyses import preparation
 from fastcomm.analyses.workers import executor_of
+from fastcomm.checks import check_path, check_type
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.data import operations
@@ -128,6 +129,7 @@ def critical_path(
     executor = executor_of(workers)
     if alone or options.is_of_one_rank or len(run.ranks) == 1:
         path = _of_one_rank(run, options, executor, keep_going)
+        path = replace(path, warnings=(*run.warnings, *path.warnings))
         return _with_data(path, options) if options.deps else path
     joint, skipped = through_ranks(run, options, executor, keep_going, progress)
     if isinstance(joint, str):
@@ -136,7 +138,8 @@ def critical_path(
         path = executor.call(partial(_of_source, source, options))
         note = f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
         joint = replace(path, about=path.about.noting(note))
-    return replace(joint, skipped=tuple(skipped))
+    warnings = (*run.warnings, *joint.warnings)
+    return replace(joint, skipped=tuple(skipped), warnings=warnings)
 
 
 def _of_one_rank(
@@ -327,6 +330,11 @@ def execution_trace_path(
         A path is no such trace, or one that cannot be read, or its dependencies have a cycle.
 
     """
+    for path in paths:
+        check_path(path, "execution_trace_path: path", 'execution_trace_path("traces/")')
+    for name, value in {"alone": alone, "keep_going": keep_going, "rank": rank or 0}.items():
+        kind, expected = (int, "a whole number") if name == "rank" else (bool, "True or False")
+        check_type(value, kind, f"execution_trace_path: {name}", expected)
     preparation.compile_critical_path()
     if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
         trace = _of_pytorch(Path(paths[0]))
@@ -338,13 +346,8 @@ def execution_trace_path(
     file_of_rank = execution_traces.find_chakra(paths)
     if file_of_rank is None:
         raise ConfigError(f"{paths[0] if paths else 'paths'}: no execution trace")
-    if alone and rank is None:
-        rank = min(file_of_rank)
-    if rank is not None:
-        if rank not in file_of_rank:
-            ranks = ", ".join(map(str, file_of_rank))
-            raise ConfigError(f"rank {rank}: not among the execution traces of ranks {ranks}")
-        file_of_rank = {rank: file_of_rank[rank]}
+    if alone or rank is not None:
+        file_of_rank = _of_rank(file_of_rank, min(file_of_rank) if rank is None else rank)
     traces: list[ChakraTrace] = []
     skipped: list[SkippedRank] = []
     for number, path in file_of_rank.items():
@@ -357,6 +360,14 @@ def execution_trace_path(
     unread = by_rank(skipped, len(file_of_rank))
     groups = execution_traces.read_groups(traces[0].path.parent)
     return replace(find_path(traces, groups), skipped=unread)
+
+
+def _of_rank(file_of_rank: Mapping[int, Path], rank: int) -> dict[int, Path]:
+    """Return the file of one rank. Raises `ConfigError` if it has none."""
+    if rank not in file_of_rank:
+        ranks = ", ".join(map(str, file_of_rank))
+        raise ConfigError(f"rank {rank}: not among the execution traces of ranks {ranks}")
+    return {rank: file_of_rank[rank]}
 
 
 def is_execution_trace(paths: Sequence[str | Path]) -> bool:

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import Range, build, check_type, invalid_value, shows
+from fastcomm.checks import Range, build, check_type, invalid_value, non_default, shows
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.workload import Workload
-from fastcomm.errors import python_names
+from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware import GpuLinks, load_links
 from fastcomm.planning_options import DispatchOptions
 from fastcomm.units import parse_bandwidth, parse_duration
@@ -92,5 +92,8 @@ def simulate_dispatch(
         raise invalid_value(
             "simulate_dispatch: strategies", strategies, 'a list, as in ["deepep", "fast"]'
         )
-    chosen = build(DispatchOptions, options, "simulate_dispatch")
-    return simulate(workload, tuple(strategies), terms_for(workload.recipe, chosen))
+    chosen, names = build(DispatchOptions, options, "simulate_dispatch"), tuple(strategies)
+    for option, schedule in (("incast", "direct"), ("decomposition", "fast")):
+        if option in non_default(chosen) and schedule not in names:
+            raise ConfigError(f"simulate_dispatch: {option} needs the strategy {schedule!r}")
+    return simulate(workload, names, terms_for(workload.recipe, chosen))

@@ -25,7 +25,7 @@ from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import RULES, Options, critical_path, predictions
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 
 
@@ -36,6 +36,7 @@ class RunStep:
     constraints: StepConstraints
     path: CriticalPath
     notes: tuple[str, ...] = ()  # why the step is of one rank alone
+    warnings: tuple[str, ...] = ()  # of the traces
 
     def edited(self, edits: Sequence[Edit]) -> StepConstraints:
         """Return the constraints after edits.
@@ -84,9 +85,10 @@ def step_of(
         run, task, keep_going=keep_going, progress=progress
     )
     constraints = step.constraints
-    ranks = [trace.meta.rank for trace in constraints.traces]
-    read = ReadRanks.of(run, ranks, skipped)
-    return replace(step, constraints=replace(constraints, read=read))
+    metas = [trace.meta for trace in constraints.traces]
+    read = ReadRanks.of(run, [meta.rank for meta in metas], skipped)
+    warnings = (*run.warnings, *warnings_of_ranks(metas))
+    return replace(step, constraints=replace(constraints, read=read), warnings=warnings)
 
 
 def _part(trace: Trace, window: Window | None) -> PathsByRank:
@@ -147,6 +149,7 @@ def session_of(
         read=step.read,
         is_host_run=run_step.path.about.is_host_run,
         notes=(*run_step.notes, *run_step.path.about.notes),
+        warnings=run_step.warnings,
     )
     return _with_bottlenecks(session, workers, by_name=True) if options.bottleneck else session
 
@@ -194,6 +197,7 @@ def session_of_trial(trial: Trial, options: TrialReplayOptions, *, workers: int 
         replayed,
         alone=own.only(options.tensors) if options.tensors else None,
         predictions=predictions.predictions(trial, own, options),
+        warnings=tuple(trial.warnings),
         edits=edits,
         changed=own.run(predictions.durations(own, edits)) if edits else None,
     )

@@ -1,7 +1,7 @@
 """Measure the operations of a run, and compare two runs: added, removed, changed means."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ from fastcomm.compat import dpro
 from fastcomm.readers.dpro.job import ParameterDict
 from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.result import TableResult
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.run import ReadRanks, SkippedRank
 from fastcomm.units import format_ns
 
 
@@ -24,6 +24,7 @@ class RunStatistics(TableResult):
     read: ReadRanks | None = None  # of a run
     numbers: tuple[int, ...] | None = None  # of the steps in the traces of a run
     is_dpro: bool = False  # whether the JSON has dPRO's keys, in ms
+    warnings: tuple[str, ...] = ()  # of the traces
     rows: tuple[int, ...] | None = None  # indices of the operations in the JSON; None is all
 
     @property
@@ -55,7 +56,8 @@ class RunStatistics(TableResult):
             row = _operation
         shown = range(len(statistics.names)) if self.rows is None else self.rows
         ops = {statistics.names[k]: row(statistics, k) for k in shown}
-        return {**steps, "categories": categories, **read, **tensors, "ops": ops}
+        warnings = {"warnings": list(self.warnings)}
+        return {**steps, "categories": categories, **warnings, **read, **tensors, "ops": ops}
 
     def _steps(self, unit: str, size: float) -> dict[str, Any]:
         """Return the step times of the run and of each rank, in a unit of `size` ns."""
@@ -160,6 +162,8 @@ class OperationComparison(TableResult):
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[MeanChange, ...]
+    warnings: tuple[str, ...] = ()  # of the traces of both runs
+    skipped: tuple[SkippedRank, ...] = ()  # of both runs
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -167,6 +171,8 @@ class OperationComparison(TableResult):
             "added": list(self.added),
             "removed": list(self.removed),
             "changed": {change.name: change.to_dict() for change in self.changed},
+            "warnings": list(self.warnings),
+            "failed": [asdict(rank) for rank in self.skipped],
         }
 
     def to_arrow(self) -> pa.Table:

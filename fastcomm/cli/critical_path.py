@@ -188,7 +188,6 @@ def find_path(
         )
     else:
         path = _path_of_run(paths, options, reading, execution, alone=alone)
-        warn(path.warnings)
     say_skipped(path.skipped)
     return path
 
@@ -215,7 +214,7 @@ def _path_of_run(
         run = open_traces(paths, reading, executor)
         warn((*_without_effect(options.rank, reading, run), *run.warnings))
         with nullcontext() if is_of_one_rank else progress(run) as advance:
-            return critical_path(
+            path = critical_path(
                 run,
                 options,
                 workers=executor,
@@ -223,6 +222,8 @@ def _path_of_run(
                 progress=advance,
                 alone=alone,
             )
+    warn(path.warnings[len(run.warnings) :])
+    return path
 
 
 def _refuse(options: Any, allowed: Any) -> None:

@@ -78,7 +78,6 @@ def run(
     """
     from fastcomm.analyses.preparation import compile_critical_path
     from fastcomm.analyses.replay import session_of, step_of
-    from fastcomm.trace.run import warnings_of_ranks
 
     with opened_run((path,), reading, execution, compile_critical_path) as opened:
         warn(opened.traces.warnings)
@@ -89,9 +88,8 @@ def run(
             keep_going=reading.keep_going,
             progress=opened.progress,
         )
-    constraints = step.constraints
-    warn(warnings_of_ranks(trace.meta for trace in constraints.traces))
-    say_skipped(constraints.read.skipped if constraints.read else ())
+    warn(step.warnings[len(opened.traces.warnings) :])
+    say_skipped(step.constraints.read.skipped if step.constraints.read else ())
     give_session(session_of(step, options, workers=execution.workers), path, files)
 
 
@@ -124,4 +122,4 @@ def give_session(session: "Session", path: Path, files: ResultFiles) -> None:
         print_json(session)
     else:
         report.show(session)
-    exit_if_skipped(session.read.skipped if session.read else ())
+    exit_if_skipped(session.skipped)

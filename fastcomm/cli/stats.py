@@ -126,18 +126,23 @@ def describe(
     measured = rules.statistics(source.trace, source.topology)
     if shown.against is not None:
         after = _reported(read(shown.against))
-        changes = comparison(measured, rules.statistics(after.trace, after.topology))
+        changes = replace(
+            comparison(measured, rules.statistics(after.trace, after.topology)),
+            warnings=(*source.warnings, *after.warnings),
+            skipped=(*_skipped(source), *_skipped(after)),
+        )
         if files.as_json:
             print_json(replace(changes, changed=changes.changed[: shown.top]))
         else:
             report.show_comparison(changes, shown.top or _ROWS)
-        exit_if_skipped([*_skipped(source), *_skipped(after)])
+        exit_if_skipped(changes.skipped)
         return
     described = RunStatistics(
         operations=measured,
         time=rules.step_time(source.trace),
         tensors=None if source.trial is None else source.trial.parameters,
         read=source.read,
+        warnings=tuple(source.warnings),
         numbers=source.steps,
         is_dpro=rules is not statistics,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.checks import check_path, check_type
 from fastcomm.compat import hta_events, hta_graph
 from fastcomm.compat.hta_events import Linked, clip
 from fastcomm.compat.hta_graph import RULES, SEARCHED_FROM_NS, longest
@@ -222,6 +223,11 @@ def critical_path_analysis(
         If the trace has fewer instances, or cannot be read.
 
     """
+    check_type(annotation, str, "annotation", "a text")
+    flags = {"zero_weight_launches": zero_weight_launches}
+    flags["include_last_profiler_step"] = include_last_profiler_step
+    for name, flag in flags.items():
+        check_type(flag, bool, name, "True or False")
     try:
         path = find_path(
             reader_of(run)(rank),
@@ -374,4 +380,5 @@ def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int =
         The file is no saved path.
 
     """
+    check_path(zip_filename, "zip_filename", 'restore_cpgraph("path.zip")')
     return CPGraph.of(saved.load(zip_filename, (CORRECTED, RULES)))

@@ -11,13 +11,15 @@ on the device. Statistics are those of the points at which it changes, and not w
 `fastcomm kernels --by stream` has means over time, and keeps the streams of two devices apart.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.checks import check_type, invalid_value
 from fastcomm.compat import hta_graph
 from fastcomm.compat.hta_events import linked
 from fastcomm.readers.runs import open_run
@@ -73,6 +75,8 @@ def reader_of(run: AnyRun) -> Callable[[int], Trace]:
     if isinstance(run, RunTraces):
         traces = run
         return lambda rank: traces.read(rank, "all")
+    if not hasattr(run, "read"):
+        raise invalid_value("run", run, 'a run, as in fastcomm.open("traces/"), or its path')
     return run.read
 
 
@@ -106,6 +110,7 @@ def get_idle_time_breakdown(
     rows = events.rows
     work = np.flatnonzero(rows.of_kind("kernel", "memcpy", "memset") & (rows.stream != -1))
     launched = np.where(events.partner >= 0, rows.start[events.partner], np.iinfo(np.int64).min)
+    check_type(consecutive_kernel_delay, Real, "consecutive_kernel_delay", "a number of us")
     limit = consecutive_kernel_delay * 1000
     entries = [
         {"rank": rank, "stream": stream, **entry}
@@ -190,6 +195,7 @@ def get_time_spent_blocked_on_full_queue(
         time from the first start of an event to the last).
 
     """
+    check_type(max_queue_length, Real, "max_queue_length", "a number of entries")
     entries = []
     for rank, stream, time, length, whole in _queues(run, ranks):
         is_full = length >= max_queue_length
@@ -203,6 +209,7 @@ def get_time_spent_blocked_on_full_queue(
 def _queues(run: AnyRun, ranks: Sequence[int]) -> Iterator[tuple[int, int, Ints, Ints, int]]:
     """Yield rank, stream, times, queue lengths from each time on, and the trace's ns."""
     read = reader_of(run)
+    check_type(ranks, Iterable, "ranks", "a list, as in [0, 1]")
     for rank in ranks:
         events = linked(read(rank))
         rows = events.rows

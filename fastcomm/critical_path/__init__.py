@@ -161,6 +161,7 @@ class CriticalPath(FoundPath, Result):
             "top_events": self.top("event").to_pylist(),
             "top_operators": self.top("name").to_pylist(),
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             **({} if self.data is None else {"data": self.data.to_dict()}),
             "failed": [asdict(rank) for rank in self.skipped],
         }
@@ -328,6 +329,11 @@ class WhatIf(Result):
     candidates: tuple[Candidate, ...] | None = None  # that shorten the step; None with edits
 
     @property
+    def skipped(self) -> tuple[SkippedRank, ...]:
+        """Ranks that could not be read, with `keep_going`."""
+        return self.before.skipped
+
+    @property
     def speedup(self) -> float | None:
         """Ratio of the step time before to that after; None if nothing remains."""
         return self.before_ns / self.after_ns if self.after_ns else None
@@ -356,6 +362,7 @@ class WhatIf(Result):
             if self.candidates is None
             else [one.to_dict() for one in self.candidates],
             "notes": list(before.notes),
+            "warnings": list(before.warnings),
             "failed": [asdict(rank) for rank in before.skipped],
         }
 

@@ -27,6 +27,7 @@ from fastcomm.readers.stream import UnreadBytesError, blocks
 from fastcomm.trace import chrome_trace
 from fastcomm.trace.chrome_trace import Place, TextPiece
 from fastcomm.trace.columns import alike, filled, text_codes
+from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
@@ -71,7 +72,7 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
     Raises
     ------
     ConfigError
-        If the trace is no JSON file.
+        If the trace is no JSON file, or the path is not of its rank alone.
     FastcommError
         If the trace has changed since it was read, or is the target.
 
@@ -81,6 +82,11 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
         raise ConfigError(
             f"{source}: --overlay draws into a copy of a JSON trace, and this is none; pass "
             "the trace of the PyTorch profiler"
+        )
+    if path.is_joined or path.about.rank != trace.meta.rank:
+        raise ConfigError(
+            f"{source}: a path of {named_ranks(path.ranks)} cannot be drawn into the trace of "
+            f"rank {trace.meta.rank}: find the path of that rank"
         )
     if is_local(source):
         refuse_inputs(target, [source])

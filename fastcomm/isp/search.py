@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import build, shows
+from fastcomm.checks import build, non_default, shows
 from fastcomm.errors import ConfigError, python_names
-from fastcomm.isp.internevo import question_of
+from fastcomm.isp.internevo import numbers, question_of
 from fastcomm.isp.internevo.calibration import setting
 from fastcomm.isp.internevo.result import SearchResult
-from fastcomm.isp.internevo.search import search
+from fastcomm.isp.internevo.search import SearchSweep, search, sweep
 from fastcomm.isp.plan_search import PlanSearch, search_plans
 from fastcomm.isp.trainers import trainer_of
 from fastcomm.planning_options import SearchOptions
@@ -16,7 +16,7 @@ from fastcomm.planning_options import SearchOptions
 
 @shows(SearchOptions)
 @python_names()
-def search_strategies(**options: Any) -> SearchResult | PlanSearch:
+def search_strategies(**options: Any) -> SearchResult | SearchSweep | PlanSearch:
     """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
 
     Parameters
@@ -29,10 +29,11 @@ def search_strategies(**options: Any) -> SearchResult | PlanSearch:
 
     Returns
     -------
-    PlanSearch or SearchResult
+    PlanSearch, SearchResult or SearchSweep
         Feasible strategies, ranked by tokens/s/GPU. `SearchResult` is that of InternEvo, which
         is searched on clusters without a measured GPU, with options of its own, and with
-        `trainer="internevo"`.
+        `trainer="internevo"`. With several `seq_len` it is `SearchSweep`, with a search for
+        each of them and each number of GPUs.
 
     Raises
     ------
@@ -45,10 +46,14 @@ def search_strategies(**options: Any) -> SearchResult | PlanSearch:
             raise ConfigError("search_strategies: pass gpus or world_size, which are the same")
         options["world_size"] = options.pop("gpus")
     search_options = build(SearchOptions, options, "search_strategies")
-    if search_options.compat is not None:
-        raise ConfigError("compat: use fastcomm.compat.isp.search_strategies instead")
+    for name in ("compat", "compat_tables", "strict_batch", "overlap_wdp"):
+        if name in non_default(search_options):
+            raise ConfigError(f"{name}: use fastcomm.compat.isp.search_strategies instead")
     if trainer_of(search_options) != "internevo":
         return search_plans(search_options)
-    hardware = setting(search_options)
-    result = search(question_of(search_options), hardware.cluster, attention=hardware.attention)
+    hardware, question = setting(search_options), question_of(search_options)
+    lengths = numbers(search_options.seq_len, "sequence length") or ()
+    if len(lengths) > 1:
+        return sweep(question, hardware.cluster, lengths, hardware.attention)
+    result = search(question, hardware.cluster, attention=hardware.attention)
     return replace(result, calibration=hardware.calibration)

@@ -24,7 +24,7 @@ from fastcomm.kernels.totals import (
 from fastcomm.options import KernelKey
 from fastcomm.result import TableResult
 from fastcomm.trace.columns import Groups, filled
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.run import ReadRanks, SkippedRank
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
 from fastcomm_kernels.arrays import Floats
 
@@ -360,6 +360,11 @@ class Kernels(TableResult):
             f"operators of rank {rank} take {format_ns(most - peers)} longer a step than those "
             "of its peers"
         )
+
+    @property
+    def skipped(self) -> tuple[SkippedRank, ...]:
+        """Ranks that could not be read, with `keep_going`."""
+        return self.read.skipped
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""

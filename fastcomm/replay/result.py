@@ -22,7 +22,7 @@ from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.predictions import Predictions, Removed
 from fastcomm.result import Result
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.run import ReadRanks, SkippedRank
 from fastcomm.units import format_ns, signed_percent
 
 if TYPE_CHECKING:
@@ -105,11 +105,17 @@ class Session(Result):
     read: ReadRanks | None = None  # of a run; None for a trial
     is_host_run: bool = False  # whether ranks compute and communicate without a device
     notes: tuple[str, ...] = ()  # what the replay leaves out or guesses, a sentence each
+    warnings: tuple[str, ...] = ()  # of the traces
     edits: tuple[Edit, ...] = ()
     changed: Replayed | None = None  # with the edits
     removed: tuple[Removed, ...] | None = None  # the bottlenecks
     alone: Replayed | None = None  # with the communication of some tensors only
     predictions: Predictions = field(default_factory=Predictions)
+
+    @property
+    def skipped(self) -> tuple[SkippedRank, ...]:
+        """Ranks that could not be read, with `keep_going`."""
+        return self.read.skipped if self.read else ()
 
     @property
     def error(self) -> float:
@@ -186,6 +192,7 @@ class Session(Result):
                 for node, cost, wait in rows
             ],
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             **ranks,
             **self._what_if(),
             **self.predictions.to_dict(),
