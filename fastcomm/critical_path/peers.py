@@ -13,7 +13,7 @@ from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
 from fastcomm.graph import EDGE_KIND
 from fastcomm.graph.edits import Edit
-from fastcomm.trace.columns import classes, filled, text_codes
+from fastcomm.trace.columns import alike, filled, text_codes
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 # Where one rank has most of the work in common, those with about as much are peers, too.
@@ -77,7 +77,7 @@ class OwnedEdges:
         names = [text_codes(self.events[name].take(rows)) for name in ("op", "tag")]
         size = filled(self.events["bus_bytes"], NONE)[self.owner]
         count = np.array([len(self.members.get(at, ())) for at in self.arrival.tolist()])
-        return classes(*names, size, count)[1]
+        return alike(*names, size, count)[1]
 
     def between(self, pair: Collection[int]) -> Ints:
         """Return the transfers in which all of some ranks take part, as edges."""
@@ -150,8 +150,8 @@ def of_ranks(
     place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
     behind_name = np.where(step.rows[place] == behind, names[place], NONE)
     is_end = graph.is_end[graph.target[edges]].astype(np.int8)
-    _, key = classes(graph.kind[edges], names[step.owner[edges]], behind_name, is_end)
-    _, key = classes(key, _occurrence(key, rank))
+    _, key = alike(graph.kind[edges], names[step.owner[edges]], behind_name, is_end)
+    _, key = alike(key, _occurrence(key, rank))
     changed, weights = [], []
     for number in healed:
         own = np.flatnonzero(rank == number)
@@ -164,10 +164,10 @@ def of_ranks(
         most = max(common.values(), default=0)
         if not most:
             raise ConfigError(f"{edit}: no other rank has the work of rank {number} to compare")
-        alike = [other for other, count in common.items() if count == most]
-        if len(alike) == 1:
-            alike = [other for other, count in common.items() if count >= _ALIKE * most]
-        of_peers = np.flatnonzero(np.isin(rank, alike))
+        peers = [other for other, count in common.items() if count == most]
+        if len(peers) == 1:
+            peers = [other for other, count in common.items() if count >= _ALIKE * most]
+        of_peers = np.flatnonzero(np.isin(rank, peers))
         medians = _medians(key[of_peers], weight[edges[of_peers]], key[own])
         is_known = ~np.isnan(medians)
         changed.append(edges[own[is_known]])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
-from fastcomm.trace.columns import filled, numbered
+from fastcomm.trace.columns import filled, first_seen, text_codes
 from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
@@ -209,15 +209,9 @@ def classes(
         Regular expressions of names of events that load data.
 
     """
-    facts = [owners[name].combine_chunks() for name in FACTS]
-    to_device = targets["is_device"].combine_chunks()
-    number = kinds.astype(np.int64)
-    for column in (to_device, *facts):
-        encoded = column.dictionary_encode()
-        code = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-        number, _ = numbered(number * (len(encoded.dictionary) + 1) + code)
-    first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
-    first[number[::-1]] = np.arange(len(number))[::-1]
+    facts = [owners[name] for name in FACTS]
+    to_device = targets["is_device"]
+    first, number = first_seen(kinds, *map(text_codes, (to_device, *facts)))
     names = [
         edge_class(
             EDGE_KINDS[kinds[k]],

@@ -14,6 +14,7 @@ from fastcomm.checks import shortened
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import Edit, conditions, folded
 from fastcomm.trace.bytes import op_of_collective
+from fastcomm.trace.columns import filled
 from fastcomm.trace.events import matches
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OPS
@@ -55,9 +56,9 @@ class TextColumns:
             if isinstance(encoded, pa.ChunkedArray):
                 encoded = encoded.combine_chunks()
             values = tuple(encoded.dictionary.to_pylist())
-            codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+            codes = filled(encoded.indices, len(values))
             if values:
-                self.targets[key], self._codes[key] = values, codes.astype(np.int64)
+                self.targets[key], self._codes[key] = values, codes
 
     def codes(self, key: str) -> Ints:
         """Return the position of each row's value in `targets`; their number for null."""

@@ -16,7 +16,7 @@ from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
 from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
 from fastcomm.metrics.skew import LABEL, Transfers
-from fastcomm.trace.columns import classes, members, sums
+from fastcomm.trace.columns import alike, members, sums
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
 from fastcomm.units import enumeration, format_bandwidth, format_ns, percent
@@ -154,7 +154,7 @@ class _Rates:
 
     def peers(self) -> list[Ints]:
         """Return the indices of each class; they differ only in the group, and are adjacent."""
-        _, kind = classes(*self.keys[:_PEERS])
+        _, kind = alike(*self.keys[:_PEERS])
         edges = np.flatnonzero(np.diff(kind)) + 1
         return np.split(np.arange(len(kind)), edges) if len(kind) else []
 
@@ -387,7 +387,9 @@ def longer_exchange(
     """
     transfers = comparison.transfers
     chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
-    (labels,), place = classes(transfers.keys[LABEL, chosen])
+    labels = transfers.keys[LABEL, chosen]
+    first, place = alike(labels)
+    labels = labels[first]
     own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
     is_own = np.isin(labels, own["group"].drop_null().to_numpy())
     if is_own.all() or not is_own.any():

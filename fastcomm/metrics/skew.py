@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
-from fastcomm.trace.columns import classes, members, sums
+from fastcomm.trace.columns import alike, members, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
@@ -84,14 +84,9 @@ class Transfers:
     @classmethod
     def of(cls, collectives: MatchedCollectives) -> Self:
         """Sum up collectives by class and process group."""
-        columns = (
-            collectives.tag,
-            collectives.op,
-            collectives.power,
-            collectives.group_size,
-            collectives.group,
-        )
-        keys, place = classes(*columns, collectives.low, collectives.high)
+        names = ("tag", "op", "power", "group_size", "group", "low", "high")
+        columns = np.stack([getattr(collectives, name) for name in names])
+        first, place = alike(*columns)
         is_rated = ((collectives.bus_bytes > 0) & (collectives.power >= 0)).astype(np.int64)
         rows = (
             np.ones(len(place), np.int64),
@@ -100,15 +95,16 @@ class Transfers:
             collectives.bus_bytes * is_rated,
             collectives.transfer * is_rated,
         )
-        return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
+        return cls(columns[:, first], *(sums(place, row, len(first)) for row in rows))
 
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:
         """Add up sums with equal keys; requires at least one part."""
-        keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
+        keys = np.concatenate([part.keys for part in parts], axis=1)
+        first, place = alike(*keys)
         names = ("counts", "took", "rated", "rated_moved", "rated_took")
         rows = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
+        return cls(keys[:, first], *(sums(place, row, len(first)) for row in rows))
 
     def of_kind(self, tag: int, op: int) -> Flags:
         """Return which columns are of a tag and operation."""
@@ -185,7 +181,8 @@ Skews = Mapping[tuple[int, int, int], _Class]  # by tag, operation and power of 
 
 def skews(collectives: MatchedCollectives) -> Skews:
     """Group collectives by tag, operation and power of two of the size, for `skew`."""
-    keys, place = classes(collectives.tag, collectives.op, collectives.power)
+    keys = np.stack([collectives.tag, collectives.op, collectives.power])
+    first, place = alike(*keys)
     total = collectives.wait + collectives.transfer * collectives.members
     return {
         (tag, op, power): _Class(
@@ -195,7 +192,7 @@ def skews(collectives: MatchedCollectives) -> Skews:
             total=int(total[own].sum()),
         )
         for (tag, op, power), own in zip(
-            keys.T.tolist(), members(place, keys.shape[1]), strict=True
+            keys[:, first].T.tolist(), members(place, len(first)), strict=True
         )
     }
 
@@ -241,7 +238,8 @@ class WaitSums:
     @classmethod
     def of(cls, events: CommunicationEvents, matched: MatchedEvents) -> Self:
         """Sum up the waits of matched events by rank and tag, in ns."""
-        keys, place = classes(events.rank[matched.row], events.tag[matched.row])
+        keys = np.stack([events.rank[matched.row], events.tag[matched.row]])
+        first, place = alike(*keys)
         is_last, caused = np.zeros((2, len(place)), np.int64)
         # Nobody causes a wait if several members arrive last at once.
         # Nor does the last one for the time in which its stream was busy: what it did before
@@ -261,14 +259,17 @@ class WaitSums:
             matched.lateness,
             *_exposed(events.exposed[matched.row], wait, transfer),
         )
-        return cls(keys, np.stack([sums(place, column, keys.shape[1]) for column in columns]))
+        return cls(
+            keys[:, first], np.stack([sums(place, column, len(first)) for column in columns])
+        )
 
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:
         """Add up sums with equal keys; requires at least one part."""
-        keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
+        keys = np.concatenate([part.keys for part in parts], axis=1)
+        first, place = alike(*keys)
         rows = np.concatenate([part.sums for part in parts], axis=1)
-        return cls(keys, np.stack([sums(place, row, keys.shape[1]) for row in rows]))
+        return cls(keys[:, first], np.stack([sums(place, row, len(first)) for row in rows]))
 
 
 def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:

@@ -15,6 +15,7 @@ from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
 from fastcomm.readers.tables import WORK, RowKind, TableMapping, preset_of
+from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
@@ -93,7 +94,7 @@ class TableRows:
         if self.mapping.stream is not None:
             column = self.table[self.mapping.stream]
             is_number = pa.types.is_integer(column.type)
-            stream = column.cast(pa.int64()).fill_null(NULL).to_numpy() if is_number else None
+            stream = filled(column) if is_number else None
             return *_encoded(column.cast(pa.string())), stream
         labels = [kind.work or kind.tag or kind.op or "" for kind in self.kinds]
         lanes = sorted(set(labels))
@@ -142,7 +143,7 @@ class TableRows:
         column = self.table[self.mapping.bytes]
         if pa.types.is_floating(column.type):
             column = column.cast(pa.int64(), safe=False)
-        numbers: Ints = column.cast(pa.int64()).fill_null(NULL).to_numpy()
+        numbers = filled(column)
         return np.where(numbers < 0, NULL, numbers)
 
 

@@ -155,44 +155,6 @@ def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
     return first, kind
 
 
-def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Return the distinct rows of columns, sorted, and the number of each row.
-
-    It uses Arrow's hashes instead of a kernel, so that nothing has to be compiled or loaded.
-
-    Returns
-    -------
-    tuple of ndarray
-        Shape (columns, distinct rows), and shape (rows,).
-
-    """
-    rows = len(columns[0])
-    kind = np.zeros(rows, np.int64)
-    for column in columns:
-        code, values = numbered(np.asarray(column, np.int64))
-        kind, kinds = numbered(kind * np.int64(values) + code)
-    first = np.empty(kinds, np.int64)
-    first[kind[::-1]] = np.arange(rows)[::-1]
-    keys = np.stack([column[first].astype(np.int64) for column in columns])
-    order = np.lexsort(keys[::-1])
-    place = np.empty(kinds, np.int64)
-    place[order] = np.arange(kinds)
-    return keys[:, order], place[kind]
-
-
-def numbered(values: Ints) -> tuple[Ints, int]:
-    """Number distinct values from 0, in order of their first appearance.
-
-    Returns
-    -------
-    tuple of Ints and int
-        Number of each value; count of distinct values.
-
-    """
-    encoded = pa.array(values).dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
-
-
 def sums(place: Ints, values: Ints, count: int) -> Ints:
     """Return the sum of the values of each class.
 
