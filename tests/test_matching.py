@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.exchange.matching import CollectiveCalls, match
-from fastcomm.trace.schema import ENDS_TOGETHER, OP
+from fastcomm.trace import schema
+from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, NULL
 
@@ -101,6 +102,7 @@ def test_a_rank_that_cannot_be_aligned_is_dropped():
 
 
 ROOTED = ("Broadcast", "Reduce", "Gather", "Scatter")
+ENDS_TOGETHER = tuple(OPS[op] for op in schema.ENDS_TOGETHER)
 
 
 @st.composite

@@ -24,7 +24,7 @@ from fastcomm.synthetic import Job, write
 from fastcomm.trace import chrome_trace
 from fastcomm.trace.chrome_trace import TextPiece
 from fastcomm.trace.run import RunTraces, Source
-from fastcomm.trace.schema import ENDS_TOGETHER, OPS
+from fastcomm.trace.schema import ENDS_TOGETHER
 
 JOB = Job.of(8, steps=3, layers=2, micro_batches=2)
 AHEAD = {3: 7_000_000, 5: -250_000}
@@ -209,7 +209,7 @@ def collectives():
         for row in trace.comm.to_pylist():
             group = groups[row["group"]]
             is_inside = any(one["start"] <= row["start"] < one["stop"] for one in steps)
-            if group["size"] > 1 and OPS[row["op"]] in ENDS_TOGETHER and is_inside:
+            if group["size"] > 1 and row["op"] in ENDS_TOGETHER and is_inside:
                 key = (group["description"], tuple(group["ranks"]), row["seq"])
                 members[key].append((row["start"], rank))
     return list(members.values())

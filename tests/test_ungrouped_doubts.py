@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ungrouped_events import MS, US, cut_up, matched
 
-from fastcomm.exchange.streams import Sample, Stream, places
+from fastcomm.exchange.ungrouped import Sample, Stream, places
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
 from fastcomm.trace.run import one_by_one

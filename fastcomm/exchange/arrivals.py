@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.exchange.matching import (
-    ROOTED,
+    FACTOR,
     CollectiveCalls,
     Matches,
     Messages,
@@ -20,14 +20,10 @@ from fastcomm.exchange.matching import (
     match_messages,
 )
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
-_FROM_ROOT, _TO_ROOT = numbers(FROM_ROOT), numbers(TO_ROOT)
-_ENDS_TOGETHER = numbers(ENDS_TOGETHER)
 _MESSAGE = OP["SendRecv"]
-# Large, as groups are hashes.
-_FACTOR = 0x632BE59BD9B4E019
 
 # Columns of events that a table may lack, by attribute.
 _OPTIONAL = {
@@ -91,7 +87,7 @@ class CommunicationEvents:
         bound.
         """
         # One number for rank, group and stream: a sort by each takes twice as long.
-        lane = (self.group * _FACTOR + self.rank) * _FACTOR + self.stream
+        lane = (self.group * FACTOR + self.rank) * FACTOR + self.stream
         order = np.lexsort((self.start, lane))
         is_next = (lane[order[1:]] == lane[order[:-1]]) & (self.stream[order[1:]] != NULL)
         since = np.full(len(order), np.iinfo(np.int64).max)
@@ -106,13 +102,13 @@ class CommunicationEvents:
         Only of process groups that can be matched across ranks. Point-to-point messages and
         operations with a root are left out.
         """
-        return np.flatnonzero(self._is_shared & np.isin(self.op, _ENDS_TOGETHER))
+        return np.flatnonzero(self._is_shared & np.isin(self.op, ENDS_TOGETHER))
 
     @property
     def collectives(self) -> Ints:
         """Ascending rows of collectives that can be matched: `synchronous`, or known root."""
         rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
-        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, _ENDS_TOGETHER)))
+        return np.flatnonzero(self._is_shared & (rooted | np.isin(self.op, ENDS_TOGETHER)))
 
     @property
     def messages(self) -> Ints:
@@ -370,7 +366,7 @@ def _waiting(
     """Return until when each row waits, in ns, and whether others wait for it."""
     wait_until, op = np.repeat(last_arrival, size), events.op[row]
     is_awaited = np.ones(len(row), np.bool_)
-    from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)
+    from_root, to_root = np.isin(op, FROM_ROOT), np.isin(op, TO_ROOT)
     if from_root.any() or to_root.any():
         is_root = events.partner[row] == events.rank[row]
         collective = np.repeat(np.arange(len(size)), size)

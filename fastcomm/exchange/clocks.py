@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastcomm.exchange.sequences import edges, lengths
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -182,7 +182,7 @@ def ends(trace: Trace) -> pa.Table:
         trace.iterations["start"].to_numpy(),
         trace.iterations["stop"].to_numpy(),
     )
-    together = np.isin(comm["op"].to_numpy(), numbers(ENDS_TOGETHER))
+    together = np.isin(comm["op"].to_numpy(), ENDS_TOGETHER)
     rows = np.flatnonzero(together & (iteration >= 0) & group.is_valid().to_numpy(False))
     group, comm, within = group.take(pa.array(rows)), comm.take(pa.array(rows)), iteration[rows]
     place = _places(group.to_numpy(), comm["op"].to_numpy(), within)

@@ -22,7 +22,7 @@ from fastcomm.exchange.matching import (
 )
 from fastcomm.exchange.sequences import edges
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, ROOTED
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
@@ -188,7 +188,7 @@ class RunCommunication:
     def ahead(self) -> dict[int, int]:
         """Return the clock offset of each rank in ns; 0 without a significant offset."""
         is_matched = self.matches.instance != NONE
-        is_matched &= np.isin(self.columns["op"][self.synchronous], numbers(ENDS_TOGETHER))
+        is_matched &= np.isin(self.columns["op"][self.synchronous], ENDS_TOGETHER)
         rows, number = self.synchronous[is_matched], self.matches.instance[is_matched]
         rank, start, stop = (self.columns[name][rows] for name in ("rank", "start", "stop"))
         began = start if self.is_host_run else None
@@ -273,15 +273,15 @@ class RunCommunication:
         is_root = np.flatnonzero(self.columns["rank"][row] == root_rank[number])[::-1]
         root[number[is_root]] = row[is_root]
         is_pair = self.sizes[self.columns["place"][row[first]]] == _PAIR
-        of_all = np.isin(op[first], numbers(ENDS_TOGETHER))
+        of_all = np.isin(op[first], ENDS_TOGETHER)
         of_all |= (op[first] == OP["SendRecv"]) & is_pair
-        is_rooted = np.isin(op[first], numbers(FROM_ROOT + TO_ROOT)) & (root != NONE)
+        is_rooted = np.isin(op[first], ROOTED) & (root != NONE)
         return np.where(of_all, NONE, root), of_all | is_rooted
 
     def _sync_points(self, row: Ints, number: Ints, root: Ints) -> tuple[SyncPairs, SyncPairs]:
         """Return which rows must start at each synchronization point, and which rows wait."""
         own_root, op = root[number], self.columns["op"][row]
-        from_root = (own_root != NONE) & np.isin(op, numbers(FROM_ROOT))
+        from_root = (own_root != NONE) & np.isin(op, FROM_ROOT)
         to_root = (own_root != NONE) & ~from_root
         # One point per collective; then one per member that waits for its root alone.
         other = from_root & (row != own_root)

@@ -32,17 +32,14 @@ from fastcomm.exchange.sequences import (
     lengths,
 )
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OPS, TO_ROOT, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OPS, ROOTED
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
-ROOTED = numbers(FROM_ROOT + TO_ROOT)
-_EVEN = numbers(EVEN)
 _MEMBER_BITS = 40
 _ROUTE_BITS = 32
-_ENDS_TOGETHER = numbers(ENDS_TOGETHER)
-_ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
-# Groups are hashes; the constant that tells the operations of one group apart is large, too.
-_SERIES = 0x632BE59BD9B4E019
+_ENDS_APART = np.array([op not in ENDS_TOGETHER for op in range(len(OPS))])
+# Combines the number of a group with others. It is large, as groups are hashes.
+FACTOR = 0x632BE59BD9B4E019
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,7 @@ class CollectiveCalls:
         return cls(
             **selected,
             op=op.astype(np.int64),
-            size=np.where(np.isin(op, _EVEN), payload, NULL),
+            size=np.where(np.isin(op, EVEN), payload, NULL),
             root=np.where(np.isin(op, ROOTED), root, NULL),
         )
 
@@ -125,7 +122,7 @@ def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
     if not apart.any():
         return calls
     group = calls.group.copy()
-    group[apart] ^= calls.op[apart] * _SERIES
+    group[apart] ^= calls.op[apart] * FACTOR
     return replace(calls, group=group)
 
 

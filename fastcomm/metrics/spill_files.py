@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, OPS, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, OPS
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 CELLS = 256  # of known groups; one more cell has the events of unknown groups, see `cut`
@@ -83,7 +83,7 @@ def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
     own = events.select(_SORT_COLUMNS).take(pa.array(rows))
     rank, op = own["rank"].to_numpy(), own["op"].to_numpy()
     start, stream, size = (filled(own[name]) for name in ("start_ns", "stream", "group_size"))
-    others = ~np.isin(op, numbers(ENDS_TOGETHER)) | (start == NULL) | (size == 1)
+    others = ~np.isin(op, ENDS_TOGETHER) | (start == NULL) | (size == 1)
     stop = start + own["duration_ns"].to_numpy()
     keys = [np.where(others, 0, column) for column in (start, stop, stream)]
     return rows[np.lexsort((*keys, rank, others))], int((~others).sum())

@@ -16,18 +16,17 @@ import pyarrow as pa
 
 from fastcomm.exchange.clocks import EndOffsets
 from fastcomm.exchange.sequences import edges
-from fastcomm.exchange.streams import LEAST, Refusal, Sample, Stream, places
+from fastcomm.exchange.ungrouped import LEAST, Refusal, Sample, Stream, places
 from fastcomm.metrics import spill_files
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
-from fastcomm.trace.schema import EVEN, numbers
+from fastcomm.trace.schema import EVEN
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Label of the group of all ranks; a constant that no hash is likely to equal.
 GROUP = 0x1B873593CC9E2D51
-_EVEN = numbers(EVEN)
 _NAMES = ("rank", "op", "stream", "payload_bytes", "iteration", "start_ns", "duration_ns")
 _SAMPLE = 64  # collectives per stream by which all ranks are compared with each other
 _ROWS = 1 << 18  # events compared at once
@@ -202,7 +201,7 @@ def _streams(batch: EventBatch, is_single: bool) -> dict[int, dict[int, _RankStr
         filled(table[name])
         for name in ("op", "payload_bytes", "iteration", "start_ns", "duration_ns")
     )
-    size, stop = np.where(np.isin(op, _EVEN), size, NULL), start + duration
+    size, stop = np.where(np.isin(op, EVEN), size, NULL), start + duration
     by_rank: dict[int, dict[int, _RankStream]] = {}
     for rank, stream, a, b in _parts(table):
         columns = (values[a:b] for values in (op, size, iteration, start, stop))

@@ -17,11 +17,10 @@ from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, mat
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import CALL
-from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm.trace.schema import OP, ROOTED
 from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
-ROOTED = numbers(FROM_ROOT + TO_ROOT)
 # Details of events that `find_partners` reads.
 DETAILS = ("Src Rank", "Dst Rank", "Rank")
 

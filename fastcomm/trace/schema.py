@@ -47,19 +47,21 @@ OPS = (
     "OTHER",
 )
 OP = {name: number for number, name in enumerate(OPS)}
-# Operations that cannot end on any member before all have started, and so end on all at the
-# same time. The root of a broadcast, or a sender, may finish before the others have their data.
-ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
-# Operations whose size is the same on every member.
-EVEN = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-# Operations with a root: the members wait for the root, or the root waits for the members.
-FROM_ROOT, TO_ROOT = ("Broadcast", "Scatter"), ("Reduce", "Gather")
 
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
     """Return the index in OPS of each operation, by name."""
     return tuple(OP[name] for name in names)
 
+
+# Operations that cannot end on any member before all have started, and so end on all at the
+# same time. The root of a broadcast, or a sender, may finish before the others have their data.
+ENDS_TOGETHER = numbers(("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier"))
+# Operations whose size is the same on every member.
+EVEN = numbers(("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"))
+# Operations with a root: the members wait for the root, or the root waits for the members.
+FROM_ROOT, TO_ROOT = numbers(("Broadcast", "Scatter")), numbers(("Reduce", "Gather"))
+ROOTED = FROM_ROOT + TO_ROOT
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 

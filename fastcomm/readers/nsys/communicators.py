@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.communication import ROOTED, Partners
+from fastcomm.readers.communication import Partners
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import KernelParts, NcclOperations
 from fastcomm.trace import bytes as byte_rules
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import OP, ROOTED
 from fastcomm_kernels.arrays import NULL, Ints
 
 _BITS = (1 << 64) - 1
