@@ -21,7 +21,7 @@ from fastcomm.hardware.gpu import gpu
 from fastcomm.isp.evaluation import covered
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import Plan
-from fastcomm.isp.plan_cost import CALIBRATED, Constants
+from fastcomm.isp.plan_constants import CALIBRATED, Constants
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load_models
 from fastcomm.isp.run_calibration import held_out_errors

@@ -24,6 +24,8 @@ from fastcomm.units import parse_bandwidth
 
 StepBoundary = Literal["auto", "device", "host"]
 ClockAlignment = Literal["collectives", "none"]
+# How clocks of the hosts of a dPRO trial are aligned.
+HostClocks = Literal["auto", "sync", "causality", "variance", "drift", "none"]
 ByteKind = Literal["payload", "bus", "msg"]
 # Rules by which steps are found in a trace of dPRO.
 StepRule = Literal["update", "seed", "operator", "gap", "none"]
@@ -250,7 +252,7 @@ class TrialOptions(CheckedOptions):
     the previous one, `barrier` starts updates after all communication.
     """
 
-    host_clocks: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
+    host_clocks: HostClocks = "auto"
     nccl_algorithm: Literal["ring", "tree", "none"] | None = None
     clip_updates: bool = False
     barrier: bool = False

@@ -15,6 +15,8 @@ Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
 Distinct = Literal["uniform", "resample"]
 # How popular experts are.
 Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
+# Which replica of an expert a token takes.
+ReplicaRule = Literal["random", "round-robin", "local"]
 # A quantity such as 64Ki, or several: "64,128", (64, 128).
 Quantity = str | float | None
 Quantities = str | float | tuple[int, ...] | None

@@ -9,8 +9,9 @@ from fastcomm.checks import BANDWIDTH, DURATION_NS, invalid, invalid_value, shor
 from fastcomm.errors import ConfigError
 
 GIB = 1 << 30  # bytes
-_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+TIME_UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}  # ns of each
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, **_BINARY}
 _RATE = re.compile(
     r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMgGtT]i?)?(bit|b|B|byte|bytes)(?:/s|ps)\s*"
 )
@@ -47,9 +48,8 @@ def parse_bandwidth(value: object, where: str = "") -> float:
             f"{place}invalid bandwidth {shortened(text)!r}: {problem}expected a number and a "
             'unit, as in "400Gbit/s" or "50GB/s"'
         )
-    prefix = (match[2] or "").lower()
-    scale = _BINARY[prefix] if prefix in _BINARY else _PREFIX[prefix]
-    rate = number * scale / (1 if match[3] in {"B", "byte", "bytes"} else 8)
+    per_byte = 1 if match[3] in {"B", "byte", "bytes"} else 8
+    rate = number * _PREFIX[(match[2] or "").lower()] / per_byte
     if not BANDWIDTH.holds(rate):
         raise invalid(f"{place}bandwidth", repr(shortened(text)), f"{BANDWIDTH} bytes/s")
     return rate
@@ -82,10 +82,10 @@ def parse_duration(value: object, where: str = "duration") -> float:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     number = _number(match[1]) if match else None
     if match and number is not None:
-        duration = number * {unit: size for size, unit in _TIMES}[match[2]]
+        duration = number * TIME_UNITS[match[2]]
         if DURATION_NS.holds(duration):
             return duration
-    most = f"at most {DURATION_NS.most / _TIMES[-1][0]:.15g}s"
+    most = f"at most {DURATION_NS.most / TIME_UNITS['s']:.15g}s"
     expected = f"a number and a unit (ns, us, ms or s), as in 10us, {most}"
     raise invalid_value(where, value, expected)
 
@@ -99,7 +99,7 @@ def _number(text: str) -> float | None:
 
 DIGITS = 3  # significant digits of a printed quantity
 _THOUSAND = 3  # the decimal exponent from which on the next larger unit is used
-_TIMES = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
+_TIMES = tuple((float(size), unit) for unit, size in reversed(TIME_UNITS.items()))
 _SIZES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _BINARY_SIZES = ((1.0, "B"), *((float(_BINARY[k]), k[0].upper() + "iB") for k in _BINARY))
 _CONTEXT = Context(prec=400, rounding=ROUND_HALF_UP)
@@ -210,8 +210,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {plural(count, noun)}"
 
 
-_SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SCALE |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]i?)?([bB]|bytes)?\s*")
 
 
@@ -237,7 +235,7 @@ def parse_quantity(text: str | int | float, where: str, most: float = _MOST) -> 
 
     """
     match = _QUANTITY.fullmatch(shortened(text))
-    number = float(match[1]) * _SCALE[(match[2] or "").lower()] if match else 0.0
+    number = float(match[1]) * _PREFIX[(match[2] or "").lower()] if match else 0.0
     if not number or number % 1:
         expected = 'a whole number above 0, as in "4Mi" or "80GiB"'
         raise invalid(where, repr(shortened(text)), expected)

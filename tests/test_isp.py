@@ -12,7 +12,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
 from fastcomm.isp.internevo import MicroBatchRule, Question
 from fastcomm.isp.internevo.block import StrategyGrid
-from fastcomm.isp.internevo.collectives import collective
+from fastcomm.isp.internevo.collectives import cluster_collective
 from fastcomm.isp.internevo.price import evaluate
 from fastcomm.isp.internevo.search import search
 from fastcomm.isp.internevo.space import divisors
@@ -294,7 +294,7 @@ def test_a_larger_limit_never_lowers_the_best_rate(one, two):
 @given(st.sampled_from([2, 8, 16, 512]), st.floats(1e3, 1e10), st.floats(1, 1.5))
 def test_a_larger_message_is_never_faster(ranks, volume, times):
     for op in ("all_gather", "all_reduce", "all_to_all", "broadcast"):
-        pair = collective(A800, op, [volume, volume * times], ranks, 1)
+        pair = cluster_collective(A800, op, [volume, volume * times], ranks, 1)
         assert pair[0] <= pair[1]
 
 

@@ -17,7 +17,7 @@ from docs import isp_runs
 from fastcomm.errors import ConfigError
 from fastcomm.isp.evaluation import COVERED, EXPECTED, covered, expected_error, suspect
 from fastcomm.isp.plan import with_strategy
-from fastcomm.isp.plan_cost import Constants
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load_models
 from fastcomm.isp.run_calibration import calibrate

@@ -17,7 +17,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.isp import search as isp_search
 from fastcomm.isp.internevo import MicroBatchRule
 from fastcomm.isp.internevo.block import StrategyGrid, candidate_stages
-from fastcomm.isp.internevo.collectives import by_node, collective
+from fastcomm.isp.internevo.collectives import by_node, cluster_collective
 from fastcomm.isp.internevo.explanation import time_terms
 from fastcomm.isp.internevo.layer import visited_nodes
 from fastcomm.isp.internevo.price import evaluate
@@ -175,7 +175,7 @@ def test_the_first_stage_of_each_composition_may_be_the_fullest(dense):
 
 @given(st.floats(1e5, 1e10), st.sampled_from([8, 16, 64]), st.floats(0.1, 1))
 def test_once_a_node_is_never_slower_between_nodes_and_the_same_inside(volume, ranks, share):
-    bare = collective(A800, "all_to_all", volume, ranks)
+    bare = cluster_collective(A800, "all_to_all", volume, ranks)
     once = by_node(A800, volume, ranks, share)
     assert once <= by_node(A800, volume, ranks, 1.0) * (1 + 1e-12)
     if ranks == 8:

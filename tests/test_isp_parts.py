@@ -13,7 +13,7 @@ from fastcomm.hardware import load, measurements, parse, shipped
 from fastcomm.hardware.calibration import calibrate
 from fastcomm.hardware.measurements import TimedMessage, read_measurements
 from fastcomm.isp.internevo.calibration import messages
-from fastcomm.isp.internevo.collectives import collective, two_gpus
+from fastcomm.isp.internevo.collectives import cluster_collective, two_gpus
 from fastcomm.isp.internevo.layer import Correction
 from fastcomm.isp.presets import internlm
 from fastcomm.isp.presets import load as load_model
@@ -138,7 +138,7 @@ def test_calibration_finds_the_lines_it_was_given():
     assert fits["all_reduce", 8].bus == pytest.approx(150e9, rel=0.01)
     assert fits["all_to_all", 16].bus == pytest.approx(20e9, rel=0.01)
     assert max(residual.worst_error for residual in found.residuals) < 0.01
-    times = [collective(found.cluster, m.op, m.volume, m.ranks) for m in given]
+    times = [cluster_collective(found.cluster, m.op, m.volume, m.ranks) for m in given]
     assert times == pytest.approx([m.seconds for m in given], rel=0.01)
 
 
@@ -166,14 +166,14 @@ def test_one_size_tells_a_bandwidth_and_nothing_is_an_error():
 @pytest.mark.parametrize(("name", "seconds"), [("ring", 6.0783e-3), ("tree", 5.9383e-3)])
 def test_a_search_can_price_collectives_by_the_design_note_s_formulas(name, seconds):
     cluster = replace(A800, comm_model=name)
-    mine = float(collective(cluster, "all_gather", 2**30, 8))
+    mine = float(cluster_collective(cluster, "all_gather", 2**30, 8))
     assert mine == pytest.approx(seconds, rel=1e-4)
 
 
 def test_what_was_not_measured_keeps_the_constants_of_the_cluster():
     found = calibrate(A800, line("all_gather", 8, 20e-6, 1e11)).cluster
     for ranks, same in ((4, False), (8, False), (16, True), (64, True)):
-        pair = [collective(cluster, "all_gather", 1e9, ranks) for cluster in (A800, found)]
+        pair = [cluster_collective(each, "all_gather", 1e9, ranks) for each in (A800, found)]
         assert (pair[0] == pair[1]) == same
 
 
@@ -183,7 +183,7 @@ def test_measured_collectives_of_a800_come_back(isp_data):
     found = calibrate(A800, timed)
     assert len(found.residuals) == 35
     assert np.median([each.median_error for each in found.residuals]) < 0.03
-    ours = collective(found.cluster, "all_gather", 2**30, 64)
+    ours = cluster_collective(found.cluster, "all_gather", 2**30, 64)
     theirs = next(m.seconds for m in timed if m[:3] == ("all_gather", 64, 2**30))
     assert ours == pytest.approx(theirs, rel=0.1)
 

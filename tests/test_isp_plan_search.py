@@ -16,7 +16,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.isp import launch
 from fastcomm.isp.model import Model
 from fastcomm.isp.plan import GRADIENTS, Plan
-from fastcomm.isp.plan_cost import Constants
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_search import bottleneck, candidates, rank, search_plans
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from isp_inputs import HEAD, PLAN, PRICE, schema, table
 
 from fastcomm.isp.plan import with_strategy
-from fastcomm.isp.plan_cost import Constants, collective, layer_times
+from fastcomm.isp.plan_constants import Constants
+from fastcomm.isp.plan_cost import layer_times, plan_collective
 from fastcomm.isp.plan_step import causal_flops, price_plan
 from fastcomm.isp.presets import load
 from fastcomm.isp.runs import load_runs, price_run
@@ -66,12 +67,12 @@ def test_what_should_be_faster_is(slower, faster):
 
 def test_a_collective_between_nodes_is_no_faster_than_its_links():
     size, ranks = 2**30, 64
-    time = collective(PLAN, Constants(), "all_gather", size, ranks)
+    time = plan_collective(PLAN, Constants(), "all_gather", size, ranks)
     assert time > size * 63 / 64 / 400e9
-    alone = collective(PLAN, Constants(), "all_gather", size, 8)
-    sharing = collective(PLAN, Constants(), "all_gather", size, 8, stride=8)
+    alone = plan_collective(PLAN, Constants(), "all_gather", size, 8)
+    sharing = plan_collective(PLAN, Constants(), "all_gather", size, 8, stride=8)
     assert alone < time < sharing
-    assert collective(PLAN, Constants(), "all_gather", size, 1) == 0
+    assert plan_collective(PLAN, Constants(), "all_gather", size, 1) == 0
 
 
 def test_the_node_limit_of_experts_bounds_nodes_and_not_ranks():

@@ -12,7 +12,7 @@ from isp_inputs import GOOD, HEAD, PLAN, schema, table
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.plan import with_strategy
-from fastcomm.isp.plan_cost import Constants
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_step import price_plan
 from fastcomm.isp.presets import load
 from fastcomm.isp.runs import load_runs, price_run

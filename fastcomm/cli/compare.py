@@ -19,7 +19,7 @@ from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_trac
 from fastcomm.cli.shared_options import measure_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
-from fastcomm.units import enumeration, format_ns
+from fastcomm.units import TIME_UNITS, enumeration, format_ns
 
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
@@ -34,7 +34,6 @@ _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
 )
 _COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
-_UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _TINY_NS, _TINY = 1e6, 1e-3  # a bare number below these, in ns and of the value, is doubted
 _SHARES = ("breakdown.", "overlap.")
 
@@ -86,7 +85,7 @@ class Condition:
                 f"relative to BEFORE give it a sign: '{name} {sign} {change}'"
             )
         of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
-        threshold = float(plus + number) * _UNIT[unit]
+        threshold = float(plus + number) * (0.01 if unit == "%" else TIME_UNITS[unit or "ns"])
         if not isfinite(threshold):
             raise ConfigError(
                 f"invalid condition {shortened(text)!r}: expected a finite number"

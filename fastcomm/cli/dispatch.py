@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -24,7 +24,7 @@ from fastcomm.cli.results import output_option
 from fastcomm.cli.shared_options import builds, with_options, workers_option
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
-from fastcomm.planning_options import WorkloadOptions
+from fastcomm.planning_options import ReplicaRule, WorkloadOptions
 from fastcomm.units import counted
 
 _EXAMPLES = """\b
@@ -172,7 +172,7 @@ _place = partial(option, group=WORKLOAD, is_common=True)
 )
 @_place(
     "--rule",
-    type=click.Choice(["random", "round-robin", "local"]),
+    type=click.Choice(get_args(ReplicaRule)),
     metavar="NAME",
     default="local",
     help="Which replica a token takes: random, round-robin, or local (its own node first).",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fastcomm.isp.internevo.result import SearchResult
     from fastcomm.isp.internevo.search import SearchSweep
     from fastcomm.isp.model import Model
-    from fastcomm.isp.plan_cost import Constants
+    from fastcomm.isp.plan_constants import Constants
     from fastcomm.isp.plan_search import PlanSearch
     from fastcomm.isp.run_calibration import RunCalibration
 
@@ -396,7 +396,7 @@ def _constants(
     path: Path | None, shapes: "dict[str, Model]"
 ) -> "tuple[Constants, RunCalibration | None]":
     """Return the shipped constants, or those fitted to the runs of a file, and the fit."""
-    from fastcomm.isp.plan_cost import Constants
+    from fastcomm.isp.plan_constants import Constants
 
     if path is None:
         return Constants(), None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,14 @@ from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
+from fastcomm.planning_options import ReplicaRule
 from fastcomm.result import TableResult
 from fastcomm_kernels import dispatch
 from fastcomm_kernels.arrays import Ids
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
-RULES = ("random", "round-robin", "local")
+RULES: tuple[str, ...] = get_args(ReplicaRule)
 # Mixed into the seed, so that placement draws other numbers than the workload.
 _OWN_STREAM = 0x504C4143
 

@@ -12,48 +12,8 @@ from fastcomm.hardware.gpu import Gpu, gpu
 from fastcomm.isp.internevo.layer import visited_nodes
 from fastcomm.isp.model import Experts
 from fastcomm.isp.plan import RECIPES, Plan
+from fastcomm.isp.plan_constants import Constants
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """What no data sheet and no kernel tells; `CALIBRATED` names those that are fitted.
-
-    Each has one meaning. The values of `CALIBRATED` are fitted to published runs, see
-    docs/isp-runs.md; the start of collectives between nodes is an assumption.
-    """
-
-    # Share of the bandwidth between nodes that collectives reach.
-    network_share: float = 0.95
-    # Start of a collective between nodes, and what each further node adds, s.
-    network_start_s: float = 40e-6
-    network_node_s: float = 2e-6
-    # Share of the shorter of two overlapped parts that is lost.
-    overlap_loss: float = 0.27
-    # Share of tensor parallel communication that no GEMM overlaps.
-    tp_exposed: float = 0.69
-    # Bytes that element-wise kernels move over those that fused ones would.
-    elementwise: float = 1.2
-    # Time of a GEMM of a training step over that of the kernel alone.
-    gemm_slowdown: float = 1.1
-    # Time of the host to launch a layer's kernels, both passes, s.
-    host_layer_s: float = 1.5e-3
-    # Time of the host for a layer with experts over that of a usual one, and what each expert
-    # of a rank adds.
-    host_experts: float = 4
-    host_expert: float = 0.3
-    # Time of experts' routing, permutation and synchronization over the layer's own.
-    experts_slowdown: float = 2.1
-    # Share of the step that is lost to the slowest node, for each doubling of their number.
-    straggling: float = 0.003
-    # Host time of a step besides its layers: data, optimizer, logging, s.
-    step_s: float = 34e-3
-
-
-CALIBRATED = (
-    *("network_share", "overlap_loss", "tp_exposed", "elementwise", "gemm_slowdown"),
-    *("host_layer_s", "host_experts", "host_expert", "experts_slowdown"),
-    *("straggling", "step_s"),
-)
 ELEMENT = 2  # bytes of an activation and of a weight
 OLD_ATTENTION, _FA2, _FA3 = 2022.5, 2023.6, 2024.6  # years of stacks
 # FlashAttention-2 on Hopper and newer takes about 1.7 times as long as the kernels made for
@@ -101,7 +61,7 @@ def _grouped(name: str, recipe: str, *sizes: float) -> float:
     return float(gpu(name).grouped(recipe, *sizes))
 
 
-def collective(
+def plan_collective(
     plan: Plan, constants: Constants, op: str, size: float, ranks: int, stride: int = 1
 ) -> float:
     """Return the time of a collective in s; 0 for one rank or no bytes.
@@ -260,8 +220,9 @@ def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
     if plan.precision == "fp8_block" and "deepep" in plan.dispatch:
         size *= _FP8_DISPATCH
     # Ranks that divide an expert gather the tokens of each other.
-    shared = collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
-    return 2 * (shared + collective(plan, constants, "all_to_all", size, plan.ep, plan.etp))
+    shared = plan_collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
+    own = plan_collective(plan, constants, "all_to_all", size, plan.ep, plan.etp)
+    return 2 * (shared + own)
 
 
 def exposed(constants: Constants, comm: float, work: float) -> float:
@@ -281,8 +242,8 @@ def exposed(constants: Constants, comm: float, work: float) -> float:
 def _tensor(plan: Plan, constants: Constants) -> tuple[float, float]:
     """Return the exposed gathers and scatters of tensor and sequence parallelism."""
     size = plan.tokens * plan.model.hidden * ELEMENT
-    once = collective(plan, constants, "all_gather", size, plan.tp)
-    once += collective(plan, constants, "reduce_scatter", size, plan.tp)
+    once = plan_collective(plan, constants, "all_gather", size, plan.tp)
+    once += plan_collective(plan, constants, "reduce_scatter", size, plan.tp)
     calls = 1 if plan.model.experts and not plan.model.experts.shared else 2
     return constants.tp_exposed * calls * once, constants.tp_exposed * calls * once
 
@@ -295,7 +256,7 @@ def _context(
     width = model.latent.kv_rank + model.latent.rope if model.latent else 0
     wide = width or 2 * max(1.0, model.kv_heads / plan.tp) * model.rotary
     size = plan.cp * plan.tokens * wide * ELEMENT
-    ring = collective(plan, constants, "all_gather", size, plan.cp, plan.tp)
+    ring = plan_collective(plan, constants, "all_gather", size, plan.cp, plan.tp)
     return exposed(constants, ring, work[0]), exposed(constants, 2 * ring, work[1])
 
 
@@ -381,14 +342,15 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
         return 0.0, 0.0
     dense, experts = (ELEMENT * count for count in layer_weights(plan))
     ranks, stride = plan.shards[0], plan.tp
-    gather = collective(plan, constants, "all_gather", dense, ranks, stride)
+    gather = plan_collective(plan, constants, "all_gather", dense, ranks, stride)
     wide = plan.reduced_bytes / ELEMENT
-    scatter = collective(plan, constants, "reduce_scatter", wide * dense, ranks, stride)
+    scatter = plan_collective(plan, constants, "reduce_scatter", wide * dense, ranks, stride)
     if experts:
         others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
         apart = plan.ep * plan.etp
-        gather += collective(plan, constants, "all_gather", experts, others, apart)
-        scatter += collective(plan, constants, "reduce_scatter", wide * experts, others, apart)
+        gather += plan_collective(plan, constants, "all_gather", experts, others, apart)
+        experts *= wide
+        scatter += plan_collective(plan, constants, "reduce_scatter", experts, others, apart)
     comm = gather, gather + scatter
     if not plan.overlap:
         return comm

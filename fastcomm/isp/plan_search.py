@@ -14,7 +14,7 @@ from fastcomm.isp.evaluation import expected_error, summary, unmeasured
 from fastcomm.isp.internevo import memory_limit
 from fastcomm.isp.internevo.space import divisors
 from fastcomm.isp.plan import Plan, strategy_values, virtual_stages, with_values
-from fastcomm.isp.plan_cost import Constants
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan, priced
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.trainers import DEFAULT

@@ -10,18 +10,18 @@ from math import log2
 from fastcomm.hardware.gpu import gpu
 from fastcomm.isp import Term
 from fastcomm.isp.plan import RECIPES, Plan
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_cost import (
     ELEMENT,
     OLD_ATTENTION,
-    Constants,
     LayerTimes,
-    collective,
     exposed,
     fsdp_gathers,
     head_time,
     host_time,
     layer_times,
     layer_weights,
+    plan_collective,
 )
 
 
@@ -238,13 +238,13 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
         if plan.is_hybrid:
             shards = plan.shards[0]
             parts = gradients / shards, ranks // shards, stride * shards
-            reduce_s += collective(plan, constants, "all_reduce", *parts)
+            reduce_s += plan_collective(plan, constants, "all_reduce", *parts)
         elif plan.sharding == "ddp":
-            reduce_s += collective(plan, constants, "all_reduce", gradients, ranks, stride)
+            reduce_s += plan_collective(plan, constants, "all_reduce", gradients, ranks, stride)
         elif not plan.is_fsdp:
             parts = gradients, ranks, stride
-            reduce_s += collective(plan, constants, "reduce_scatter", *parts)
-            gather_s += collective(plan, constants, "all_gather", size, ranks, stride)
+            reduce_s += plan_collective(plan, constants, "reduce_scatter", *parts)
+            gather_s += plan_collective(plan, constants, "all_gather", size, ranks, stride)
     if plan.overlap:
         forward, backward = (time / plan.pp for time in stack.device_bound)
         reduce_s = exposed(constants, reduce_s, backward)

@@ -7,7 +7,7 @@ import numpy as np
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.curves import FloatArray
-from fastcomm.isp.plan_cost import CALIBRATED, Constants
+from fastcomm.isp.plan_constants import CALIBRATED, Constants
 from fastcomm.isp.runs import TrainingRun, price_run
 
 _FOLDS = 5

@@ -27,7 +27,7 @@ from fastcomm.isp.plan import (
     parse_overlap,
     virtual_stages,
 )
-from fastcomm.isp.plan_cost import Constants
+from fastcomm.isp.plan_constants import Constants
 from fastcomm.isp.plan_step import PlanPrice, price_plan
 from fastcomm.isp.presets import PRESETS, read_table
 from fastcomm.isp.trainers import DEFAULT

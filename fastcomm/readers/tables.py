@@ -22,9 +22,9 @@ from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError, TraceFileError, is_utf8
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.units import TIME_UNITS
 from fastcomm_kernels.arrays import Ints
 
-UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 # Kinds of rows that are not communication, and their kinds of events.
 WORK = {"compute": "kernel", "copy": "memcpy", "other": "other"}
 _PARQUET = (".parquet", ".pq")
@@ -55,7 +55,7 @@ class TableMapping:
     duration: str | None = None
     kind: str
     kinds: tuple[RowKind, ...]  # the first that matches decides
-    unit: str = "ns"  # a key of UNITS
+    unit: str = "ns"  # a key of TIME_UNITS
     name: str | None = None  # default: the column `kind`
     iteration: str | None = None
     restarts: bool = False  # whether times count from the begin of each iteration
@@ -117,7 +117,7 @@ def table_mapping(data: Mapping[str, Any], where: str) -> TableMapping:
         raise ConfigError(
             f"{where}: restarts needs the key iteration: the column of iterations"
         )
-    unit = choice(data, "unit", UNITS, where)
+    unit = choice(data, "unit", TIME_UNITS, where)
     return TableMapping(
         **columns, kinds=_kinds(data, where), restarts=restarts, unit=unit or "ns"
     )
@@ -349,7 +349,7 @@ def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Int
             )
         end = start + end
     # Columns of times are in ns already.
-    scale = 1 if pa.types.is_temporal(table[mapping.start].type) else UNITS[mapping.unit]
+    scale = 1 if pa.types.is_temporal(table[mapping.start].type) else TIME_UNITS[mapping.unit]
     start_ns = _to_ns(start, scale, mapping.start, path)
     stop_ns = _to_ns(end, scale, mapping.stop or mapping.duration or "", path)
     if len(late := np.flatnonzero(stop_ns < start_ns)):
@@ -406,7 +406,7 @@ def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
     if not pa.types.is_floating(column.type) or not table.num_rows:
         return None
     largest = np.abs(column.to_numpy()).max()
-    step = float(np.spacing(largest)) * UNITS[mapping.unit]
+    step = float(np.spacing(largest)) * TIME_UNITS[mapping.unit]
     if step < _COARSE:
         return None
     return f"times are {column.type.bit_width}-bit floats: up to {step:.0f} ns apart"

@@ -28,7 +28,7 @@ def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[
     return np.asarray((n <= room) & ((n - 1) * np.asarray(stride) <= room - 1))
 
 
-def collective(
+def cluster_collective(
     cluster: Cluster,
     op: str,
     volume: ArrayLike,
@@ -156,7 +156,7 @@ def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Fl
     n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
     room = cluster.gpus_per_node
     if ranks <= room:
-        return collective(cluster, "all_to_all", size, n)
+        return cluster_collective(cluster, "all_to_all", size, n)
     inter = room * share * size * (1 - room / n) * _contention(cluster, n) / cluster.bw_node
     intra = size * (room - 1) / room / cluster.bw_intra
     return np.asarray(start(cluster, n, is_inside(cluster, n, 1)) + np.maximum(inter, intra))

@@ -23,7 +23,7 @@ from fastcomm.isp.internevo.block import (
     experts_of,
     layers_of,
 )
-from fastcomm.isp.internevo.collectives import by_node, collective
+from fastcomm.isp.internevo.collectives import by_node, cluster_collective
 from fastcomm.isp.model import Experts, Layer
 
 Array = NDArray[Any]
@@ -131,7 +131,7 @@ def _expert_exchange(
     volume = question.dtype_size * question.model.hidden * copies(grid, question, experts)
     calls = 4 + 2 * (grid.recompute == FULL).astype(np.float64)
     if question.dispatch == "copies":
-        return np.asarray(calls * collective(cluster, "all_to_all", volume, grid.ep))
+        return np.asarray(calls * cluster_collective(cluster, "all_to_all", volume, grid.ep))
     nodes = -(-grid.ep // cluster.gpus_per_node)
     once = by_node(cluster, volume, grid.ep, visited_nodes(experts, nodes) / experts.top_k)
     return np.asarray(calls * once)
@@ -357,8 +357,9 @@ def weights(
 
 def _gathers(cluster: Cluster, volume: Array, piece: ShardedElements) -> Array:
     """Return the seconds of two gathers and a reduction of each volume."""
-    gathers = 2 * collective(cluster, "all_gather", volume, piece.para, piece.stride)
-    return gathers + collective(cluster, "reduce_scatter", volume, piece.grads, piece.stride)
+    gather = cluster_collective(cluster, "all_gather", volume, piece.para, piece.stride)
+    reduce = cluster_collective(cluster, "reduce_scatter", volume, piece.grads, piece.stride)
+    return 2 * gather + reduce
 
 
 def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer) -> Array:
@@ -373,12 +374,12 @@ def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: La
         # Keys and values are repeated if there are fewer heads of them than shards.
         group = max(model.kv_heads, min(grid.sp, model.heads)) / model.heads
         volume = volume * model.breadth
-        once = collective(cluster, "all_to_all", volume / grid.sp, grid.sp)
+        once = cluster_collective(cluster, "all_to_all", volume / grid.sp, grid.sp)
         return np.asarray(once * (8 + 4 * recompute) * (2 + 2 * group) / 4)
     if grid.algo == "mtp":
-        reduce_s = collective(cluster, "all_reduce", volume, grid.sp)
+        reduce_s = cluster_collective(cluster, "all_reduce", volume, grid.sp)
         return np.asarray(reduce_s * (4 + 2 * recompute))
     calls = (8 if grid.algo == "msp" else 10) + 4 * recompute
     # Routed experts take sharded tokens: only the calls around attention remain.
     calls = calls / 2 if layer.experts and not layer.experts.shared else calls
-    return np.asarray(collective(cluster, "all_gather", volume, grid.sp) * calls)
+    return np.asarray(cluster_collective(cluster, "all_gather", volume, grid.sp) * calls)

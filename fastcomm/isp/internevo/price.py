@@ -20,7 +20,7 @@ from fastcomm.isp.internevo.block import (
     candidate_stages,
     experts_of,
 )
-from fastcomm.isp.internevo.collectives import collective, is_inside
+from fastcomm.isp.internevo.collectives import cluster_collective, is_inside
 from fastcomm.isp.internevo.layer import (
     Array,
     Correction,
@@ -32,8 +32,8 @@ from fastcomm.isp.internevo.layer import (
 )
 from fastcomm.isp.trainers import TRAINERS
 
-Costs = dict[str, Any]  # seconds and rates by name
-BytesByName = dict[str, Any]  # bytes by name
+Costs = dict[str, Array | float]  # seconds and rates by name
+BytesByName = dict[str, Array | float]  # bytes by name
 
 
 def price(
@@ -96,7 +96,7 @@ def _layer(layers: list[LayerCost]) -> Costs:
         "wp_comm_cost": usual.gathers,
         "sp_comm_cost": usual.sequence,
     }
-    if usual.exchange is not None:
+    if usual.exchange is not None and usual.exposed is not None:
         costs |= {"ep_comm_cost": usual.exchange, "ep_exposed": usual.exposed}
     if len(layers) > 1:
         costs["dense_layer"] = layers[1].seconds
@@ -168,7 +168,7 @@ def _p2p(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array | fl
         siblings = min(stride, cluster.gpus_per_node)
         message = cluster.alpha_inter + volume * siblings / cluster.bw_node
     if scatter:
-        message = message + collective(cluster, "all_gather", whole, grid.sp)
+        message = message + cluster_collective(cluster, "all_gather", whole, grid.sp)
     return 2 * (grid.num + grid.pp - 1) * grid.interleave * message
 
 
@@ -209,7 +209,7 @@ def _bucketed(
 ) -> Array:
     """Return the seconds of a collective of `volume` bytes, with one call per bucket."""
     calls = np.maximum(1, np.ceil(volume / _BUCKET))
-    return collective(cluster, op, volume, ranks, stride, calls)
+    return cluster_collective(cluster, op, volume, ranks, stride, calls)
 
 
 def _parameters(
@@ -217,15 +217,15 @@ def _parameters(
 ) -> Array:
     """Return the seconds to send updated parameters to all ranks that need them."""
     d = question.dtype_size
-    unsharded = collective(cluster, "broadcast", d * stage.unsharded, grid.dp, grid.sp)
+    unsharded = cluster_collective(cluster, "broadcast", d * stage.unsharded, grid.dp, grid.sp)
     time = np.zeros(len(grid.os))
     for piece in stage.pieces:
         parts, stride = piece.os // piece.para, piece.stride * piece.para
         volume = d * piece.elements / piece.para
         if question.param_sync == "all_gather":
-            time = time + collective(cluster, "all_gather", volume, parts, stride)
+            time = time + cluster_collective(cluster, "all_gather", volume, parts, stride)
         else:
-            time = time + collective(cluster, "broadcast", volume, parts, stride, parts)
+            time = time + cluster_collective(cluster, "broadcast", volume, parts, stride, parts)
     return np.maximum(time, unsharded) if grid.isp else time
 
 

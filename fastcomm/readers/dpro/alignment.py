@@ -11,18 +11,19 @@ no Sync.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from fastcomm.errors import ConfigError
+from fastcomm.options import HostClocks
 from fastcomm.readers.dpro import UniformTrace
 from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import paired_rows, send_receive, step_ids
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Floats, Ints
 
-MODES = ("auto", "sync", "causality", "variance", "drift", "none")
+MODES: tuple[str, ...] = get_args(HostClocks)
 _LONG = 1.5  # a long RECV, in medians
 _US = 1e3
 
