@@ -1,3 +1,5 @@
+from fastcomm import compat as compat
+from fastcomm import errors as errors
 from fastcomm import intervals as intervals
 from fastcomm.analyses.critical_path import execution_trace_path as execution_trace_path
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch

@@ -6,6 +6,7 @@ import pytest
 
 import fastcomm as fc
 from fastcomm import intervals
+from fastcomm.compat import hta
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.synthetic import Job, write
 
@@ -193,6 +194,38 @@ ARGUMENTS = [
     (lambda u: fc.replay_trial("x", repeat=0), "invalid repeat 0: expected a number from 1"),
     (lambda u: fc.replay_trial("x", hosts=1), "invalid hosts 1: expected a number from 2"),
     (lambda u: fc.replay_trial("x", host_clocks="x"), "invalid host_clocks 'x': expected one"),
+    (lambda u: fc.replay_trial("x", tensors=[]), "missing value of tensors"),
+    (
+        lambda u: fc.compare(u.metrics, u.metrics, kernels=[3]),
+        r"invalid kernels \[3\]: exp",
+    ),
+    (lambda u: u.run.kernels(by="layer", full_names=True), "full_names has no effect with by"),
+    (lambda u: u.run.report("x.html", with_tables=False), "with_tables: a page needs the tab"),
+    (lambda u: fc.open(u.folder, tp=2).stragglers(), "stragglers: tp: no effect on a table"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, ["fast"], incast=0.1), "incast needs the strat"),
+    (lambda u: fc.search_strategies(**SEARCH, strict_batch=True), "strict_batch: use fastcomm"),
+    (lambda u: fc.execution_trace_path(5), f"invalid path 5: {PATH}execution_trace_path"),
+    (lambda u: fc.execution_trace_path("x", alone="yes"), "invalid alone 'yes': expected True"),
+    (lambda u: fc.execution_trace_path("x", rank="0"), "invalid rank '0': expected a whole"),
+    (lambda u: hta.restore_cpgraph(5), f"invalid zip_filename 5: {PATH}restore_cpgraph"),
+    (lambda u: hta.get_queue_length_summary(u.run, 0), "invalid ranks 0: expected a list"),
+    (lambda u: hta.get_queue_length_summary(5), "invalid run 5: expected a run, as in"),
+    (
+        lambda u: hta.get_idle_time_breakdown(u.run, consecutive_kernel_delay="x"),
+        "invalid consecutive_kernel_delay 'x'",
+    ),
+    (
+        lambda u: hta.critical_path_analysis(u.run, 0, "x", zero_weight_launches="x"),
+        "invalid zero_weight_launches 'x': expected True or False",
+    ),
+    (
+        lambda u: hta.overlay_critical_path_analysis(u.run, 1, u.path, u.folder / "drawn"),
+        "a path of rank 0 cannot be drawn into the trace of rank 1",
+    ),
+    (
+        lambda u: hta.overlay_critical_path_analysis(u.run, 1, u.joined, u.folder / "drawn"),
+        "a path of ranks 0-3 cannot be drawn into the trace of rank 1",
+    ),
     (lambda u: fc.replay_trial("x", compat="x"), "invalid compat 'x': expected one of dpro"),
 ]
 OTHERS = [

@@ -334,6 +334,11 @@ class WhatIf(Result):
         return self.before.skipped
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on how far the numbers can be trusted."""
+        return self.before.warnings
+
+    @property
     def speedup(self) -> float | None:
         """Ratio of the step time before to that after; None if nothing remains."""
         return self.before_ns / self.after_ns if self.after_ns else None
