@@ -123,7 +123,7 @@ class RunEvents:
     events: tuple[EventDescriptions, ...]
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row -1 is all null.
+        """Return columns of `EVENT` of the events of these rows; row NONE is all null.
 
         `rows` count the events of all ranks, rank after rank.
         """

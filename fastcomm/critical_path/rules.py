@@ -46,7 +46,7 @@ class EventDescriptions(Protocol):
     """Describes the events of a graph: from one trace, several traces, or a saved table."""
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row NONE is all null."""
         ...
 
     def ids(self, rows: Numbers) -> Ints:
@@ -61,13 +61,13 @@ class TraceEvents:
     trace: Trace
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row NONE is all null."""
         at = pa.array(rows, mask=rows < 0)
         schema = pa.schema([EVENT.field(name) for name in columns])
         return pa.table({name: self._column(name, rows, at) for name in columns}).cast(schema)
 
     def _column(self, name: str, rows: Numbers, at: pa.Array) -> pa.Array | pa.ChunkedArray:
-        """Return one column; `at` are the rows, null for -1."""
+        """Return one column; `at` are the rows, null for NONE."""
         events, lanes = self.trace.events, self.trace.lanes
         match name:
             case "id":
@@ -117,7 +117,7 @@ class SavedEvents:
     table: pa.Table
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return a row of the columns of `EVENT` for each of `rows`; row -1 is all null."""
+        """Return a row of the columns of `EVENT` for each of `rows`; row NONE is all null."""
         return self.table.select(columns).take(pa.array(rows, mask=rows < 0))
 
     def ids(self, rows: Numbers) -> Ints:

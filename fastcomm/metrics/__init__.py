@@ -21,7 +21,7 @@ from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import MISSING_DATA, Trace
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ def _tagged(stack: Stack) -> pa.Table:
     groups.
     """
     comm = stack.comm
-    group = filled(comm["group"], -1)
+    group = filled(comm["group"], NONE)
     columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
     first, kind = alike(*columns)
     rank, group, tag, source = (column[first] for column in columns)

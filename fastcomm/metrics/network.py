@@ -31,7 +31,7 @@ from fastcomm.metrics.spill_files import NS
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
-from fastcomm_kernels.arrays import NULL, Floats, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 MOST_PAIRS = 64  # of nodes in a result; the table has all
 
@@ -143,10 +143,10 @@ class _Sent:
     """Rows of `sent_by_rank` with their places among nodes."""
 
     table: Mapping[str, Ints]
-    group: Ints  # index in `GroupNodes`, -1 if unknown
-    site: Ints  # of the sender in its group, -1 if unknown
+    group: Ints  # index in `GroupNodes`, NONE if unknown
+    site: Ints  # of the sender in its group, NONE if unknown
     node: Ints  # of the sender
-    target: Ints  # node of the receiver of a message, else -1
+    target: Ints  # node of the receiver of a message, else NONE
     share: Floats  # that leaves the node; NaN if unknown
 
     @classmethod
@@ -156,7 +156,7 @@ class _Sent:
         kind, node = table["kind"], nodes.of(table["rank"])
         target = nodes.of(table["partner"])
         group = lookup(groups.label, table["group"])
-        group = np.where((group >= 0) & groups.is_known[group], group, -1)
+        group = np.where((group >= 0) & groups.is_known[group], group, NONE)
         site = groups.sites(group, node)
         own, size = groups.ranks[site], groups.size[group]
         is_across = groups.sites_each[group] > 1
@@ -178,7 +178,7 @@ class _Sent:
             group=group,
             site=site,
             node=node,
-            target=np.where(is_direct, target, -1),
+            target=np.where(is_direct, target, NONE),
             share=np.zeros(len(node)) if nodes.is_single else share,
         )
 

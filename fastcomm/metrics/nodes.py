@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.run import ranges
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 NetworkLevel = Literal["node", "network"]
 LEVELS: tuple[NetworkLevel, ...] = ("node", "network")
@@ -58,11 +58,11 @@ class ClusterNodes:
     is_single: bool  # whether the whole job is on one node
 
     def of(self, ranks: Ints) -> Ints:
-        """Return the node of each rank; -1 if unknown."""
+        """Return the node of each rank; NONE if unknown."""
         if self.per_node is not None:
-            return np.where(ranks < 0, -1, ranks // self.per_node)
+            return np.where(ranks < 0, NONE, ranks // self.per_node)
         place = lookup(self.ranks, ranks)
-        return np.where(place >= 0, self.table[place], -1)
+        return np.where(place >= 0, self.table[place], NONE)
 
     def members(self) -> tuple[NodeRanks, ...]:
         """Return the nodes of the ranks that were read."""
@@ -170,7 +170,7 @@ def _finer(hosts: int, most: int, gpus: int | None) -> tuple[str, ...]:
 class GroupNodes:
     """Nodes of process groups. A *site* is a node of a group; sites are sorted by group, node.
 
-    The last group and the last site stand for unknown ones, so that -1 is a valid index.
+    The last group and the last site stand for unknown ones, so that NONE is a valid index.
     """
 
     label: Ints
@@ -198,17 +198,17 @@ class GroupNodes:
             size=np.append(size, 1),
             is_known=np.append(is_known, False),
             first=np.searchsorted(group[site], np.arange(len(size) + 2)),
-            node=np.append(node[site], -1),
+            node=np.append(node[site], NONE),
             ranks=np.append(np.bincount(place, minlength=len(site)), 1),
             code=group[site] * (count + 1) + node[site],
             nodes=count,
         )
 
     def sites(self, group: Ints, node: Ints) -> Ints:
-        """Return the site of each pair of a group's index and a node; -1 if there is none."""
+        """Return the site of each pair of a group's index and a node; NONE if there is none."""
         code = group * (self.nodes + 1) + node
         is_valid = (group >= 0) & (node >= 0) & (node < self.nodes)
-        return np.where(is_valid, lookup(self.code, code), -1)
+        return np.where(is_valid, lookup(self.code, code), NONE)
 
     @property
     def sites_each(self) -> Ints:

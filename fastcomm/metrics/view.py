@@ -16,7 +16,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import CAUSES, KIND, NARROW, TAGS
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 _LATEST = 1 << 62  # ns
 # Kinds of work of the device, or of the host where there is no device.
@@ -265,7 +265,7 @@ def _communication(
     is_inside = iteration >= 0
     # Usually all events are inside; a slice then avoids copies.
     inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
-    group = filled(comm["group"], -1)[inside]
+    group = filled(comm["group"], NONE)[inside]
     peer = filled(comm["peer"])
     return Communication(
         partner=np.where(peer == NULL, filled(comm["root"]), peer)[inside],
@@ -287,7 +287,7 @@ def _communication(
 
 
 def _by_place(values: Sequence[int | None]) -> Ints:
-    """Return the values, NULL for None, and a final NULL for index -1."""
+    """Return the values, NULL for None, and a final NULL for index NONE."""
     return np.array([NULL if value is None else value for value in (*values, None)], np.int64)
 
 

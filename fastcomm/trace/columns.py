@@ -1,6 +1,7 @@
 """Arrow columns as NumPy arrays and back, lookups, kinds of rows, groups, tables of records.
 
-`NULL` of `fastcomm_kernels.arrays` stands for null in every array of whole numbers.
+`NULL` of `fastcomm_kernels.arrays` stands for null in arrays of whole numbers, and `NONE` in
+arrays of rows or codes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm_kernels.arrays import NULL, Floats, Ints, Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints, Numbers
 from fastcomm_kernels.grouping import kinds
 
 Integers = NDArray[np.signedinteger[Any]]
@@ -33,8 +34,8 @@ def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
 
 
 def text_codes(column: pa.ChunkedArray) -> Ints:
-    """Number the texts of a column in the order of their first appearance; null is -1."""
-    return filled(column.combine_chunks().dictionary_encode().indices, -1)
+    """Number the texts of a column in the order of their first appearance; null is NONE."""
+    return filled(column.combine_chunks().dictionary_encode().indices, NONE)
 
 
 def nullable(values: Integers) -> pa.Array:
@@ -43,18 +44,18 @@ def nullable(values: Integers) -> pa.Array:
 
 
 def lookup(keys: Integers, values: Integers) -> Ints:
-    """Return the index of the first key equal to each value; -1 if there is none.
+    """Return the index of the first key equal to each value; NONE if there is none.
 
     `keys` are sorted. NULL values have no match.
     """
     if not len(keys):
-        return np.full(len(values), -1, np.int64)
+        return np.full(len(values), NONE, np.int64)
     place = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
-    return np.where((keys[place] == values) & (values != NULL), place, -1)
+    return np.where((keys[place] == values) & (values != NULL), place, NONE)
 
 
 def codes(*columns: Integers) -> tuple[list[Numbers], int]:
-    """Replace values by small numbers, equal for equal values in all columns; NULL becomes -1.
+    """Replace values by small numbers, equal for equal values in all columns, and NULL by NONE.
 
     Returns
     -------
@@ -67,7 +68,7 @@ def codes(*columns: Integers) -> tuple[list[Numbers], int]:
     high = max((int(column.max()) for column in present if len(column)), default=0)
     if high - low > _DENSE + 4 * sum(map(len, columns)):
         return codes_in_order(*columns)
-    dense = [np.where(c == NULL, -1, c - low).astype(np.int32) for c in columns]
+    dense = [np.where(c == NULL, NONE, c - low).astype(np.int32) for c in columns]
     return dense, high - low + 1
 
 
@@ -76,7 +77,7 @@ _DENSE = 1 << 10
 
 
 def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
-    """Number the values of several columns together, by first appearance; NULL becomes -1.
+    """Number the values of several columns together, by first appearance; NULL becomes NONE.
 
     Returns
     -------
@@ -86,7 +87,7 @@ def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
     """
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
-    code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)
+    code = encoded.indices.fill_null(NONE).to_numpy().astype(np.int32)
     return np.split(code, np.cumsum([len(column) for column in columns])[:-1]), len(
         encoded.dictionary
     )

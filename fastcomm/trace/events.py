@@ -1,6 +1,6 @@
 """The events of a rank as NumPy columns, with their names, launches and enclosing ranges.
 
-Events are sorted by start. NULL is unknown; row -1 is no event.
+Events are sorted by start. NULL is unknown; row NONE is no event.
 """
 
 import re
@@ -22,13 +22,13 @@ from fastcomm.trace.host_names import STARTING_WORK
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 Spans = tuple[NDArray[np.int32], Ints, Ints]  # lane, start, stop
 
 
 def enclosing(ranges: Spans, points: Spans) -> Ints:
-    """Return the index of the innermost range around each point on its lane, or -1.
+    """Return the index of the innermost range around each point on its lane, or NONE.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ def enclosing(ranges: Spans, points: Spans) -> Ints:
         neither starts later nor stops earlier.
 
     """
-    inner = np.full(len(points[0]), -1, np.int64)
+    inner = np.full(len(points[0]), NONE, np.int64)
     if len(ranges[0]) and len(inner):
         lane, start, stop = ranges
         outer_first = np.lexsort((-stop, start, lane))
         order = np.lexsort((points[1], points[0]))
         place = matching.enclosing(*_reordered(ranges, outer_first), *_reordered(points, order))
-        inner[order] = np.where(place >= 0, outer_first[place], -1)
+        inner[order] = np.where(place >= 0, outer_first[place], NONE)
     return inner
 
 
@@ -103,22 +103,22 @@ class EventColumns:
     def launch_of(self, rows: Ints) -> Ints:
         """Return, for each of some events of the device, the row of the call that launched it.
 
-        It is the first call with the event's correlation; -1 without one.
+        It is the first call with the event's correlation; NONE without one.
         """
         correlation, calls = self._calls
         place = lookup(correlation, self.correlation[rows])
-        return np.where(place >= 0, calls[place], -1) if len(calls) else place
+        return np.where(place >= 0, calls[place], NONE) if len(calls) else place
 
     def enclosing(self, ranges: Ints, points: Ints) -> Ints:
-        """Return the row of the innermost range around each point on its lane, or -1.
+        """Return the row of the innermost range around each point on its lane, or NONE.
 
-        `ranges` and `points` are rows of events; a point may be -1.
+        `ranges` and `points` are rows of events; a point may be NONE.
         """
-        inner = np.full(len(points), -1, np.int64)
+        inner = np.full(len(points), NONE, np.int64)
         present = np.flatnonzero(points >= 0)
         if len(ranges) and len(present):
             place = enclosing(self._spans(ranges), self._spans(points[present]))
-            inner[present] = np.where(place >= 0, ranges[place], -1)
+            inner[present] = np.where(place >= 0, ranges[place], NONE)
         return inner
 
     def outermost(self, ranges: Ints) -> Ints:
@@ -135,7 +135,7 @@ class Events(EventColumns):
 
     texts: Sequence[str]  # names, and other texts of the file
     more: dict[str, NDArray[Any]]  # columns of `schema.ARGS`, and columns of the format
-    details: dict[str, Ints] = field(default_factory=dict)  # the last element, at -1, is NULL
+    details: dict[str, Ints] = field(default_factory=dict)  # the last element, at NONE, is NULL
 
     def rows_named(self, accept: Callable[[str], bool], *kinds: str) -> Ints:
         """Return the ascending rows of events of these kinds whose name `accept` accepts.
@@ -181,8 +181,8 @@ class Events(EventColumns):
         return values
 
     def places(self, rows: Ints) -> NDArray[np.int32]:
-        """Return the index in the columns of `details` of each of `rows`; -1 stays -1."""
-        return np.where(rows >= 0, self.more["detail"][rows], np.int32(-1))
+        """Return the index in the columns of `details` of each of `rows`; NONE for NONE."""
+        return np.where(rows >= 0, self.more["detail"][rows], np.int32(NONE))
 
     def unanswered(self) -> Ints:
         """Return the starts (ns) of launches of kernels and graphs without recorded work."""

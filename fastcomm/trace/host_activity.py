@@ -17,7 +17,7 @@ from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import CAUSE
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.arrays import NONE, Flags, Ints
 from fastcomm_kernels.json_events import LONG
 
 # Calls of a thread, to launch or to synchronize, that are at most this far apart have no pause
@@ -62,7 +62,6 @@ _LAYERS = {
     "functions": "python",
 }
 _ON_HOST = ("cpu_op", "runtime", "annotation", "python", "host_comm")
-NO_NAME = -1
 
 
 class Pieces(NamedTuple):
@@ -96,7 +95,7 @@ class HostActivity:
 
     @cached_property
     def is_comm(self) -> Flags:
-        """Whether each event is communication; the last element, at -1, is False."""
+        """Whether each event is communication; the last element, at NONE, is False."""
         flags = np.zeros(len(self.events) + 1, np.bool_)
         flags[self.trace.comm["event"].to_numpy()] = True
         return flags
@@ -239,13 +238,13 @@ class ThreadLayers:
         )
 
     def synchronization_at(self, moments: Ints) -> Ints:
-        """Return the name of the synchronizing call that covers each moment, or -1."""
+        """Return the name of the synchronizing call that covers each moment, or NONE."""
         place = list(_LAYERS).index("synchronizing")
         own = slice(*self.edges[place : place + 2].tolist())
         start, stop, name = self.start[own], self.stop[own], self.name[own]
         at = np.searchsorted(stop, moments, side="right")
         covers = np.append(start, np.iinfo(np.int64).max)[at] <= moments
-        return np.where(covers, np.append(name, NO_NAME)[at], NO_NAME)
+        return np.where(covers, np.append(name, NONE)[at], NONE)
 
     def pieces(self, start: Ints, stop: Ints, launched: Ints) -> Pieces:
         """Divide disjoint sorted intervals by what the thread does.
@@ -258,7 +257,7 @@ class ThreadLayers:
         layer = np.searchsorted(self.edges, owner, side="right") - 1
         causes = np.array([CAUSE[cause] for cause in (*self.cause, "unknown")], np.int64)
         cause = np.where(owner >= 0, causes[layer], CAUSE["unknown"])
-        name = np.where(owner >= 0, np.append(self.name, NO_NAME)[owner], NO_NAME)
+        name = np.where(owner >= 0, np.append(self.name, NONE)[owner], NONE)
         name = np.where(cause == CAUSE["launch_bound"], launched[interval], name)
         return Pieces(interval, begin, end, cause, self._inner(begin, end, cause, name))
 

@@ -30,11 +30,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.host_activity import NO_NAME, HostActivity, Pieces, ThreadLayers
+from fastcomm.trace.host_activity import HostActivity, Pieces, ThreadLayers
 from fastcomm.trace.schema import CAUSE, CAUSES, IDLE_EVIDENCE
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NONE, Ints
 
 # Work starts late if it does so more than this after its launch and after the device became
 # idle; communication then waits for others. A launch takes some 10 us to reach the device.
@@ -50,7 +50,7 @@ class IdleIntervals:
     start: Ints
     stop: Ints
     cause: NDArray[np.int8]  # index into CAUSES
-    name: Ints  # of the evidence: index into `names`, or -1
+    name: Ints  # of the evidence: index into `names`, or NONE
     names: Sequence[str]
 
     @classmethod
@@ -117,7 +117,7 @@ def _parts(
     none = np.empty(0, np.int64)
     start, stop = (none if column is None else column for column in (start, stop))
     causes = np.full(len(start), CAUSE[cause], np.int64)
-    return start, stop, causes, np.full(len(start), NO_NAME) if name is None else name
+    return start, stop, causes, np.full(len(start), NONE) if name is None else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +126,9 @@ class _Gaps:
 
     start: Ints
     stop: Ints
-    work: Ints  # row of the event that ends it; -1 after the last
-    launch: Ints  # row of the call that launched that event, or -1
-    last_launch: int  # row of the call that launched the event that ends last, or -1
+    work: Ints  # row of the event that ends it; NONE after the last
+    launch: Ints  # row of the call that launched that event, or NONE
+    last_launch: int  # row of the call that launched the event that ends last, or NONE
 
     @classmethod
     def of(cls, events: EventRows, trace: Trace, span: tuple[int, int]) -> Self:
@@ -144,7 +144,7 @@ class _Gaps:
             last = max(last, int(events.stop.max()))
         start, stop = np.append(first, end), np.append(begin, last)
         place = np.searchsorted(events.start[rows], begin)
-        work = np.append(rows[place], -1)
+        work = np.append(rows[place], NONE)
         chosen = (start < stop) & (stop > span[0]) & (start < span[1])
         latest = rows[[np.argmax(events.stop[rows])]] if len(rows) else rows
         return cls(
@@ -152,7 +152,7 @@ class _Gaps:
             stop=stop[chosen],
             work=work[chosen],
             launch=_launch_of(events, work[chosen]),
-            last_launch=int(_launch_of(events, latest)[0]) if len(rows) else -1,
+            last_launch=int(_launch_of(events, latest)[0]) if len(rows) else NONE,
         )
 
 
@@ -167,8 +167,8 @@ def _union(start: Ints, stop: Ints) -> tuple[Ints, Ints]:
 
 
 def _launch_of(events: EventRows, work: Ints) -> Ints:
-    """Return the row of the launch of each event, or -1; -1 is no event."""
-    launch = np.full(len(work), -1, np.int64)
+    """Return the row of the launch of each event, or NONE; NONE is no event."""
+    launch = np.full(len(work), NONE, np.int64)
     launch[work >= 0] = events.launch_of(work[work >= 0])
     return launch
 
@@ -180,7 +180,7 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     launch = np.where(is_last, gaps.last_launch, gaps.launch)
     is_launched = launch >= 0
     l0, l1 = (np.where(is_last, b, np.where(is_launched, c[launch], a)) for c in host.times)
-    name = np.where(gaps.work >= 0, events.name[gaps.work], NO_NAME).astype(np.int64)
+    name = np.where(gaps.work >= 0, events.name[gaps.work], NONE).astype(np.int64)
     by_host = is_launched & (l1 > a)
     is_late = is_launched & (b - np.maximum(l1, a) > LEAST_BUBBLE_NS)
     # Where the host ends, and the work is queued.
@@ -217,7 +217,7 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
 
 
 def _blamed(pieces: Pieces, drained: Ints) -> _Parts:
-    """Return pieces; launch-bound ones after a synchronization (its name, or -1) are its."""
+    """Return pieces; launch-bound ones after a synchronization (its name, or NONE) are its."""
     is_its = (pieces.cause == CAUSE["launch_bound"]) & (drained >= 0)
     cause = np.where(is_its, CAUSE["synchronization"], pieces.cause)
     return pieces.start, pieces.stop, cause, np.where(is_its, drained, pieces.name)
@@ -226,7 +226,7 @@ def _blamed(pieces: Pieces, drained: Ints) -> _Parts:
 def _host_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     """Return the parts of idle times of a run without an accelerator."""
     layers = ThreadLayers.of_host_run(host)
-    pieces = layers.pieces(gaps.start, gaps.stop, np.full(len(gaps.start), NO_NAME))
+    pieces = layers.pieces(gaps.start, gaps.stop, np.full(len(gaps.start), NONE))
     is_rest = pieces.cause == CAUSE["unknown"]
     cause = np.where(is_rest, CAUSE["python"], pieces.cause)
     return [(pieces.start, pieces.stop, cause, pieces.name)]
@@ -255,7 +255,7 @@ def _evidence(
     window: Ints, cause: Ints, idle: IdleIntervals, interval: Ints, length: Ints
 ) -> pa.Table:
     """Return the largest names of each window and cause, `schema.IDLE_EVIDENCE`."""
-    is_named = idle.name[interval] != NO_NAME
+    is_named = idle.name[interval] != NONE
     name = idle.name[interval][is_named]
     group = (window * len(CAUSES) + cause)[is_named]
     width = max(len(idle.names), 1)
