@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import kineto_text as k
 import pytest
 from click.testing import CliRunner
+from jsonschema import Draft202012Validator
 
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyze
@@ -203,7 +205,10 @@ def test_the_command_prints_and_writes_data_dependencies(tmp_path):
     assert "60.0 us; if each waited only for its data, 33.0 us" in text
     out = tmp_path / "out"
     done = CliRunner().invoke(main, [*words, "--json", "--output", str(out)])
-    assert json.loads(done.stdout)["data"]["bound_ns"] == 33 * US
+    document = json.loads(done.stdout)
+    assert document["data"]["bound_ns"] == 33 * US
+    schema = Path(__file__).parents[1] / "docs" / "schemas" / "critical-path.json"
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(document)
     assert (out / "operators.parquet").exists()
     packed = tmp_path / "other.json.gz"
     packed.write_bytes(gzip.compress(beside.read_bytes()))

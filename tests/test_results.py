@@ -59,7 +59,8 @@ def inputs(tmp_path_factory):
     damaged.write_bytes(damaged.read_bytes()[:999])
     invoke("demo", folder / "table", "--num-ranks", "8", "--format", "table")
     invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
-    return {path.name: path for path in folder.iterdir()}
+    invoke("convert", folder / "run", folder / "uniform.json.gz")
+    return {path.name.partition(".")[0]: path for path in folder.iterdir()}
 
 
 CALLS = [
@@ -85,6 +86,8 @@ CALLS = [
     ("stats", "stats {run}", 0),
     ("stats", "stats {damaged} --keep-going", 3),
     ("stats", "stats {run} --against {run}", 0),
+    ("stats", "stats {run} --against {damaged} --keep-going", 3),
+    ("stats", "dpro stats {uniform} --compat dpro", 0),
     ("stragglers", "stragglers {table}/table.parquet", 0),
     ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
     ("stragglers", "stragglers {table}/table.parquet --heal rank:1", 0),
@@ -117,6 +120,15 @@ CALLS = [
     ("written", "convert {run} {new}/run.json.gz --to perfetto", 0),
     ("written", "convert {run} {new}/chakra --to chakra", 0),
 ]
+
+
+def test_results_list_ranks_that_could_not_be_read(inputs, tmp_path):
+    run = fastcomm.open(inputs["damaged"], keep_going=True)
+    path = run.critical_path()
+    kernels, session, metrics = run.kernels(), run.replay(), run.report(tmp_path / "a.html")
+    for result in (run.metrics(), metrics, kernels, path, path.what_if(), session):
+        assert len(result.skipped) == 1
+        assert set(run.warnings) <= set(result.warnings)
 
 
 @pytest.mark.parametrize(("name", "command", "code"), CALLS)
