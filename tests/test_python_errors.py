@@ -6,7 +6,7 @@ import pytest
 
 import fastcomm as fc
 from fastcomm import intervals
-from fastcomm.compat import hta
+from fastcomm.compat import hta, isp
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.synthetic import Job, write
 
@@ -204,6 +204,8 @@ ARGUMENTS = [
     (lambda u: fc.open(u.folder, tp=2).stragglers(), "stragglers: tp: no effect on a table"),
     (lambda u: fc.simulate_dispatch(WORKLOAD, ["fast"], incast=0.1), "incast needs the strat"),
     (lambda u: fc.search_strategies(**SEARCH, strict_batch=True), "strict_batch: use fastcomm"),
+    (lambda u: isp.search_strategies(**SEARCH, p2p="scatter"), "p2p: no effect with compat"),
+    (lambda u: isp.search_strategies(**SEARCH, fix="tp=2"), "fix: no effect with compat"),
     (lambda u: fc.execution_trace_path(5), f"invalid path 5: {PATH}execution_trace_path"),
     (lambda u: fc.execution_trace_path("x", alone="yes"), "invalid alone 'yes': expected True"),
     (lambda u: fc.execution_trace_path("x", rank="0"), "invalid rank '0': expected a whole"),

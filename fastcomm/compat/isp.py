@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.checks import build, shows
+from fastcomm.checks import build, non_default, option_name, shows
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import internevo as questions
@@ -316,8 +316,23 @@ def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchRe
     return search(replace(question, algos=algos), rules, using.cluster, using.tables)
 
 
+_WITHOUT_EFFECT = (
+    *("precision", "fix", "interleave", "ep_sizes", "any_schedule", "overlap_grad"),
+    *("grad_sync", "param_sync", "overlap_weights", "comm_model", "imbalance", "dispatch"),
+    *("overlap_experts", "p2p"),
+)
+
+
 def rules_of(options: SearchOptions) -> OriginalRules:
-    """Return the rules of the options; by default those of 2025."""
+    """Return the rules of the options; by default those of 2025.
+
+    Raises ConfigError for an option that the original does not have, and for several lengths.
+    """
+    if ignored := [name for name in _WITHOUT_EFFECT if name in non_default(options)]:
+        names = ", ".join(map(option_name, ignored))
+        raise ConfigError(f"{names}: no effect with --compat; leave it out")
+    if len(questions.numbers(options.seq_len, "sequence length") or ()) > 1:
+        raise ConfigError("--compat takes one --seq-len")
     return OriginalRules(
         variant=options.compat or "isp-2025",
         overlap_wdp=options.overlap_wdp,
@@ -326,6 +341,7 @@ def rules_of(options: SearchOptions) -> OriginalRules:
 
 
 @shows(SearchOptions)
+@python_names()
 def search_strategies(**options: Any) -> SearchResult:
     """Search by the original's rules.
 
