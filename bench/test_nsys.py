@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from big_nsys_report import write_nsys_big
 
-from fastcomm.readers import nsys
+from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.runs import open_run
 
@@ -24,12 +24,12 @@ def by_hand(path):
     """What everyone does: all rows as tuples, then an array a column; of a tenth of them."""
     words = ", ".join(f'"{name}"' for name in COLUMNS)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        rows = database.execute(f"SELECT {words} FROM {nsys.KERNEL} LIMIT {FEWER}").fetchall()
+        rows = database.execute(f"SELECT {words} FROM {schema.KERNEL} LIMIT {FEWER}").fetchall()
     return [np.array(column, np.int64) for column in zip(*rows, strict=True)]
 
 
 def in_columns(path):
-    rows = Export(path).rows(nsys.KERNEL, COLUMNS)
+    rows = Export(path).rows(schema.KERNEL, COLUMNS)
     return [rows[name] for name in COLUMNS]
 
 

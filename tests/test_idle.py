@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat.hta import get_idle_time_breakdown
-from fastcomm.metrics import Partial
+from fastcomm.metrics import Partial, idle
 from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
@@ -339,3 +339,7 @@ def test_idle_times_are_those_of_hta(name):
 def test_names_of_ranges_tell_loading_and_garbage_collection(name, rule):
     rules = [own for own in (LOADING, GARBAGE) if re.search(own.pattern, name)]
     assert rules == ([] if rule is None else [rule])
+
+
+def test_every_cause_is_described():
+    assert tuple(idle.BY_CAUSE) == CAUSES

@@ -1,7 +1,10 @@
 """Test dependencies between modules."""
 
 import ast
+import inspect
 import re
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import fastcomm
@@ -18,9 +21,34 @@ MODULES = {
 }
 
 
-def imports(name, path):
-    """The modules of fastcomm that a module imports at its top level, for types too."""
-    for node in top_level(ast.parse(path.read_text("utf-8")).body):
+SETTINGS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))
+CONTRACTS = {row["name"]: row for row in SETTINGS["tool"]["importlinter"]["contracts"]}
+MODELS = "analyses|metrics|kernels|critical_path|replay|stragglers|isp|dispatch"
+# Functions that a report may call: they describe a result in words, or explain its terms.
+DESCRIPTIONS = {
+    "fastcomm.analyses.info.kinds",
+    "fastcomm.analyses.stragglers.headline",
+    "fastcomm.dispatch.simulation.in_ns",
+    "fastcomm.isp.evaluation.expected_error",
+    "fastcomm.isp.evaluation.strategy_text",
+    "fastcomm.isp.evaluation.suspect",
+    "fastcomm.isp.internevo.collectives.two_gpus",
+    "fastcomm.isp.internevo.explanation.memory_terms",
+    "fastcomm.isp.internevo.explanation.time_terms",
+    "fastcomm.isp.plan_search.bottleneck",
+    "fastcomm.metrics.gaps.outside_sentence",
+    "fastcomm.metrics.gaps.outside_warning",
+    "fastcomm.metrics.gaps.reason",
+    "fastcomm.metrics.idle.explained",
+    "fastcomm.metrics.idle.largest",
+    "fastcomm.metrics.idle.sentence",
+    "fastcomm.replay.result.graphml",
+}
+
+
+def imports(path):
+    """The modules of fastcomm that a module imports, for types and in functions too."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -29,13 +57,6 @@ def imports(name, path):
             yield from submodules
             if len(submodules) < len(members):
                 yield node.module
-
-
-def top_level(body):
-    for node in body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try)):
-            yield from top_level(node.body)
 
 
 def cycle(graph):
@@ -57,11 +78,60 @@ def cycle(graph):
 
 
 def test_no_imports_form_a_cycle_including_type_imports():
-    graph = {name: set(imports(name, path)) - {name} for name, path in MODULES.items()}
+    graph = {name: set(imports(path)) - {name} for name, path in MODULES.items()}
     # The package names its public functions for type checkers alone.
     graph["fastcomm"] = set()
     assert cycle(graph) is None
     assert cycle({**graph, "fastcomm.errors": {"fastcomm.trace.trace"}}) is not None
+
+
+def floor_of(module):
+    """The number of the floor of a module, from the top; the package itself is on none."""
+    for number, floor in enumerate(CONTRACTS["floors"]["layers"]):
+        if any(f"{module}.".startswith(f"{name}.") for name in re.split(" [|:] ", floor)):
+            return number
+    return None
+
+
+def test_a_module_that_is_named_as_text_is_no_higher_than_the_one_that_names_it():
+    upward = [
+        (name, node.value)
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value in MODULES.keys() - {"fastcomm"}
+        and floor_of(node.value) < floor_of(name)
+    ]
+    # A store is a format of runs, and has its floor above the readers that it uses.
+    assert upward == [("fastcomm.readers.detection", "fastcomm.store.reader")]
+
+
+def functions(path):
+    """The functions of fastcomm that a module imports, or calls in a module it imports."""
+    tree, objects = ast.parse(path.read_text("utf-8")), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and "fastcomm" in node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in MODULES:
+                    objects[alias.asname or alias.name] = import_module(name)
+                else:
+                    yield getattr(import_module(node.module), alias.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield getattr(objects.get(node.value.id), node.attr, None)
+
+
+def test_reports_call_functions_of_results_only_to_describe_them():
+    called = {
+        f"{function.__module__}.{function.__name__}"
+        for path in (ROOT / "report").rglob("*.py")
+        for function in functions(path)
+        if inspect.isfunction(function)
+    }
+    of_models = {name for name in called if re.match(rf"fastcomm\.({MODELS})\.", name)}
+    assert of_models == DESCRIPTIONS
 
 
 def kinds(tree):

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.readers import nsys
-from fastcomm.readers.nsys import operations, payloads
+from fastcomm.readers.nsys import operations, payloads, schema
 from fastcomm.readers.nsys.communicators import (
     Communicator,
     CommunicatorRecords,
@@ -344,7 +343,7 @@ class SomeTables:
     """Waits and records of CUDA events: (event, recording, call, stream)."""
 
     def __init__(self, waits, records):
-        self.tables = {nsys.SYNC: waits, nsys.CUDA_EVENT: records}
+        self.tables = {schema.SYNC: waits, schema.CUDA_EVENT: records}
 
     def rows(self, table, columns, **_):
         names = ("eventId", "eventSyncId", "correlationId", "streamId", "syncType")

@@ -31,7 +31,7 @@ from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import RunTraces, named_ranks
-from fastcomm.trace.schema import OP, TAG
+from fastcomm.trace.schema import OP, TAG, TAGS
 from fastcomm_kernels.arrays import NULL, Ints
 
 if TYPE_CHECKING:  # slow imports, and a report of a run has no replay
@@ -43,7 +43,7 @@ _MOST_NAMES = 2000
 _OTHER_NAMES = "(a name that is left out: the run has too many)"
 _MOST_EVENTS = 150_000  # of all ranks and schedules of a replay
 _RANK = re.compile(r"rank(\d+)$")
-_TAG = re.compile(r"(DP|TP|PP|EP|CP)\b")
+_TAG = re.compile(rf"({'|'.join(tag for tag in TAGS if tag != 'OTHER')})\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,7 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
     elif result.launch is not None:
         click.echo(result.launch)
     elif place is not None:
-        report.explain_plan(result, place - 1)
+        report.show_price(result.explained(place - 1))
     else:
         report.show_search(result, showing.top)
 

@@ -10,7 +10,7 @@ from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import load
 from fastcomm.hardware.gpu import Gpu, gpu
-from fastcomm.isp.evaluation import expected_error, summary, unmeasured
+from fastcomm.isp.evaluation import PriceResult, expected_error, summary, unmeasured
 from fastcomm.isp.internevo import memory_limit
 from fastcomm.isp.internevo.space import divisors
 from fastcomm.isp.plan import Plan, strategy_values, virtual_stages, with_values
@@ -78,6 +78,11 @@ class PlanSearch(TableResult):
     def prices(self, top: int | None) -> list[PlanPrice]:
         """Return the prices of the `top` fastest layouts, term by term."""
         return [price_plan(row.plan, self.constants) for row in self.layouts[:top]]
+
+    def explained(self, place: int) -> PriceResult:
+        """Return the price of the fastest strategy of a layout; `place` counts from 0."""
+        price = price_plan(self.layouts[place].plan, self.constants)
+        return PriceResult(price=price, note=self.note)
 
     def nearest(self) -> str:
         """Explain why no strategy fits, and what would help."""

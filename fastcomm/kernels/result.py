@@ -253,6 +253,14 @@ class Kernels(TableResult):
             ns[row["category"]][place[rank]] = row["total_ns"] / self._steps_of[rank]
         return ns
 
+    def times_of_median(self) -> dict[str, Floats]:
+        """Return the time of each category per rank, divided by the median of all ranks.
+
+        Communication, and categories that take no time on most ranks, are left out.
+        """
+        ns = {n: own for n, own in self.ns_by_category().items() if n != COMMUNICATION}
+        return {name: own / np.median(own) for name, own in ns.items() if np.median(own) > 0}
+
     @property
     def _rows(self) -> pa.Table:
         return self.totals.rows[self.by]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics import spill_files
+from fastcomm.metrics.outliers import lower_median
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.columns import Groups
 from fastcomm.trace.schema import TAGS
@@ -187,6 +188,11 @@ class RankMeans:
         """Indices into `ranks`, by ascending compute time; of ties the higher rank first."""
         return np.lexsort((-self.ranks, self.ns["compute"]))
 
+    @property
+    def median_compute(self) -> float:
+        """The lower median of the compute times; 0 if unknown."""
+        return float(lower_median(self.ns["compute"])) if self.is_known else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeans:
@@ -282,14 +288,6 @@ def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
             tag: ratio for tag, ratio in by_tag.items() if ratio is not None or tag in unknown
         },
     )
-
-
-def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
-    """Return overlapped and exposed communication of a tag, mean ns per known iteration."""
-    timed = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
-    under = timed[f"{tag}_overlapped_ns"].to_numpy()
-    union = timed[f"{tag}_union_ns"].to_numpy()
-    return float(np.mean(under)), float(np.mean(union - under))
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:

@@ -193,15 +193,6 @@ _TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
 # Share of the step. The bubble of a healthy pipeline alone may be that long: a synthetic job of
 # 512 ranks waits in receives for 19 %.
 LEAST_PART = 0.3
-# Share of the step that is idle for a cause that programs usually avoid. Some launches and gaps
-# are always on the critical path, so these need a larger share.
-LEAST_AVOIDABLE = {
-    "data_loading": 0.05,
-    "synchronization": 0.05,
-    "python": 0.05,
-    "launch_bound": 0.1,
-    "kernel_gaps": 0.1,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +229,13 @@ def symptoms(of: StepTimes) -> list[Finding]:
 
 def _avoidable(of: StepTimes) -> dict[str, float]:
     """Return the large causes of a device's idle time that programs usually avoid."""
-    names = () if of.is_host_run else LEAST_AVOIDABLE
-    shares = {name: of.idle.get(name) or 0.0 for name in names}
-    return {name: share for name, share in shares.items() if share >= LEAST_AVOIDABLE[name]}
+    if of.is_host_run:
+        return {}
+    return {
+        cause: share
+        for cause, share in of.idle.items()
+        if share is not None and share >= idle.BY_CAUSE[cause].least_share
+    }
 
 
 def _finding(
@@ -300,9 +295,10 @@ def _with_cause(of: StepTimes, text: str, cause: str) -> str:
     share, step = of.idle[cause] or 0.0, of.step_ns or 0.0
     mostly = idle.explained(cause, share * step, of.idle_names, "mostly in ")
     time = f"{format_ns(share * step)} per step ({percent(share)} of the step)"
+    about = idle.BY_CAUSE[cause]
     if of.is_host_run:
-        return f"{text}; {format_ns(share * step)} of it is {idle.TEXTS[cause]}{mostly}"
-    to_try = f"The device waits {time} {idle.AWAITED[cause]}{mostly}; try {idle.TO_TRY[cause]}"
+        return f"{text}; {format_ns(share * step)} of it is {about.text}{mostly}"
+    to_try = f"The device waits {time} {about.awaited}{mostly}; try {about.to_try}"
     return f"{to_try}. {text.replace('The device', 'In all, it')}"
 
 

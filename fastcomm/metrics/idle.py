@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -172,48 +173,77 @@ def largest(idle: Mapping[str, float | None]) -> str | None:
     return max(present, key=lambda cause: present[cause], default=None)
 
 
-# The causes in tables and sentences; what the device waits for; and what to try.
-TEXTS = {
-    "launch_bound": "launch-bound",
-    "synchronization": "synchronization",
-    "pipeline_bubble": "pipeline bubble",
-    "data_loading": "data loading",
-    "python": "Python",
-    "kernel_gaps": "gaps between kernels",
-    "host_work": "host work",
-    "unknown": "unknown",
-}
-AWAITED = {
-    "launch_bound": "for kernels to be launched",
-    "synchronization": "for the host to launch anew after synchronizing calls",
-    "pipeline_bubble": "for messages or collectives that are late",
-    "data_loading": "for the data loader",
-    "python": "for Python code",
-    "kernel_gaps": "between queued kernels",
-    "host_work": "for work of the host before launches",
-    "unknown": "for an unknown reason",
-}
-TO_TRY = {
-    "launch_bound": "CUDA graphs, torch.compile, or larger batches",
-    "synchronization": "to avoid .item(), .cpu() and other synchronizing calls in a step",
-    "pipeline_bubble": "more micro-batches, or an interleaved schedule",
-    "data_loading": "more loader workers, prefetching and pinned memory",
-    "python": "to collect garbage between steps only, and a profile of the Python code",
-    "kernel_gaps": "CUDA graphs or fused kernels if gaps are short; long ones wait for other "
-    "streams, devices or processes",
-    "host_work": "to move it to another thread, or to launch device work before it",
-    "unknown": "a recording with operators and with_stack=True, which shows what the host does",
-}
-# Causes that are explained by what the host does, or by the work without a recorded launch.
-_NAMED = ("synchronization", "data_loading", "python", "host_work", "unknown")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleCause:
+    """What reports say of a cause of idle time, and from which share on it is a finding."""
+
+    text: str  # in tables and sentences
+    awaited: str  # what the device waits for
+    to_try: str
+    # Whether what the host does explains it, or the work without a recorded launch.
+    is_named: bool = False
+    on_host: str | None = None  # why a rank without a device is idle, in findings
+    # Share of the step from which on it is a finding; none for causes that programs cannot
+    # usually avoid. Some launches and gaps are always on the critical path.
+    least_share: float = inf
 
 
-# What the host does that a rank without a device is idle for, in findings.
-ON_HOST = {
-    "data_loading": "it loads data",
-    "pipeline_bubble": "it waits for messages or collectives",
-    "python": "no operator runs: Python, or another program on the core",
-    "unknown": "no operator runs: Python, data loading, or another program on the core",
+BY_CAUSE = {
+    "launch_bound": IdleCause(
+        text="launch-bound",
+        awaited="for kernels to be launched",
+        to_try="CUDA graphs, torch.compile, or larger batches",
+        least_share=0.1,
+    ),
+    "synchronization": IdleCause(
+        text="synchronization",
+        awaited="for the host to launch anew after synchronizing calls",
+        to_try="to avoid .item(), .cpu() and other synchronizing calls in a step",
+        is_named=True,
+        least_share=0.05,
+    ),
+    "pipeline_bubble": IdleCause(
+        text="pipeline bubble",
+        awaited="for messages or collectives that are late",
+        to_try="more micro-batches, or an interleaved schedule",
+        on_host="it waits for messages or collectives",
+    ),
+    "data_loading": IdleCause(
+        text="data loading",
+        awaited="for the data loader",
+        to_try="more loader workers, prefetching and pinned memory",
+        is_named=True,
+        on_host="it loads data",
+        least_share=0.05,
+    ),
+    "python": IdleCause(
+        text="Python",
+        awaited="for Python code",
+        to_try="to collect garbage between steps only, and a profile of the Python code",
+        is_named=True,
+        on_host="no operator runs: Python, or another program on the core",
+        least_share=0.05,
+    ),
+    "kernel_gaps": IdleCause(
+        text="gaps between kernels",
+        awaited="between queued kernels",
+        to_try="CUDA graphs or fused kernels if gaps are short; long ones wait for other "
+        "streams, devices or processes",
+        least_share=0.1,
+    ),
+    "host_work": IdleCause(
+        text="host work",
+        awaited="for work of the host before launches",
+        to_try="to move it to another thread, or to launch device work before it",
+        is_named=True,
+    ),
+    "unknown": IdleCause(
+        text="unknown",
+        awaited="for an unknown reason",
+        to_try="a recording with operators and with_stack=True, which shows what the host does",
+        is_named=True,
+        on_host="no operator runs: Python, data loading, or another program on the core",
+    ),
 }
 
 
@@ -255,7 +285,7 @@ def explained(cause: str, ns: float, names_: Sequence[IdleName], mostly: str = "
     reason for at least half of the time.
     """
     entries = [entry for entry in names_ if entry.cause == cause]
-    if not entries or cause not in _NAMED:
+    if not entries or not BY_CAUSE[cause].is_named:
         return ""
     name = entries[0].name
     name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
@@ -277,7 +307,7 @@ def sentence(
         if share is None or share < _LEAST_SHOWN:
             continue
         why = "" if parts else explained(cause, share * (step_ns or 0.0), names_)
-        parts.append(f"{TEXTS[cause]} {percent(share)}{why}")
+        parts.append(f"{BY_CAUSE[cause].text} {percent(share)}{why}")
     return f"Idle: {', '.join(parts)}." if parts else None
 
 

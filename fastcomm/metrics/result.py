@@ -1,4 +1,4 @@
-"""The result of all communication metrics, and how it is computed from a merged partial."""
+"""The result of all communication metrics; `computation` computes it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.hardware.utilization import StepFlops
-from fastcomm.metrics import gaps
+from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.across import Across, plain
 from fastcomm.metrics.breakdown import (
     Breakdown,
@@ -17,6 +17,7 @@ from fastcomm.metrics.breakdown import (
     PhaseWindows,
     RankMeans,
     RankTime,
+    StepMeans,
 )
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.gaps import Outside
@@ -24,7 +25,7 @@ from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.network import Network
 from fastcomm.metrics.outliers import Heat
-from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume
+from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
 from fastcomm.options import ByteKind
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
@@ -128,9 +129,36 @@ class Metrics(Result):
         return max(self.by_rank, key=lambda times: (times.mean_ns, -times.rank), default=None)
 
     @property
+    def rank_means(self) -> RankMeans:
+        """Mean times per iteration of each rank."""
+        return RankMeans.of(self.tables["iterations"])
+
+    def step_means(self, most: int) -> StepMeans:
+        """Return mean times over all ranks in at most `most` equally long ranges of steps."""
+        return StepMeans.of(self.tables["iterations"], most)
+
+    def overlap_ns(self, tag: str) -> tuple[float, float]:
+        """Return overlapped and exposed communication of a tag, mean ns per known iteration."""
+        iterations = self.tables["iterations"]
+        timed = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
+        under = timed[f"{tag}_overlapped_ns"].to_numpy()
+        union = timed[f"{tag}_union_ns"].to_numpy()
+        return float(np.mean(under)), float(np.mean(union - under))
+
+    @property
+    def idle_by_rank(self) -> dict[int, dict[str, float]]:
+        """Mean idle time per step of each rank by cause, in ns; without unknown ranks."""
+        return idle.by_rank(self.tables["iterations"])
+
+    @property
+    def wait_and_transfer(self) -> tuple[float, float] | None:
+        """Wait and transfer per step in ns, of all parallelisms; None if unknown."""
+        return divided(self.exposure)
+
+    @property
     def busiest_rank(self) -> int:
         """The rank that computes the most, so that others wait for it; else the first rank."""
-        means = RankMeans.of(self.tables["iterations"])
+        means = self.rank_means
         return int(means.ranks[means.by_compute[-1]]) if means.is_known else self.ranks[0]
 
     @property

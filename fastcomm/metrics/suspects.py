@@ -294,11 +294,12 @@ def _idle_finding(measured: Measurements, of: Suspect) -> Finding:
     cost, ranks = of.cost * of.share, named_ranks(of.ranks)
     if measured.is_host_run:
         verb = "are" if of.tied else "is"
-        why = idle.ON_HOST.get(cause or "unknown", idle.ON_HOST["unknown"])
+        about = idle.BY_CAUSE
+        why = about[cause or "unknown"].on_host or about["unknown"].on_host
         reason = f"{_named(of)} {verb} idle longer than {of.its} peers ({why}): "
     else:
         hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
-        why = f" ({idle.TEXTS[cause]})" if cause not in (None, "unknown") else ""
+        why = f" ({idle.BY_CAUSE[cause].text})" if cause not in (None, "unknown") else ""
         reason = f"{hosts} late{why}: the device is idle longer than {of.its} peers, "
     longer = per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
     text = f"{reason}+{longer}."

@@ -15,7 +15,7 @@ from fastcomm.isp.evaluation import (
     suspect,
 )
 from fastcomm.isp.plan_search import PlanSearch, bottleneck
-from fastcomm.isp.plan_step import PlanPrice, price_plan
+from fastcomm.isp.plan_step import PlanPrice
 from fastcomm.isp.run_calibration import RunCalibration
 from fastcomm.isp.runs import GroupError, RunPrice
 from fastcomm.report.console import TerminalTable, na, plain_console, say, table
@@ -140,13 +140,6 @@ def _with_error(price: PlanPrice) -> str:
     median = expected_error(price).median
     error = "" if median is None else f" ± {percent(median, 0)}"
     return f"{price.tokens_per_s_per_gpu:.0f}{error}"
-
-
-def explain_plan(result: PlanSearch, place: int) -> None:
-    """Print the terms of the fastest strategy of a layout; `place` counts from 0."""
-    row = result.layouts[place]
-    price = price_plan(row.plan, result.constants)
-    show_price(PriceResult(price=price, note=result.note))
 
 
 def show_evaluation(result: Evaluation, top: int) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.readers import nsys
+from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.export import Export, ExportRows, Points
 from fastcomm.readers.nsys.nvtx import Ranges
 from fastcomm.trace.columns import lookup
@@ -20,8 +20,8 @@ from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
-_SYNC = ("start", "end", "deviceId", "streamId", "correlationId", "syncType", *nsys.EVENT_IDS)
-_RECORD = ("streamId", "correlationId", *nsys.EVENT_IDS)
+_SYNC = ("start", "end", "deviceId", "streamId", "correlationId", "syncType", *schema.EVENT_IDS)
+_RECORD = ("streamId", "correlationId", *schema.EVENT_IDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class WaitRows:
 
     @property
     def kind(self) -> Ints:
-        """The kind of each wait, a key of `nsys.SYNCS`."""
+        """The kind of each wait, a key of `schema.SYNCS`."""
         return self.rows["syncType"]
 
 
@@ -45,8 +45,8 @@ def read_waits(export: Export, process: int) -> WaitRows:
 
     Raises `TraceFileError` if a table lacks a required column or has impossible times.
     """
-    rows = export.rows(nsys.SYNC, _SYNC, process=process)
-    records = export.rows(nsys.CUDA_EVENT, _RECORD, process=process)
+    rows = export.rows(schema.SYNC, _SYNC, process=process)
+    records = export.rows(schema.CUDA_EVENT, _RECORD, process=process)
     record = _record_of(rows, records)
     columns = {
         name: np.where(record >= 0, np.append(records[column], NULL)[record], NULL)
@@ -64,7 +64,7 @@ def _record_of(waits: ExportRows, records: ExportRows) -> Ints:
     result = np.full(waits.count, -1, np.int64)
     if not records.count:
         return result
-    keys = [np.concatenate([records[name], waits[name]]) for name in nsys.EVENT_IDS]
+    keys = [np.concatenate([records[name], waits[name]]) for name in schema.EVENT_IDS]
     call = np.concatenate([records["correlationId"], waits["correlationId"]])
     is_wait = np.arange(len(call)) >= records.count
     order = np.lexsort((is_wait, call, *keys))
@@ -74,7 +74,7 @@ def _record_of(waits: ExportRows, records: ExportRows) -> Ints:
     same = last >= 0
     for key in keys:
         same &= key[candidate] == key[order]
-    kinds = np.isin(waits["syncType"], nsys.WAITS_FOR_EVENT)
+    kinds = np.isin(waits["syncType"], schema.WAITS_FOR_EVENT)
     row = order[is_wait[order]] - records.count
     chosen = np.where(same, candidate, -1)[is_wait[order]]
     result[row] = np.where(kinds[row], chosen, -1)
@@ -157,7 +157,7 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
     _add_ranges(parts, ranges, "cpu_op", ranges.is_operator)
     if whole:
         waits = read_waits(export, process)
-        kind = _labels(waits.kind, nsys.SYNCS, "Sync")
+        kind = _labels(waits.kind, schema.SYNCS, "Sync")
         parts.add("sync", kind, **_device(waits.rows), **waits.columns)
     columns: dict[str, Any] = parts.sorted_columns()
     lane, lanes = _lanes(columns)
@@ -184,24 +184,24 @@ _LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
 def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
     """Add the kernels of a process, by demangled name, or by short name without one."""
     columns = (*_DEVICE, "demangledName", "shortName")
-    rows = export.rows(nsys.KERNEL, columns, process=process)
+    rows = export.rows(schema.KERNEL, columns, process=process)
     name = np.where(rows["demangledName"] == NULL, rows["shortName"], rows["demangledName"])
     parts.add("kernel", _named(export, name), **_device(rows))
 
 
 def _add_copies(parts: _Parts, export: Export, process: int) -> None:
     """Add the copies and memsets of a process."""
-    rows = export.rows(nsys.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
-    names = _labels(rows["copyKind"], nsys.COPIES, "Memcpy")
+    rows = export.rows(schema.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
+    names = _labels(rows["copyKind"], schema.COPIES, "Memcpy")
     parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
-    rows = export.rows(nsys.MEMSET, (*_DEVICE, "bytes"), process=process)
+    rows = export.rows(schema.MEMSET, (*_DEVICE, "bytes"), process=process)
     names = _labels(np.zeros(rows.count, np.int64), {0: "Memset (Device)"}, "Memset")
     parts.add("memset", names, **_device(rows), bytes=rows["bytes"])
 
 
 def _add_graphs(parts: _Parts, export: Export, process: int) -> None:
     """Add launches of whole graphs, whose kernels the capture left out."""
-    rows = export.rows(nsys.GRAPH, (*_DEVICE, "graphExecId"), process=process)
+    rows = export.rows(schema.GRAPH, (*_DEVICE, "graphExecId"), process=process)
     names = _labels(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
     parts.add("kernel", names, **_device(rows))
 
@@ -238,7 +238,7 @@ def set_aside_unnamed(events: Events) -> tuple[int, float]:
 def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
     """Add the CUDA calls of a process, with names without a version suffix."""
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
-    rows = export.rows(nsys.RUNTIME, columns, process=process)
+    rows = export.rows(schema.RUNTIME, columns, process=process)
     names = _named(export, rows["nameId"])
     cut = pc.replace_substring_regex(names.dictionary, _VERSION, "")
     parts.add(
@@ -254,7 +254,7 @@ def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
 
 def _add_ranges(parts: _Parts, ranges: Ranges, kind: str, chosen: NDArray[np.bool_]) -> None:
     """Add the NVTX ranges that the mask `chosen` selects, as events of a kind."""
-    lanes = np.where(ranges.kind == nsys.START_END, _START_END_LANE, _HOST_LANE)
+    lanes = np.where(ranges.kind == schema.START_END, _START_END_LANE, _HOST_LANE)
     parts.add(
         kind,
         ranges.name.filter(pa.array(chosen)),
@@ -272,7 +272,7 @@ def _device(rows: ExportRows) -> dict[str, Ints]:
         "start": rows["start"],
         "stop": rows["end"],
         "device": rows["deviceId"],
-        "stream": np.where(stream == nsys.ALL_STREAMS, NULL, stream),
+        "stream": np.where(stream == schema.ALL_STREAMS, NULL, stream),
         "correlation": rows["correlationId"],
         "node": rows["graphNodeId"],
     }
@@ -327,10 +327,10 @@ def _lane(key: int) -> dict[str, Any]:
         device, stream = place >> _STREAM_BITS, (place & ((1 << _STREAM_BITS) - 1)) - 1
         thread = str(stream) if stream >= 0 else "all"
         return {"process": str(device), "thread": thread, "device": device, "is_device": True}
-    thread = str(place & ((1 << nsys.THREAD_BITS) - 1))
+    thread = str(place & ((1 << schema.THREAD_BITS) - 1))
     if kind == _START_END_LANE:
         thread += " (ranges that start and end anywhere)"
-    process = str(nsys.process_of(place >> nsys.THREAD_BITS))
+    process = str(schema.process_of(place >> schema.THREAD_BITS))
     return {"process": process, "thread": thread, "device": None, "is_device": False}
 
 
@@ -353,7 +353,7 @@ def read_creations(export: Export, process: int) -> Creations:
 
     A node of a copied graph has the creation of the original node.
     """
-    table = nsys.NODES if export.has(nsys.NODES) else nsys.OLD_NODES
+    table = schema.NODES if export.has(schema.NODES) else schema.OLD_NODES
     columns = ("start", "end", "globalTid", "graphNodeId", "originalGraphNodeId")
     if not export.has_column(table, "graphNodeId"):
         table = ""

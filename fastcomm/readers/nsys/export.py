@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import nsys
-from fastcomm.readers.nsys import BLOB, INTEGER, SUFFIXES, TEXT, sqlite
+from fastcomm.readers.nsys import schema, sqlite
+from fastcomm.readers.nsys.schema import BLOB, INTEGER, SUFFIXES, TEXT
 from fastcomm_kernels.arrays import NULL, Ints
 
 
@@ -82,12 +82,12 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     with files.opened(file) as stream:
         arrow_files.check_inflated(stream, lambda inflated: limits.check(inflated, size, file))
     with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
-        schema, batches = reader.schema, []
+        file_schema, batches = reader.schema, []
         for batch in reader:
             batches.append(batch.select(columns))
             total += batches[-1].nbytes
             limits.check(total, size, file)
-    selected = pa.schema([schema.field(name) for name in columns])
+    selected = pa.schema([file_schema.field(name) for name in columns])
     return pa.Table.from_batches(batches, selected)
 
 
@@ -222,7 +222,7 @@ class Export:
     @property
     def is_foreign(self) -> bool:
         """Whether the file has no table of an Nsight Systems export."""
-        expected = (nsys.EXPORT, nsys.STRINGS, nsys.NVTX, *nsys.DEVICE_WORK)
+        expected = (schema.EXPORT, schema.STRINGS, schema.NVTX, *schema.DEVICE_WORK)
         return not any(self.has(table) for table in expected)
 
     def rows(
@@ -254,22 +254,22 @@ class Export:
         if not self.has(table):
             return ExportRows(0, {})
         present = self._columns[table]
-        required = nsys.REQUIRED.get(table, ())
+        required = schema.REQUIRED.get(table, ())
         if missing := [name for name in required if name not in present]:
             raise TraceFileError(
                 f"{self.path}: table {table} has no column {', '.join(missing)}: this "
                 f"version of the export is not supported; its columns are {', '.join(present)}"
             )
-        owner = nsys.PROCESS_COLUMN.get(table) if process is not None else None
+        owner = schema.PROCESS_COLUMN.get(table) if process is not None else None
         names = dict.fromkeys((*columns, *([owner] if owner else [])))
-        types = {name: nsys.TYPES.get(name, nsys.INTEGER) for name in names if name in present}
+        types = {name: schema.TYPES.get(name, INTEGER) for name in names if name in present}
         where = list(where)
         if owner in present:
-            where.append(f'"{owner}" >> {nsys.THREAD_BITS} = {process}')
+            where.append(f'"{owner}" >> {schema.THREAD_BITS} = {process}')
         rows = self._read(table, types, where)
         if owner is not None and owner in present:
-            rows = rows.where(rows[owner] >> nsys.THREAD_BITS == process)
-        if table in nsys.SPANS:
+            rows = rows.where(rows[owner] >> schema.THREAD_BITS == process)
+        if table in schema.SPANS:
             self._check_spans(table, rows)
         return rows
 
@@ -307,12 +307,12 @@ class Export:
 
     def processes(self, table: str) -> set[int | None]:
         """Return the processes (`g >> 24`) with rows in a table; None: rows name no process."""
-        column = nsys.PROCESS_COLUMN[table]
+        column = schema.PROCESS_COLUMN[table]
         if not self.has_column(table, column):
             return set()
-        owner = self._read(table, {column: nsys.INTEGER}, distinct=True)[column]
+        owner = self._read(table, {column: schema.INTEGER}, distinct=True)[column]
         values = pa.array(owner).unique().to_pylist()
-        return {None if value == NULL else value >> nsys.THREAD_BITS for value in values}
+        return {None if value == NULL else value >> schema.THREAD_BITS for value in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Return texts of the table of strings by id.
@@ -328,7 +328,7 @@ class Export:
             return {}
         by_id: dict[int, str] = {}
         for condition in _id_conditions(different):
-            rows = self.rows(nsys.STRINGS, ("id", "value"), where=[condition])
+            rows = self.rows(schema.STRINGS, ("id", "value"), where=[condition])
             selected = rows.where(np.isin(rows["id"], different))
             texts = selected.texts("value").to_pylist()
             by_id |= dict(zip(selected["id"].tolist(), texts, strict=True))
@@ -347,7 +347,7 @@ class Export:
             Beginning of the strings.
 
         """
-        rows = self.rows(nsys.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
+        rows = self.rows(schema.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
         has_prefix = pa.compute.starts_with(rows.texts("value"), prefix)
         ids: Ints = rows["id"][has_prefix.to_numpy()]
         return ids

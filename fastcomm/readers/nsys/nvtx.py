@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.readers import nsys
-from fastcomm.readers.nsys import DOMAIN, NVTX, PUSH_POP, START_END, payloads
+from fastcomm.readers.nsys import payloads, schema
 from fastcomm.readers.nsys.export import ArrayColumns, Export, ExportRows
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
+from fastcomm.readers.nsys.schema import DOMAIN, NVTX, PUSH_POP, START_END
 from fastcomm.trace.host_activity import LEAST_RANGE_NS
 from fastcomm.trace.host_names import TELLING
 from fastcomm_kernels.arrays import NULL, Ints
@@ -160,7 +160,7 @@ class NcclRanges(ArrayColumns):
 
     def of_process(self, process: int) -> "NcclRanges":
         """Return the NCCL ranges of one process; `process` is its number, `g >> 24`."""
-        rows = np.flatnonzero(self.calls.thread >> nsys.THREAD_BITS == process)
+        rows = np.flatnonzero(self.calls.thread >> schema.THREAD_BITS == process)
         return replace(self.at(rows), calls=self.calls.at(rows))
 
 
@@ -195,7 +195,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     rows = rows.where(rows["eventType"] == PUSH_POP)
     name = _names(export, rows)
     mask = _rows_of(name, pc.match_substring_regex(name.dictionary, _NCCL))
-    owner = rows["globalTid"] >> nsys.THREAD_BITS
+    owner = rows["globalTid"] >> schema.THREAD_BITS
     has_domain = np.isin(owner, list(domains))
     is_nccl = np.zeros(len(owner), np.bool_)
     for nccl_process, numbers in domains.items():
@@ -219,7 +219,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
 def _domains(export: Export, rows: ExportRows) -> dict[int, set[int]]:
     """Return the numbers of the domain "NCCL" in each process that has it."""
     creations = rows.where(rows["eventType"] == DOMAIN)
-    owner = (creations["globalTid"] >> nsys.THREAD_BITS).tolist()
+    owner = (creations["globalTid"] >> schema.THREAD_BITS).tolist()
     names = _names(export, creations).to_pylist()
     domains: dict[int, set[int]] = {}
     for process, domain, name in zip(owner, creations["domainId"].tolist(), names, strict=True):

@@ -16,8 +16,8 @@ import orjson
 import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import nsys
 from fastcomm.readers.nsys.export import Export, Points
+from fastcomm.readers.nsys.schema import ENTRIES, NVTX, SCHEMAS
 from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -161,7 +161,7 @@ class _Blobs:
         if len(short):
             row = int(short[0])
             raise TraceFileError(
-                f"{self.path}: {nsys.NVTX}.binaryData of {self.calls.name_of(row)} (start = "
+                f"{self.path}: {NVTX}.binaryData of {self.calls.name_of(row)} (start = "
                 f"{self.calls.start[row]}): {self.lengths[row]} bytes, expected {size} or "
                 f"more; {len(short)} such rows"
             )
@@ -203,7 +203,7 @@ def _by_name(call: str, size: int) -> Schema:
 
 def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
     """Return the schemas by domain and id. The tables repeat them for each process."""
-    rows = export.rows(nsys.SCHEMAS, ("domainId", "schemaId", "payloadSize"))
+    rows = export.rows(SCHEMAS, ("domainId", "schemaId", "payloadSize"))
     sizes = {
         (domain, schema): size
         for domain, schema, size in zip(
@@ -212,9 +212,7 @@ def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
         )
         if size != NULL
     }
-    entries = export.rows(
-        nsys.ENTRIES, ("domainId", "schemaId", "idx", "type", "name", "offset")
-    )
+    entries = export.rows(ENTRIES, ("domainId", "schemaId", "idx", "type", "name", "offset"))
     fields: dict[tuple[int, int], dict[int, Field]] = {}
     columns = [entries[name].tolist() for name in ("domainId", "schemaId", "idx", "type")]
     offsets, labels = entries["offset"].tolist(), entries.texts("name").to_pylist()

@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, nsys, rank_from_name
+from fastcomm.readers import OpenOptions, RankReader, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.nsys import communicators
+from fastcomm.readers.nsys import communicators, schema
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
 from fastcomm.readers.nsys.communicators import Communicator, CommunicatorRecords
@@ -162,13 +162,13 @@ def _peek(path: Path) -> _Peek:
     if export.is_foreign:
         raise TraceFileError(
             f"{path}: {export.kind} without any table of an Nsight Systems export "
-            f"({nsys.KERNEL}, {nsys.NVTX}, {nsys.EXPORT}); its tables are "
+            f"({schema.KERNEL}, {schema.NVTX}, {schema.EXPORT}); its tables are "
             f"{export.tables}. Export the report again with `nsys export`"
         )
     report = read_report(export)
     if not report.processes:
         raise TraceFileError(
-            f"{path}: no device work ({', '.join(nsys.DEVICE_WORK)}) and no NVTX range of "
+            f"{path}: no device work ({', '.join(schema.DEVICE_WORK)}) and no NVTX range of "
             "any process; collect with `nsys profile -t cuda,nvtx ...`"
         )
     nccl = read_nccl(export, None, report.ends)
@@ -273,7 +273,7 @@ def _explicit(members: _Members, explicit: Mapping[str, int]) -> dict[int, int]:
     ranks = {}
     for number, (peek, process) in enumerate(members):
         name = peek.report.path.name
-        for key in (f"{name}:{nsys.process_of(process)}", name):
+        for key in (f"{name}:{schema.process_of(process)}", name):
             if key in explicit:
                 ranks[number] = explicit[key]
                 break
@@ -286,7 +286,7 @@ def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
     for number, rank in ranks.items():
         if rank in first:
             places = " and ".join(
-                f"{members[n][0].report.path} (process {nsys.process_of(members[n][1])})"
+                f"{members[n][0].report.path} (process {schema.process_of(members[n][1])})"
                 for n in (first[rank], number)
             )
             raise TraceFileError(
@@ -332,7 +332,7 @@ def project(path: Path, process: int | None = None) -> pa.Table:
     """Return one row per range of a process or of all, see `fastcomm.readers.nsys.project`."""
     export = Export(path)
     report = read_report(export)
-    chosen = [p for p in report.processes if process in (None, nsys.process_of(p))]
+    chosen = [p for p in report.processes if process in (None, schema.process_of(p))]
     return pa.concat_tables([_project(export, process, report.ends) for process in chosen])
 
 
@@ -349,7 +349,7 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     points = launch_points(process_events, read_creations(export, process))
     work = events.rows("kernel", "memcpy", "memset")
     work = work[points.thread[work] != NULL]
-    rows = np.flatnonzero(ranges.kind == nsys.PUSH_POP)
+    rows = np.flatnonzero(ranges.kind == schema.PUSH_POP)
     threads = np.concatenate([ranges.thread[rows], points.thread[work]])
     lanes: NDArray[np.int32] = np.unique(threads, return_inverse=True)[1].astype(np.int32)
     range_lane, lane = lanes[: len(rows)], lanes[len(rows) :]
@@ -367,8 +367,8 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     thread = ranges.thread[rows]
     return pa.table(
         {
-            "process": np.full(len(rows), nsys.process_of(process)),
-            "thread": thread & ((1 << nsys.THREAD_BITS) - 1),
+            "process": np.full(len(rows), schema.process_of(process)),
+            "thread": thread & ((1 << schema.THREAD_BITS) - 1),
             "name": ranges.name.take(pa.array(rows)).cast(pa.string()),
             "start": ranges.start[rows],
             "stop": ranges.stop[rows],

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.compute as pc
 
 from fastcomm.errors import TraceFileError, shell_quoted
-from fastcomm.readers import nsys
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.nsys import STRINGS
+from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.events import GRAPH_NAME
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import KernelParts
+from fastcomm.readers.nsys.schema import STRINGS
 from fastcomm.trace.events import Events
 from fastcomm.trace.trace import SMALL, gpu_name, host_digest
 from fastcomm.units import percent
@@ -47,11 +47,11 @@ def read_report(export: Export) -> Report:
     """
     parameters = _parameters(export)
     processes, has_gpu, unowned = _processes(export)
-    utc = _first(export, nsys.SESSION, "utcEpochNs")
+    utc = _first(export, schema.SESSION, "utcEpochNs")
     normalized = parameters.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
     shift = _number(parameters.get("EXPORT_PARAM_TIME_SHIFT"))
     epoch = 0 if normalized else None if utc is None else utc - shift
-    duration = _first(export, nsys.ANALYSIS, "duration")
+    duration = _first(export, schema.ANALYSIS, "duration")
     ends = {duration}
     if normalized and utc is not None and duration is not None:
         ends.add(utc + duration)
@@ -70,7 +70,7 @@ def read_report(export: Export) -> Report:
 
 def _parameters(export: Export) -> dict[str, str]:
     """Return the table META_DATA_EXPORT."""
-    rows = export.rows(nsys.EXPORT, ("name", "value"))
+    rows = export.rows(schema.EXPORT, ("name", "value"))
     pairs = zip(*(rows.texts(name).to_pylist() for name in ("name", "value")), strict=True)
     return dict(pairs)
 
@@ -95,20 +95,20 @@ def _processes(export: Export) -> tuple[tuple[int, ...], bool, float]:
         If no row of device work names its process.
 
     """
-    for tables in (nsys.DEVICE_WORK, (nsys.NVTX,)):
+    for tables in (schema.DEVICE_WORK, (schema.NVTX,)):
         owners = set().union(*(export.processes(table) for table in tables))
         processes = {process for process in owners if process is not None}
-        has_gpu = tables is nsys.DEVICE_WORK
+        has_gpu = tables is schema.DEVICE_WORK
         has_unowned = has_gpu and None in owners
         share = _unowned(export, processes) if has_unowned else 0.0
         if processes:
-            return tuple(sorted(processes, key=nsys.process_of)), has_gpu, share
+            return tuple(sorted(processes, key=schema.process_of)), has_gpu, share
     return (), False, 0.0
 
 
 def _unowned(export: Export, processes: set[int]) -> float:
     """Return the share of device work that names no process; TraceFileError if none does."""
-    columns = [export.rows(table, ("globalPid",))["globalPid"] for table in nsys.DEVICE_WORK]
+    columns = [export.rows(table, ("globalPid",))["globalPid"] for table in schema.DEVICE_WORK]
     owners = np.concatenate(columns)
     if not processes:
         raise TraceFileError(
@@ -152,7 +152,7 @@ def _notes(
         )
     if epoch is None:
         notes.append(
-            f"no {nsys.SESSION}: the absolute time of the events is unknown; "
+            f"no {schema.SESSION}: the absolute time of the events is unknown; "
             "clocks of several reports cannot be compared"
         )
     if unowned:
@@ -169,26 +169,26 @@ def host_of(export: Export, process: int) -> str | None:
     A report that was joined from several machines names the host of each.
     """
     rows = export.rows(
-        nsys.SYSTEM, ("name", "value", "globalVid"), where=[f"name = '{nsys.HOST_NAME}'"]
+        schema.SYSTEM, ("name", "value", "globalVid"), where=[f"name = '{schema.HOST_NAME}'"]
     )
-    rows = rows.where(pc.equal(rows.texts("name"), nsys.HOST_NAME).to_numpy())
+    rows = rows.where(pc.equal(rows.texts("name"), schema.HOST_NAME).to_numpy())
     if rows.count > 1:
-        machine = process >> (nsys.MACHINE_BIT - nsys.THREAD_BITS)
-        rows = rows.where(rows["globalVid"] >> nsys.MACHINE_BIT == machine)
+        machine = process >> (schema.MACHINE_BIT - schema.THREAD_BITS)
+        rows = rows.where(rows["globalVid"] >> schema.MACHINE_BIT == machine)
     names = set(rows.texts("value").to_pylist())
     return host_digest(names.pop()) if len(names) == 1 else None
 
 
 def gpu_of(export: Export) -> str | None:
     """Return the name that all devices of an export have; None without one."""
-    names = set(export.rows(nsys.GPUS, ("name",)).texts("name").to_pylist())
+    names = set(export.rows(schema.GPUS, ("name",)).texts("name").to_pylist())
     return gpu_name(names)
 
 
 def mpi_ranks(export: Export) -> dict[int, int]:
     """Return the MPI rank of each process (`g >> 24`), where MPI was traced."""
-    rows = export.rows(nsys.MPI_RANKS, ("globalTid", "rank"))
-    processes = rows["globalTid"] >> nsys.THREAD_BITS
+    rows = export.rows(schema.MPI_RANKS, ("globalTid", "rank"))
+    processes = rows["globalTid"] >> schema.THREAD_BITS
     ranks = rows["rank"]
     has_rank = ranks != NULL
     pairs = np.unique(np.stack([processes[has_rank], ranks[has_rank]], axis=1), axis=0).tolist()

@@ -19,7 +19,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.readers import described, unpack
-from fastcomm.readers.nsys import BLOB, INTEGER, MAGIC, TABLES, TEXT
+from fastcomm.readers.nsys.schema import BLOB, INTEGER, MAGIC, TABLES, TEXT
 from fastcomm_kernels.arrays import Ints
 
 _INNER = (2, 5)  # page types with child pages: inner pages of an index, of a table

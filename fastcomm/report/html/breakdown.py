@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fastcomm.metrics import idle
-from fastcomm.metrics.breakdown import EXACT, RankMeans, StepMeans
+from fastcomm.metrics.breakdown import EXACT, RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -157,7 +157,7 @@ def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
 
 def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
     """Return a bar of mean times for each iteration, or for each range of iterations."""
-    means = StepMeans.of(metrics.tables["iterations"], _MOST_ROWS)
+    means = metrics.step_means(_MOST_ROWS)
     rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
     note = "Means over all ranks."
     if means.width > 1:
@@ -225,13 +225,13 @@ def idle_section(metrics: Metrics, why: str) -> Section:
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
     time = html.fact(f"idle.{cause}", ns, html.ns)
-    names = idle.explained(cause, ns, metrics.idle_names)
+    names, about = idle.explained(cause, ns, metrics.idle_names), idle.BY_CAUSE[cause]
     if metrics.is_host_run:
-        before, after = "an operator", f" per step, is {idle.TEXTS[cause]}{names}."
+        before, after = "an operator", f" per step, is {about.text}{names}."
         lead: html.Sentence = ("Most of the idle time, ", time, after)
     else:
-        to_try = f"try {idle.TO_TRY[cause]}."
-        before, after = "a launch", f" per step {idle.AWAITED[cause]}{names}; {to_try}"
+        to_try = f"try {about.to_try}."
+        before, after = "a launch", f" per step {about.awaited}{names}; {to_try}"
         lead = ("Devices wait ", time, after)
     return Section(
         name="idle",
@@ -249,7 +249,7 @@ def idle_section(metrics: Metrics, why: str) -> Section:
 def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
     """Return the idle time by cause of the job and of the ranks that are idle the longest."""
     causes = [name for name, share in shares.items() if share]
-    by_rank = idle.by_rank(metrics.tables["iterations"])
+    by_rank = metrics.idle_by_rank
     order = sorted(by_rank, key=lambda rank: (-sum(by_rank[rank].values()), rank))
     shown = order if len(order) <= _MOST_ROWS else order[:_ENDS]
     most = (
@@ -263,7 +263,7 @@ def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
         f"Idle time per step by cause{most}",
         [
             *("rank", ("idle", "exact.idle", html.ns)),
-            *((idle.TEXTS[name], f"idle.{name}", html.ns) for name in causes),
+            *((idle.BY_CAUSE[name].text, f"idle.{name}", html.ns) for name in causes),
         ],
         [
             (cell, sum(times.values()), *(times[name] for name in causes))
@@ -286,7 +286,7 @@ def _idle_names(metrics: Metrics) -> PageTable:
             ("ranks", "idle.ranks", html.whole),
         ],
         [
-            (idle.TEXTS[entry.cause], entry.name, entry.ns_per_step, entry.ranks)
+            (idle.BY_CAUSE[entry.cause].text, entry.name, entry.ns_per_step, entry.ranks)
             for entry in metrics.idle_names
         ],
     )

@@ -11,7 +11,6 @@ from fastcomm.metrics import idle
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
-from fastcomm.metrics.traffic import divided
 from fastcomm.report import html
 from fastcomm.report.commands import Suggestions
 from fastcomm.report.html import Fact, PageFinding, Picture, Sentence
@@ -162,7 +161,7 @@ def _picture(finding: Finding, metrics: Metrics) -> Picture | None:
     if finding.kind not in _COMPARED:
         return None
     name, noun = _COMPARED[finding.kind]
-    means = RankMeans.of(metrics.tables["iterations"])
+    means = metrics.rank_means
     return _beside(finding.ranks, _by_rank(means, means.ns[name]), noun)
 
 
@@ -215,7 +214,7 @@ def _step(metrics: Metrics) -> Picture | None:
     if parts is None or not mean:
         return None
     exposed = (parts["exposed"] or 0.0) * mean
-    wait, transfer = divided(metrics.exposure) or (0.0, 0.0)
+    wait, transfer = metrics.wait_and_transfer or (0.0, 0.0)
     rest = max(exposed - wait - transfer, 0.0)
     times = [
         ("compute", "compute", (parts["compute"] or 0.0) * mean),
@@ -233,7 +232,7 @@ def _causes(metrics: Metrics) -> Picture | None:
     mean = metrics.iteration.mean_ns or 0.0
     shares = sorted(metrics.idle.items(), key=lambda pair: -(pair[1] or 0.0))
     times = [
-        (idle.TEXTS[cause], line_look(place)[0], share * mean)
+        (idle.BY_CAUSE[cause].text, line_look(place)[0], share * mean)
         for place, (cause, share) in enumerate(shares)
         if share
     ]
@@ -309,7 +308,7 @@ def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
     labels = [
         "idle",
         *([_LARGEST] if is_idle else []),
-        *([f"mostly {idle.TEXTS[cause]}"] if cause else []),
+        *([f"mostly {idle.BY_CAUSE[cause].text}"] if cause else []),
     ]
     return (
         html.fact(
@@ -325,7 +324,7 @@ def _exposed(
     metrics: Metrics, whole: Mapping[str, float | None], mean: float | None, why: str
 ) -> tuple[Fact, ...]:
     """Return waiting and transfer of exposed communication if known, else it and copies."""
-    parts = divided(metrics.exposure)
+    parts = metrics.wait_and_transfer
     if parts is None or not mean:
         names = {"exposed": "exposed communication", "memcpy": "copies"}
         return tuple(

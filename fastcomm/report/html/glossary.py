@@ -6,7 +6,7 @@ the definition here contains the wording of that page, which a test checks.
 
 from dataclasses import dataclass
 
-from fastcomm.metrics.idle import AWAITED, TEXTS
+from fastcomm.metrics.idle import BY_CAUSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ _BREAKDOWN = {
     "exact.memcpy": _of("Copies", "the time in which only copies or memsets run"),
     "exact.idle": _of("Idle", "the time in which nothing runs on the device"),
     **{
-        f"idle.{cause}": _of(f"Idle, {name}", f"idle time in which it waits {AWAITED[cause]}")
-        for cause, name in TEXTS.items()
+        f"idle.{cause}": _of(f"Idle, {own.text}", f"idle time in which it waits {own.awaited}")
+        for cause, own in BY_CAUSE.items()
     },
     "idle.ns": _of(
         "Per step", "idle time with this evidence, mean over the steps of all ranks"

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from fastcomm.kernels import COMMUNICATION
 from fastcomm.kernels.result import Kernels
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -193,10 +192,8 @@ def _grid(kernels: Kernels) -> tuple[list[str], np.ndarray[tuple[int, int], np.d
     The array has a row per rank and a column per category: the time a step, divided by the
     median of all ranks.
     """
-    ns = kernels.ns_by_category()
-    names = [name for name in kernels.by_category if name != COMMUNICATION]
-    middle = {name: float(np.median(ns[name])) for name in names}
-    names = [name for name in names if middle[name] > 0][:_MOST_CATEGORIES]
+    times = kernels.times_of_median()
+    names = list(times)[:_MOST_CATEGORIES]
     if not names:
         return [], np.ones((len(kernels.ranks), 0))
-    return names, np.stack([ns[name] / middle[name] for name in names], axis=1)
+    return names, np.stack([times[name] for name in names], axis=1)

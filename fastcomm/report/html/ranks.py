@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.breakdown import RankMeans
-from fastcomm.metrics.outliers import lower_median
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -77,7 +76,7 @@ def _lead(metrics: Metrics, ranks: RankMeans, why: str) -> html.Sentence:
             return (f"Rank {row.rank} causes the most waiting in collectives.",)
         return ("The compute of ranks is n/a, and step times do not show which rank is slow.",)
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
-    middle = float(lower_median(compute))
+    middle = ranks.median_compute
     if len(compute) == 1 or not middle:
         return ("Only one rank was read: there is nothing to compare it with.",)
     above = float(compute[most] / middle - 1)
@@ -186,7 +185,7 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
         measure = "compute" if ranks.is_known else "steps"
         ends = f"The {_ENDS} ranks with the {most} {measure} and the {_ENDS} with the {least}"
         caption = f"{ends}, of {html.whole(count)}"
-    middle = float(lower_median(ranks.ns["compute"])) if ranks.is_known else 0.0
+    middle = ranks.median_compute
     rows = []
     for at in order.tolist():
         times = [float(ranks.ns[name][at]) for name in _KEYS]

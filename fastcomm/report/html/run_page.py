@@ -13,7 +13,6 @@ from fastcomm.analyses.timeline import Timeline
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.metrics import gaps
-from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.report import files
 from fastcomm.report.commands import Suggestions
@@ -71,7 +70,7 @@ def run_page(
         Data files next to the page, each with a description.
 
     """
-    by_rank = RankMeans.of(metrics.tables["iterations"])
+    by_rank = metrics.rank_means
     why = gaps.reason(metrics.missing)
     sections = [
         *([timelines.section(timeline)] if timeline is not None else []),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.breakdown import PhaseWindows, overlap_ns
+from fastcomm.metrics.breakdown import PhaseWindows
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.html import (
@@ -141,7 +141,7 @@ def _figure(metrics: Metrics) -> Figure:
     """Return the chart of overlapped and not overlapped communication by parallelism."""
     shares = {tag: share for tag, share in metrics.overlap.by_tag.items() if share is not None}
     tags = list(shares)
-    times = [overlap_ns(metrics.tables["iterations"], tag) for tag in tags]
+    times = [metrics.overlap_ns(tag) for tag in tags]
     overlapped, exposed = zip(*times, strict=True)
     parts = [
         Part(
