@@ -39,7 +39,7 @@ class ClusterError(FastcommError):
 
 
 # An option of the command line; the options of other tools are followed by a value.
-_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w=:-])")
+_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w=-]|:\S)")
 
 
 @contextmanager
