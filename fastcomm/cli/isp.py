@@ -1,7 +1,5 @@
 """``fastcomm isp``."""
 
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from cloup import OptionGroup
 
 from fastcomm.checks import invalid, non_default, option_name
 from fastcomm.cli.commands import OptionsCommand, ParentCommand, option
-from fastcomm.cli.isp_options import BATCH_OPTIONS, ISP_OPTIONS, ShowOptions
+from fastcomm.cli.isp_options import BATCH_OPTIONS, ISP_OPTIONS, ShowOptions, decimal_units
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import (
     ResultFiles,
@@ -25,7 +23,6 @@ from fastcomm.cli.results import (
 from fastcomm.cli.shared_options import builds, cluster_option, with_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.planning_options import PlanOptions, SearchOptions
-from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
     from fastcomm.isp.internevo import Question
@@ -119,12 +116,17 @@ def _search_sequences(options: SearchOptions, showing: ShowOptions, files: Resul
 
     if showing.launch is not None:
         raise ConfigError("--launch: InternEvo's search has --trainer-args; pass --trainer")
-    warn(_decimal_units(options))
+    warn(decimal_units(options))
     lengths = internevo.numbers(options.seq_len, "sequence length") or (0,)
     if len(lengths) > 1:
         _check_sweep(options, showing)
     question = internevo.question_of(options)
-    using = setting(options)
+    tables = None
+    if options.compat_tables:
+        from fastcomm.compat.isp_space import compat_tables
+
+        tables = compat_tables(options)
+    using = setting(options, tables)
     if len(lengths) > 1:
         _sweep(question, using, lengths, files)
         return
@@ -158,7 +160,7 @@ def _search_plans(options: SearchOptions, showing: ShowOptions, files: ResultFil
     ):
         if is_used:
             raise ConfigError(f"{name} has no effect without --trainer internevo")
-    warn(_decimal_units(options))
+    warn(decimal_units(options))
     result = replace(search_plans(options), top=showing.top)
     _write_plans(result, files)
     if not result.plans:
@@ -220,24 +222,6 @@ def _write_page(result: "SearchResult | SearchSweep", files: ResultFiles) -> Non
         from fastcomm.report.html.document import write as write_page
 
         write_page(page.page(result), files.html)
-
-
-_DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
-_TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
-
-
-def _decimal_units(options: SearchOptions) -> Iterator[str]:
-    """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual."""
-    for name in _TOKENS:
-        for part in map(str.strip, str(getattr(options, name)).split(",")):
-            if not (match := _DECIMAL.fullmatch(part)):
-                continue
-            binary = f"{match[1]}{match[2].upper()}i"
-            tokens = parse_quantity(part, name.replace("_", " "))
-            yield (
-                f"{option_name(name)} {part} is {tokens} tokens; {binary} is "
-                f"{float(match[1]) * parse_quantity(f'1{match[2]}i', name):.0f}"
-            )
 
 
 def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":

@@ -1,6 +1,7 @@
 """Options of ``fastcomm isp``: a table of them by group."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any, Literal
 import click
 from cloup import OptionGroup
 
-from fastcomm.checks import IMBALANCE, PENALTY
+from fastcomm.checks import IMBALANCE, PENALTY, option_name
 from fastcomm.cli.commands import COMPAT, OUTPUT, WORKLOAD, option, option_of
 from fastcomm.cli.parameter_types import COUNT, Number
 from fastcomm.cli.results import compat_option, top_option
 from fastcomm.cli.shared_options import cluster_option
 from fastcomm.planning_options import SearchOptions
+from fastcomm.units import parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,3 +250,20 @@ ISP_OPTIONS: list[Callable[[Any], Any]] = [
         is_common=True,
     ),
 ]
+
+_DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
+_TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
+
+
+def decimal_units(options: SearchOptions) -> Iterator[str]:
+    """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual."""
+    for name in _TOKENS:
+        for part in map(str.strip, str(getattr(options, name)).split(",")):
+            if not (match := _DECIMAL.fullmatch(part)):
+                continue
+            binary = f"{match[1]}{match[2].upper()}i"
+            tokens = parse_quantity(part, name.replace("_", " "))
+            yield (
+                f"{option_name(name)} {part} is {tokens} tokens; {binary} is "
+                f"{float(match[1]) * parse_quantity(f'1{match[2]}i', name):.0f}"
+            )

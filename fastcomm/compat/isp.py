@@ -3,7 +3,8 @@
 Candidates are priced block by block: arrays have micro-batches as rows, shards as columns.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ _NODE = 100 * 2**30  # bytes/s of a node
 _RANKS = 8  # per node
 _BUCKET = 2**29  # elements of a gradient bucket
 _FACTOR = {"gather": 1.0, "reduce": 2.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OriginalResult(SearchResult):
+    """Result of the original search, with fields in seconds under the original's names."""
+
+    def json_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of a strategy as they are."""
+        return dict(fields)
 
 
 def _collective_s(
@@ -293,7 +303,7 @@ def search(
             least = min(least, needed)
             if part:
                 parts.append(part)
-    return SearchResult(
+    return OriginalResult(
         question=question,
         cluster=cluster.name,
         mode=rules.variant,
@@ -349,7 +359,11 @@ def search_strategies(**options: Any) -> SearchResult:
     questions that the original cannot answer.
     """
     checked = build(SearchOptions, options, "search_strategies")
-    return answer(questions.question_of(checked), rules_of(checked), setting(checked))
+    return answer(
+        questions.question_of(checked),
+        rules_of(checked),
+        setting(checked, isp_space.compat_tables(checked)),
+    )
 
 
 def _priced(

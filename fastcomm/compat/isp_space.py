@@ -5,6 +5,7 @@ micro-batches are rows, its shards are columns. Most candidates are rejected by 
 alone, which is fast.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware import load
+from fastcomm.hardware.measurements import ComputeTables, read_tables
 from fastcomm.isp.internevo import Question
 from fastcomm.isp.internevo.block import IntArray
 from fastcomm.planning_options import SearchOptions
@@ -325,3 +328,30 @@ def config_file(path: Path) -> SearchOptions:
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(config).__name__}")
     return of_config(config, str(path))
+
+
+def compat_tables(options: SearchOptions) -> ComputeTables | None:
+    """Read the tables of the cluster's GPU; None without the option.
+
+    The original has tables of two GPUs, and takes those of A800 for every other GPU; without
+    its rules, that is an error.
+
+    Raises
+    ------
+    FastcommError
+        If a table is missing or invalid.
+
+    """
+    if not options.compat_tables:
+        return None
+    folder, name = Path(str(options.compat_tables)), load(str(options.cluster or "a800")).name
+    gpu = "910b" if "910b" in name.lower() else "a800"
+    if options.compat is None and gpu not in name.lower():
+        gpu = re.split(r"[^a-z0-9]", name.lower())[0]
+    for path in (folder / f"linear_{gpu}.csv", folder / f"fa_{gpu}.csv"):
+        if not path.exists():
+            raise FastcommError(
+                f"--compat-tables: {path}: no such file, as {name} needs it; "
+                "leave the option out, or pass the --cluster of the tables"
+            )
+    return read_tables(folder, gpu)

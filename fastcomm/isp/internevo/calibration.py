@@ -1,6 +1,5 @@
 """Set up the cluster of a search: measured tables, and fits to traces or benchmarks."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from fastcomm.hardware.measurements import (
     read_attention,
     read_gemm,
     read_measurements,
-    read_tables,
 )
 from fastcomm.planning_options import SearchOptions
 from fastcomm.trace.schema import OPS
@@ -290,23 +288,10 @@ class Setting:
     tables: ComputeTables | None = None  # if both GEMM and attention were measured
 
 
-def _compat_tables(options: SearchOptions, cluster: Cluster) -> ComputeTables:
-    """Read the tables of the cluster's GPU; the original simulator has those of two GPUs."""
-    folder, name = Path(str(options.compat_tables)), cluster.name.lower()
-    gpu = "910b" if "910b" in name else "a800"
-    if options.compat is None and gpu not in name:
-        gpu = re.split(r"[^a-z0-9]", name)[0]
-    for path in (folder / f"linear_{gpu}.csv", folder / f"fa_{gpu}.csv"):
-        if not path.exists():
-            raise FastcommError(
-                f"--compat-tables: {path}: no such file, as {cluster.name} needs it; "
-                "leave the option out, or pass the --cluster of the tables"
-            )
-    return read_tables(folder, gpu)
-
-
-def setting(options: SearchOptions) -> Setting:
+def setting(options: SearchOptions, tables: ComputeTables | None = None) -> Setting:
     """Load the cluster and measured tables of the options, and calibrate the cluster.
+
+    `tables` replace those that the options name.
 
     Raises
     ------
@@ -317,7 +302,6 @@ def setting(options: SearchOptions) -> Setting:
     cluster = load(str(options.cluster or "a800"))
     gemm = options.gemm_table and read_gemm(Path(options.gemm_table))
     attention = options.attention_table and read_attention(Path(options.attention_table))
-    tables = _compat_tables(options, cluster) if options.compat_tables else None
     if tables is None and gemm and attention:
         tables = ComputeTables(gemm, attention)
     if tables:

@@ -239,17 +239,17 @@ class HardwareChange:
         return {"what": self.name, "best": best, "gain": self.gain}
 
 
-# Options of the original simulator, and the fields that they have here under other names.
-_OPTIONS = (
+# Keys of "chosen", and the fields that they have here under other names.
+_CHOSEN = (
     *("algo_type", "seq_len", "micro_num", "micro_bsz", "pp_size", "tp_size"),
     *("wp_size", "zp_size", "activation_ckpt"),
 )
-_ORIGINAL = {"pp_size": "pp", "tp_size": "sp"}
+_FIELDS = {"pp_size": "pp", "tp_size": "sp"}
 
 
-def original(record: Record) -> dict[str, object]:
-    """Return a strategy by the option names of the original simulator, and `ep_size`."""
-    values = {name: record[_ORIGINAL.get(name, name)] for name in _OPTIONS}
+def _chosen(record: Record) -> dict[str, object]:
+    """Return a strategy by the names of its sizes in a configuration of InternEvo's search."""
+    values = {name: record[_FIELDS.get(name, name)] for name in _CHOSEN}
     return values | ({"ep_size": record["ep"]} if "ep_comm_cost" in record else {})
 
 
@@ -327,13 +327,9 @@ class SearchResult(TableResult):
         """Explain why no strategy is feasible, and the nearest change that helps."""
         return nearest(self.question, self.rejected, self.least_memory, self.unsuited)
 
-    @property
-    def is_compat(self) -> bool:
-        """Whether this is a search of the original simulator, with its fields in seconds."""
-        return self.mode != "default"
-
-    def _named(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(fields) if self.is_compat else with_units(fields)
+    def json_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of a strategy with the names and units of the JSON document."""
+        return with_units(fields)
 
     def to_arrow(self) -> "pa.Table":
         """Return a row per feasible strategy, ranked, with names and units as in JSON."""
@@ -343,7 +339,7 @@ class SearchResult(TableResult):
         if self.feasible:
             places = self.columns["algo"].astype(np.int8)
             algorithms = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(ALGOS))
-            return pa.table({"algo_type": algorithms, **self._named(columns)})
+            return pa.table({"algo_type": algorithms, **self.json_fields(columns)})
         return pa.table({"algo_type": pa.array([], pa.string())})
 
     def figures(self) -> dict[str, str]:
@@ -359,8 +355,9 @@ class SearchResult(TableResult):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        by_world, calibration = self.best_by_world(), self.calibration
-        chosen = {"chosen": original(self.record(0))} if self.feasible else {}
+        by_algo, by_world = self.best_by_algo(), self.best_by_world()
+        calibration = self.calibration
+        chosen = {"chosen": _chosen(self.record(0))} if self.feasible else {}
         changes = [change.to_dict() for change in self.sensitivity or ()]
         return {
             "mode": self.mode,
@@ -369,12 +366,12 @@ class SearchResult(TableResult):
             "candidates": self.candidates,
             "feasible": self.feasible,
             "rejected": self.rejected,
-            **self._named({"least_memory": self.least_memory}),
-            "best": [self._named(record) for record in self.best(self.top)],
-            "best_by_algo": {n: self._named(best) for n, best in self.best_by_algo().items()},
-            "best_by_world": {str(n): self._named(best) for n, best in by_world.items()},
+            **self.json_fields({"least_memory": self.least_memory}),
+            "best": [self.json_fields(record) for record in self.best(self.top)],
+            "best_by_algo": {n: self.json_fields(best) for n, best in by_algo.items()},
+            "best_by_world": {str(n): self.json_fields(best) for n, best in by_world.items()},
             "pareto": [
-                self._named({name: row[name] for name in _SHORT if name in row})
+                self.json_fields({name: row[name] for name in _SHORT if name in row})
                 for row in self.pareto()
             ],
             "notes": [*self.notes, *(calibration.skipped if calibration else ())],
