@@ -24,7 +24,7 @@ from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing
 from fastcomm.trace.schema import KIND, OPERANDS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.arrays import NULL, Flags, Ints, Numbers
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
 
 _MODULE = re.compile(r"nn\.Module: (.+?)_(\d+)$")
 BACKWARD = "autograd::engine::evaluate_function"
@@ -77,7 +77,7 @@ class Work:
 
     @cached_property
     def launch(self) -> Ints:
-        """The row at which each work was launched: its call, on the host itself; or -1."""
+        """The row at which each work was launched: its call, on the host itself; or NONE."""
         is_host = self.events.kind[self.rows] == KIND["host_work"]
         return np.where(is_host, self.rows, self.events.launch_of(self.rows))
 
@@ -128,7 +128,7 @@ class Work:
 
     @cached_property
     def _operator_rows(self) -> Ints:
-        """The row of the operator of each work, or -1."""
+        """The row of the operator of each work, or NONE."""
         events = self.events
         row = events.enclosing(events.rows("cpu_op"), self.launch)
         is_host = events.kind[self.rows] == KIND["host_work"]
@@ -137,8 +137,8 @@ class Work:
     def _operators_by_inputs(self) -> Labels:
         columns = [TextColumn.of(self.trace, name) for name in OPERANDS[:2]]
         row = self._operator_rows
-        names = np.where(row >= 0, self.events.name[row], -1)
-        codes = [np.where(row >= 0, column.codes[row], -1) for column in columns]
+        names = np.where(row >= 0, self.events.name[row], NONE)
+        codes = [np.where(row >= 0, column.codes[row], NONE) for column in columns]
         first, place = first_seen(names, *codes)
         texts = []
         for name, own in zip(names[first].tolist(), row[first].tolist(), strict=True):
@@ -159,7 +159,7 @@ class Work:
             for rows in (ranges, self.launch[missing])
         ]
         place = enclosing(spans[0], spans[1])
-        row[missing] = np.where(place >= 0, ranges[place] if len(ranges) else -1, -1)
+        row[missing] = np.where(place >= 0, ranges[place] if len(ranges) else NONE, NONE)
         return self._named(row, "annotation", str if full_names else short_label)
 
     @cached_property
@@ -205,7 +205,7 @@ class Work:
         return self._named(events.enclosing(rows, self._forward), "layer", _instance)
 
     def _named(self, row: Ints, noun: str, label: Callable[[str], str]) -> Labels:
-        """Return labels from the names of some rows; those of -1 are "(no `noun`)"."""
+        """Return labels from the names of some rows; those of NONE are "(no `noun`)"."""
         none = len(self.events.texts)
         used, place = _renumbered(np.where(row >= 0, self.events.name[row], none), none + 1)
         texts = [absent(noun) if k == none else label(self.events.texts[k]) for k in used]
@@ -216,16 +216,18 @@ class Work:
 class TextColumn:
     """A column of texts of the events of a trace."""
 
-    codes: Ints  # -1: null
+    codes: Ints  # NONE: null
     texts: pa.Array
 
     @classmethod
     def of(cls, trace: Trace, name: str) -> Self:
         """Return a column of the arguments; null if the trace lacks it."""
         if trace.args is None or name not in trace.args.column_names:
-            return cls(np.full(trace.events.num_rows, -1, np.int64), pa.array([], pa.string()))
+            return cls(
+                np.full(trace.events.num_rows, NONE, np.int64), pa.array([], pa.string())
+            )
         column = trace.args[name].combine_chunks()
-        return cls(filled(column.indices, -1), column.dictionary)
+        return cls(filled(column.indices, NONE), column.dictionary)
 
     def text(self, row: int) -> str | None:
         """Return the text of a row."""
@@ -249,13 +251,13 @@ def absent(noun: str) -> str:
 def _forward_of(
     backward: Ints, forward: Ints, sequence: Ints, thread: Ints, lane: NDArray[np.int32]
 ) -> Ints:
-    """Return the row of the forward operator of each backward pass, or -1.
+    """Return the row of the forward operator of each backward pass, or NONE.
 
     Every thread has sequence numbers of its own. Traces number the thread of a forward pass
     otherwise than its events: it is the one that has most of the sequence numbers, and of equal
     ones not that of the backward pass.
     """
-    result = np.full(len(backward), -1, np.int64)
+    result = np.full(len(backward), NONE, np.int64)
     lanes = np.unique(lane[forward])
     for own in np.unique(thread[backward]):
         places = np.flatnonzero(thread[backward] == own)
@@ -271,14 +273,14 @@ def _forward_of(
 
 
 def _with_sequence(sequence: Ints, forward: Ints, needed: Ints) -> Ints:
-    """Return the last of the rows `forward` with each sequence number, or -1."""
+    """Return the last of the rows `forward` with each sequence number, or NONE."""
     order = np.argsort(sequence[forward], kind="stable")
     numbers = sequence[forward][order]
     place = np.searchsorted(numbers, needed, side="right") - 1
     if not len(numbers):
-        return np.full(len(needed), -1, np.int64)
+        return np.full(len(needed), NONE, np.int64)
     is_equal = (place >= 0) & (numbers[place] == needed)
-    return np.where(is_equal, forward[order[place]], -1)
+    return np.where(is_equal, forward[order[place]], NONE)
 
 
 def _instance(name: str) -> str:

@@ -22,7 +22,7 @@ from fastcomm.kernels.operands import Inputs, UnknownCostError
 from fastcomm.kernels.rules import RULES, cost
 from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.schema import OPERANDS
-from fastcomm_kernels.arrays import NULL, Flags, Floats, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Floats, Ints
 
 NO_SHAPES = (
     "the traces have no shapes of operators: record them with "
@@ -62,7 +62,7 @@ class CountedOperators:
             return cls(rows, (), rows, {})
         first, kind = first_seen(events.name[rows], *(column.codes[rows] for column in texts))
         number = np.bincount(kind)
-        place, costs, reasons = np.full(len(first), -1, np.int64), [], Counter[str]()
+        place, costs, reasons = np.full(len(first), NONE, np.int64), [], Counter[str]()
         for index, row in enumerate(rows[first].tolist()):
             shapes, types, values = (column.text(row) for column in texts)
             try:
@@ -110,7 +110,7 @@ class WorkCosts:
     """FLOPs and bytes of the work of a rank; arrays have an element per row of `Work.rows`."""
 
     operators: CountedOperators  # that launched work
-    operator: Ints  # index into these, or -1
+    operator: Ints  # index into these, or NONE
     share: Floats  # of the operator's FLOPs; 0 for work beside its main kernels
     roof: Roof | None
     is_recomputed: Flags | str  # by operator; a text says why it is unknown
@@ -128,14 +128,14 @@ class WorkCosts:
 
         """
         candidates, events = CountedOperators.of(work), work.events
-        is_compute = np.where(work.is_comm[work.rows], -1, work.launch)
+        is_compute = np.where(work.is_comm[work.rows], NONE, work.launch)
         row = events.enclosing(candidates.row, is_compute)
-        place = np.full(len(events) + 1, -1, np.int64)
+        place = np.full(len(events) + 1, NONE, np.int64)
         place[candidates.row] = np.arange(len(candidates.row))
         operator = place[row]
         used = np.unique(operator[operator >= 0])
         used = used[~_is_outer(work, candidates.take(used))]
-        place = np.full(len(candidates.row) + 1, -1, np.int64)
+        place = np.full(len(candidates.row) + 1, NONE, np.int64)
         place[used] = np.arange(len(used))
         operator, operators = place[operator], candidates.take(used)
         return cls(

@@ -19,7 +19,7 @@ from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import CALL
 from fastcomm.trace.schema import OP, ROOTED
 from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Details of events that `find_partners` reads.
 DETAILS = ("Src Rank", "Dst Rank", "Rank")
@@ -79,7 +79,7 @@ def find_partners(
     op
         Operation of each, an index into OPS.
     group
-        Group of each, an index into `groups`, or -1.
+        Group of each, an index into `groups`, or NONE.
     groups
         Process groups of the trace.
 
@@ -118,8 +118,8 @@ class _Calls:
 
     events: Events
     rows: Ints  # rows of the communication
-    launch: Ints  # row of the launch of each, or -1
-    around: Ints  # row of the call around the launch, or -1
+    launch: Ints  # row of the launch of each, or NONE
+    around: Ints  # row of the call around the launch, or NONE
     messages: Ints  # rows of calls of messages, sorted by thread and start
     details: dict[int, dict[str, int]]  # details by row and name
 
@@ -216,7 +216,7 @@ class Collectives:
     row: Ints  # row of the event
     op: NDArray[np.int8]  # index into OPS
     seq: Ints
-    group: NDArray[np.int32]  # index into `groups`; -1 is unknown
+    group: NDArray[np.int32]  # index into `groups`; NONE is unknown
     groups: tuple[ProcessGroup, ...]
     sizes: byte_rules.Sizes
     named: tuple[Named, ...]  # what kernel names tell
@@ -248,7 +248,7 @@ def find_communication(
 
         def number(name: str) -> int:
             if (result := match(name)) is None:
-                return -1
+                return NONE
             named.append(result)
             return len(named) - 1
 
@@ -330,7 +330,7 @@ class CommunicationColumns:
 
     op: Ints
     seq: Ints
-    group: Ints  # index into `groups`; -1 is unknown
+    group: Ints  # index into `groups`; NONE is unknown
     groups: tuple[ProcessGroup, ...]
     message: Ints  # bytes, as passed to the library's call
     name: Ints  # index into `named`

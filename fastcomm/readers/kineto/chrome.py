@@ -68,7 +68,7 @@ class Scanned:
     """The kept events of one file. NULL stands for a value that an event lacks."""
 
     columns: dict[str, NDArray[Any]]  # one entry per event, in the order of the file
-    details: dict[str, Ints]  # indexed by `columns["detail"]`; the last entry (-1) is NULL
+    details: dict[str, Ints]  # indexed by `columns["detail"]`; the last entry (NONE) is NULL
     texts: list[str]  # by code: the value of "name" and of text columns
     envelope: dict[str, Any]  # members of the outer object, without the events
     event_count: int  # complete events, kept or not
@@ -89,7 +89,7 @@ class Scanned:
     def detail(self, name: str, row: int) -> str:
         """Return the text of the arg `name` of the event in a row; "" without one.
 
-        A `row` of -1 is no event.
+        A `row` of NONE is no event.
         """
         code = NULL if row < 0 else int(self.details[name][int(self.columns["detail"][row])])
         return "" if code == NULL else self.texts[code]

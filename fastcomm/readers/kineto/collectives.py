@@ -33,7 +33,7 @@ from fastcomm.trace.host_names import CALL, DEVICE_ANNOTATION
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 _MARK = re.compile(DEVICE_ANNOTATION)
 
@@ -85,7 +85,7 @@ def find_collectives(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """The host side of each communication event: rows of events, -1 if unknown."""
+    """The host side of each communication event: rows of events, NONE if unknown."""
 
     events: Events
     rows: Ints  # the communication event itself
@@ -98,7 +98,7 @@ class _Host:
     @classmethod
     def of(cls, events: Events, rows: Ints) -> "_Host":
         """Follow the launches of the events whose own metadata names no operation."""
-        call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
+        call, mark, operator = (np.full(len(rows), NONE, np.int64) for _ in range(3))
         own = events.places(rows)
         names_operation = events.by_text(
             events.details["Collective name"][own], lambda text: int(text not in NO_OPERATION)
@@ -218,11 +218,11 @@ def _operations(metadata: Metadata, names: Sequence[Named]) -> NDArray[np.int8]:
 def _groups(
     metadata: Metadata, listed: Sequence[ProcessGroup]
 ) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
-    """Return the index of each entry's group, or -1, and the groups with different metadata."""
+    """Return the index of each entry's group, or NONE; and the groups of different metadata."""
     columns = [metadata.columns[name] for name in _GROUP_COLUMNS]
     first, kind = alike(*columns)
     text = metadata.events.text
-    groups: dict[ProcessGroup | None, int] = {None: -1}
+    groups: dict[ProcessGroup | None, int] = {None: NONE}
     index = []
     for name, description, ranks, size in np.stack(columns, axis=1)[first].tolist():
         group = _group(text(name), text(description), text(ranks), size, listed)

@@ -19,7 +19,7 @@ import numpy as np
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.trace.host_names import DEVICE_ANNOTATION, HOST_ANNOTATION
 from fastcomm.trace.schema import KIND
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Annotations of the libraries that work on the host.
 ANNOTATION = re.compile(HOST_ANNOTATION)
@@ -160,7 +160,7 @@ def call_of(scanned: Scanned, operator: int, annotation: int) -> Call:
     scanned
         Events of one file.
     operator, annotation
-        Rows of the two events; -1 for no operator.
+        Rows of the two events; NONE for no operator.
 
     Returns
     -------
@@ -252,7 +252,7 @@ class HostCollectives:
     """The collectives of a rank that ran on the host, by start. Arrays have a row for each."""
 
     annotation: Ints  # row of the annotation
-    operator: Ints  # row of the c10d operator, or -1
+    operator: Ints  # row of the c10d operator, or NONE
     thread: Ints  # that carried it out: a number of the trace
     called: Ints  # ns, as in the file: start of the operator, or of the annotation
     stop: Ints
@@ -310,7 +310,7 @@ def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
 
 
 def _operators(scanned: Scanned, annotations: Ints) -> Ints:
-    """Return the row of the operator that enqueued each collective, or -1.
+    """Return the row of the operator that enqueued each collective, or NONE.
 
     `annotations` are the rows of the collectives' annotations. Where an execution trace was
     recorded, the number of an annotation is one above that of its operator. Elsewhere it is the
@@ -328,7 +328,9 @@ def _operators(scanned: Scanned, annotations: Ints) -> Ints:
     used: set[int] = set()
     result = []
     for annotation in annotations.tolist():
-        row = by_number.get(int(number[annotation]) - 1, -1) if number[annotation] > 0 else -1
+        row = (
+            by_number.get(int(number[annotation]) - 1, NONE) if number[annotation] > 0 else NONE
+        )
         if row < 0 or row in used:
             row = _first_free(scanned, annotation, free, used)
         used.add(row)
@@ -342,10 +344,10 @@ def _first_free(
     free: Mapping[tuple[str, str], deque[int]],
     used: set[int],
 ) -> int:
-    """Return the first unused operator of equal tensors that began before, or -1."""
+    """Return the first unused operator of equal tensors that began before, or NONE."""
     columns = scanned.columns
     rows = free.get(annotation_key(scanned, annotation), deque())
     while rows and rows[0] in used:
         rows.popleft()
     begin = columns["start"][annotation]
-    return rows[0] if rows and columns["start"][rows[0]] <= begin else -1
+    return rows[0] if rows and columns["start"][rows[0]] <= begin else NONE

@@ -24,7 +24,7 @@ from fastcomm.trace.events import outermost
 from fastcomm.trace.host_names import DISTRIBUTED, WAIT, WAIT_TENSOR
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 _NO_COMPUTE = re.compile(DISTRIBUTED)
 
@@ -205,7 +205,7 @@ def _copies(
     """Return copies of some rows as another kind, without details."""
     copies = {name: column[rows] for name, column in columns.items()}
     copies["kind"] = np.full(len(rows), kind, columns["kind"].dtype)
-    copies["detail"] = np.full(len(rows), -1, columns["detail"].dtype)
+    copies["detail"] = np.full(len(rows), NONE, columns["detail"].dtype)
     return copies
 
 

@@ -31,7 +31,7 @@ from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
 
 HOST_RUN = (
@@ -196,7 +196,7 @@ def events_of(
 def _operands(columns: dict[str, Any], details: Mapping[str, Ints]) -> dict[str, Ints]:
     """Return the codes of the texts of operators' inputs by column; NULL without any."""
     is_operator = np.isin(columns["kind"], (KIND["cpu_op"], KIND["host_work"]))
-    place = np.where(is_operator, columns["detail"], np.int32(-1))
+    place = np.where(is_operator, columns["detail"], np.int32(NONE))
     return {name: details[key][place] for key, name in OPERAND_NAMES.items() if key in details}
 
 

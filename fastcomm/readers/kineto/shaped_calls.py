@@ -57,7 +57,7 @@ def _spent(events: Events, ops: Ints) -> Ints:
     on_one_lane = replace(events, lane=np.zeros_like(events.lane))
     op[is_elsewhere] = on_one_lane.enclosing(ops, launches[is_elsewhere])
     duration = events.stop[kernels] - events.start[kernels]
-    return sums(op, duration, len(events) + 1)[ops]  # kernels of no operator are at -1
+    return sums(op, duration, len(events) + 1)[ops]  # kernels of no operator are at NONE
 
 
 def _shaped_call(name: str, texts: tuple[str | None, ...], seconds: float) -> ShapedCall | None:

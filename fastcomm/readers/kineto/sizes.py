@@ -379,8 +379,8 @@ def _is_nccl(metadata: Metadata, named: Sequence[Named]) -> Flags:
 def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]:
     """Return why the size of each event is unknown, as a key of `_REASONS`, by its launch.
 
-    `launch` is the row of the launch of each event, or -1, and `is_nccl` tells which events are
-    kernels of NCCL.
+    `launch` is the row of the launch of each event, or NONE, and `is_nccl` tells which events
+    are kernels of NCCL.
     """
     if not len(events.rows("runtime")):
         return np.full(len(launch), "launches")
