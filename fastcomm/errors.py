@@ -38,8 +38,10 @@ class ClusterError(FastcommError):
     """The workers of a cluster cannot do the work; no rank is at fault."""
 
 
-# An option of the command line; the options of other tools are followed by a value.
-_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w=-]|:\S)")
+# An option of the command line, before a colon only if it begins the message; the options of
+# other tools are followed by a value or a colon.
+_NAME = "--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
+_OPTION = re.compile(rf"^{_NAME}(?=:)|(?<![\w-]){_NAME}(?![\w=:-])")
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def python_names() -> Iterator[None]:
 
 
 def _argument(option: re.Match[str]) -> str:
-    return option[1].replace("-", "_")
+    return (option[1] or option[2]).replace("-", "_")
 
 
 def inert(text: str) -> str:
