@@ -387,9 +387,7 @@ def longer_exchange(
     """
     transfers = comparison.transfers
     chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
-    labels = transfers.keys[LABEL, chosen]
-    first, place = alike(labels)
-    labels = labels[first]
+    labels, place = np.unique(transfers.keys[LABEL, chosen], return_inverse=True)
     own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
     is_own = np.isin(labels, own["group"].drop_null().to_numpy())
     if is_own.all() or not is_own.any():

@@ -34,7 +34,7 @@ def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
 
 
 def text_codes(column: pa.ChunkedArray) -> Ints:
-    """Number the texts of a column in the order of their first appearance; null is NONE."""
+    """Number the values of a column, such as texts, by first appearance; null is NONE."""
     return filled(column.combine_chunks().dictionary_encode().indices, NONE)
 
 

@@ -371,9 +371,8 @@ def _is_on_device(name: str) -> int:
 
 
 def _is_nccl(metadata: Metadata, named: Sequence[Named]) -> Flags:
-    return np.array([kernel.library == "NCCL" for kernel in named], np.bool_)[
-        metadata.columns["named"]
-    ]
+    is_nccl = np.array([kernel.library == "NCCL" for kernel in named], np.bool_)
+    return is_nccl[metadata.columns["named"]]
 
 
 def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]:
