@@ -9,6 +9,8 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "replay"
 TRIAL = FOLDER / "trial" / "trace"
 
+TABLE = FOLDER / "straggler" / "trace-ST.parquet"
+META = FOLDER / "straggler" / "meta-ST.yaml"
 needed = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference data at {FOLDER}")
 
 

@@ -21,6 +21,7 @@ from fastcomm.exchange.clocks import (
 )
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
+from fastcomm.readers.kineto.host_recordings import Recording, on_one_clock
 from fastcomm.synthetic import Job, write
 
 GROUPS = [(0, 1), (1, 2), (0, 2, 3), (4, 5), (6,)]
@@ -293,3 +294,21 @@ def test_broadcasts_and_groups_of_one_are_not_used_for_clocks(tmp_path):
     ]
     path = k.write(tmp_path / "rank0.json", events, world=2)
     assert ends(reader.read(path, TraceOptions()))["stop"].to_pylist() == [55_000]
+
+
+@pytest.mark.parametrize("size", [2, 5, 40])
+def test_clocks_of_many_hosts_are_compared_along_their_groups(size):
+    """Every two neighbors end an operation of their own together, in each of 20 steps."""
+    ahead = {rank: (rank * 7919 % 101 - 50) * 10**9 for rank in range(size)}
+    neighbors = {rank: {rank - 1, rank + 1} & set(range(size)) for rank in range(size)}
+    recordings = {}
+    for rank in range(size):
+        ends = [(step, min(rank, other)) for step in range(20) for other in neighbors[rank]]
+        step, code = np.array(ends, np.int64).T
+        stop = 10**8 * step + 10**6 * code + ahead[rank]
+        by_code = {value: np.sort(stop[code == value]) for value in set(code.tolist())}
+        recordings[rank] = Recording(stop, code, code, by_code, step)
+    placed = on_one_clock(recordings, neighbors)
+    for rank, own in placed.items():
+        assert (recordings[rank].stop - own.stop == ahead[rank] - ahead[0]).all()
+    assert on_one_clock(placed, neighbors) is placed

@@ -8,14 +8,12 @@ from collections import Counter, defaultdict
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import invoke
 
 import fastcomm
 from fastcomm.readers.kineto import categories
 from fastcomm.readers.kineto.chrome import scan_file
-from fastcomm.readers.kineto.host_recordings import Recording, on_one_clock
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
@@ -377,24 +375,6 @@ def test_ingest_says_that_a_run_has_no_device_and_report_takes_a_directory(tmp_p
     assert not (tmp_path / "page-data").exists()
     refused = invoke("report", RUN, "-o", tmp_path / "tables", "--no-data", code=2)
     assert "--output has no effect with --no-data" in refused.stderr
-
-
-@pytest.mark.parametrize("size", [2, 5, 40])
-def test_clocks_of_many_hosts_are_compared_along_their_groups(size):
-    """Every two neighbors end an operation of their own together, in each of 20 steps."""
-    ahead = {rank: (rank * 7919 % 101 - 50) * 10**9 for rank in range(size)}
-    neighbors = {rank: {rank - 1, rank + 1} & set(range(size)) for rank in range(size)}
-    recordings = {}
-    for rank in range(size):
-        ends = [(step, min(rank, other)) for step in range(20) for other in neighbors[rank]]
-        step, code = np.array(ends, np.int64).T
-        stop = 10**8 * step + 10**6 * code + ahead[rank]
-        by_code = {value: np.sort(stop[code == value]) for value in set(code.tolist())}
-        recordings[rank] = Recording(stop, code, code, by_code, step)
-    placed = on_one_clock(recordings, neighbors)
-    for rank, own in placed.items():
-        assert (recordings[rank].stop - own.stop == ahead[rank] - ahead[0]).all()
-    assert on_one_clock(placed, neighbors) is placed
 
 
 def test_the_page_of_a_run_without_a_device_does_not_speak_of_devices(tmp_path):

@@ -83,3 +83,14 @@ def test_an_option_that_one_of_two_runs_ignores_is_a_warning(inputs):
 def test_functions_refuse_options_that_the_format_ignores(inputs):
     with pytest.raises(ConfigError, match=r"allow_truncated has no effect: a store"):
         fastcomm.open(inputs / "store", allow_truncated=True)
+
+
+def test_options_of_trials_are_no_options_of_runs(inputs):
+    run = inputs / "kineto"
+    for words in ("--compat dpro", "--repeat 2", "--tensors 1"):
+        done = call(f"replay {run} {words}")
+        assert done.exit_code == 2
+        assert f"No such option '{words.split()[0]}'" in done.stderr
+    for command in ("stats", "replay"):
+        done = call(f"dpro {command} {run}")
+        assert f"For traces of a profiler: fastcomm {command} {run}\n" in done.stderr

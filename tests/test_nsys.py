@@ -353,23 +353,6 @@ def test_a_wait_refers_to_its_event_record(tmp_path):
     assert wanted
 
 
-def test_a_communicator_smaller_than_the_job_is_not_the_world():
-    from fastcomm.readers.nsys.communicators import (
-        CommunicatorRecords,
-        Membership,
-        global_ranks,
-    )
-
-    pair = {7: Membership(size=2, rank=0)}, {7: Membership(size=2, rank=1)}
-    lines = {8: Membership(size=4, rank=2)}, {9: Membership(size=4, rank=2)}
-    said = {n: CommunicatorRecords(memberships={**pair[n], **lines[n]}) for n in range(2)}
-    assert global_ranks(said) is None
-    assert global_ranks({n: CommunicatorRecords(memberships=pair[n]) for n in range(2)}) == {
-        0: 0,
-        1: 1,
-    }
-
-
 def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
     (path,) = write_nsys(SMALL, tmp_path, ranks=[5])
     path.rename(tmp_path / "nsys_3.sqlite")

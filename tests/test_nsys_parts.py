@@ -364,3 +364,14 @@ def test_a_wait_finds_the_last_record_of_its_event_and_of_no_other():
     found = read_waits(SomeTables(waits, records), 0).columns
     assert found["wait_correlation"].tolist() == [30, NULL, NULL, 10, NULL]
     assert found["wait_stream"].tolist() == [8, NULL, NULL, 7, NULL]
+
+
+def test_a_communicator_smaller_than_the_job_is_not_the_world():
+    pair = {7: Membership(size=2, rank=0)}, {7: Membership(size=2, rank=1)}
+    lines = {8: Membership(size=4, rank=2)}, {9: Membership(size=4, rank=2)}
+    said = {n: CommunicatorRecords(memberships={**pair[n], **lines[n]}) for n in range(2)}
+    assert global_ranks(said) is None
+    assert global_ranks({n: CommunicatorRecords(memberships=pair[n]) for n in range(2)}) == {
+        0: 0,
+        1: 1,
+    }

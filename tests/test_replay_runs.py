@@ -371,17 +371,6 @@ def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
     )
 
 
-def test_options_of_trials_are_no_options_of_runs(tmp_path):
-    opened(tmp_path, rank_events(60), rank_events(100))
-    for words in (["--compat", "dpro"], ["--repeat", "2"], ["--tensors", "1"]):
-        done = CliRunner().invoke(main, ["replay", str(tmp_path), *words])
-        assert done.exit_code == 2
-        assert f"No such option '{words[0]}'" in done.stderr
-    for command in ("stats", "replay"):
-        done = CliRunner().invoke(main, ["dpro", command, str(tmp_path)])
-        assert f"For traces of a profiler: fastcomm {command} {tmp_path}\n" in done.stderr
-
-
 def test_a_run_is_replayed_by_the_command(tmp_path):
     opened(tmp_path, rank_events(60), rank_events(100))
     shown = CliRunner().invoke(

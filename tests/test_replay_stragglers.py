@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_data import FOLDER, assert_same, document, needed
+from replay_data import META, TABLE, assert_same, document, needed
 
 from fastcomm import stragglers
 from fastcomm.analyses.stragglers import StragglerResult
@@ -22,9 +22,6 @@ from fastcomm.stragglers import operation_graph, operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels.replay import simulate
-
-TABLE = FOLDER / "straggler" / "trace-ST.parquet"
-META = FOLDER / "straggler" / "meta-ST.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -378,17 +375,15 @@ def test_operations_that_wait_for_each_other_are_an_error():
 
 @needed
 def test_the_command_prints_and_writes_its_results(tmp_path):
-    def run(*words):
-        return CliRunner().invoke(main, list(map(str, words)))
-
-    words = ("stragglers", TABLE, "--meta", META)
-    said = json.loads(run(*words, "--json", "--output", tmp_path).stdout)
+    words = ["stragglers", str(TABLE), "--meta", str(META)]
+    more = ["--json", "--output", str(tmp_path)]
+    said = json.loads(CliRunner().invoke(main, [*words, *more]).stdout)
     assert said["slowdown"] == pytest.approx(1.178702, abs=1e-6)
     assert said["step_time_mean_ns"]["base"] == pytest.approx(2.214448e9, abs=1e3)
     assert (said["m_s"], said["m_w"]) == pytest.approx((1.219356, 0.031404), abs=1e-6)
     assert json.loads((tmp_path / "stragglers.json").read_text()) == said
     assert {each.stem for each in tmp_path.iterdir()} == {"stragglers", "result", "ms", "mw"}
-    text = run(*words).stdout
+    text = CliRunner().invoke(main, words).stdout
     assert "slowdown 1.1787" in text
     assert "the slowest rank 7 ideal, 3.1 % of the slowdown disappears" in text
 

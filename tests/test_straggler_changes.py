@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from replay_data import FOLDER, document, needed
+from replay_data import TABLE, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
@@ -16,8 +16,6 @@ from fastcomm.stragglers import model as job_model
 from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
-
-TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 
 
 @pytest.mark.parametrize("ranks", [8, 6, 1])
