@@ -18,7 +18,7 @@ from fastcomm.critical_path.waits import Selected, are_known, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import alike, filled, lookup, text_codes
-from fastcomm.trace.host_names import LOCKING
+from fastcomm.trace.host_names import LOCKING_CALL
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
@@ -55,7 +55,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     lanes = _lanes(selected, trace)
     guessed = () if are_known(selected.syncs) else stream_waits(selected)
     waits, role, goal = waits_of(selected, guessed)
-    locked = rows.matching(LOCKING) & (rows.kind == KIND["runtime"])
+    locked = rows.matching(LOCKING_CALL) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal
     )

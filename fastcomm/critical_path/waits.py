@@ -106,7 +106,7 @@ def waits_of(
     rows, syncs = selected.rows, selected.syncs
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)
-    role[(rows.kind == KIND["runtime"]) & rows.matching(host_names.RETURNING_AFTER_WORK)] = (
+    role[(rows.kind == KIND["runtime"]) & rows.matching(host_names.WORK_WAIT)] = (
         kernels.FOR_SOMETHING
     )
     streams = _Streams.of(selected)
@@ -141,7 +141,7 @@ def _copies(selected: Selected) -> list[_Pairs]:
     rows = selected.rows
     work = np.flatnonzero(selected.is_device & (selected.call >= 0))
     call = selected.call[work]
-    waits = rows.matching(host_names.RETURNING_AFTER_COPY)[call]
+    waits = rows.matching(host_names.COPY_WAIT)[call]
     guessed = ~waits & rows.matching(_WAITED_FOR)[work]
     guessed &= rows.stop[work] <= rows.stop[call]
     return [

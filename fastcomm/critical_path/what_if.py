@@ -24,7 +24,7 @@ from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import Edit, conditions
 from fastcomm.graph.selection import TextColumns, select
 from fastcomm.trace.columns import filled
-from fastcomm.trace.host_names import DISTRIBUTED
+from fastcomm.trace.host_names import DISTRIBUTED_OPERATOR
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
@@ -82,7 +82,7 @@ class StepEvents(TextColumns):
         compute = pc.and_(work, is_kernel)
         if is_host_run:
             is_operator = pc.fill_null(pc.equal(events["kind"], "cpu_op"), False)
-            enqueues = pc.match_substring_regex(events["name"], DISTRIBUTED)
+            enqueues = pc.match_substring_regex(events["name"], DISTRIBUTED_OPERATOR)
             compute = pc.and_not(is_operator, enqueues)
         parallelism = pc.if_else(is_comm, pc.fill_null(events["tag"], "OTHER"), None)
 

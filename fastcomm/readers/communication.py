@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, matcher
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import CALL
+from fastcomm.trace.host_names import COLLECTIVE_CALL
 from fastcomm.trace.schema import OP, ROOTED
 from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -127,7 +127,7 @@ class _Calls:
     def of(cls, events: Events, rows: Ints, needs_partners: NDArray[np.bool_]) -> Self:
         """Find the calls for the communication `rows`; only flagged rows get details."""
         launch = events.launch_of(rows)
-        calls = events.rows_named(lambda name: name == CALL, "cpu_op", "annotation")
+        calls = events.rows_named(lambda name: name == COLLECTIVE_CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)
         messages = calls[events.by_text(names, lambda text: int(text in _SIDES)) == 1]
         start = events.start

@@ -24,7 +24,7 @@ import numpy as np
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import OF_DTENSOR
+from fastcomm.trace.host_names import DTENSOR_PREFIX
 from fastcomm.trace.schema import OP, numbers
 from fastcomm.trace.tags import SILENT, WORLD, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -152,7 +152,7 @@ class _Signs:
         names = [*marks, *kernels]
         return cls(
             wraps=_any(_WRAPPERS, marks),
-            shards_tensors=any(text.startswith(OF_DTENSOR) for text in events.texts),
+            shards_tensors=any(text.startswith(DTENSOR_PREFIX) for text in events.texts),
             trains=_any(_TRAINING, names),
             infers=_any(_INFERENCE, names),
             computes=bool(kernels),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastcomm import checks
 from fastcomm.errors import FastcommError
 from fastcomm.trace.columns import filled, lookup
-from fastcomm.trace.host_names import STARTING_WORK
+from fastcomm.trace.host_names import WORK_LAUNCH
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import matching
@@ -187,7 +187,7 @@ class Events(EventColumns):
     def unanswered(self) -> Ints:
         """Return the starts (ns) of launches of kernels and graphs without recorded work."""
         calls = self.rows_named(
-            lambda name: re.search(STARTING_WORK, name) is not None, "runtime"
+            lambda name: re.search(WORK_LAUNCH, name) is not None, "runtime"
         )
         work = self.rows("kernel", "memcpy", "memset")
         is_absent = ~np.isin(self.correlation[calls], self.correlation[work])

@@ -47,7 +47,7 @@ WAITING = NameRule(("annotation", "python", "cpu_op"), host_names.WAITING)
 # Of a run without an accelerator: operators that wait for a message or collective, and those
 # that enqueue one.
 WAITING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.WAITING_ON_HOST)
-ENQUEUING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.DISTRIBUTED)
+ENQUEUING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.DISTRIBUTED_OPERATOR)
 # Marks of steps enclose everything, and explain nothing.
 STEP_MARK = NameRule(("annotation",), r"ProfilerStep[#*]")
 

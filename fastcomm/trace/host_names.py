@@ -1,6 +1,7 @@
-"""Names of events of a host that have a meaning, for regular expressions to search for.
+"""Names of calls, operators and annotations of the host, by what they mean.
 
-Those that look alike and answer different questions stand side by side.
+Most are regular expressions to search for. Those that look alike and answer different questions
+stand side by side.
 """
 
 # Libraries of collectives on the host and on devices; their annotations: "gloo:all_reduce".
@@ -9,25 +10,26 @@ DEVICE_LIBRARIES = ("nccl", "xccl", "hccl")
 HOST_ANNOTATION = rf"^(?:{'|'.join(HOST_LIBRARIES)}):(\w+)"
 DEVICE_ANNOTATION = rf"^(?:{'|'.join(DEVICE_LIBRARIES)}):"
 # PyTorch's call of a collective, with its metadata.
-CALL = "record_param_comms"
+COLLECTIVE_CALL = "record_param_comms"
 # Beginnings of names of host events that tell the collective of a launch, however short.
-TELLING = (CALL, "c10d::", "nccl:", "gloo:")
+COLLECTIVE_PREFIXES = (COLLECTIVE_CALL, "c10d::", "nccl:", "gloo:")
 
 _FUNCTIONAL = r"_?c10d_functional(?:_autograd)?::"
-# Operators of torch.distributed: those that enqueue a collective or wait for one; of these, the
-# wait for one of the functional collectives; those in which a thread of a run without an
-# accelerator waits; and the functional ones of DTensor, by their beginning.
-DISTRIBUTED = rf"^(?:c10d::|{_FUNCTIONAL})"
+# Operators of torch.distributed: they enqueue a collective or wait for one, without computing.
+DISTRIBUTED_OPERATOR = rf"^(?:c10d::|{_FUNCTIONAL})"
+# The one that waits for a functional collective.
 WAIT_TENSOR = rf"^{_FUNCTIONAL}wait_tensor$"
+# Those in which a thread waits, in a run without an accelerator.
 WAITING_ON_HOST = rf"^c10d::(?:send|recv|barrier)|{WAIT_TENSOR}"
-OF_DTENSOR = "_c10d_functional::"
+# Those of DTensor, of which tensor parallel layers are made, begin with this.
+DTENSOR_PREFIX = "_c10d_functional::"
 # Ranges that annotate a wait of the host for other ranks, functions of Python among them.
 WAITING = (
     r"(?i)\bbarrier\b|_distributed_c10d\.Work|wait_tensor|recv_(?:forward|backward)"
     rf"|wait_for_(?:recv|send|message)|{HOST_ANNOTATION}"
 )
 # The name of an event that is made up for the time in which a thread waits for a collective.
-WAIT = "wait for a collective"
+COLLECTIVE_WAIT = "wait for a collective"
 
 # Calls of any runtime in which a host thread is blocked or polls: its time is no other work.
 SYNCHRONIZING = (
@@ -36,13 +38,13 @@ SYNCHRONIZING = (
 )
 # Calls that return when work launched before has ended, which constrains their end: all work of
 # a device or a stream, work before an event, or a collective of the host.
-RETURNING_AFTER_WORK = (
+WORK_WAIT = (
     r"^(?:cuda|hip)(?:Device|Thread)Synchronize|^cuCtxSynchronize"
     r"|^(?:cuda|hip|cu)(?:Stream|Event)Synchronize"
-    rf"|^{WAIT}$|{WAIT_TENSOR}"
+    rf"|^{COLLECTIVE_WAIT}$|{WAIT_TENSOR}"
 )
 # Calls that return when their copy has ended.
-RETURNING_AFTER_COPY = (
+COPY_WAIT = (
     r"^(?:cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(?:_v\d+)*(?:_ptds)?$"
 )
 
@@ -50,10 +52,10 @@ GRAPH_LAUNCH = "GraphLaunch"
 # Calls of any runtime that launch or enqueue something: their time is the cost of launching.
 LAUNCHING = r"(?i)launch|enqueue|AppendMemoryCopy"
 # Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
-STARTING_WORK = rf"Launch(?:Cooperative|Ext)?Kernel|{GRAPH_LAUNCH}"
+WORK_LAUNCH = rf"Launch(?:Cooperative|Ext)?Kernel|{GRAPH_LAUNCH}"
 # Calls of CUDA and HIP that take the lock of the process, so that threads do them in turns.
 # Nsight Systems appends a version to names.
-LOCKING = (
+LOCKING_CALL = (
     r"^(?:cudaHostAlloc|hipHostMalloc|cudaLaunchKernel(?:ExC)?|cuLaunchKernel(?:Ex)?"
     r"|cudaLaunchCooperativeKernel|(?:cuda|cu|hip)GraphLaunch"
     r"|hip(?:Ext)?(?:Module)?LaunchKernel|(?:cuda|hip)Mem(?:cpy|set)Async)"

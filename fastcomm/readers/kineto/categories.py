@@ -21,7 +21,7 @@ from fastcomm.readers import communication
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
-from fastcomm.trace.host_names import TELLING
+from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import MISSING_DATA, SMALL
 from fastcomm.units import percent
@@ -120,7 +120,7 @@ OPERAND_NAMES = {
 METRICS = Selection(
     kinds=_SCANNED,
     keep=_keep(_KEEP),
-    prefixes=(*(name.encode()[:8] for name in TELLING), *PREFIXES),
+    prefixes=(*(name.encode()[:8] for name in COLLECTIVE_PREFIXES), *PREFIXES),
     row_args=("correlation", "External id", "stream", "device", "bytes"),
     detail_args=(
         "In msg nelems",

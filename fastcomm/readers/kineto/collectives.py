@@ -29,7 +29,7 @@ from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import CALL, DEVICE_ANNOTATION
+from fastcomm.trace.host_names import COLLECTIVE_CALL, DEVICE_ANNOTATION
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
@@ -134,7 +134,7 @@ class _Host:
 
 # Tests of names for calls, marks and operators.
 _RANGES: tuple[Callable[[str], bool], ...] = (
-    lambda name: name.startswith(CALL),
+    lambda name: name.startswith(COLLECTIVE_CALL),
     lambda name: _MARK.match(name) is not None,
     lambda name: name.startswith("c10d::") or name in OPERATORS,
 )

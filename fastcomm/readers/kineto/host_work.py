@@ -21,12 +21,12 @@ from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
 from fastcomm.readers.kineto.host_groups import Assigned, HostRank
 from fastcomm.trace.events import outermost
-from fastcomm.trace.host_names import DISTRIBUTED, WAIT, WAIT_TENSOR
+from fastcomm.trace.host_names import COLLECTIVE_WAIT, DISTRIBUTED_OPERATOR, WAIT_TENSOR
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
-_NO_COMPUTE = re.compile(DISTRIBUTED)
+_NO_COMPUTE = re.compile(DISTRIBUTED_OPERATOR)
 
 
 def as_device(scanned: Scanned, assigned: Assigned | None, *, with_waits: bool) -> Scanned:
@@ -366,5 +366,5 @@ def _wait_calls(
     rows, starts, stops = zip(*waits.values(), strict=True)
     waiting = _parts(columns, (rows, starts, stops), KIND["runtime"])
     waiting["name"] = np.full(len(waiting["start"]), len(texts), columns["name"].dtype)
-    texts.append(WAIT)
+    texts.append(COLLECTIVE_WAIT)
     return waiting

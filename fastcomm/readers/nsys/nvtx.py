@@ -12,17 +12,17 @@ from fastcomm.readers.nsys.export import ArrayColumns, Export, ExportRows
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm.readers.nsys.schema import DOMAIN, NVTX, PUSH_POP, START_END
 from fastcomm.trace.host_activity import LEAST_RANGE_NS
-from fastcomm.trace.host_names import TELLING
+from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
 from fastcomm_kernels.arrays import NULL, Ints
 
 # `emit_nvtx` adds these to operator names, which makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
 _OPERATOR = r", (?:seq|op_id) = "
 # Collectives, which metrics need; other short operators are read only for whole traces.
-_COLLECTIVE = rf"^(?:{'|'.join(TELLING)})"
+_COLLECTIVE = rf"^(?:{'|'.join(COLLECTIVE_PREFIXES)})"
 _OPERATOR_SQL = (
     "text IS NULL OR (text NOT LIKE '%, op_id = %' AND text NOT LIKE '%, seq = %') "
-    + "".join(f"OR text GLOB '{name}*' " for name in TELLING)
+    + "".join(f"OR text GLOB '{name}*' " for name in COLLECTIVE_PREFIXES)
     + f"OR end - start >= {LEAST_RANGE_NS}"
 )
 
