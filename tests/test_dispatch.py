@@ -365,7 +365,7 @@ def test_invalid_links_are_refused(words, message):
 
 def test_a_shipped_cluster_gives_the_links_of_its_gpus():
     links = load_links("H100", 8)
-    assert (links.inter_bytes_per_s, links.intra_bytes_per_s) == (50e9, 360e9)
+    assert (links.inter_bytes_per_s, links.intra_bytes_per_s) == (50e9, 336e9)
 
 
 def test_an_unknown_decomposition_is_refused():
