@@ -30,7 +30,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
 from fastcomm_kernels.arrays import NONE
 
-VERSION = 2
+VERSION = 2  # also of the numbers of `EDGE_KINDS`, which edges are saved with
 _MANIFEST = "manifest.json"
 _MAX_TABLE_BYTES = 16 << 30  # in memory
 _MAX_MANIFEST_BYTES = 1 << 20
