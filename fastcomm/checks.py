@@ -69,9 +69,11 @@ class Range:
             raise invalid(where, _shown(value), str(self))
 
     def __str__(self) -> str:
+        ends = self.least, self.most
+        least, most = (str(end) if isinstance(end, int) else f"{end:.15g}" for end in ends)
         if self.is_open:
-            return f"a number above {self.least:.15g}, at most {self.most:.15g}"
-        return f"a number from {self.least:.15g} to {self.most:.15g}"
+            return f"a number above {least}, at most {most}"
+        return f"a number from {least} to {most}"
 
 
 def invalid(where: str, shown: str, expected: str) -> ConfigError:

@@ -101,6 +101,8 @@ class MetricsOptions(CheckedOptions):
         """Check that the bandwidth and the numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
         _ = self.link_bytes_per_s
+        if self.steps == ():
+            raise ConfigError("missing value of steps")
         check_numbers("steps", self.steps)
         if self.tokens_per_step is not None:
             TOKENS.check(self.tokens_per_step, "tokens_per_step")

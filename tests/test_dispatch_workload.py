@@ -55,7 +55,7 @@ def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
 @pytest.mark.compiled
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_tokens_do_not_depend_on_the_number_of_threads(law):
-    recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=True)
+    recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=law == "zipf")
     one, three = (next(sampler.layers(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
 

@@ -10,7 +10,7 @@ This module stays light: `fastcomm dispatch --help` loads it.
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
-from fastcomm.checks import RANKS, CheckedOptions, Range, build
+from fastcomm.checks import RANKS, CheckedOptions, Range, build, non_default
 from fastcomm.errors import ConfigError
 from fastcomm.planning_options import Distinct, Dtype, Law, WorkloadOptions
 
@@ -87,8 +87,17 @@ class Recipe(CheckedOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Return the recipe with these fields; ConfigError for an unknown or invalid one."""
-        return build(cls, values, "recipe")
+        """Return the recipe with these fields.
+
+        Raises ConfigError for a field that is unknown, invalid, or without effect on the law.
+        """
+        recipe = build(cls, values, "recipe")
+        names = {"zipf_alpha", "distinct", "shuffle"}.intersection(non_default(recipe))
+        own: dict[str, Any] = {name: getattr(recipe, name) for name in names}
+        if recipe.law != "table":
+            own |= {"compat": "seed"} if recipe.law == "seed" else {"law": recipe.law}
+            WorkloadOptions(**own)
+        return recipe
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as a JSON object."""

@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
-from fastcomm.checks import check_path, check_type
+from fastcomm.checks import build, check_path, check_type
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
 from fastcomm.dispatch.sampler import layers as drawn_layers
@@ -215,7 +215,7 @@ def _recipe(path: Path) -> Recipe | None:
         files.check(path)
         with files.named(path) as source:
             text = (pq.read_schema(source).metadata or {}).get(_KEY)
-        return None if text is None else Recipe.of(**json.loads(text))
+        return None if text is None else build(Recipe, json.loads(text), "recipe")
     except (*_DAMAGE, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
 
