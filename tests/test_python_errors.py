@@ -208,7 +208,7 @@ ARGUMENTS = [
     (lambda u: u.run.kernels(by="layer", full_names=True), "full_names has no effect with by"),
     (lambda u: u.run.report("x.html", with_tables=False), "with_tables: a page needs the tab"),
     (lambda u: fc.open(u.folder, tp=2).stragglers(), "stragglers: tp: no effect on a table"),
-    (lambda u: fc.simulate_dispatch(WORKLOAD, ["fast"], incast=0.1), "incast needs the strat"),
+    (lambda u: fc.simulate_dispatch(WORKLOAD, ["fast"], incast=0.1), "incast needs the s"),
     (lambda u: fc.search_strategies(**SEARCH, strict_batch=True), "strict_batch: use fastcomm"),
     (lambda u: isp.search_strategies(**SEARCH, p2p="scatter"), "p2p: no effect with compat"),
     (lambda u: isp.search_strategies(**SEARCH, fix="tp=2"), "fix: no effect with compat"),
