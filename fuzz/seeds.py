@@ -18,12 +18,12 @@ from fastcomm.analyses.chakra import convert
 from fastcomm.analyses.critical_path import execution_trace_path
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
+from fastcomm.analyses.workers import executor_of
 from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import Recipe, workload
-from fastcomm.executors import executor_of
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
@@ -348,7 +348,7 @@ def _text(content: str) -> Callable[[Path], object]:
 
 
 def _cluster(path: Path) -> None:
-    shutil.copy(Path(hardware.__file__).parent / "data" / "h100.toml", path)
+    shutil.copy(Path(hardware.__file__).parent / "data" / "dgx-h100.toml", path)
 
 
 def _study(path: Path) -> None:

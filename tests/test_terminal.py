@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import termios
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.cli.compare import Condition
+from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
@@ -350,12 +350,10 @@ def test_differences_within_noise_are_not_reported(made):
     assert "above the mean" not in text
     assert "slowest rank" not in text
     compute = np.array([100.0, 100.1, 100.2])
-    ranks = SimpleNamespace(
-        is_known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
-    )
+    ranks = RankMeans(ranks=np.arange(3), ns={"compute": compute})
     lead = html.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("All 3 ranks compute equally long")
-    ranks.ns = {"compute": compute * [1, 1, 1.2]}
+    ranks = RankMeans(ranks=np.arange(3), ns={"compute": compute * [1, 1, 1.2]})
     lead = html.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("Rank 2 computes the most")
 
