@@ -213,7 +213,7 @@ class PathOptions(Window):
         return any(value is not None for value in (self.rank, self.compat, self.deps))
 
 
-_WITHOUT_NAMES = ("category", "operator", "stream", "layer")  # keys of kernels without names
+WITHOUT_NAMES = ("category", "operator", "stream", "layer")  # keys of kernels without names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +241,17 @@ class KernelOptions(CheckedOptions):
             check_numbers(name, [] if number is None else [number])
         if self.match is not None:
             regex("match", self.match)
-        if self.full_names and self.by in _WITHOUT_NAMES:
+        if self.full_names and self.by in WITHOUT_NAMES:
             raise ConfigError(f"full_names has no effect with by {self.by!r}; leave one out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionTraceOptions(CheckedOptions):
+    """Which execution traces a path goes through; see `execution_trace_path`."""
+
+    rank: int | None = None
+    alone: bool = False
+    keep_going: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

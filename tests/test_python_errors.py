@@ -215,6 +215,7 @@ ARGUMENTS = [
     (lambda u: fc.execution_trace_path(5), f"invalid path 5: {PATH}execution_trace_path"),
     (lambda u: fc.execution_trace_path("x", alone="yes"), "invalid alone 'yes': expected True"),
     (lambda u: fc.execution_trace_path("x", rank="0"), "invalid rank '0': expected a whole"),
+    (lambda u: fc.execution_trace_path("x", rank=False), "invalid rank False: expected a who"),
     (lambda u: hta.restore_cpgraph(5), f"invalid zip_filename 5: {PATH}restore_cpgraph"),
     (lambda u: hta.get_queue_length_summary(u.run, 0), "invalid ranks 0: expected a list"),
     (lambda u: hta.get_queue_length_summary(5), "invalid run 5: expected a run, as in"),

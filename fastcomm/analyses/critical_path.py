@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from fastcomm.analyses import preparation
 from fastcomm.analyses.workers import executor_of
-from fastcomm.checks import check_path, check_type
+from fastcomm.checks import check_path
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
 from fastcomm.critical_path.data import operations
@@ -30,7 +30,7 @@ from fastcomm.executors import (
     by_rank,
     skipped_rank,
 )
-from fastcomm.options import PathOptions, Window
+from fastcomm.options import ExecutionTraceOptions, PathOptions, Window
 from fastcomm.readers import execution_traces, rank_from_name
 from fastcomm.readers.execution_traces import ChakraTrace
 from fastcomm.readers.runs import open_run
@@ -332,9 +332,7 @@ def execution_trace_path(
     """
     for path in paths:
         check_path(path, "execution_trace_path: path", 'execution_trace_path("traces/")')
-    for name, value in {"alone": alone, "keep_going": keep_going, "rank": rank or 0}.items():
-        kind, expected = (int, "a whole number") if name == "rank" else (bool, "True or False")
-        check_type(value, kind, f"execution_trace_path: {name}", expected)
+    ExecutionTraceOptions(rank=rank, alone=alone, keep_going=keep_going)  # checks their types
     preparation.compile_critical_path()
     if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
         trace = _of_pytorch(Path(paths[0]))

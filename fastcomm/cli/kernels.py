@@ -18,7 +18,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import builds, run_options
-from fastcomm.options import KernelOptions, ReadOptions
+from fastcomm.options import WITHOUT_NAMES, KernelOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.kernels.result import Kernels
@@ -64,7 +64,7 @@ _window = partial(option_of, KernelOptions, group=WINDOW, is_common=True)
     "full_names",
     "Keep names as recorded: template arguments, parameters, numbers.",
     is_common=True,
-    not_with=tuple(f"--by {key}" for key in ("category", "operator", "stream", "layer")),
+    not_with=tuple(f"--by {key}" for key in WITHOUT_NAMES),
 )
 @_window("rank", "Analyze this rank alone. Default: all ranks.", type=RANK)
 @_window("step", "Number of the step. Default: all steps.", type=NUMBER)
@@ -111,7 +111,7 @@ def run(
 
     summed = _summed(paths, kernels, reading, execution)
     warn(summed.warnings)
-    say_skipped(summed.read.skipped)
+    say_skipped(summed.skipped)
     if files.output is not None:
         tables = {"kernels": summed.to_arrow(), "kernels_by_rank": summed.by_rank()}
         texts = {"kernels.json": result.json_text(summed)}
@@ -132,7 +132,7 @@ def run(
         click.echo(report.markdown(summed, rows))
     else:
         report.show(summed, rows)
-    exit_if_skipped(summed.read.skipped)
+    exit_if_skipped(summed.skipped)
 
 
 def _summed(

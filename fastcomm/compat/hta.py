@@ -224,9 +224,10 @@ def critical_path_analysis(
 
     """
     check_type(annotation, str, "annotation", "a text")
-    flags = {"zero_weight_launches": zero_weight_launches}
-    flags["include_last_profiler_step"] = include_last_profiler_step
-    for name, flag in flags.items():
+    for name, flag in (
+        ("zero_weight_launches", zero_weight_launches),
+        ("include_last_profiler_step", include_last_profiler_step),
+    ):
         check_type(flag, bool, name, "True or False")
     try:
         path = find_path(
