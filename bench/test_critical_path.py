@@ -116,7 +116,7 @@ def test_a_replay(bar, large):
     first = replay.first[targets]
 
     def checked():
-        """The times again, from those of all sources: what NumPy can do in one pass."""
+        """Compute each time again from the times of its sources, in one pass of NumPy."""
         return np.maximum.reduceat(time[weight.source] + weight.weight, first)
 
     np.testing.assert_array_equal(checked(), time[targets])
