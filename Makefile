@@ -15,8 +15,10 @@ export PIP_NO_COMPILE := 1
 
 FUZZ_SECONDS ?= 60
 # Tests that together use every dependency, and what they need besides.
-LEAST := $(addprefix tests/test_,metrics.py kineto.py nsys_parts.py store.py remote.py html.py \
-	critical_path_cli.py replay.py isp.py dispatch.py workbook.py chakra.py compare.py)
+LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.py readers/nsys/test_parts.py \
+	store/test_store.py readers/test_remote.py report/test_html.py critical_path/test_cli.py \
+	replay/test_replay.py isp/test_isp.py dispatch/test_dispatch.py report/test_workbook.py \
+	analyses/test_chakra.py analyses/test_compare.py)
 WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help
@@ -70,7 +72,7 @@ fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: r
 
 jobs: .venv/.dev .venv-jobs/.torch ## Record real PyTorch jobs with planted faults anew (5 GB of packages), and check them
 	.venv-jobs/bin/python tests/jobs/record.py build/jobs
-	FASTCOMM_JOBS=build/jobs $(BIN)/python -m pytest tests/test_recorded_jobs.py
+	FASTCOMM_JOBS=build/jobs $(BIN)/python -m pytest tests/metrics/test_recorded_jobs.py
 
 walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
 	docs/walk.sh

@@ -38,7 +38,7 @@ DEFINITION = """
 import gzip, json, sys
 from pathlib import Path
 from time import process_time
-import oracle_critical_path as oracle, oracle_hta_trace as rules
+from oracles import critical_path as oracle, hta_trace as rules
 data, seconds = Path(sys.argv[1]).read_bytes(), []
 rows = oracle.read(json.loads(gzip.decompress(data)))
 clipped = oracle.window(rows, "", 0)

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import oracle_isp as oracle
 import pyarrow as pa
+from oracles import isp as oracle
 from timing import best_of_processes
 
 from fastcomm.compat import isp as original

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from big_nsys_report import write_nsys_big
+from builders.big_nsys_report import write_nsys_big
 
 from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.export import Export

@@ -15,7 +15,7 @@ from fastcomm.readers.runs import open_run
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-import html_page
+from builders import html_page
 
 from fastcomm.analyses.critical_path import critical_path
 from fastcomm.analyses.timeline import find_timeline

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from builders.places import RECORDED, SHARED
 from hypothesis import HealthCheck, Phase, settings
 from numba.core import config
 
@@ -19,9 +20,6 @@ settings.register_profile(
     "plain", quick, max_examples=15, derandomize=True, phases=set(Phase) - {Phase.shrink}
 )
 settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
-
-SHARED = Path(__file__).parents[2] / "shared"
-RECORDED = Path(__file__).parent / "data"  # by the project itself
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +98,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def path_of(tmp_path):
     """Return a function that finds the critical path of some events."""
-    from path_events import finder  # imports the kernels
+    from builders.path_events import finder  # imports the kernels
 
     return finder(tmp_path)
 

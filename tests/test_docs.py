@@ -4,12 +4,12 @@ import json
 import re
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
-import test_inspector
+from builders import inspector_logs
+from builders.places import ROOT
 
 from docs import drawings, pages
 from fastcomm import files
@@ -25,7 +25,6 @@ from fastcomm.trace.parallel import ORDERS
 from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS
 
-ROOT = Path(__file__).parents[1]
 REFRESH = "`make pages` updates it"
 WITH_SESSIONS = [page for page in pages.PAGES if pages.has_sessions(page.read_text("utf-8"))]
 ALL = (*pages.PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
@@ -219,7 +218,7 @@ def written(folder, format_):
     elif format_ == "nsys":
         write_nsys(job, folder)
     elif format_ == "inspector":
-        test_inspector.job(folder)
+        inspector_logs.job(folder)
     else:
         rows = ("rank,start,stop,kind,group", "0,0,9,gemm,", "0,9,12,allreduce,w")
         rows += ("1,0,9,gemm,", "1,9,12,allreduce,w")

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
-from fault_tools import agree, refused, run
-from nsys_report import SMALL
+from builders.fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
+from builders.fault_tools import agree, refused, run
+from builders.nsys_report import SMALL
 
 from fastcomm import files
 from fastcomm.compat import hta

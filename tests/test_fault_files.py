@@ -8,11 +8,11 @@ import os
 import socket
 from contextlib import closing
 
-import kineto_text as k
 import pytest
-from fault_files import BASE, READERS, beside, ends
-from fault_tools import STEP, nobody, refused, run
-from nsys_report import SMALL
+from builders import kineto_text as k
+from builders.fault_files import BASE, READERS, beside, ends
+from builders.fault_tools import STEP, nobody, refused, run
+from builders.nsys_report import SMALL
 
 from fastcomm import files
 from fastcomm.readers import stream

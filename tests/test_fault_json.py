@@ -3,11 +3,11 @@
 import json
 from time import process_time
 
-import kineto_text as k
 import pyarrow.parquet as pq
 import pytest
-from fault_files import BASE, beside
-from fault_tools import STEP, refused, run
+from builders import kineto_text as k
+from builders.fault_files import BASE, beside
+from builders.fault_tools import STEP, refused, run
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.kineto import chrome

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fault_files import beside
-from fault_tools import refused, run
-from nsys_report import SMALL
+from builders.fault_files import beside
+from builders.fault_tools import refused, run
+from builders.nsys_report import SMALL
 
 from fastcomm import files
 from fastcomm.synthetic import write_nsys

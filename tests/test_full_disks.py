@@ -1,6 +1,5 @@
 """Test full disks: an error in one line, no incomplete files, existing files unchanged."""
 
-import json
 import os
 import resource
 import shutil
@@ -9,31 +8,12 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import kineto_text as k
-import numpy as np
 import pytest
-from fault_tools import STEP, refused, run
-from replay_data import FOLDER as REPLAY
+from builders.fault_tools import refused, run
+from builders.places import TESTS
+from builders.writers import NEEDS_TRIAL, TRIAL, WRITERS, write_inputs
 
 pytestmark = pytest.mark.compiled
-
-TRIAL = REPLAY / "trial" / "trace"
-EVENTS = [
-    *STEP,
-    *(k.kernel(f"a kernel named {n} of many {n * n}", 60 + n / 1000, 1) for n in range(900)),
-]
-UNIFORM = [
-    {
-        "name": f"FW.op{n}",
-        "pid": "host0.rank0",
-        "ts": n,
-        "dur": 1,
-        "ph": "X",
-        "cat": "operator",
-        "args": {"step": 0},
-    }
-    for n in range(900)
-]
 
 
 @contextmanager
@@ -49,39 +29,7 @@ def full(left):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    k.write(folder / "rank0.json", EVENTS)
-    (folder / "trace.json").write_text(json.dumps({"traceEvents": UNIFORM}))
-    routing = np.random.default_rng(1).integers(0, 8, (500, 1))
-    np.savez(folder / "w.npz", src_gpu=routing[:, 0], target_experts=routing)
-    return folder
-
-
-SHAPE = "--num-nodes 1 --gpus-per-node 8 --experts-per-gpu 1"
-SEARCH = "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi"
-# Every command that writes, what it writes to, and how many bytes are too few for it.
-WRITERS = [
-    ("ingest {inputs}/rank0.json -o {out}/store", 900),
-    ("metrics {inputs}/rank0.json --output {out}/report", 900),
-    ("critical-path {inputs}/rank0.json --output {out}/report", 900),
-    ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json", 9000),
-    ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json.gz", 900),
-    ("critical-path {inputs}/rank0.json --save {out}/saved", 900),
-    ("what-if {inputs}/rank0.json --scale compute=0.5 --output {out}/report", 900),
-    ("dpro stats {inputs}/trace.json --output {out}/report", 900),
-    ("dpro stats {inputs}/trace.json --output {out}/report", 900),
-    ("dpro convert {inputs}/trace.json {out}/uniform.json", 900),
-    ("dpro convert {inputs}/trace.json {out}/uniform.json.gz", 900),
-    ("dispatch generate --num-nodes 1 --seq-len 512 --iter-num 2 -o {out}/workload", 900),
-    (f"dispatch compare {{inputs}}/w.npz {SHAPE} --output {{out}}/report", 900),
-    (f"{SEARCH} --output {{out}}/report", 900),
-    ("demo {out}/demo --num-ranks 1", 900),
-    ("demo {out}/demo --num-ranks 1 --format nsys", 9000),
-]
-NEEDS_TRIAL = [
-    ("dpro replay {trial} --output {out}/report", 900),
-    ("dpro replay {trial} --trace {out}/replayed.json", 900),
-]
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def content(folder):
@@ -170,7 +118,7 @@ SMALL_DISK = """
 import sys
 from contextlib import suppress
 from pathlib import Path
-from fault_tools import refused, run
+from builders.fault_tools import refused, run
 inputs, disk = map(Path, sys.argv[1:])
 (disk / "out").mkdir()
 before = run("dpro", "stats", inputs / "trace.json", "--output", disk / "out")
@@ -199,7 +147,7 @@ def test_a_full_file_system_is_one_line_and_keeps_existing_files(inputs, tmp_pat
     can = shutil.which("unshare") and not subprocess.call([*namespace, "true"])
     if not can:
         pytest.skip("no mount without a privilege")
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    path = os.pathsep.join([*sys.path, str(TESTS)])
     done = subprocess.run(
         [*namespace, sys.executable, "-c", SMALL_DISK, inputs, tmp_path],
         capture_output=True,

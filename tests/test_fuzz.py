@@ -4,7 +4,7 @@ import warnings
 from random import Random
 
 import pytest
-from fault_tools import in_time
+from builders.fault_tools import in_time
 
 from fuzz.mutate import mutated
 from fuzz.seeds import SEEDS

@@ -9,13 +9,13 @@ import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
-import kineto_text as k
 import orjson
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+from builders import kineto_text as k
+from builders.fault_tools import refused, run
 from click.testing import CliRunner
-from fault_tools import refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console

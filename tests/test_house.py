@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from builders.places import ROOT
 
 from fastcomm.cli import COMMANDS
 
-ROOT = Path(__file__).parents[1]
 HEAVY = {"numba", "llvmlite", "numpy", "pyarrow"}
 
 

@@ -1,10 +1,10 @@
 """Test the public interval sets against the points that they cover."""
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import intervals as oracles
 
 import fastcomm
 from fastcomm import FastcommError, intervals

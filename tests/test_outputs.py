@@ -6,18 +6,19 @@ import stat
 from pathlib import Path
 
 import pytest
-from fault_tools import refused, run
-from test_full_disks import (
-    NEEDS_TRIAL,
-    TRIAL,
-    WRITERS,
-    inputs,  # noqa: F401 - a fixture
-)
+from builders.fault_tools import refused, run
+from builders.writers import NEEDS_TRIAL, TRIAL, WRITERS, write_inputs
 
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside, check_no_input, guarded, note_inputs
 
 pytestmark = pytest.mark.compiled
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
 
 MORE = [
     "metrics {inputs}/rank0.json --html {out}/page.html",
@@ -31,12 +32,12 @@ if TRIAL.is_dir():
     COMMANDS += [words for words, _ in NEEDS_TRIAL]
 
 
-def words_of(command, inputs, out):  # noqa: F811
+def words_of(command, inputs, out):
     return command.format(inputs=inputs, out=out, trial=TRIAL).split()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, command):  # noqa: F811
+def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, command):
     out = tmp_path / "out"
     out.mkdir()
     run(*words_of(command, inputs, out))
@@ -61,7 +62,7 @@ def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, comman
 @pytest.mark.parametrize(
     "command", [each for each in COMMANDS if "{" in each.split("{out}")[0]]
 )
-def test_no_command_overwrites_its_input(inputs, tmp_path, command):  # noqa: F811
+def test_no_command_overwrites_its_input(inputs, tmp_path, command):
     if "demo" in command or "generate" in command or "isp" in command:
         pytest.skip("reads no file")
     out, mine, trial = tmp_path / "out", tmp_path / "inputs", tmp_path / "trial"
@@ -103,7 +104,7 @@ def test_no_command_overwrites_its_input(inputs, tmp_path, command):  # noqa: F8
         "compare {run} {metrics} --output {out} -q",
     ],
 )
-def test_a_trace_in_an_input_directory_is_never_overwritten(inputs, tmp_path, command):  # noqa: F811
+def test_a_trace_in_an_input_directory_is_never_overwritten(inputs, tmp_path, command):
     trace = tmp_path / "run" / "rank0.json"
     trace.parent.mkdir()
     shutil.copy(inputs / "rank0.json", trace)
@@ -122,14 +123,14 @@ def test_a_trace_in_an_input_directory_is_never_overwritten(inputs, tmp_path, co
     assert {*trace.parent.iterdir(), *kept.parent.iterdir()} == {*before}
 
 
-def test_an_output_beside_traces_is_written_again(inputs, tmp_path):  # noqa: F811
+def test_an_output_beside_traces_is_written_again(inputs, tmp_path):
     shutil.copy(inputs / "rank0.json", tmp_path)
     for _ in range(2):
         code, said = run("metrics", tmp_path, "--html", tmp_path / "page.html")
         assert code == 0, said
 
 
-def test_a_store_is_written_again_though_its_ranks_are_read(inputs, tmp_path):  # noqa: F811
+def test_a_store_is_written_again_though_its_ranks_are_read(inputs, tmp_path):
     words = ("ingest", inputs / "rank0.json", "--output", tmp_path / "store")
     for more in ([], [], ["--iteration-regex", "Step#([0-9]+)"]):
         code, said = run(*words, *more)
@@ -162,7 +163,7 @@ def device(tmp_path):
 
 
 @pytest.mark.parametrize("minor", [3, 7])
-def test_a_device_is_never_replaced(inputs, device, minor):  # noqa: F811
+def test_a_device_is_never_replaced(inputs, device, minor):
     path = device(minor)
     before = path.lstat()
     for words in ("dpro convert {i}/trace.json", "metrics {i}/rank0.json --html"):

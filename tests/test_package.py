@@ -10,15 +10,15 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from builders.places import JOBS, ROOT
 
 import fastcomm
 from fastcomm import version
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 ISP = ["isp", "--model", "7B", "--world-size", "64", "--seq-len", "4Ki"]
 ISP += ["--global-batch", "4Mi"]
-RECORDED = str(Path(__file__).parent / "jobs/recorded/ddp-straggler/clean/rank0.json.gz")
+RECORDED = str(JOBS / "ddp-straggler/clean/rank0.json.gz")
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 

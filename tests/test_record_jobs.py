@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from builders.places import TESTS
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = TESTS / "jobs"
 WAIT_S = 60
 # A worker that starts a neighbor, and says that both run.
 WORKER = """

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from commands import invoke
+from builders.commands import invoke
+from builders.places import SCHEMAS
 from jsonschema import Draft202012Validator
 
 import fastcomm
@@ -26,7 +27,6 @@ from fastcomm.readers.runs import open_run
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 
-SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
 SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
 SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from replay_data import FOLDER as REPLAY
-from replay_data import needed
+from builders.replay_data import FOLDER as REPLAY
+from builders.replay_data import needed
 
 from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table

@@ -1,0 +1,179 @@
+"""A Dask cluster of real processes that tests can kill, and ranks that kill workers."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from time import sleep
+
+from builders.places import TESTS
+
+from fastcomm.errors import TraceFileError
+from fastcomm.executors import Task, both
+from fastcomm.trace.run import RunTraces, Source
+
+# Dask looks after dead processes at once, and waits for nothing.
+SETTINGS = {
+    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__GIL__ENABLED": "False",
+}
+
+
+class Cluster:
+    """A scheduler, and workers without a nanny: what is killed stays dead."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.file = folder / "scheduler.json"
+        self.processes = {}
+        self.start("scheduler", "--port", "0", "--host", "127.0.0.1")
+
+    @property
+    def address(self):
+        return f"file:{self.file}"
+
+    def start(self, what, *words, environment=None, name=None):
+        command = [
+            sys.executable,
+            "-m",
+            f"distributed.cli.dask_{what}",
+            *words,
+            "--no-dashboard",
+        ]
+        path = os.pathsep.join([*sys.path, str(TESTS)])
+        self.processes[name or what] = subprocess.Popen(
+            [*command, "--scheduler-file", str(self.file)],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, **SETTINGS, **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def worker(self, name, *words, **how):
+        words = words or ("--no-nanny",)
+        common = ["--nthreads", "1", "--local-directory", str(self.folder)]
+        self.start("worker", *words, *common, name=name, **how)
+
+    def nanny(self, name, *words):
+        """Start a worker with a nanny that starts it again when it was killed."""
+        self.worker(name, "--nanny", "--memory-limit", "450MB", *words)
+
+    def kill(self, name):
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def kill_once(self, name):
+        if name in self.processes:
+            self.kill(name)
+
+    def close(self):
+        for name in list(self.processes):
+            self.kill(name)
+
+
+def wait_for_nanny(client):
+    """Wait until the nanny of the only worker knows that its worker runs.
+
+    A worker takes tasks a moment before its nanny hears of it; a nanny whose worker dies in
+    between counts that as a failed start, and gives up.
+    """
+    client.wait_for_workers(1, timeout=30)
+    for _ in range(600):
+        if set(client.run(_status, nanny=True).values()) == {"running"}:
+            return
+        sleep(0.05)
+    raise AssertionError("the nanny does not run after 30 s")
+
+
+def _status(dask_worker):
+    """The status of the nanny that runs this function."""
+    return dask_worker.status.name
+
+
+# A nanny that does not hear in time that its worker started, and so does not restart it.
+LATE_NANNY = """
+import distributed.nanny
+distributed.nanny.WorkerProcess._init_msg_interval = 3600
+"""
+
+
+def _read(read, rank, _content):
+    return read(rank)
+
+
+def run_of(*reads):
+    """A run of ranks that are read by these functions."""
+    return RunTraces(
+        sources=tuple(
+            Source(
+                rank=rank,
+                path=Path(f"rank{rank}.json"),
+                size=1,
+                reader=partial(_read, read, rank),
+            )
+            for rank, read in enumerate(reads)
+        ),
+        world_size=len(reads),
+    )
+
+
+def fine(rank):
+    return {rank: 1}
+
+
+def slow(rank, seconds=0.05):
+    sleep(seconds)
+    return {rank: 1}
+
+
+def deadly(rank):
+    """Kill the process that reads it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly_once(marker, rank):
+    """Kill the first process that reads it."""
+    if not marker.exists():
+        marker.touch()
+        deadly(rank)
+    return {rank: 1}
+
+
+def hungry(rank):
+    """Need more memory than a worker of 450 MB may take, and stop where nobody stops it."""
+    found = []
+    for _ in range(100):
+        found.append(bytearray(b"x") * (8 << 20))
+        sleep(0.01)
+    raise AssertionError(f"rank {rank} took {len(found) * 8} MiB, and nobody stopped it")
+
+
+def bad(rank):
+    raise TraceFileError(f"rank{rank}.json: damaged")
+
+
+def buggy(rank):
+    raise ZeroDivisionError("a bug")
+
+
+def too_large(rank):
+    raise MemoryError
+
+
+def merge(parts):
+    """How often each rank is in the parts."""
+    found = {}
+    for part in parts:
+        for rank, times in part.items():
+            found[rank] = found.get(rank, 0) + times
+    return found
+
+
+def itself(trace):
+    return trace
+
+
+COUNT = Task(measure=itself, merge=merge, finish=both)

@@ -1,0 +1,11 @@
+"""Folders that tests read."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+DOCS = ROOT / "docs"
+SCHEMAS = DOCS / "schemas"
+RECORDED = TESTS / "data"  # by the project itself
+JOBS = TESTS / "jobs" / "recorded"  # real PyTorch jobs with planted faults
+SHARED = ROOT.parent / "shared"  # data of others, beside the checkout

@@ -1,0 +1,386 @@
+"""Test schedules, placement and published bandwidths."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from builders import deepep_published
+from builders.places import SHARED
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import dispatch as oracle
+
+from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
+from fastcomm.dispatch import Recipe, fast, placement, schedules, simulation
+from fastcomm.dispatch import placement as dispatch_placement
+from fastcomm.dispatch.schedules import NoAnswerError
+from fastcomm.dispatch.simulation import simulate, terms_of
+from fastcomm.dispatch.traffic import Traffic
+from fastcomm.dispatch.workload import Workload
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware import Cost, GpuLinks, load_links
+from fastcomm_kernels import permutations as kernels
+
+# The links that DeepEP was measured on.
+H800 = GpuLinks(inter_bytes_per_s=50e9, intra_bytes_per_s=160e9)
+EXACT = list(schedules.STRATEGIES)
+
+
+def reference(name, nodes):
+    path = SHARED / "data" / "dispatch" / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"no reference at {path}")
+    arrays = np.load(path, allow_pickle=False)
+    recipe = Recipe.of(num_nodes=nodes, iter_num=1, law="table")
+    return Workload(recipe=recipe, arrays=((arrays["src_gpu_0"], arrays["target_experts_0"]),))
+
+
+def times_us(found):
+    return {name: each.total_s * 1e6 for name, each in found.strategies.items()}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "nodes", "demand", "wanted"),
+    [
+        ("n4g8_default", 4, "copies", (2005.0, 2130.6, 285.9, 666.0, 284.6)),
+        ("n4g8_default", 4, "unique", (1687.4, None, 285.9, 599.6, 284.6)),
+        ("n8g8", 8, "copies", (2303.7, 2360.1, 330.2, 671.6, 326.3)),
+        ("n8g8", 8, "unique", (1933.1, None, 330.2, 612.3, 326.3)),
+    ],
+)
+def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted):
+    workload = reference(name, nodes)
+    found = simulate(workload, EXACT, terms_of(workload.recipe, demand=demand))
+    direct, spreadout, deepep, fast_us, optimal = wanted
+    took = times_us(found)
+    assert took["direct"] == pytest.approx(direct, abs=0.05)
+    assert took["deepep"] == pytest.approx(deepep, abs=0.05)
+    assert took["fast"] == pytest.approx(fast_us, rel=0.03)
+    if spreadout:
+        assert took["spreadout"] == pytest.approx(spreadout, abs=0.05)
+    best = found.strategies["direct"].optimal_s * 1e6
+    assert best == pytest.approx(optimal, abs=0.05)
+    # Even sources: what joins dedupe and balance is within 3 % of what no schedule beats.
+    assert took["multicast-balanced"] < 1.03 * best
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["u4x8", "z3x4", "approx4x8"])
+def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
+    path = SHARED / "data" / "dispatch" / f"official_fast_{name}.npz"
+    if not path.exists():
+        pytest.skip(f"no reference at {path}")
+    arrays = np.load(path, allow_pickle=False)
+    meta = json.loads(str(arrays["meta"]))
+    inter, intra = (
+        Cost(
+            start_s=meta[f"{kind}_alpha_us"],
+            unit_s=meta[f"{kind}_beta_us_per_MB"] * meta["MB_per_unit"],
+        )
+        for kind in ("inter", "intra")
+    )
+    demand, width = arrays["demand"], meta["gpus"]
+    block = fast.blocked(demand, width)
+    servers, moved, balance = kernels.balance(block, intra.pair)
+    assert np.array_equal(servers, arrays["server_matrix"])
+    rows = arrays["stage_perm"].astype(np.int32)
+    weights = arrays["stage_freq"].astype(np.int64)
+    redist = kernels.redistribution(block, rows, weights, intra.pair)
+    theirs = fast.FastSchedule(
+        servers=servers,
+        permutations=rows,
+        weights=weights,
+        balanced=block,
+        moved=moved,
+        balance_s=balance,
+        own_s=max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block))),
+        inter_s=inter.start_s + weights * inter.unit_s,
+        redist_s=redist,
+    )
+    for found, key in (
+        (theirs.total_s, "t_us"),
+        (theirs.balance_s, "balance_us"),
+        (theirs.own_s, "intrinsic_us"),
+        (theirs.inter_s.sum(), "inter_sum_us"),
+        (redist[-1], "last_redist_us"),
+        (redist.max(), "max_redist_us"),
+        (fast.spreadout_s(demand, width, inter, intra), "spreadout_us"),
+    ):
+        assert found == pytest.approx(meta[key], rel=1e-12), key
+    for decomposition in fast.DECOMPOSITIONS:
+        ours = fast.schedule(demand, width, inter, intra, decomposition)
+        assert ours.total_s <= meta["t_us"] * (1 + 1e-12)
+        arrived = oracle.delivered(ours.balanced.tolist(), ours.permutations, ours.weights)
+        remote = np.kron(1 - np.eye(len(block), dtype=np.int64), np.ones((width, width), int))
+        assert sum(arrived.values()) == (demand * remote).sum()
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("nodes", [4, 16, 40, 64])
+def test_fast_is_within_2_percent_of_its_bound(nodes):
+    demand = np.random.default_rng(nodes).integers(0, 10_000, (nodes * 8, nodes * 8))
+    inter, intra = Cost(start_s=0.7e-6, unit_s=84e-9), Cost(start_s=0.1e-6, unit_s=2.3e-9)
+    found = fast.schedule(demand, 8, inter, intra)
+    servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3))
+    np.fill_diagonal(servers, 0)
+    bound = max(servers.sum(axis=0).max(), servers.sum(axis=1).max()) / 8 * inter.unit_s
+    assert bound <= found.total_s <= 1.02 * bound
+    assert fast.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
+
+
+@pytest.mark.compiled
+def test_balance_closes_the_gap_of_skewed_senders():
+    recipe = Recipe.of(law="bimodal", zipf_alpha=1.01, seq_len=512, batch_size=32, iter_num=1)
+    found = simulate(Workload.of(recipe), EXACT)
+    deepep, balanced = found.strategies["deepep"], found.strategies["multicast-balanced"]
+    assert deepep.times_optimal == pytest.approx(2.9, abs=0.2)
+    assert balanced.times_optimal < 1.3
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("gpus", [8, 16, 32, 64])
+def test_deepep_reproduces_its_published_bandwidths(gpus):
+    model = {8: (1, 5.296, 181.8), 16: (1.993, 6.524, 55.3), 32: (3.612, 7.268, 66.4),
+             64: (3.983, 7.473, 56.3)}[gpus]  # fmt: skip
+    found = deepep_published.modeled(gpus, H800)
+    seen = found.nodes_a_token, found.gpus_a_token, found.bytes_per_s / 1e9
+    assert seen == pytest.approx(model, rel=0.01)
+    calibrated = deepep_published.modeled(gpus).bytes_per_s / 1e9
+    for published in deepep_published.PUBLISHED[gpus]:
+        assert calibrated == pytest.approx(published, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("what", "size", "microseconds", "within"),
+    [
+        ("dispatch", 7408, (118, 155, 173, 192, 194), 0.03),
+        ("combine", 14336, (195, 273, 314, 369, 360), 0.06),
+    ],
+)
+def test_the_low_latency_fit_meets_the_published_times(what, size, microseconds, within):
+    start, nic, _ = schedules.LOW_LATENCY[what]
+    for gpus, published in zip((16, 32, 64, 128, 256), microseconds, strict=True):
+        remote = 128 * 8 * size * (1 - 8 / gpus)
+        assert (start + remote / (50e9 * nic)) * 1e6 == pytest.approx(published, rel=within)
+
+
+def test_low_latency_follows_the_published_times():
+    recipe = Recipe.of(
+        num_nodes=2, experts_per_gpu=16, topk=8, seq_len=128, batch_size=16, embed_size=7168,
+        law="uniform", iter_num=1,
+    )  # fmt: skip
+    terms = terms_of(recipe, token_bytes=7408, combine_bytes=14336, links=H800)
+    found = simulate(Workload.of(recipe), ["deepep-ll"], terms).strategies["deepep-ll"]
+    # 118 and 195 us at 16 GPUs; the busiest GPU has a tenth more than the mean.
+    assert found.total_s * 1e6 == pytest.approx(118, rel=0.1)
+    assert found.combine_s * 1e6 == pytest.approx(195, rel=0.1)
+
+
+@pytest.mark.parametrize("demand", ["copies", "unique"])
+def test_hierarchical_moves_every_copy_by_rail_and_then_inside_the_node(demand):
+    recipe = Recipe.of(num_nodes=3, gpus_per_node=2, seq_len=90, iter_num=1)
+    workload = Workload.of(recipe)
+    traffic = Traffic.of(next(iter(workload.layers())))
+    found = schedules.hierarchical(traffic, terms_of(recipe, demand=demand))
+    wanted = np.zeros((6, 4), int)
+    for source, row in enumerate(traffic.demand(demand).tolist()):
+        for target, tokens in enumerate(row):
+            proxy = target // 2 * 2 + source % 2
+            if source // 2 != target // 2:
+                wanted[source, 0] += tokens
+                wanted[proxy, 1] += tokens
+            else:
+                proxy = source
+            if proxy != target:
+                wanted[proxy, 2] += tokens
+                wanted[target, 3] += tokens
+    assert found.loads.tolist() == wanted.tolist()
+
+
+def test_combine_is_dispatch_by_bytes_where_it_mirrors_it():
+    recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=30, iter_num=1)
+    terms = terms_of(recipe, combine_bytes=2 * recipe.token_bytes)
+    found = simulate(Workload.of(recipe), EXACT, terms)
+    for name in ("deepep", "direct", "multicast-balanced", "spreadout"):
+        each = found.strategies[name]
+        assert each.combine_s == pytest.approx(2 * each.total_s), name
+
+
+@pytest.mark.parametrize("words", [{"num_nodes": 1}, {"seq_len": 0}, {"gpus_per_node": 1}])
+def test_one_node_one_gpu_and_no_tokens_have_results(words):
+    recipe = Recipe.of(**{"num_nodes": 2, "gpus_per_node": 2, "seq_len": 9, "iter_num": 1,
+                          "topk": 1, "batch_size": 1, **words})  # fmt: skip
+    found = simulate(
+        Workload.of(recipe), tuple(ORIGINAL_TOO), available=ORIGINAL_TOO, lenient=True
+    )
+    assert set(found.strategies) >= {*EXACT, "deepep-compat"}
+    json.dumps(found.to_dict(), allow_nan=False)
+    for name in EXACT:
+        each = found.strategies[name]
+        assert each.total_s >= each.bound_s * (1 - 1e-12)
+        if not recipe.tokens:
+            assert each.total_s == 0
+            assert each.algo_bytes_per_s is None
+    if recipe.num_nodes == 1 or not recipe.tokens:
+        assert "IndexError" in found.unanswered["fast-compat"]
+        with pytest.raises(NoAnswerError, match="Use `fast`"):
+            simulate(Workload.of(recipe), ["fast-compat"], available=ORIGINAL_TOO)
+
+
+def test_start_ups_and_incast_make_direct_slower():
+    recipe = Recipe.of(num_nodes=3, gpus_per_node=2, seq_len=90, iter_num=1)
+    plain = simulate(Workload.of(recipe), EXACT)
+    slow = GpuLinks(inter_start_s=1e-6, intra_start_s=1e-6, incast=0.5)
+    slower = simulate(Workload.of(recipe), EXACT, terms_of(recipe, links=slow))
+    for name in ("direct", "deepep", "fast", "spreadout", "multicast-balanced"):
+        assert slower.strategies[name].total_s > plain.strategies[name].total_s, name
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=12, max_size=12),
+    st.sampled_from([12, 24]),
+    st.sampled_from([1, 2, 6]),
+)
+def test_every_expert_has_a_place_and_every_gpu_as_many(load, replicas, groups):
+    found = placement.place(np.array(load, float), replicas, groups, 2, 4)
+    assert len(found.logical) == replicas
+    assert found.replicas.min() >= 1
+    assert np.bincount(found.home).tolist() == [replicas // 4] * 4
+    for expert, places in enumerate(found.physical):
+        assert found.logical[places].tolist() == [expert] * len(places)
+    if groups % 2:
+        assert found.replicas.tolist() == oracle.replica_counts(load, replicas)
+    else:
+        size = 12 // groups
+        node = found.home // 2
+        for group in range(groups):
+            own = found.logical // size == group
+            assert len(set(node[own])) == 1
+
+
+@given(st.lists(st.integers(0, 9), min_size=12, max_size=12), st.sampled_from([1, 3, 12]))
+def test_packing_puts_the_heaviest_expert_on_the_lightest_gpu(load, packs):
+    pack, place = placement.packed(np.array(load, float), packs)
+    wanted = oracle.packed(load, packs)
+    for number, items in enumerate(wanted):
+        assert [int(pack[item]) for item in items] == [number] * len(items)
+        assert [int(place[item]) for item in items] == list(range(len(items)))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "nodes", "groups", "factor", "rule", "wanted"),
+    [
+        ("n4g8_default", 4, 1, 1.0, "random", 280.6),
+        ("n4g8_default", 4, 8, 1.5, "random", 281.5),
+        ("n4g8_default", 4, 1, 1.5, "random", 215.3),
+        ("n4g8_default", 4, 1, 1.5, "local", 203.5),
+        ("n8g8", 8, 1, 1.0, "random", 318.5),
+        ("n8g8", 8, 16, 2.0, "local", 319.5),
+        ("n8g8", 8, 1, 1.5, "random", 153.0),
+        ("n8g8", 8, 1, 1.5, "local", 148.2),
+    ],
+)
+def test_placement_shortens_deepep_by_the_expected_factor(
+    name, nodes, groups, factor, rule, wanted
+):
+    workload = reference(name, nodes)
+    found = dispatch_placement.simulate_placement(
+        workload,
+        ["deepep"],
+        terms_of(workload.recipe),
+        rule=rule,
+        replicas=round(factor * workload.recipe.experts),
+        groups=groups,
+    )
+    assert times_us(found.after)["deepep"] == pytest.approx(wanted, rel=0.011)
+
+
+def test_each_layer_is_placed_by_its_own_load():
+    recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
+                       batch_size=1)  # fmt: skip
+    loads = np.stack([np.arange(8.0), np.arange(8.0)[::-1]])
+    found = dispatch_placement.simulate_placement(
+        Workload.of(recipe),
+        EXACT,
+        terms_of(recipe),
+        rule="round-robin",
+        replicas=12,
+        loads=loads,
+    )
+    first, second = (each.replicas for each in found.placements)
+    assert first.tolist() == second[::-1].tolist()
+    assert len(found.to_arrow()) == len(EXACT)
+    assert found.after.expert_load.shape == (2, 12)
+    assert found.after.expert_load.sum() == found.before.expert_load.sum()
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"replicas": 9}, "invalid replicas 9: expected a multiple of 4 GPUs"),
+        ({"replicas": 4}, "at least the 8 experts"),
+        ({"groups": 3}, "invalid groups 3: expected a divisor of 8"),
+        ({"rule": "nearest"}, "invalid rule 'nearest'"),
+        ({"loads": np.ones((1, 7))}, "invalid load: 7 numbers per layer"),
+        ({"strategies": ["fast-compat"]}, "unknown strategy fast-compat: expected deepep, "),
+    ],
+)
+def test_an_impossible_placement_is_refused(words, message):
+    recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=4, iter_num=1)
+    told = {"strategies": ["deepep"], "terms": terms_of(recipe), "rule": "random",
+            "replicas": 8, **words}  # fmt: skip
+    with pytest.raises(FastcommError, match=message):
+        dispatch_placement.simulate_placement(Workload.of(recipe), **told)
+
+
+def test_a_sweep_has_a_row_for_each_point_and_strategy():
+    recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=20, batch_size=1, iter_num=1)
+    grid = dict([simulation.axis("num-nodes=1,2"), simulation.axis("zipf_alpha=1.5, 3")])
+    found = simulation.sweep(recipe, grid, ["deepep", "fast"], terms_of)
+    assert [(row["num_nodes"], row["zipf_alpha"], row["strategy"]) for row in found.rows()] == [
+        (n, a, s) for n in (1, 2) for a in (1.5, 3.0) for s in ("deepep", "fast")
+    ]
+    for text in ("color=1", "topk", "topk=many"):
+        with pytest.raises(ConfigError, match="--over"):
+            simulation.axis(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"inter_bytes_per_s": 0.0}, "invalid inter_bytes_per_s 0.0"),
+        ({"incast": -1.0}, "invalid incast -1.0"),
+        ({"intra_efficiency": 1.5}, "expected a number from 1e-06 to 1"),
+        ({"intra_efficiency": 0.0}, "expected a number from 1e-06 to 1"),
+    ],
+)
+def test_invalid_links_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        GpuLinks(**words)
+
+
+def test_a_shipped_cluster_gives_the_links_of_its_gpus():
+    links = load_links("H100", 8)
+    assert (links.inter_bytes_per_s, links.intra_bytes_per_s) == (50e9, 336e9)
+
+
+def test_an_unknown_decomposition_is_refused():
+    with pytest.raises(ConfigError, match="invalid decomposition 'luck'"):
+        fast.stages(np.ones((2, 2), np.int64), "luck")
+
+
+@pytest.mark.compiled
+def test_a_token_takes_20_bytes_at_most():
+    recipe = Recipe.of(seq_len=1 << 20, batch_size=1, iter_num=1)
+    workload = Workload.of(recipe)
+    # The first call loads the kernels.
+    simulate(Workload.of(Recipe.of(seq_len=64, batch_size=1, iter_num=1)), EXACT)
+    tracemalloc.start()
+    simulate(workload, EXACT)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * recipe.tokens

@@ -1,0 +1,294 @@
+"""Test worker processes of this machine: failures, signals and cleanup."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from builders import dask_cluster as c
+from builders import kineto_text as k
+
+from fastcomm.errors import FastcommError
+from fastcomm.executors import WIDTH, Local
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc"),
+]
+
+
+def test_a_killed_worker_loses_only_its_rank(tmp_path):
+    reads = [c.fine] * 12
+    reads[3] = c.deadly
+    reads[8] = partial(c.deadly_once, tmp_path / "killed")
+    seen = []
+    merged, lost = Local(workers=2).gather(
+        c.run_of(*reads), c.COUNT, keep_going=True, progress=seen.append
+    )
+    assert merged == dict.fromkeys(sorted({*range(12)} - {3}), 1)
+    assert [each.rank for each in lost] == [3]
+    assert "rank3.json: the worker that read rank 3 was killed" in lost[0].error
+    assert sorted(source.rank for source in seen) == list(range(12))
+    with pytest.raises(FastcommError, match=r"rank1\.json: the worker"):
+        Local(workers=2).gather(c.run_of(c.fine, c.deadly), c.COUNT)
+
+
+def test_an_error_ends_the_workers_at_once():
+    run = c.run_of(partial(slow_bad), *[partial(c.slow, seconds=60)] * 3)
+    begun = monotonic()
+    with pytest.raises(FastcommError, match=r"rank0\.json: damaged"):
+        Local(workers=2).gather(run, c.COUNT)
+    assert monotonic() - begun < 30
+
+
+def slow_bad(rank):
+    sleep(0.1)
+    c.bad(rank)
+
+
+def test_a_bug_is_raised_as_it_is_with_the_rank():
+    for workers in (1, 2):
+        with pytest.raises(ZeroDivisionError, match="a bug") as raised:
+            Local(workers=workers).gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+        assert raised.value.__notes__ == ["rank 1: rank1.json"]
+
+
+def below(process):
+    """The processes that descend from one, by /proc."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ProcessLookupError):
+            continue
+    found, more = set(), {process}
+    while more:
+        more = {child for child, parent in parents.items() if parent in more} - found
+        found |= more
+    return found
+
+
+def is_alive(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def all_end(processes, seconds=20):
+    until = monotonic() + seconds
+    while any(map(is_alive, processes)) and monotonic() < until:
+        sleep(0.01)
+    return not any(map(is_alive, processes))
+
+
+def linked(folder, ranks):
+    """One trace of 15 000 kernels, as that of each rank."""
+    step = [k.mark("ProfilerStep#0", 0, 100_000)]
+    step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
+    step.append(k.all_reduce(90_000, 5))
+    k.write(folder / "rank0.json", step, rank=None, world=None)
+    for rank in range(1, ranks):
+        os.link(folder / "rank0.json", folder / f"rank{rank}.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Traces that take two processes some seconds."""
+    return linked(tmp_path_factory.mktemp("many"), WIDTH + 6)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """Traces that no machine measures before a signal of these tests."""
+    return linked(tmp_path_factory.mktemp("endless"), 12 * WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("command", "whom", "how"),
+    [
+        ("metrics", "group", ("--workers", "2")),
+        ("ingest", "group", ("--workers", "2")),
+        ("ingest", "alone", ("--workers", "2")),
+        ("ingest", "group", ("--dask", "local:2")),
+    ],
+)
+def test_ctrl_c_leaves_no_incomplete_file_and_no_process(many, tmp_path, command, whom, how):
+    """Of the terminal, which sends it to all processes, and of a script, to the first alone."""
+    output = tmp_path / "out"
+    words = [command, many, *how, "--output", output]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm", *map(str, words)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    if command == "ingest":  # a first rank is being written
+        while started.poll() is None and not list(output.glob("*rank-*")):
+            sleep(0.002)
+    else:  # there are the server, the tracker of resources and both workers
+        while started.poll() is None and len(below(started.pid)) < 4:
+            sleep(0.01)
+    processes = below(started.pid)
+    (os.killpg if whom == "group" else os.kill)(started.pid, signal.SIGINT)
+    stdout, stderr = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert (stdout, stderr.strip()) == ("", "Aborted!")
+    assert all_end(processes)
+    assert not list(output.glob(".*"))
+    if command == "metrics":
+        assert not output.exists()
+
+
+def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
+    """By SIGTERM, while events of a first batch of ranks lie in the folder for such."""
+    words = ["metrics", many, "--workers", "2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    processes = []
+    while started.poll() is None and not list(tmp_path.glob("fastcomm-*/*")):
+        processes = below(started.pid)
+    started.terminate()
+    assert started.wait(timeout=30) == 128 + signal.SIGTERM
+    assert all_end(processes)
+    assert not list(tmp_path.glob("fastcomm-*"))
+
+
+@pytest.mark.parametrize("how", [("--workers", "2"), ("--dask", "local:2")])
+@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 2.5])
+def test_signals_at_any_moment_leave_no_files_or_processes(
+    endless, tmp_path, how, numbers, seconds
+):
+    """To the group of processes, while they start and work."""
+    temporary, output = tmp_path / "tmp", tmp_path / "out"
+    temporary.mkdir()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm", "metrics", endless, *how, "--output", output],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    sleep(seconds)
+    processes = below(started.pid)
+    for number in numbers:
+        os.killpg(started.pid, number)
+    _, stderr = started.communicate(timeout=30)
+    assert started.returncode != 0
+    assert stderr.strip() in {"", "Aborted!"}
+    assert all_end(processes)
+    assert list(temporary.iterdir()) == []
+    assert not output.exists()
+
+
+_IN_A_DESTRUCTOR = """
+import os, signal, sys, threading, time
+from fastcomm.process import interruptible
+
+begin = threading.Thread.start
+
+def late(thread):
+    begin(thread)
+    until = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < until:
+        pass
+
+threading.Thread.start = late
+
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+try:
+    with interruptible():
+        Ends()
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("busy_s", ["0", "0.2"])
+def test_a_signal_inside_a_destructor_is_not_lost(busy_s):
+    """Nor where a busy machine starts the thread late that sends it again."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_DESTRUCTOR, busy_s],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+_IN_CODE_THAT_FORGETS = """
+import os, signal, time
+from fastcomm.process import interruptible
+
+def forgets(number):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    except BaseException:
+        pass
+
+try:
+    with interruptible():
+        forgets(signal.{})
+        print("forgotten")
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 0), ("SIGTERM", 128 + signal.SIGTERM)])
+def test_a_signal_whose_exception_is_dropped_comes_again(name, code):
+    """As by code in C that looks for an optional module."""
+    begun = monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_CODE_THAT_FORGETS.format(name)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    said = "forgotten\n" + ("interrupted\n" if name == "SIGINT" else "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
+    assert monotonic() - begun < 10
+
+
+def test_workers_start_with_a_long_temporary_path(many, tmp_path):
+    temporary = tmp_path / ("long" * 30)
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "fastcomm", "metrics", many, "--workers", "2"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(temporary.iterdir()) == []
+
+
+def test_workers_end_with_a_killed_command(many, tmp_path):
+    words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
+    started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
+    while started.poll() is None and len(below(started.pid)) < 4:
+        sleep(0.01)
+    processes = below(started.pid)
+    started.kill()
+    started.wait()
+    assert all_end(processes)

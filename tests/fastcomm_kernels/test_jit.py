@@ -1,0 +1,399 @@
+"""Test the cache of compiled kernels, and its failures."""
+
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from builders.fault_tools import in_time, nobody
+from numba.core.environment import Environment
+
+from fastcomm_kernels import _jit
+
+ONE = (
+    "import numpy as np; from fastcomm_kernels import _jit, intervals as i;"
+    "answer = i.union_length(np.array([1]), np.array([3])); k = i.union_length;"
+    "print(answer, sum(k._cache_hits.values()), sum(k._cache_misses.values()))"
+)
+NOBODY = (
+    "import os, pwd\ndef nobody(number): raise KeyError(number)\n"
+    "pwd.getpwuid = nobody; os.environ.pop('HOME', None)\n"
+)
+# Without bytecode, of which Python itself would leave half files behind.
+LIMITED = (
+    "import resource, sys; sys.dont_write_bytecode = True;"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+)
+HIT, MISSED = "2 1 0", "2 0 1"
+
+
+def started(folder, code=ONE, **environment):
+    words = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    words |= environment
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={name: value for name, value in words.items() if value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder, code=ONE, **environment):
+    """What a process prints of a kernel: answer, hits, misses; and its lines on stderr."""
+    process = started(folder, code, **environment)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    return stdout.strip(), stderr.splitlines()
+
+
+def entries(folder):
+    return sorted((folder / "cache").rglob("*.nbc"))
+
+
+def empty(_):
+    return b""
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def garbage(content):
+    return bytes(len(content))
+
+
+def flipped(content):
+    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("damage", [empty, cut, garbage, flipped])
+def test_damaged_code_is_compiled_again_with_one_warning(tmp_path, damage):
+    assert run(tmp_path) == (MISSED, [])
+    assert entries(tmp_path)
+    for path in entries(tmp_path):
+        path.write_bytes(damage(path.read_bytes()))
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert warning.startswith(f"warning: {tmp_path}")
+    assert warning.endswith("damaged compiled code; written again")
+    assert run(tmp_path) == (HIT, [])
+
+
+def test_damaged_code_is_replaced_from_the_temporary_directory(folders, tmp_path, caplog):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    whole = path.read_bytes()
+    spare = folders._spare(make=True)
+    spare.mkdir()
+    (spare / "a.nbc").write_bytes(whole)
+    path.write_bytes(b"")
+    assert folders.read("a.nbc") == b"code"
+    assert path.read_bytes() == whole
+    assert folders.read("a.nbc") == b"code"
+    (record,) = caplog.records
+    assert "damaged compiled code" in record.message
+
+
+def test_a_link_in_place_of_the_cache_directory_is_refused_with_a_warning(
+    folders, tmp_path, caplog
+):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    assert folders.read("a.nbc") is None
+    assert "is a symbolic link" in caplog.text
+
+
+@pytest.mark.compiled
+def test_a_full_disk_is_one_warning_and_code_stays_in_memory(tmp_path):
+    for _ in range(2):
+        answer, (warning,) = run(tmp_path, LIMITED + ONE)
+        assert answer == MISSED
+        assert warning.endswith(
+            "File too large; compiled code is kept in memory: set XDG_CACHE_HOME to a folder "
+            "that can be written to"
+        )
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.compiled
+def test_complete_code_that_cannot_be_written_to_is_used(tmp_path):
+    assert run(tmp_path) == (MISSED, [])
+    assert run(tmp_path, LIMITED + ONE) == (HIT, [])
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("blocked", ["file", "home"])
+def test_code_goes_to_a_temporary_directory_if_the_home_is_not_writable(tmp_path, blocked):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    words = {} if blocked == "file" else {"code": NOBODY + ONE, "XDG_CACHE_HOME": ""}
+    answer, (warning,) = run(tmp_path, **words)
+    assert answer == MISSED
+    assert "compiled code is kept in a temporary folder" in warning
+    private = tmp_path / f"fastcomm-{os.geteuid()}"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert run(tmp_path, **words) == (HIT, [])
+
+
+@pytest.mark.compiled
+def test_a_temporary_directory_of_another_user_is_not_used(tmp_path):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    run(tmp_path)
+    (tmp_path / f"fastcomm-{os.geteuid()}").chmod(0o777)
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert "compiled code is kept in memory" in warning
+
+
+def spoil_owner(path):
+    """Give a file or folder to another user, as who may; else let others write to it."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        path.chmod(0o777)
+
+
+def spoil_mode(path):
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize("spoil", [spoil_owner, spoil_mode])
+@pytest.mark.parametrize("place", ["versions", "version", "file"])
+def test_code_that_another_user_may_have_written_is_not_read(
+    folders, tmp_path, caplog, spoil, place
+):
+    folders.write("a.nbc", b"code")
+    folders.mark("part")
+    (path,) = tmp_path.rglob("a.nbc")
+    spoil({"versions": path.parent.parent, "version": path.parent, "file": path}[place])
+    assert folders.read("a.nbc") is None
+    assert folders.read("a.nbc") is None
+    (record,) = caplog.records
+    assert "belongs to another user, or others can write to it" in record.message
+    assert "remove it, or set XDG_CACHE_HOME" in record.message
+    assert folders.has("part") is (place == "file")
+    assert (folders.writable is None) is (place != "file")
+    folders.write("a.nbc", b"mine")
+    assert folders.read("a.nbc") == b"mine"
+    assert (path.read_bytes()[-4:] == b"mine") is (place == "file")
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_machine_code_of_another_user_is_not_run(tmp_path):
+    assert run(tmp_path) == (MISSED, [])
+    for path in (tmp_path / "cache").rglob("*"):
+        os.chown(path, 65534, 65534)
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert warning.startswith(f"warning: {tmp_path}/cache/fastcomm: belongs to another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install for others")
+def test_code_that_root_installed_is_read_by_others(folders, tmp_path):
+    folders.write("a.nbc", b"code")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.name.startswith(("test_", "popen-", "pytest-")):
+            path.chmod(0o755)
+    with nobody():
+        assert folders.read("a.nbc") == b"code"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_anything_but_a_file_in_place_of_code_is_replaced(folders, tmp_path, kind):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    other = path.rename(tmp_path / "elsewhere")
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to(other)
+    with in_time(5):
+        assert folders.read("a.nbc") is None
+    folders.write("a.nbc", b"mine")
+    assert folders.read("a.nbc") == b"mine"
+
+
+def test_code_is_reused_with_any_umask(folders):
+    before = os.umask(0)
+    try:
+        folders.write("a.nbc", b"code")
+    finally:
+        os.umask(before)
+    assert folders.read("a.nbc") == b"code"
+
+
+@pytest.mark.compiled
+def test_processes_that_compile_at_once_leave_code_that_all_can_use(tmp_path):
+    processes = [started(tmp_path) for _ in range(3)]
+    assert [each.communicate()[0].split()[0] for each in processes] == ["2"] * 3
+    assert run(tmp_path) == (HIT, [])
+    assert not list((tmp_path / "cache").rglob(".*"))
+
+
+@pytest.mark.compiled
+def test_code_works_on_a_small_disk_and_on_a_read_only_one(tmp_path):
+    """Real ones, where a user may mount such."""
+    mount = f'mount -t tmpfs -o size=$SIZE none "{tmp_path}/cache" && exec "$0" "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
+    (tmp_path / "cache").mkdir()
+    environment = {**os.environ, "SIZE": "8k", "TMPDIR": str(tmp_path)}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    can = shutil.which("unshare") and not subprocess.call(
+        [*namespace, "true"], env=environment, stderr=subprocess.DEVNULL
+    )
+    if not can:
+        pytest.skip("no mount without a privilege")
+    words = [*namespace, sys.executable, "-c", ONE]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == MISSED
+    assert "No space left on device; compiled code is kept in a temporary" in done.stderr
+    shutil.rmtree(tmp_path / f"fastcomm-{os.geteuid()}")
+    again = (
+        "import subprocess, sys; one = [sys.executable, '-c', sys.argv[1]]\n"
+        "subprocess.run(one, check=True, stdout=subprocess.DEVNULL)\n"
+        f"mount = ['mount', '-o', 'remount,ro', {str(tmp_path / 'cache')!r}]\n"
+        "subprocess.run(mount, check=True)\n"
+        "subprocess.run(one, check=True)"
+    )
+    environment["SIZE"] = "64m"
+    words = [*namespace, sys.executable, "-c", again, ONE]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (HIT, "")
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """The folders of code below a temporary one."""
+    monkeypatch.setattr(_jit.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return _jit.Folders(tmp_path / "home", "text")
+
+
+def test_written_code_is_read_and_damaged_code_is_not(folders, tmp_path, caplog):
+    assert folders.read("a.nbc") is None
+    folders.write("a.nbc", b"code")
+    assert folders.read("a.nbc") == b"code"
+    (path,) = tmp_path.rglob("a.nbc")
+    path.write_bytes(b"")
+    assert folders.read("a.nbc") is folders.read("a.nbc") is None
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+
+
+def test_code_goes_to_the_second_directory_if_the_first_fails(folders, tmp_path, caplog):
+    (tmp_path / "home").write_text("")
+    folders.write("a.nbc", b"code")
+    folders.write("b.nbc", b"more")
+    assert [folders.read("a.nbc"), folders.read("b.nbc")] == [b"code", b"more"]
+    assert "Not a directory; compiled code is kept in a temporary folder" in caplog.text
+    assert len(caplog.records) == 1
+    folders.mark("part")
+    assert folders.has("part")
+    assert folders.writable is None
+
+
+def test_without_a_writable_directory_code_stays_in_memory(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_jit.tempfile, "tempdir", str(tmp_path / "none"))
+    folders = _jit.Folders(None, "text")
+    folders.write("a.nbc", b"code")
+    folders.write("a.nbc", b"code")
+    assert folders.read("a.nbc") is None
+    assert "no folder for compiled code; compiled code is kept in memory" in caplog.text
+    folders.mark("part")
+    assert not folders.has("part")
+
+
+class Context:
+    """What a cache asks of numba's context."""
+
+    def codegen(self):
+        return self
+
+    def magic_tuple(self):
+        return ("machine",)
+
+
+def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
+    offset = 1
+    monkeypatch.setattr(_jit, "rtsys", SimpleNamespace(initialize=lambda _: None))
+
+    def function(x):
+        return x + offset
+
+    cache = _jit.KernelCache(function, folders)
+    assert cache.load_overload("int64", Context()) is None
+    library = SimpleNamespace(has_dynamic_globals=False)
+    code = SimpleNamespace(
+        lifted=(), library=library, codegen=Context(), _reduce=lambda: ("code",)
+    )
+    cache.save_overload("int64", code)
+    monkeypatch.setattr(_jit, "_rebuild", lambda _, payload: payload)
+    assert cache.load_overload("int64", Context()) == "code"
+    assert cache.load_overload("float64", Context()) is None
+    cache.flush()
+    assert cache.cache_path == str(folders.writable)
+    monkeypatch.setattr(_jit.KernelCache, "_file", lambda *_: "a.nbc")
+    cache.save_overload("int64", code)
+    assert cache.load_overload("float64", Context()) is None
+    assert not caplog.records
+    monkeypatch.setattr(_jit, "_rebuild", None)
+    assert cache.load_overload("int64", Context()) is None
+    assert "a.nbc: TypeError" in caplog.text
+    (path,) = folders.writable.glob("a.nbc")
+    path.unlink()
+    library.has_dynamic_globals = True
+    cache.save_overload("int64", code)
+    assert not path.exists()
+
+
+def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypatch):
+    monkeypatch.setattr(_jit, "_FOLDERS", folders)
+    monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", 0)
+    assert not _jit.is_compiled()
+    folders.write("a.nbc", b"code")
+    _jit.mark_compiled()
+    assert _jit.is_compiled()
+
+
+def test_the_cache_is_in_the_home_directory_if_there_is_one(monkeypatch):
+    monkeypatch.setenv("HOME", "/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert _jit._home() == Path("/cache/fastcomm")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert _jit._home() is None
+
+
+def test_the_location_and_state_of_the_code_can_be_queried(folders, monkeypatch):
+    monkeypatch.setattr(_jit, "_FOLDERS", folders)
+    assert _jit.cache_folder() == folders.writable
+    for is_off in (0, 1):
+        monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", is_off)
+        assert _jit.has_jit() is not bool(is_off)
+
+
+@pytest.mark.parametrize(("module", "is_loaded"), [("json", True), ("absent", False)])
+def test_the_environment_of_code_is_loaded_without_its_module(module, is_loaded):
+    made = Environment({"__name__": module})
+    made.consts[:] = [7, "seven"]
+    made.env_name = f"of {module}"
+    data = pickle.dumps(made)
+    loaded = _jit._Unpickler(io.BytesIO(data)).load()
+    assert (loaded.env_name, loaded.consts) == (made.env_name, made.consts)
+    assert loaded.globals == (vars(json) if is_loaded else {"__name__": "absent"})
+    assert pickle.dumps(loaded) == data
+    assert _jit._Unpickler(io.BytesIO(data)).load() is loaded

@@ -1,8 +1,0 @@
-"""Traces with marks of steps."""
-
-import kineto_text as k
-
-WORK = [k.kernel("gemm", 0, 5), k.kernel("gemm", 90, 10)]
-
-
-STEPS = [k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)]

@@ -1,0 +1,49 @@
+"""Test metrics of every real trace against the oracle."""
+
+import pytest
+from builders.same import same
+from oracles import kineto as oracle_kineto
+from oracles import metrics as oracle_metrics
+
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.trace.iterations import IterationRule
+
+RUNS = {
+    "nccl": ["nccl_2rank_rank0.json.gz"],
+    "dlrm": ["dlrm_8rank"],
+    "sampled": ["sampled_2of128"],
+    "mtia": ["mtia"],
+    "control": ["trace_diff/control.json.gz"],
+    "test": ["trace_diff/test.json.gz"],
+}
+# All else is of no known parallelism: this run is plain data parallel.
+TAG = {"nccl": "DP"}
+LINK = 25e9
+
+
+def traces_of(real, names):
+    folders = [real(name) for name in names]
+    paths = [
+        path
+        for each in folders
+        for path in (sorted(each.glob("*")) if each.is_dir() else [each])
+    ]
+    return [path for path in paths if not path.name.startswith("torch_et")]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("clock", ["auto", "host"])
+@pytest.mark.parametrize("name", RUNS)
+def test_metrics_of_a_real_run_agree_with_the_oracle(real, name, clock):
+    paths = traces_of(real, RUNS[name])
+    options = OpenOptions(iterations=IterationRule(clock=clock))
+    run = open_run(*paths, options=options)
+    found = compute_metrics(run, MetricsOptions(link_bandwidth=f"{LINK}B/s")).to_dict()
+    traces = [oracle_kineto.read(path) for path in paths]
+    tag = TAG.get(name, "OTHER")
+    wanted = oracle_metrics.metrics(traces, lambda event: tag, LINK, clock)
+    same(found, wanted)
+    assert set(found["bandwidth"]) == set(wanted["bandwidth"])
+    assert set(found["overlap"]["by_tag"]) == set(wanted["overlap"]["by_tag"])

@@ -1,0 +1,56 @@
+"""Test that every format measures equally from its source and from a store."""
+
+import shutil
+
+import pytest
+from builders import inspector_logs, operation_tables
+from builders.nsys_report import SMALL
+from builders.places import SHARED
+
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.readers.config import Config
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.tables import table_mapping
+from fastcomm.synthetic import NsysVariant, write, write_nsys
+
+pytestmark = pytest.mark.compiled
+
+
+def a_table(folder):
+    operation_tables.write(folder / "operations.csv", operation_tables.table())
+    return OpenOptions(config=Config(table=table_mapping(operation_tables.MAPPING, "c.toml")))
+
+
+def a_straggler(folder):
+    source = SHARED / "data" / "replay" / "straggler" / "trace-ST.parquet"
+    if not source.exists():
+        pytest.skip(f"no table at {source}")
+    shutil.copy(source, folder)
+
+
+MAKERS = {
+    "kineto": lambda folder: write(SMALL, folder, ranks=[0, 5]),
+    "sqlite": lambda folder: write_nsys(SMALL, folder, per_report=4),
+    "parquetdir": lambda folder: write_nsys(SMALL, folder, kind="parquetdir"),
+    "no payloads": lambda folder: write_nsys(
+        SMALL, folder, ranks=[1], variant=NsysVariant(payload="none")
+    ),
+    "inspector": inspector_logs.job,
+    "table": a_table,
+    "production table": a_straggler,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_store_measures_like_its_source_in_every_format(tmp_path, name):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    made = MAKERS[name](folder)
+    options = made if isinstance(made, OpenOptions) else OpenOptions()
+    before = compute_metrics(open_run(folder, options=options)).to_dict()
+    ingest(plan([folder], tmp_path / "store", options=options))
+    after = compute_metrics(open_run(tmp_path / "store")).to_dict()
+    assert set(after.pop("warnings")) == set(before.pop("warnings"))
+    assert after == before
+    assert before["ranks"]

@@ -1,0 +1,125 @@
+"""Test what pages show of findings: pictures, what a fix saves, and the facts beside them."""
+
+from dataclasses import replace
+
+import pytest
+from builders.html_page import parsed, tips
+
+from fastcomm.analyses.page import PageResults, results_for_page
+from fastcomm.critical_path.candidates import Candidate
+from fastcomm.errors import FastcommError
+from fastcomm.graph.edits import Interval, plan
+from fastcomm.metrics import Partial, merge
+from fastcomm.metrics.computation import compute
+from fastcomm.options import EditOptions, MetricsOptions, ReportOptions
+from fastcomm.readers.runs import open_run
+from fastcomm.report import html as pages
+from fastcomm.report.commands import Suggestions
+from fastcomm.report.html import causes
+from fastcomm.report.html.draw import draw
+from fastcomm.synthetic import Job, write
+from fastcomm.trace.run import ranges
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    write(Job.of(ranks=8, steps=2, layers=2, micro_batches=2), folder)
+    return open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    parts = [Partial.of(run.read(rank)) for rank in run.ranks]
+    return compute(merge(parts), byte_kind="payload", link=50e9)
+
+
+@pytest.mark.compiled
+def test_a_finding_has_the_time_that_its_fix_saves(run, found):
+    answers = results_for_page(run, found, ReportOptions(no_timeline=True)).answers
+    (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
+    assert answers[0].edit.text == "heal rank:5"
+    text = pages.plain(shown.answer)
+    assert text.startswith("What if? With rank 5 as fast as its peers: the replayed step is ")
+    assert pages.ns(answers[0].saved_ns) in text
+    assert answers[0].saved_ns == pytest.approx(found.findings[0].cost_ns, rel=0.2)
+    without = ReportOptions(no_timeline=True, no_path=True)
+    assert results_for_page(run, found, without) == PageResults(
+        metrics=found, answers=(None,) * len(found.findings)
+    )
+
+
+def _finding(found, kind, **evidence):
+    return replace(
+        found.findings[0], kind=kind, evidence=replace(found.findings[0].evidence, **evidence)
+    )
+
+
+KINDS = {
+    "exposed_communication": "Parts of the mean step: compute",
+    "idle": "Parts of idle time: pipeline bubble",
+    "slow_link": "This link: 10.0\u202fGB/s; its peers: 20.0\u202fGB/s.",
+    "late_rank": "rank 5 has",
+    "jittery_host": "rank 5 has",
+    "copies": None,
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_findings_have_pictures_of_their_kind(found, kind):
+    chosen = _finding(found, kind, bus_bw=1e10, peers_bus_bw=2e10, idle_cause="launch_bound")
+    fixes = {"exposed_communication": "half the time", "idle": "launch delays"}
+    (edit,) = plan(EditOptions(remove=("launches",))).edits
+    answer = Candidate(
+        edit=edit, after_ns=9, saved_ns=0, interval=Interval.of(9, 0, [edit], None)
+    )
+    metrics = replace(found, findings=(chosen,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]), None, [answer])
+    assert fixes.get(kind, "as its peers") in pages.plain(shown.answer)
+    assert "not shorter" in pages.plain(shown.answer)
+    if KINDS[kind] is None:
+        assert shown.picture is None
+    else:
+        assert shown.picture.alt.startswith(KINDS[kind])
+        assert tips(parsed(str(draw(shown.picture.chart, shown.picture.alt))))
+
+
+@pytest.mark.compiled
+def test_tokens_per_step_give_the_throughput(found):
+    step = found.iteration.mean_ns
+    flops = replace(found.flops, model_per_step=2e12, mfu=0.4)
+    told = replace(found, tokens_per_step=1000, flops=flops)
+    assert told.to_dict()["throughput"] == pytest.approx(
+        {
+            "tokens_per_step": 1000,
+            "tokens_per_s": 1000 / (step / 1e9),
+            "tokens_per_s_per_gpu": 1000 / (step / 1e9) / 8,
+            "tflops_per_s_per_gpu": 2 / (step / 1e9),
+        }
+    )
+    fact = causes.facts(told, "")[1]
+    assert (fact.key, fact.label[-10:]) == ("throughput.tokens", f"MFU 40.0{pages.THIN}%")
+    assert "tokens/s/GPU" in told.throughput.sentence
+    assert causes.facts(replace(found, flops=flops), "")[1].label == "MFU"
+    assert set(found.to_dict()["throughput"].values()) == {None}
+    assert found.throughput.sentence == ""
+    nothing = replace(told, iteration=replace(told.iteration, mean_ns=None))
+    assert nothing.throughput.tokens_per_s is None
+
+
+def test_a_step_has_at_least_one_token():
+    with pytest.raises(FastcommError, match="tokens_per_step"):
+        MetricsOptions(tokens_per_step=0)
+
+
+@pytest.mark.compiled
+def test_a_finding_on_many_ranks_names_a_few_of_them(found):
+    ranks = tuple(range(0, 400, 2))
+    text = f"Ranks {ranges(ranks)} are stragglers."
+    many = replace(found.findings[0], ranks=ranks, text=text)
+    metrics = replace(found, findings=(many,))
+    (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]))
+    assert pages.plain(shown.title) == (
+        "Ranks 0, 2, 4, 6, 8, 10, 12, 14 and 192 more are stragglers."
+    )
