@@ -48,7 +48,8 @@ unit: .venv/.dev ## Run the tests as they ship: with the JIT, a file at a time o
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 coverage: .venv/.dev ## Run the tests as plain Python; every line of every kernel must run
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m 'not compiled' --durations=10 \
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m 'not compiled' --numprocesses=auto \
+		--dist=loadfile --durations=10 \
 		--cov=fastcomm_kernels --cov-report=term-missing --cov-fail-under=100
 
 docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an error

@@ -16,7 +16,7 @@ that is bound by the core, too: a neighbor on the memory bus slows only a sum.
         )
 
 Every bar lives in `bars.toml`. A run prints a table of all it measured; with `--check-bars`
-a benchmark under its bar fails. `--slower 1.5` makes what is measured that much slower, which
+a benchmark under its bar fails. `--slower 2` makes what is measured that much slower, which
 shows which bars would notice. The timings themselves are pytest-benchmark's, and its options
 (`--benchmark-json`, `--benchmark-compare`) work as ever.
 """
