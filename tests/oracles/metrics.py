@@ -1,4 +1,4 @@
-"""METRIC 0-5 by definition, on what `oracles.kineto` reads, in exact fractions to the last step.
+"""METRIC 0-5 by definition, on what `oracles.kineto` reads, in exact fractions until the end.
 
 Steps are cut by the host's marks, or on the device's clock at the first work launched in each.
 
