@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.metrics import spill_files
 from fastcomm.metrics.outliers import lower_median
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
-from fastcomm.trace.columns import Groups
+from fastcomm.trace.columns import Groups, percentile
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Floats, Ints
@@ -136,9 +136,7 @@ def iteration_times(iterations: pa.Table) -> IterationTimes:
     time = iterations["time_ns"].drop_null().to_numpy()
     if not len(time):
         return IterationTimes(mean_ns=None, p99_ns=None)
-    return IterationTimes(
-        mean_ns=int(time.sum()) / len(time), p99_ns=float(np.percentile(time, 99))
-    )
+    return IterationTimes(mean_ns=int(time.sum()) / len(time), p99_ns=percentile(time, 99))
 
 
 def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
@@ -367,8 +365,8 @@ def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWin
         target=TAGS[target],
         count=len(length),
         mean_ns=int(length.sum()) / len(length),
-        p50_ns=float(np.percentile(length, 50)),
-        p95_ns=float(np.percentile(length, 95)),
+        p50_ns=percentile(length, 50),
+        p95_ns=percentile(length, 95),
     )
 
 

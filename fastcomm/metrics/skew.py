@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
-from fastcomm.trace.columns import alike, members, sums
+from fastcomm.trace.columns import alike, members, percentile, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
@@ -314,6 +314,6 @@ def _spread(name: str, values: Ints) -> dict[str, float]:
     """Return mean, median and 95th percentile of times in ns, in columns NAME_*_ns."""
     return {
         f"{name}_mean_ns": int(values.sum()) / len(values),
-        f"{name}_p50_ns": float(np.percentile(values, 50)),
-        f"{name}_p95_ns": float(np.percentile(values, 95)),
+        f"{name}_p50_ns": percentile(values, 50),
+        f"{name}_p95_ns": percentile(values, 95),
     }

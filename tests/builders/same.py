@@ -4,11 +4,7 @@ import math
 
 
 def same(found, wanted, where=""):
-    """Whether `found` holds all of `wanted`: exactly, or to 12 digits where it is a float.
-
-    Times may differ by a billionth of a nanosecond: a percentile between -1 and 1 that is 0 is
-    one of sums whose last digits differ.
-    """
+    """Whether `found` holds all of `wanted`: exactly, or to 12 digits where it is a float."""
     if where == ".windows":
         found, wanted = (
             sorted(rows, key=lambda row: (row["from"], row["to"])) for rows in (found, wanted)
@@ -22,8 +18,7 @@ def same(found, wanted, where=""):
         for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
             same(one, other, f"{where}[{place}]")
     elif isinstance(wanted, float) and found is not None:
-        least = 1e-9 if where.endswith("_ns") else 1e-15
-        close = math.isclose(found, wanted, rel_tol=1e-12, abs_tol=least)
+        close = math.isclose(found, wanted, rel_tol=1e-12, abs_tol=1e-15)
         assert close, f"{where}: {found} for {wanted}"
     else:
         assert found == wanted, f"{where}: {found!r} for {wanted!r}"
