@@ -4,6 +4,8 @@
 PYTHON ?= python3
 
 BIN := .venv/bin
+# A file at a time on every core.
+TESTS := $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
 # The options of pyproject.toml leave benchmarks out of the tests.
 BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
 	--benchmark-timer=time.process_time
@@ -44,12 +46,11 @@ lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/lint-imports
 	$(BIN)/codespell fastcomm kernels tests docs bench fuzz *.md Makefile pyproject.toml
 
-unit: .venv/.dev ## Run the tests as they ship: with the JIT, a file at a time on every core
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
+unit: .venv/.dev ## Run the tests as they ship: with the JIT
+	$(TESTS)
 
 coverage: .venv/.dev ## Run the tests as plain Python; every line of every kernel must run
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m 'not compiled' --numprocesses=auto \
-		--dist=loadfile --durations=10 \
+	NUMBA_DISABLE_JIT=1 $(TESTS) -m 'not compiled' \
 		--cov=fastcomm_kernels --cov-report=term-missing --cov-fail-under=100
 
 docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an error

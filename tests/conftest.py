@@ -48,7 +48,7 @@ def default_interrupt() -> None:
 @pytest.fixture(scope="session")
 def kineto() -> Path:
     """The folder of real Kineto traces; the test is skipped where it is absent."""
-    folder = SHARED / "data" / "kineto"
+    folder = SHARED / "kineto"
     if not folder.is_dir():
         pytest.skip(f"no real traces at {folder}")
     return folder
@@ -68,7 +68,7 @@ def real(request):
 @pytest.fixture(scope="session")
 def nsys(tmp_path_factory) -> Path:
     """A folder with the real Nsight Systems exports, unpacked."""
-    source = SHARED / "data" / "nsys"
+    source = SHARED / "nsys"
     if not source.is_dir():
         pytest.skip(f"no real exports at {source}")
     folder = tmp_path_factory.mktemp("nsys")
@@ -83,7 +83,7 @@ def nsys(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def isp_data() -> Path:
     """The folder of tables, golden files and published measurements of the strategy search."""
-    folder = SHARED / "data" / "isp"
+    folder = SHARED / "isp"
     if not folder.is_dir():
         pytest.skip(f"no data of the strategy search at {folder}")
     return folder

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from builders.fault_tools import refused, run
 from builders.places import TESTS
-from builders.writers import NEEDS_TRIAL, TRIAL, WRITERS, write_inputs
+from builders.replay_data import TRIAL
+from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
 
 pytestmark = pytest.mark.compiled
 

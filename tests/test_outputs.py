@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from builders.fault_tools import refused, run
-from builders.writers import NEEDS_TRIAL, TRIAL, WRITERS, write_inputs
+from builders.replay_data import TRIAL
+from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
 
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside, check_no_input, guarded, note_inputs

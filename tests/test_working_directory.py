@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from builders.replay_data import FOLDER as REPLAY
-from builders.replay_data import needed
+from builders.replay_data import TRIAL, needed
 
 from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table
@@ -137,10 +136,9 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how)
 @needed
 @pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
 def test_replay_and_doctor_import_no_module_of_the_directory(trapped, how):
-    trial = REPLAY / "trial" / "trace"
     call(
         trapped,
-        f"dpro replay {trial} --bottleneck --json{how}" if "workers" in how else f"doctor{how}",
+        f"dpro replay {TRIAL} --bottleneck --json{how}" if "workers" in how else f"doctor{how}",
     )
     assert fired(trapped) == []
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 from builders.places import SHARED
 
-DATA = SHARED / "data"
+DATA = SHARED
 FOLDER = DATA / "critical_path"
 
 

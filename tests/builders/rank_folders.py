@@ -4,7 +4,6 @@ import gzip
 import json
 
 from builders import kineto_text as k
-from builders.places import SHARED
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30), k.all_reduce(40, 20)]
 
@@ -19,9 +18,6 @@ def spoil(path, how):
     else:
         whole = gzip.compress(json.dumps(k.document(STEP, rank=3, world=8)).encode())
         path.write_bytes({"empty": b"", "cut": whole[:20], "text": b"no trace"}[how])
-
-
-TRIAL = SHARED / "data" / "replay" / "trial" / "trace"
 
 
 def write_ranks(folder):

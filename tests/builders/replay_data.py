@@ -6,7 +6,7 @@ import json
 import pytest
 from builders.places import SHARED
 
-FOLDER = SHARED / "data" / "replay"
+FOLDER = SHARED / "replay"
 TRIAL = FOLDER / "trial" / "trace"
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"

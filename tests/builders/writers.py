@@ -5,9 +5,7 @@ import json
 import numpy as np
 from builders import kineto_text as k
 from builders.fault_tools import STEP
-from builders.replay_data import FOLDER as REPLAY
 
-TRIAL = REPLAY / "trial" / "trace"
 EVENTS = [
     *STEP,
     *(k.kernel(f"a kernel named {n} of many {n * n}", 60 + n / 1000, 1) for n in range(900)),

@@ -10,7 +10,7 @@ from fastcomm.cli import main
 
 pytestmark = pytest.mark.compiled
 
-DATA = SHARED / "data"
+DATA = SHARED
 COMMANDS = [
     "info", "metrics", "report", "kernels", "critical-path", "what-if --scale comm=0.5",
     "replay", "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",

@@ -16,7 +16,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.readers import execution_traces
 from fastcomm.synthetic import Job, write
 
-DATA = SHARED / "data"
+DATA = SHARED
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no shared data")
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 

@@ -41,7 +41,7 @@ def made(tmp_path_factory):
     ("n8g8", "--num-nodes 8 --iter-num 4"),
 ])  # fmt: skip
 def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
-    path = SHARED / "data" / "dispatch" / f"{name}.json"
+    path = SHARED / "dispatch" / f"{name}.json"
     if not path.exists():
         pytest.skip(f"no reference at {path}")
     reference = json.loads(path.read_text())

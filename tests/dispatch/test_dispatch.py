@@ -28,7 +28,7 @@ EXACT = list(schedules.STRATEGIES)
 
 
 def reference(name, nodes):
-    path = SHARED / "data" / "dispatch" / f"{name}.npz"
+    path = SHARED / "dispatch" / f"{name}.npz"
     if not path.exists():
         pytest.skip(f"no reference at {path}")
     arrays = np.load(path, allow_pickle=False)
@@ -69,7 +69,7 @@ def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["u4x8", "z3x4", "approx4x8"])
 def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
-    path = SHARED / "data" / "dispatch" / f"official_fast_{name}.npz"
+    path = SHARED / "dispatch" / f"official_fast_{name}.npz"
     if not path.exists():
         pytest.skip(f"no reference at {path}")
     arrays = np.load(path, allow_pickle=False)

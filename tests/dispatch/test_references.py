@@ -18,7 +18,7 @@ NAMES = ("n4g8_default", "n8g8", "n3g4_remainder", "n2g2_tiny", "n4g8_alpha3")
 @pytest.fixture(scope="module", params=NAMES)
 def reference(request):
     """What the original printed and saved, and our layers from its seed alone."""
-    path = SHARED / "data" / "dispatch" / f"{request.param}.json"
+    path = SHARED / "dispatch" / f"{request.param}.json"
     if not path.exists():
         pytest.skip(f"no reference at {path}")
     said = json.loads(path.read_text())

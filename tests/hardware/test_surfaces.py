@@ -21,7 +21,7 @@ AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))
 @pytest.fixture(scope="module")
 def measurements():
     """The folder of measured tables."""
-    folder = SHARED / "data" / "hardware"
+    folder = SHARED / "hardware"
     if not folder.is_dir():
         pytest.skip(f"no measured kernels at {folder}")
     return folder

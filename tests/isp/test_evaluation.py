@@ -27,7 +27,7 @@ from fastcomm.isp.runs import RunPrice, errors, load_runs, price_run
 @pytest.fixture(scope="module")
 def published():
     """The folder of published training runs."""
-    folder = SHARED / "data" / "training_runs"
+    folder = SHARED / "training_runs"
     if not folder.is_dir():
         pytest.skip(f"no published training runs at {folder}")
     return folder

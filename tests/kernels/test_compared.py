@@ -24,7 +24,7 @@ from fastcomm.trace.run import ReadRanks
 HOST_RUN = RECORDED / "gloo_2x2"
 
 
-KINETO = SHARED / "data" / "kineto"
+KINETO = SHARED / "kineto"
 
 
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")

@@ -18,7 +18,7 @@ from fastcomm.hardware.gpu import gpu, roof_of
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.catalog import weights, widths
 
-KINETO = SHARED / "data" / "kineto"
+KINETO = SHARED / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
 BF16, FP32 = "c10::BFloat16", "float"
 H100 = [{"name": "NVIDIA H100 80GB HBM3"}]

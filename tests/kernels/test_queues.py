@@ -16,7 +16,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.kernels import totals
 
 US = 1_000
-KINETO = SHARED / "data" / "kineto"
+KINETO = SHARED / "kineto"
 NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
 HOST_RUN = RECORDED / "gloo_2x2"
 

@@ -22,7 +22,7 @@ from fastcomm.trace.iterations import IterationRule
 
 pytestmark = pytest.mark.compiled
 
-STRAGGLER = SHARED / "data" / "replay" / "straggler"
+STRAGGLER = SHARED / "replay" / "straggler"
 # Of the true cost. Gradients of a late host that are on their way cover its idle time. A slow
 # link delays buckets of groups without peers, too.
 TOLERANCE = {"slow_link": 0.2, "jittery_host": 0.15}

@@ -23,7 +23,7 @@ def a_table(folder):
 
 
 def a_straggler(folder):
-    source = SHARED / "data" / "replay" / "straggler" / "trace-ST.parquet"
+    source = SHARED / "replay" / "straggler" / "trace-ST.parquet"
     if not source.exists():
         pytest.skip(f"no table at {source}")
     shutil.copy(source, folder)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
-from builders.rank_folders import STEP, TRIAL, write_ranks
+from builders.rank_folders import STEP, write_ranks
+from builders.replay_data import TRIAL
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError

@@ -10,7 +10,8 @@ from builders import kineto_text as k
 from builders.commands import invoke
 from builders.fault_tools import nobody
 from builders.places import SHARED
-from builders.rank_folders import NAMES, STEP, TRIAL, spoil, write_ranks
+from builders.rank_folders import NAMES, STEP, spoil, write_ranks
+from builders.replay_data import TRIAL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import directories as oracle
@@ -21,7 +22,7 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
-H100 = SHARED / "data" / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
+H100 = SHARED / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
 
 
 STATES = st.one_of(

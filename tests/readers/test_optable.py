@@ -19,7 +19,7 @@ from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 
-FOLDER = SHARED / "data" / "replay" / "straggler"
+FOLDER = SHARED / "replay" / "straggler"
 
 
 def found(path, mapping=MAPPING, **changes):

@@ -18,7 +18,6 @@ from fastcomm.report.html import (
 from fastcomm.report.html.document import write as write_page
 from fastcomm.synthetic import Job, write
 
-REPLAY = replay_data.FOLDER
 DRAWN = ["--num-nodes", "2", "--seq-len", "512", "--iter-num", "1"]
 PLANNED = ["--model", "llama3-8b", "--gpus", "16", "--cluster", "h100", "--global-batch", "32"]
 ASKED = ["--model", "7B", "--global-batch", "4Mi"]
@@ -38,9 +37,9 @@ COMMANDS = {
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
 }
 RECORDED = {
-    "dpro stats": ["dpro", "stats", str(REPLAY / "trial" / "trace")],
-    "replay": ["dpro", "replay", str(REPLAY / "trial" / "trace"), "--bottleneck"],
-    "stragglers": ["stragglers", str(REPLAY / "straggler" / "trace-ST.parquet")],
+    "dpro stats": ["dpro", "stats", str(replay_data.TRIAL)],
+    "replay": ["dpro", "replay", str(replay_data.TRIAL), "--bottleneck"],
+    "stragglers": ["stragglers", str(replay_data.TABLE)],
 }
 CHARTS = {
     "metrics": "breakdown",

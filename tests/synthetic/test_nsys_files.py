@@ -30,7 +30,7 @@ from builders.places import SHARED
 
 from fastcomm.synthetic import NsysVariant, write_nsys
 
-NSYS = SHARED / "data" / "nsys"
+NSYS = SHARED / "nsys"
 # The columns that the specification names, table by table.
 NAMED = {
     "StringIds": "id value",

@@ -70,7 +70,7 @@ def test_correlations_are_unique_only_within_a_process(nsys):
 
 
 def test_ranges_are_projected_onto_the_device_like_nsys_stats(nsys):
-    packed = SHARED / "data" / "nsys" / "mfu_2gpu_oracle" / "nvtx_gpu_proj_trace.csv.gz"
+    packed = SHARED / "nsys" / "mfu_2gpu_oracle" / "nvtx_gpu_proj_trace.csv.gz"
     text = io.StringIO(gzip.decompress(packed.read_bytes()).decode())
     wanted = collections.Counter(
         (
