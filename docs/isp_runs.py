@@ -73,9 +73,9 @@ _GROUPS = """\
 ## All runs
 
 Median and 90th percentile of absolute errors, and the median error (above 0 is too fast), with
-the shipped constants, which were fitted to these runs. In `memory` is the median absolute error
-of the memory, where the source has it. In `no fit` are runs that ran, but
-were predicted not to fit."""
+the shipped constants, which were fitted to all of these runs but ten. In `memory` is the median
+absolute error of the memory, where the source has it. In `no fit` are runs that ran, but were
+predicted not to fit."""
 _CLASSES = """\
 ## Classes of runs
 
@@ -132,7 +132,10 @@ def load(folder: Path) -> RunTable:
     A second one (`n`) is mostly of mixtures of experts whose settings are not modeled yet.
     """
     table = load_runs(folder / "runs.csv", load_models(folder / "models.csv"))
-    return replace(table, runs=tuple(run for run in table.runs if run.id.startswith("r")))
+    return RunTable(
+        runs=tuple(run for run in table.runs if run.id.startswith("r")),
+        failed=tuple(row for row in table.failed if row.id.startswith("r")),
+    )
 
 
 def groups(runs: Iterable[TrainingRun]) -> str:
