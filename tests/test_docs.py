@@ -61,7 +61,6 @@ def test_the_page_of_commands_is_current():
     assert text_of("docs/cli.md").split() == pages.cli_page().split(), REFRESH
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("page", WITH_SESSIONS, ids=lambda page: page.name)
 def test_a_page_shows_the_current_output_of_its_commands(page, demo_folder):
     text = page.read_text("utf-8")

@@ -19,8 +19,6 @@ from fastcomm.compat import hta
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import write_nsys
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture
 def folder(tmp_path):

@@ -19,8 +19,6 @@ from fastcomm.readers import stream
 from fastcomm.readers.nsys.export import Export
 from fastcomm.synthetic import write_nsys
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture
 def folder(tmp_path):

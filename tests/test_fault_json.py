@@ -13,8 +13,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.kineto import chrome
 from fastcomm.readers.runs import open_run
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture
 def folder(tmp_path):

@@ -17,8 +17,6 @@ from builders.nsys_report import SMALL
 from fastcomm import files
 from fastcomm.synthetic import write_nsys
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture
 def folder(tmp_path):

@@ -14,8 +14,6 @@ from builders.places import TESTS
 from builders.replay_data import TRIAL
 from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
 
-pytestmark = pytest.mark.compiled
-
 
 @contextmanager
 def full(left):

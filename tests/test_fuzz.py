@@ -10,8 +10,6 @@ from fuzz.mutate import mutated
 from fuzz.seeds import SEEDS
 from fuzz.worker import Cases, outcome
 
-pytestmark = pytest.mark.compiled
-
 SOME = (2, 3)
 FOUND = {
     "all_reduce.log": [1, 1000],

@@ -54,7 +54,6 @@ def hostile(folder, name):
     return folder / "rank0.json"
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", NAMES)
 def test_reports_show_names_as_plain_text(tmp_path, name):
     path = hostile(tmp_path, name)
@@ -68,7 +67,6 @@ def test_reports_show_names_as_plain_text(tmp_path, name):
     assert inert(shown)[:20] in said
 
 
-@pytest.mark.compiled
 def test_tables_for_spreadsheets_contain_no_formula(tmp_path):
     path = hostile(tmp_path, "=cmd|'/c calc'!A0")
     for words in (("metrics",), ("critical-path",), ("what-if", "--remove", "gaps")):
@@ -82,7 +80,6 @@ def test_tables_for_spreadsheets_contain_no_formula(tmp_path):
     assert "'=cmd" in (tmp_path / "critical-path" / "critical_path.csv").read_text()
 
 
-@pytest.mark.compiled
 def test_statistics_show_names_as_plain_text(tmp_path):
     rows = [
         {
@@ -103,7 +100,6 @@ def test_statistics_show_names_as_plain_text(tmp_path):
     assert "Error: all" not in [line[:10] for line in said.splitlines()]
 
 
-@pytest.mark.compiled
 def test_messages_show_names_and_paths_as_plain_text(tmp_path):
     folder = tmp_path / "a\x1b[31m\nError: b"
     folder.mkdir()
@@ -212,7 +208,6 @@ def odd(tmp_path_factory):
     return {**inputs, "WORKLOAD": folder / "w", "EXPORT": export}
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("line", LINES)
 def test_names_that_are_not_utf8_work_in_every_command(tmp_path, monkeypatch, odd, line):
     monkeypatch.chdir(tmp_path)

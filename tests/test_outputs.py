@@ -13,8 +13,6 @@ from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
 from fastcomm.errors import FastcommError
 from fastcomm.files import aside, check_no_input, guarded, note_inputs
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):

@@ -10,8 +10,6 @@ from fastcomm.compat import hta, isp
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 NAN, INF = float("nan"), float("inf")
 RECIPE = fc.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
 WORKLOAD = fc.Workload.of(RECIPE)

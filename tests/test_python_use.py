@@ -13,8 +13,6 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 PLAN = {"model": "llama3-8b", "global_batch": 256}
 
 

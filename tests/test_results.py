@@ -30,8 +30,6 @@ from fastcomm.synthetic import Job, write
 SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
 SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
 
-pytestmark = pytest.mark.compiled
-
 
 def schema(name):
     return json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))

@@ -12,8 +12,6 @@ from builders.replay_data import TRIAL, needed
 from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
-pytestmark = pytest.mark.compiled
-
 # What Python and libraries import where it is installed.
 PROGRAM = """
 from fastcomm.__main__ import main

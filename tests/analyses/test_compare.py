@@ -248,7 +248,6 @@ def test_an_output_directory_can_be_the_baseline(runs, tmp_path):
     assert json.loads(full.stdout)["step"]["difference"] == 0
 
 
-@pytest.mark.compiled
 def test_only_common_ranks_are_compared_with_one_note(runs, metrics, tmp_path):
     whole, partly = runs / "before", shutil.copytree(runs / "before", tmp_path / "partly")
     next(partly.glob("*rank1*")).unlink()

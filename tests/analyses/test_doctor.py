@@ -20,8 +20,6 @@ from fastcomm.synthetic import Job, write
 from fastcomm.version import __version__
 from fastcomm_kernels import _jit
 
-pytestmark = pytest.mark.compiled
-
 
 def invoke(*words, code=0):
     result = CliRunner().invoke(main, ["doctor", *map(str, words)])

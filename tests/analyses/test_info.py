@@ -15,8 +15,6 @@ from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import TableJob, write_table
 
-pytestmark = pytest.mark.compiled
-
 NANOSECONDS = 1000
 
 STEP = [

@@ -20,7 +20,6 @@ from fastcomm.report.html import timeline as pages
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels.arrays import NULL
 
-pytestmark = pytest.mark.compiled
 RANKS = 8
 
 

@@ -12,8 +12,6 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 
-pytestmark = pytest.mark.compiled
-
 STEP = [
     k.mark("ProfilerStep#3", 0, 100),
     k.kernel("gemm", 5, 30),

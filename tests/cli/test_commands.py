@@ -15,8 +15,6 @@ from fastcomm.readers.runs import open_run
 from fastcomm.report.commands import Suggestions
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 NSYS = ["mfu_2gpu.sqlite", "nccl_nvtx_4rank.sqlite"]
 
 

@@ -8,8 +8,6 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 
-pytestmark = pytest.mark.compiled
-
 DATA = SHARED
 COMMANDS = [
     "info", "metrics", "report", "kernels", "critical-path", "what-if --scale comm=0.5",

@@ -7,8 +7,6 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 
-pytestmark = pytest.mark.compiled
-
 COMMANDS = [
     "info {run}", "metrics {run}", "stats {run}", "replay {run}", "critical-path {run}",
     "critical-path {run} --rank 0", "critical-path {run} --compat hta --annotation Step",

@@ -18,8 +18,6 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
 from fuzz import options
 
-pytestmark = pytest.mark.compiled
-
 MOST_MEMORY = 1 << 30
 COMMANDS = options.commands()
 

@@ -10,8 +10,6 @@ import pytest
 from builders import kineto_text as k
 from builders.fault_tools import STEP
 
-pytestmark = pytest.mark.compiled
-
 LIMIT = 512  # bytes of a file: less than any of the outputs
 WORDS = [("metrics", "rank0.json", "--json"), ("metrics", "rank0.json"), ("isp", "--help")]
 BUFFERS = [{}, {"PYTHONUNBUFFERED": "1"}]

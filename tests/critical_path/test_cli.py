@@ -65,7 +65,6 @@ def test_json_has_the_path_and_its_shares(trace):
 
 
 @golden.each_case()
-@pytest.mark.compiled
 def test_compat_hta_gives_the_reference_output(case, tmp_path):
     instance = case["instance"]
     if isinstance(instance, list):
@@ -222,7 +221,6 @@ def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     )
 
 
-@pytest.mark.compiled
 def test_a_what_if_has_the_notes_of_its_path(kineto):
     words = [str(kineto / "mi300_resnet"), "--json"]
     path = json.loads(invoke(*words).stdout)

@@ -165,7 +165,6 @@ def test_an_execution_trace_of_another_run_is_an_error(tmp_path):
         answer(path, beside)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("trace", "beside", "by", "share"),
     [

@@ -16,8 +16,6 @@ from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 from fastcomm.trace.schema import KIND
 
-pytestmark = pytest.mark.compiled
-
 # Four stages: messages go between two of a group of four.
 JOB = Job.of(8, pp=4, steps=2, micro_batches=2, layers=2)
 FORMATS = ("kineto", "nsys", "store", "store of nsys")

@@ -10,8 +10,6 @@ from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture(scope="module", params=["kineto", "nsys"])
 def run(request, tmp_path_factory):

@@ -10,8 +10,6 @@ from fastcomm.options import Window
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 WHOLE = Window(annotation="")
 JOB = Job.of(4, pp=2, steps=2, micro_batches=2, layers=2)
 

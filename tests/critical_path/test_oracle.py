@@ -1,10 +1,7 @@
 """Test the oracle against output of HolisticTraceAnalysis."""
 
-import pytest
 from builders import golden_critical_path as golden
 from oracles import critical_path as oracle
-
-pytestmark = pytest.mark.compiled
 
 
 @golden.each_case()

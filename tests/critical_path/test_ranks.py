@@ -175,7 +175,6 @@ def behind_attention(found, rank):
     )
 
 
-@pytest.mark.compiled
 def test_the_planted_straggler_causes_the_waits(tmp_path):
     # Little drift, so that what is planted shows.
     job = Job.of(ranks=8, steps=2, skew_ns=4_000)

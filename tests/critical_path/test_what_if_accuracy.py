@@ -5,8 +5,6 @@ import pytest
 from docs import what_if_accuracy as accuracy
 from fastcomm.graph.edits import plan, validation
 
-pytestmark = pytest.mark.compiled
-
 DEPTH = 4
 CHECKED = ("TP x 0.25", "compute x 1.5", "links at 200 Gbit/s", "no straggler", "no slow link")
 

@@ -89,7 +89,6 @@ def test_invalid_arguments_are_errors_in_one_line(tmp_path, words, said):
     assert said in invoke(path, *words, code=2).stderr
 
 
-@pytest.mark.compiled
 def test_an_edit_without_effect_leaves_the_path_as_it_is(tmp_path):
     write(Job.of(ranks=4), tmp_path)
     path = fastcomm.open(tmp_path).critical_path()

@@ -35,7 +35,6 @@ def made(tmp_path_factory):
     return folder
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(("name", "options"), [
     ("n4g8_default", "--num_nodes 4"),
     ("n8g8", "--num-nodes 8 --iter-num 4"),

@@ -40,7 +40,6 @@ def times_us(found):
     return {name: each.total_s * 1e6 for name, each in found.strategies.items()}
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "nodes", "demand", "wanted"),
     [
@@ -66,7 +65,6 @@ def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted
     assert took["multicast-balanced"] < 1.03 * best
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["u4x8", "z3x4", "approx4x8"])
 def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
     path = SHARED / "dispatch" / f"official_fast_{name}.npz"
@@ -117,7 +115,6 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
         assert sum(arrived.values()) == (demand * remote).sum()
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("nodes", [4, 16, 40, 64])
 def test_fast_is_within_2_percent_of_its_bound(nodes):
     demand = np.random.default_rng(nodes).integers(0, 10_000, (nodes * 8, nodes * 8))
@@ -130,7 +127,6 @@ def test_fast_is_within_2_percent_of_its_bound(nodes):
     assert fast.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
 
 
-@pytest.mark.compiled
 def test_balance_closes_the_gap_of_skewed_senders():
     recipe = Recipe.of(law="bimodal", zipf_alpha=1.01, seq_len=512, batch_size=32, iter_num=1)
     found = simulate(Workload.of(recipe), EXACT)
@@ -139,7 +135,6 @@ def test_balance_closes_the_gap_of_skewed_senders():
     assert balanced.times_optimal < 1.3
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("gpus", [8, 16, 32, 64])
 def test_deepep_reproduces_its_published_bandwidths(gpus):
     model = {8: (1, 5.296, 181.8), 16: (1.993, 6.524, 55.3), 32: (3.612, 7.268, 66.4),
@@ -269,7 +264,6 @@ def test_packing_puts_the_heaviest_expert_on_the_lightest_gpu(load, packs):
         assert [int(place[item]) for item in items] == list(range(len(items)))
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "nodes", "groups", "factor", "rule", "wanted"),
     [
@@ -373,7 +367,6 @@ def test_an_unknown_decomposition_is_refused():
         fast.stages(np.ones((2, 2), np.int64), "luck")
 
 
-@pytest.mark.compiled
 def test_a_token_takes_20_bytes_at_most():
     recipe = Recipe.of(seq_len=1 << 20, batch_size=1, iter_num=1)
     workload = Workload.of(recipe)

@@ -11,7 +11,6 @@ from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, largest_sum
 
-pytestmark = pytest.mark.compiled
 NAMES = ("n4g8_default", "n8g8", "n3g4_remainder", "n2g2_tiny", "n4g8_alpha3")
 
 

@@ -52,7 +52,6 @@ def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
     assert [layer.expert.shape for layer in layers] == [(tokens, 2)] * 4
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_tokens_do_not_depend_on_the_number_of_threads(law):
     recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=law == "zipf")
@@ -66,7 +65,6 @@ def test_iterations_layers_and_seeds_differ():
     assert len(set(drawn)) == len(drawn)
 
 
-@pytest.mark.compiled
 def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_artefact():
     law = sampler.folded_zipf(1.2, 64)
     assert law[[0, 1, 63]] == pytest.approx([0.1856, 0.0846, 0.0068], abs=5e-5)
@@ -78,7 +76,6 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
     assert shares[[0, 1, 2, 3, 4, 63]] == pytest.approx(wanted, abs=1e-3)
 
 
-@pytest.mark.compiled
 def test_resampled_experts_follow_the_law_and_given_weights_too():
     weights = [5.0, 3, 1, 1, 0, 0, 0, 0]
     recipe = small(law="popularity", distinct="resample", seq_len=50_000, topk=1)

@@ -238,7 +238,6 @@ def test_an_offset_applies_only_far_above_its_spread(offset, spread, matches, ap
     assert found.applies is applies
 
 
-@pytest.mark.compiled
 def test_ranks_of_a_synthetic_job_have_equal_clocks(tmp_path):
     traces = [
         reader.read(path, TraceOptions()) for path in write(Job.of(ranks=4, steps=2), tmp_path)
@@ -249,7 +248,6 @@ def test_ranks_of_a_synthetic_job_have_equal_clocks(tmp_path):
     assert not any(each.applies for each in found)
 
 
-@pytest.mark.compiled
 def test_a_clock_that_is_ahead_is_found_with_its_evidence(tmp_path):
     traces = []
     for rank, ahead in enumerate((0, 5_000_000)):  # microseconds
@@ -266,7 +264,6 @@ def test_a_clock_that_is_ahead_is_found_with_its_evidence(tmp_path):
     assert (one.matches, one.spread_ns, one.applies) == (5, 0, True)
 
 
-@pytest.mark.compiled
 def test_collectives_are_matched_by_their_sequence_number_where_there_is_one(tmp_path):
     tables = []
     for rank, first in enumerate((7, 8)):  # the second rank's trace begins one later
@@ -282,7 +279,6 @@ def test_collectives_are_matched_by_their_sequence_number_where_there_is_one(tmp
     assert clock_offsets(pa.concat_tables(tables))[1].matches == 1
 
 
-@pytest.mark.compiled
 def test_broadcasts_and_groups_of_one_are_not_used_for_clocks(tmp_path):
     said = {"Process_Group_Ranks": "[0, 1]"}
     events = [

@@ -136,7 +136,6 @@ MADE = {
 }
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", MADE)
 def test_every_format_has_the_partners_of_the_synthetic_job(tmp_path, name):
     MADE[name](tmp_path)
@@ -166,7 +165,6 @@ def without(path, names):
     agree(path.parent)
 
 
-@pytest.mark.compiled
 def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
     source, stored = store
     wanted = open_run(source).read(0, "all").comm
@@ -178,7 +176,6 @@ def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
     assert all(before[name].null_count == before.num_rows for name in names)
 
 
-@pytest.mark.compiled
 def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(store):
     source, stored = store
     wanted = open_run(source).read(0, "all").comm
@@ -223,7 +220,6 @@ def waited():
     return found
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["kineto", "sqlite"])
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_who_waits_for_a_root_or_a_message_is_known_from_every_format(

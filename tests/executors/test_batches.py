@@ -41,7 +41,6 @@ def test_large_ranks_are_batches_of_their_own(monkeypatch):
     assert [len(ranks) for ranks, _ in found[:5]] == [1] * 5
 
 
-@pytest.mark.compiled
 def test_workers_share_few_ranks(tmp_path):
     """No batch is so large that one worker has it all."""
     found = done(c.run_of(*[c.fine] * 16).sources, workers=2)
@@ -49,7 +48,6 @@ def test_workers_share_few_ranks(tmp_path):
     assert sorted(rank for ranks, _ in found for rank in ranks) == list(range(16))
 
 
-@pytest.mark.compiled
 def test_a_worker_that_dies_in_a_batch_loses_only_the_rank_at_fault(tmp_path):
     reads = [c.fine] * MANY
     reads[10] = partial(c.deadly_once, tmp_path / "killed")
@@ -76,7 +74,7 @@ def read(path):
     return [int(each) for each in path.read_text().split()]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_spill_files_exist_until_the_result_is_computed(workers):
     task = replace(c.COUNT, spill=into_files, finish=put_together)
     ranks, paths, _ = Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
@@ -94,7 +92,7 @@ def no_room(part, path):
     raise OSError(28, "No space left on device", str(path))
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_spill_disk_is_an_error_with_path_and_remedy(workers, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     task = replace(c.COUNT, spill=no_room)
@@ -112,7 +110,6 @@ def spread_death(whole, left_out, spread):
     return spread(killed_while_answering, [1, 2, 3])
 
 
-@pytest.mark.compiled
 def test_a_worker_that_dies_while_ranks_are_compared_is_an_error():
     task = replace(c.COUNT, spill=into_files, finish=spread_death)
     with pytest.raises(FastcommError, match="a worker was killed while ranks were compared"):

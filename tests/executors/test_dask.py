@@ -22,8 +22,6 @@ from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors import Task, dask, processes
 from fastcomm.readers.runs import open_run
 
-pytestmark = pytest.mark.compiled
-
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20
 

@@ -12,8 +12,6 @@ from fastcomm.errors import FastcommError
 from fastcomm.executors import dask
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 RANKS = 16
 
 

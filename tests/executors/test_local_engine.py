@@ -15,10 +15,7 @@ from builders import kineto_text as k
 from fastcomm.errors import FastcommError
 from fastcomm.executors import WIDTH, Local
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc"),
-]
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
 
 
 def test_a_killed_worker_loses_only_its_rank(tmp_path):

@@ -70,6 +70,31 @@ def test_a_range_is_projected_onto_all_work_launched_in_it(ranges, launches, dat
     assert list(rows) == [oracles.projected(each, launches, work) for each in ranges]
 
 
+DISJOINT = st.lists(st.integers(0, 40), unique=True, max_size=12).map(
+    lambda ends: list(zip(*[iter(sorted(ends))] * 2, strict=False))
+)
+
+
+@given(DISJOINT, st.lists(DISJOINT, min_size=1, max_size=3))
+def test_an_instant_belongs_to_the_first_layer_that_covers_it(idle, layers):
+    edges = np.cumsum([0, *map(len, layers)])
+    spans = [span for layer in layers for span in layer]
+    ends = [
+        np.array([span[k] for span in some], np.int64) for some in (idle, spans) for k in (0, 1)
+    ]
+    found = {}
+    interval, stops, owner = (each.tolist() for each in matching.owners(*ends, edges))
+    for i, until, row in zip(interval, stops, owner, strict=True):
+        now = max((time + 1 for time in found), default=0)
+        found |= dict.fromkeys(range(max(now, idle[i][0]), until), row)
+    covering = {
+        time: [row for row, (start, stop) in enumerate(spans) if start <= time < stop]
+        for start, stop in idle
+        for time in range(start, stop)
+    }
+    assert found == {time: rows[0] if rows else -1 for time, rows in covering.items()}
+
+
 def test_launches_after_the_last_work_lengthen_its_queue():
     launches, works = np.array([0, 2, 3]), np.array([1])
     start = np.array([0, 10, 20, 30])

@@ -177,8 +177,9 @@ def test_missing_or_extra_commas_lose_no_event():
     assert (why, len(rows), state[json_scan.DROPPED]) == (json_scan.DONE, 3, 0)
 
 
-def test_a_list_inside_of_a_broken_event_does_not_end_the_events():
-    broken = EVENT[:-1] + b'" "args": {"x": [{"name": 1}, {"name": 2}]}}'
+@pytest.mark.parametrize("inner", [b'{"name": 1}, {"name": 2}', b'{"of": 2}'])
+def test_a_list_inside_of_a_broken_event_does_not_end_the_events(inner):
+    broken = EVENT[:-1] + b'" "args": {"x": [%b]}}' % inner
     why, state, rows, _ = scan(EVENT + b", " + broken + b", " + EVENT + b"]}")
     assert (why, len(rows)) == (json_scan.DONE, 2)
     assert state[json_scan.DROPPED] > 0

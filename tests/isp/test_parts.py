@@ -230,7 +230,6 @@ def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
         read_measurements(tmp_path / "absent.csv")
 
 
-@pytest.mark.compiled
 def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
     from fastcomm.report.files import write_result
     from fastcomm.synthetic import Job, write

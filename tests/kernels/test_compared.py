@@ -45,7 +45,6 @@ def test_a_host_run_has_operators_and_communication():
     assert "A run without a device" in invoke("kernels", HOST_RUN, "-q").stdout
 
 
-@pytest.mark.compiled
 @NEEDS_DATA
 def test_kernels_by_operator_agree_with_tracelens():
     with (KINETO / "h100_qwen" / "tracelens_kernels.csv").open() as file:
@@ -58,7 +57,6 @@ def test_kernels_by_operator_agree_with_tracelens():
         assert found[name] / 1000 == pytest.approx(expected[name])
 
 
-@pytest.mark.compiled
 @NEEDS_DATA
 def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
     folder = KINETO.parent / "nsys"
@@ -84,7 +82,6 @@ def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
         assert own == pytest.approx(expected, rel=5e-4)
 
 
-@pytest.mark.compiled
 @NEEDS_DATA
 def test_the_slower_step_of_trace_diff_is_explained():
     before, after = (

@@ -321,7 +321,6 @@ def made_up_flops(job):
     return job.micro_batches * (layers + product["vocabulary"] / job.pp)
 
 
-@pytest.mark.compiled
 def test_the_made_up_job_has_the_flops_of_its_layers(tmp_path):
     job = Job.of(4, pp=2, steps=1, micro_batches=2, layers=2, tokens=64, hidden=256)
     write(job, tmp_path)
@@ -334,7 +333,6 @@ def test_the_made_up_job_has_the_flops_of_its_layers(tmp_path):
     }
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("fault", ["slow_gpu", "launch_bound", "hot_expert"])
 def test_gemms_of_the_made_up_job_reach_a_plausible_share_of_the_peak(fault, tmp_path):
     job = Job.of(8, fault=fault, steps=1)
@@ -351,7 +349,6 @@ def test_gemms_of_the_made_up_job_reach_a_plausible_share_of_the_peak(fault, tmp
 # ------------------------------------------------------------------ real traces
 
 
-@pytest.mark.compiled
 @NEEDS_DATA
 def test_flops_of_a_real_trace_are_those_of_the_definition():
     path = KINETO / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
@@ -364,7 +361,6 @@ def test_flops_of_a_real_trace_are_those_of_the_definition():
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.compiled
 @NEEDS_DATA
 def test_flops_and_rates_agree_with_tracelens():
     path = KINETO / "h100_qwen"

@@ -193,7 +193,6 @@ def test_empty_input_has_no_waits_and_unknown_clocks():
     assert {"skew", "waits", "links", "heat", "outliers", "clocks"} == set(tables)
 
 
-@pytest.mark.compiled
 def test_a_link_is_slow_only_compared_with_its_peers():
     job = Job.of(fault="slow_link", steps=1)
     found = measured_job(job).across
@@ -231,7 +230,6 @@ def test_on_the_host_a_link_is_slow_by_twice_the_spread_of_steps(spread, number)
         assert finding.text.endswith("On the host, a busy core has the same effect.")
 
 
-@pytest.mark.compiled
 def test_a_wrong_clock_affects_only_raw_times():
     job = Job.of(steps=1)
     plain = measured_job(job).across

@@ -20,8 +20,6 @@ from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
 from fastcomm.synthetic.play import steps
 from fastcomm.trace.iterations import IterationRule
 
-pytestmark = pytest.mark.compiled
-
 STRAGGLER = SHARED / "replay" / "straggler"
 # Of the true cost. Gradients of a late host that are on their way cover its idle time. A slow
 # link delays buckets of groups without peers, too.

@@ -14,8 +14,6 @@ from fastcomm.metrics.findings import confidence
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 SUBJECTS = {
     "Compute is": ("compute",),
     "Exposed communication is": ("exposed",),

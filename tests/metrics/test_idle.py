@@ -164,7 +164,6 @@ def test_work_without_a_recorded_launch_is_why_a_cause_is_unknown(tmp_path):
     assert "for an unknown reason (launches of gemm are not recorded); try" in text
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -187,7 +186,6 @@ REAL = [
 ]
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", REAL)
 def test_causes_of_real_idle_time_sum_to_it_exactly(real, name):
     found = compute_metrics(open_run(real(name)))
@@ -198,7 +196,6 @@ def test_causes_of_real_idle_time_sum_to_it_exactly(real, name):
     assert sum(found.idle.values()) == pytest.approx(found.breakdown.exact["idle"], rel=1e-12)
 
 
-@pytest.mark.compiled
 def test_busy_and_idle_time_are_those_of_tracelens(real):
     path = real("h100_qwen")
     with (path / "tracelens_timeline.csv").open() as file:
@@ -240,7 +237,6 @@ def test_causes_are_unknown_in_a_store_without_them(tmp_path):
     assert any("ingest the traces again" in warning for warning in metrics.warnings)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("job", "cause", "ranks"), [("ddp-loader", "data_loading", [2]), ("ddp-gc", "python", None)]
 )
@@ -257,7 +253,6 @@ def test_planted_idle_time_of_a_real_job_is_named(job, cause, ranks):
     assert named >= 0.9 * longer > 0
 
 
-@pytest.mark.compiled
 @pytest.mark.skipif(not HTA.exists(), reason=f"no results of HTA at {HTA}")
 @pytest.mark.parametrize("name", ["simple_add", "alexnet", "cuda_event_sync", "nccl_data"])
 def test_idle_times_are_those_of_hta(name):

@@ -24,7 +24,6 @@ def job(tmp_path_factory):
     return folder
 
 
-@pytest.mark.compiled
 def test_hosts_are_read_from_traces_and_stores_alike_by_any_number_of_workers(job, tmp_path):
     found = compute_metrics(open_run(job)).network
     assert [node.ranks for node in found.nodes] == [tuple(range(8)), tuple(range(8, 16))]
@@ -37,7 +36,6 @@ def test_hosts_are_read_from_traces_and_stores_alike_by_any_number_of_workers(jo
         assert b"node0000" not in path.read_bytes()
 
 
-@pytest.mark.compiled
 def test_levels_of_a_written_job_add_up_to_its_bus_bytes(job):
     metrics = compute_metrics(open_run(job), MetricsOptions(cluster="dgx-h100", bytes="bus"))
     found = metrics.network

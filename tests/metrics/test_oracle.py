@@ -11,8 +11,6 @@ from oracles.kineto import comm_events, is_compute, iterations, nanoseconds, rea
 from oracles.metrics import metrics, percentile, phases_of, segments
 from oracles.sizes import bus_bytes, element_size, message_and_payload, operation
 
-pytestmark = pytest.mark.compiled
-
 read_once = cache(read)
 
 

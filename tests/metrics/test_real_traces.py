@@ -33,7 +33,6 @@ def traces_of(real, names):
     return [path for path in paths if not path.name.startswith("torch_et")]
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("clock", ["auto", "host"])
 @pytest.mark.parametrize("name", RUNS)
 def test_metrics_of_a_real_run_agree_with_the_oracle(real, name, clock):

@@ -17,10 +17,7 @@ from builders.places import JOBS
 
 RECORDED = Path(os.environ.get("FASTCOMM_JOBS", JOBS))
 JOBS = sorted(path.name for path in RECORDED.glob("*") if path.is_dir())
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(not JOBS, reason=f"no recorded jobs at {RECORDED}"),
-]
+pytestmark = pytest.mark.skipif(not JOBS, reason=f"no recorded jobs at {RECORDED}")
 RANKS = [0, 1, 2, 3]
 SYMPTOMS = ("exposed_communication", "copies", "idle")
 # Description and parallelism of the groups of each kind of job.

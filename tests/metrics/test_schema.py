@@ -83,14 +83,12 @@ def test_the_schema_is_valid_and_rejects_unknown_keys():
             assert each["propertyNames"] == {"$ref": "#/$defs/tag"}
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_run_is_valid(real, name):
     VALID.validate(measured(real(name)))
     VALID.validate(measured(real(name), link_bandwidth="400Gbit/s", bytes="bus"))
 
 
-@pytest.mark.compiled
 def test_the_json_of_a_synthetic_run_is_valid(tmp_path):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
     VALID.validate(measured(tmp_path, link_bandwidth="50GB/s"))

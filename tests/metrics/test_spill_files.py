@@ -127,7 +127,6 @@ def partials():
     return job_partials(Job.of(fault="slow_link", steps=2))
 
 
-@pytest.mark.compiled
 def test_results_do_not_depend_on_how_ranks_are_spilled(partials, tmp_path, monkeypatch):
     here = told(merge(partials))
     monkeypatch.setattr(spill_files, "_ROWS", 100)
@@ -154,7 +153,6 @@ def told(partial):
     return found.to_dict(), tables
 
 
-@pytest.mark.compiled
 def test_rates_of_pieces_equal_rates_of_all_events(partials):
     whole = merge(partials)
     table = whole.events

@@ -13,8 +13,6 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, Variant, write
 from fastcomm.trace.iterations import IterationRule
 
-pytestmark = pytest.mark.compiled
-
 LINK = 50e9
 TAG_OF = {
     "TENSOR_MODEL_PARALLEL_GROUP": "TP",

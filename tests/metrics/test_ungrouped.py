@@ -24,7 +24,6 @@ from fastcomm.synthetic import Job as MadeJob
 BY_ENDS = matching.BY_ENDS
 
 
-@pytest.mark.compiled
 def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
     found = compute_metrics(open_run(kineto / "dlrm_8rank"))
     seen = found.across.matching
@@ -45,7 +44,6 @@ def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
     assert any(seen.note in line for line in report.notes_across(found.across))
 
 
-@pytest.mark.compiled
 def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     found = compute_metrics(open_run(kineto / "sampled_2of128"))
     seen = found.across.matching
@@ -137,7 +135,6 @@ def first_ranks_of_nodes(folder, world):
     return compute_metrics(open_run(folder)).across
 
 
-@pytest.mark.compiled
 def test_the_first_ranks_of_nodes_are_not_matched_where_the_other_ranks_are_missing(tmp_path):
     found = first_ranks_of_nodes(tmp_path, world=32)
     assert (found.matching.matched, found.matching.ungrouped) == (0, 160)
@@ -145,13 +142,11 @@ def test_the_first_ranks_of_nodes_are_not_matched_where_the_other_ranks_are_miss
     assert "28 ranks of the job are missing" in found.matching.note
 
 
-@pytest.mark.compiled
 def test_without_a_recorded_world_size_the_present_ranks_are_all(tmp_path):
     found = first_ranks_of_nodes(tmp_path, world=None)
     assert (found.matching.matched, found.matching.share) == (160, 1.0)
 
 
-@pytest.mark.compiled
 def test_results_do_not_depend_on_how_many_ranks_are_compared_at_once(tmp_path, monkeypatch):
     job = MadeJob.of(ranks=8, tp=1, pp=1, ep=1, steps=2)
     parts = [Partial.of(stripped(trace(job, rank, 10**6 * rank))) for rank in range(8)]

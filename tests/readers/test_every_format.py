@@ -14,8 +14,6 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables import table_mapping
 from fastcomm.synthetic import NsysVariant, write, write_nsys
 
-pytestmark = pytest.mark.compiled
-
 
 def a_table(folder):
     operation_tables.write(folder / "operations.csv", operation_tables.table())

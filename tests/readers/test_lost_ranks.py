@@ -39,7 +39,6 @@ def folder(tmp_path):
     return write_ranks(tmp_path / "traces")
 
 
-@pytest.mark.compiled
 @settings(max_examples=200, deadline=None)
 @given(
     style=st.sampled_from(["tensorboard", "rank", "number"]),
@@ -225,7 +224,6 @@ def test_the_rank_after_a_long_list_of_groups_is_found(tmp_path):
     assert open_run(tmp_path).ranks == (0, 1)
 
 
-@pytest.mark.compiled
 @pytest.mark.skipif(not H100.exists(), reason="the shared traces are not here")
 def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     path = shutil.copyfile(H100, tmp_path / H100.name)

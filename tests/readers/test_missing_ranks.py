@@ -166,7 +166,6 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
     assert lines[1].startswith("skipped: rank of unknown number:")
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("part", [0.5, 0.95])
 def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
     write(Job.of(ranks=4, tp=2, dp=2, steps=2, straggler=None), tmp_path)
@@ -184,7 +183,6 @@ def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
     assert (found.ranks, found.measured_ranks) == ((0, 1, 2, 3), (0, 2, 3))
 
 
-@pytest.mark.compiled
 def test_waiting_for_a_missing_rank_is_not_transfer(tmp_path):
     write(Job.of(ranks=4, tp=1, dp=4, steps=3, hidden=8192, link_speed=4 * 10**9), tmp_path)
     whole = exposed(tmp_path)

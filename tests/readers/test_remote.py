@@ -19,8 +19,6 @@ from fastcomm.readers.nsys.sqlite import Database
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
-pytestmark = pytest.mark.compiled
-
 STEP = [
     k.mark("ProfilerStep#0", 0, 100),
     k.kernel("gemm", 5, 30),

@@ -271,7 +271,6 @@ def test_a_store_tags_as_its_traces_do(tmp_path):
         assert stored["warnings"] == raw["warnings"]
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "sizes", "wanted"),
     [
@@ -290,7 +289,6 @@ def test_real_traces_have_their_known_tags(kineto, name, sizes, wanted):
     assert tags(found.to_dict()) == wanted
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

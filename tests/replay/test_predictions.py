@@ -173,7 +173,6 @@ def test_tensors_alone_take_less_than_all():
 
 
 @needed
-@pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 3])
 def test_bottlenecks_are_sorted_by_saved_time(workers):
     found = session(trial.read(TRIAL))

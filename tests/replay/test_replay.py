@@ -326,7 +326,6 @@ def conserved(edges, work, kinds, start, end):
 
 
 @needed
-@pytest.mark.compiled
 def test_the_command_prints_and_writes_its_results(tmp_path):
     def run(*words):
         done = CliRunner().invoke(main, list(map(str, words)))

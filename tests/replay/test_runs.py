@@ -316,7 +316,6 @@ def _event(step, asked, i):
     return step.traces[rank].events["name"][row].as_py()
 
 
-@pytest.mark.compiled
 def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path / "job")
@@ -347,7 +346,6 @@ def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     assert healed.mean_ns == pytest.approx(truth, rel=2e-3)
 
 
-@pytest.mark.compiled
 def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
     job = Job.of(ranks=2, steps=2)
     write(job, tmp_path / "kineto")

@@ -9,8 +9,6 @@ from fastcomm.analyses.timeline import replay_timeline
 from fastcomm.analyses.timeline_events import KINDS
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
-
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):

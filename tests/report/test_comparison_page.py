@@ -11,8 +11,6 @@ from fastcomm.analyses.compare import compare, read
 from fastcomm.cli import main
 from fastcomm.report.html import comparison as pages
 
-pytestmark = pytest.mark.compiled
-
 
 def run(*words):
     done = CliRunner().invoke(main, [*map(str, words)])

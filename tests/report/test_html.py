@@ -86,7 +86,6 @@ def of_lacking(parts, word):
     return compute(merge(silent), byte_kind="payload", link=None)
 
 
-@pytest.mark.compiled
 def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_order(found, page):
     assert pages.plain(page.headline) == found.headline
     assert [pages.plain(each.title) for each in page.findings] == [
@@ -101,7 +100,6 @@ def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_ord
     assert pages.plain(lead).startswith("Rank 5 computes the most")
 
 
-@pytest.mark.compiled
 def test_the_next_command_of_every_finding_exists(page):
     for each in page.findings:
         program, name, *arguments = shlex.split(each.command)
@@ -111,7 +109,6 @@ def test_the_next_command_of_every_finding_exists(page):
         main.get_command(parent, name).make_context(name, arguments, parent)
 
 
-@pytest.mark.compiled
 def test_the_same_run_gives_the_same_bytes(parts):
     pages = [
         html(run_page.run_page(compute(merge(some), byte_kind="payload", link=LINK), ["x"]))
@@ -121,7 +118,6 @@ def test_the_same_run_gives_the_same_bytes(parts):
     assert len(pages[0].encode()) < 8_000_000
 
 
-@pytest.mark.compiled
 def test_landmarks_definitions_and_charts_are_valid(tree):
     assert_sound(tree)
     assert next(tree.all("a")).attrs == {"class": "skip", "href": "#main"}
@@ -138,7 +134,6 @@ def test_landmarks_definitions_and_charts_are_valid(tree):
     assert {fill for fill in filled if fill.startswith("url")} <= patterns
 
 
-@pytest.mark.compiled
 def test_a_page_loads_no_external_resource(page, tree):
     policy = next(tree.all("meta", http_equiv="Content-Security-Policy")).attrs["content"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
@@ -150,7 +145,6 @@ def test_a_page_loads_no_external_resource(page, tree):
     assert html(page).count("<script>") == 1
 
 
-@pytest.mark.compiled
 def test_the_heat_map_has_each_rank_and_iteration(found, tree):
     cells = charts(tree)["heat-map"][0].all("rect", class_="cell")
     rows = found.tables["iterations"].to_pylist()
@@ -164,7 +158,6 @@ def test_the_heat_map_has_each_rank_and_iteration(found, tree):
     assert not ms
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("word", ["times", "compute"])
 def test_missing_data_is_na_with_the_reason(parts, word):
     page = run_page.run_page(of_lacking(parts, word), ["x"])
@@ -179,7 +172,6 @@ def test_missing_data_is_na_with_the_reason(parts, word):
     assert_sound(tree)
 
 
-@pytest.mark.compiled
 def test_utilization_without_a_link_bandwidth_is_na_with_the_remedy(parts):
     page = run_page.run_page(compute(merge(parts), byte_kind="bus", link=None), ["x"])
     tree = parsed(without_scripts(html(page)))
@@ -188,7 +180,6 @@ def test_utilization_without_a_link_bandwidth_is_na_with_the_remedy(parts):
     }
 
 
-@pytest.mark.compiled
 def test_hostile_names_are_plain_text(parts):
     odd = [
         replace(part, groups=_renamed(part.groups), notes=_warned(part.notes)) for part in parts
@@ -214,7 +205,6 @@ def _warned(notes):
     return tuple(replace(note, warnings=(HOSTILE,)) for note in notes)
 
 
-@pytest.mark.compiled
 def test_the_page_of_thousands_of_ranks_is_small(parts):
     found = compute(many_ranks(parts, 512), byte_kind="payload", link=LINK)
     page = run_page.run_page(found, ["big"])
@@ -263,12 +253,10 @@ DEFINED_THERE = {
 }
 
 
-@pytest.mark.compiled
 def test_every_key_of_a_page_is_in_the_glossary(page):
     assert used_keys(page) <= set(GLOSSARY)
 
 
-@pytest.mark.compiled
 def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     target = tmp_path / "monday.html"
     said = CliRunner().invoke(main, ["report", str(folder), "--html", str(target)])
@@ -281,7 +269,6 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["monday-data", "monday.html"]
 
 
-@pytest.mark.compiled
 def test_the_comparison_of_ranks_has_a_section(found):
     """What matched collectives tell is n/a without them."""
     section = across.section(replace(found, across=replace(found.across, waits=())))
@@ -296,7 +283,6 @@ def test_the_comparison_of_ranks_has_a_section(found):
     assert "links-table" in {each.attrs["id"] for each in tree.all(id=...)}
 
 
-@pytest.mark.compiled
 def test_a_command_in_a_warning_has_its_own_line(found):
     said = replace(
         found, warnings=("no sizes: export again\n    nsys export <x>\nand read it",)
@@ -308,7 +294,6 @@ def test_a_command_in_a_warning_has_its_own_line(found):
     assert "and read it" in whole
 
 
-@pytest.mark.compiled
 def test_idle_time_has_a_section_by_cause_and_rank(found):
     section = breakdown.idle_section(found, "")
     table, names = section.blocks
@@ -323,7 +308,6 @@ def test_idle_time_has_a_section_by_cause_and_rank(found):
     assert len(names.rows) == len(found.idle_names)
 
 
-@pytest.mark.compiled
 def test_unknown_causes_of_idle_time_say_why(found):
     section = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle)), "")
     assert pages.plain(section.lead) == (

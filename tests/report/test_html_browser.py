@@ -18,7 +18,6 @@ from fastcomm.report.html import run_page
 from fastcomm.report.html.document import html
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028'\"`"
 
 

@@ -60,7 +60,6 @@ def test_axes_have_round_ticks_that_span_the_values(values, ticks):
     assert axis.low <= min(values) <= max(values) <= axis.high
 
 
-@pytest.mark.compiled
 def test_numbers_are_formatted_for_readers():
     thin = "\u202f"
     assert pages.ns(9_551_234) == f"9.55{thin}ms"

@@ -76,7 +76,6 @@ def page_of(words, path):
     return parsed(without_scripts(path.read_text("utf-8")))
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_writes_a_valid_page(name, folder, tmp_path):
     words_ = [str(folder) if word == "RUN" else word for word in COMMANDS[name]]
@@ -85,7 +84,6 @@ def test_every_command_writes_a_valid_page(name, folder, tmp_path):
     assert CHARTS[name] in charts(tree)
 
 
-@pytest.mark.compiled
 @replay_data.needed
 @pytest.mark.parametrize("name", RECORDED)
 def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
@@ -94,7 +92,6 @@ def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     assert CHARTS[name] in charts(tree)
 
 
-@pytest.mark.compiled
 def test_a_placement_has_a_page(tmp_path):
     drawn = [*DRAWN, "-o", str(tmp_path / "work")]
     assert CliRunner().invoke(main, ["dispatch", "generate", *drawn]).exit_code == 0
@@ -110,7 +107,6 @@ def test_a_directory_as_page_is_an_error(tmp_path):
         write_page(Page(title="", source="", headline=(), facts=(), sections=()), tmp_path)
 
 
-@pytest.mark.compiled
 def test_a_search_without_a_strategy_that_fits_has_a_page(tmp_path):
     target = tmp_path / "page.html"
     words = ["isp", *PLANNED, "--memory", "1GiB", "--html", str(target)]

@@ -34,7 +34,6 @@ def found(run):
     return compute(merge(parts), byte_kind="payload", link=50e9)
 
 
-@pytest.mark.compiled
 def test_a_finding_has_the_time_that_its_fix_saves(run, found):
     answers = results_for_page(run, found, ReportOptions(no_timeline=True)).answers
     (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
@@ -65,7 +64,6 @@ KINDS = {
 }
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("kind", KINDS)
 def test_findings_have_pictures_of_their_kind(found, kind):
     chosen = _finding(found, kind, bus_bw=1e10, peers_bus_bw=2e10, idle_cause="launch_bound")
@@ -85,7 +83,6 @@ def test_findings_have_pictures_of_their_kind(found, kind):
         assert tips(parsed(str(draw(shown.picture.chart, shown.picture.alt))))
 
 
-@pytest.mark.compiled
 def test_tokens_per_step_give_the_throughput(found):
     step = found.iteration.mean_ns
     flops = replace(found.flops, model_per_step=2e12, mfu=0.4)
@@ -113,7 +110,6 @@ def test_a_step_has_at_least_one_token():
         MetricsOptions(tokens_per_step=0)
 
 
-@pytest.mark.compiled
 def test_a_finding_on_many_ranks_names_a_few_of_them(found):
     ranks = tuple(range(0, 400, 2))
     text = f"Ranks {ranges(ranks)} are stragglers."

@@ -25,8 +25,6 @@ from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
 
-pytestmark = pytest.mark.compiled
-
 WIDTHS = (60, 80, 200)
 # What prints, by name; {run}, {healthy}, {table} and {workload} are made by the demo.
 COMMANDS = {

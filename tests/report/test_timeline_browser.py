@@ -9,7 +9,6 @@ import fastcomm
 from fastcomm.errors import inert
 from fastcomm.synthetic import Job, write
 
-pytestmark = pytest.mark.compiled
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u202e'\"`${7}"
 
 

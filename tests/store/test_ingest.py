@@ -87,7 +87,6 @@ def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
     assert json.loads(to_json(manifest)) == said
 
 
-@pytest.mark.compiled
 def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(tmp_path):
     write(Job.of(ranks=3, steps=1), tmp_path / "traces")
     folders = [tmp_path / f"store{workers}" for workers in (1, 2)]
@@ -117,7 +116,6 @@ def test_unchanged_ranks_are_recognized_under_another_path(traces, tmp_path):
     assert ingest(plan([tmp_path / "moved"], tmp_path / "store")).kept == (0, 1, 2)
 
 
-@pytest.mark.compiled
 def test_several_ranks_of_one_report_are_stored_apart(tmp_path):
     write_nsys(Job.of(ranks=4, steps=1), tmp_path / "reports", per_report=2)
     found = ingest(plan([tmp_path / "reports"], tmp_path / "store"))
@@ -184,7 +182,6 @@ def test_an_interrupted_store_is_refused_until_it_is_resumed(traces, tmp_path, m
     assert contents(store) == contents(tmp_path / "whole")
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_ingest_is_resumed_by_the_next(tmp_path, workers):
     write(Job.of(ranks=8), tmp_path / "traces", filler_bytes=5_000_000)
@@ -203,7 +200,6 @@ def test_a_killed_ingest_is_resumed_by_the_next(tmp_path, workers):
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_unreadable_rank_is_an_error_or_skipped(traces, tmp_path, workers):
     store = tmp_path / "store"
@@ -334,7 +330,6 @@ def test_clocks_that_disagree_are_in_the_manifest_and_in_the_table_of_ranks(tmp_
     assert rows == [(0, 20_000), (1, 20_000), (2, 20_000)]
 
 
-@pytest.mark.compiled
 def test_the_clocks_of_reports_that_disagree_are_found(tmp_path):
     skewed = NsysVariant(clock_skew_ns={1: 30_000_000, 2: -4_000_000})
     write_nsys(Job.of(ranks=4, steps=2), tmp_path / "reports", variant=skewed)

@@ -136,7 +136,6 @@ def test_options_apply_to_a_store_as_to_its_traces(run, options):
     assert measured(run / "store", **options) == measured(run / "traces", **options)
 
 
-@pytest.mark.compiled
 def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
@@ -148,7 +147,6 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     assert "CP" in found["volume"]
 
 
-@pytest.mark.compiled
 def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     bare = NsysVariant(payload="none")
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
@@ -207,14 +205,12 @@ def test_options_are_restored_from_json(options):
     assert files.over(TraceOptions(), options) == options
 
 
-@pytest.mark.compiled
 def test_metrics_of_a_synthetic_job_equal_those_of_its_store(tmp_path):
     write(Job.of(ranks=4, steps=2), tmp_path / "traces")
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "traces")
 
 
-@pytest.mark.compiled
 def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto, tmp_path):
     for source in ("nccl_2rank_rank0.json.gz", "dlrm_8rank", "gloo_4rank", "sampled_2of128"):
         found = ingest(plan([kineto / source], tmp_path / source.partition(".")[0]))
@@ -225,7 +221,6 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
             assert entry.size <= entry.fingerprint.size, entry.source
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     "name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_2x2"]
 )
@@ -245,7 +240,6 @@ def test_real_traces_are_restored_unchanged(real, tmp_path, name):
 PAGE = pages.DOCS / "store.md"
 
 
-@pytest.mark.compiled
 def test_the_page_shows_the_results_of_its_queries():
     text = PAGE.read_text("utf-8")
     assert len(re.findall("^```sql$", text, re.MULTILINE)) == 3

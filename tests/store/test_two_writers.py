@@ -109,7 +109,6 @@ def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path)
     assert open_run(store).ranks == (0, 1, 2)
 
 
-@pytest.mark.compiled
 def test_two_concurrent_ingests_leave_one_complete_store(tmp_path):
     runs = [traces(tmp_path / name, range(4), name * 9, world=4) for name in "ab"]
     store = tmp_path / "store"

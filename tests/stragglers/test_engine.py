@@ -64,7 +64,6 @@ def asked_for(job, target, table, *words):
     return said, {each.name: each.read_bytes() for each in sorted(target.iterdir())}
 
 
-@pytest.mark.compiled
 def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
     job, engine, cluster, tmp_path, monkeypatch
 ):
@@ -81,7 +80,6 @@ def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
     assert '"steps": [\n    1,\n    3\n  ]' in invoke(table, "--json", *steps).stdout
 
 
-@pytest.mark.compiled
 def test_the_result_is_that_of_one_process_with_any_number_of_workers(job, tmp_path):
     table = job / "table.parquet"
     here = asked_for(job, tmp_path / "here", table)
@@ -89,7 +87,6 @@ def test_the_result_is_that_of_one_process_with_any_number_of_workers(job, tmp_p
     assert "no such file" in invoke(tmp_path / "a.csv", "--workers", 2, code=2).stderr
 
 
-@pytest.mark.compiled
 def test_an_object_is_made_once_in_each_process(tmp_path):
     held = Local(workers=2).hold(partial(made_and_listed, tmp_path))
     processes = held.apply([os_process] * 20)
@@ -113,7 +110,6 @@ def os_process(_):
     return os.getpid()
 
 
-@pytest.mark.compiled
 def test_errors_of_a_table_are_equal_on_a_cluster(job, engine, cluster, tmp_path):
     there = ("--dask", cluster.address)
     absent = tmp_path / "absent.parquet"
@@ -139,7 +135,6 @@ def fatal_question(_made):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.compiled
 def test_scenarios_of_a_killed_worker_are_repeated_once(engine, tmp_path):
     held = engine.hold(partial(made_once, tmp_path / "made"))
     assert held.apply([partial(times, n) for n in range(9)]) == list(range(9))

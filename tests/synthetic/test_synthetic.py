@@ -16,8 +16,6 @@ from fastcomm.synthetic.job import GAP
 from fastcomm.synthetic.play import steps
 from fastcomm.synthetic.stage import START_NS
 
-pytestmark = pytest.mark.compiled
-
 
 def load(path):
     raw = path.read_bytes()

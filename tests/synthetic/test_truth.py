@@ -14,9 +14,6 @@ from oracles import metrics as oracle_metrics
 
 from fastcomm.synthetic import Job, Variant, write
 
-pytestmark = pytest.mark.compiled
-
-
 TAG_OF = {
     "TENSOR_MODEL_PARALLEL_GROUP": "TP",
     "DATA_PARALLEL_GROUP": "DP",

@@ -18,8 +18,6 @@ from fastcomm.trace.schema import KINDS
 
 SCHEMA = SCHEMAS / "metrics.json"
 
-pytestmark = pytest.mark.compiled
-
 STEP = k.mark("ProfilerStep#3", 0, 100)
 HOST = [STEP, k.event("aten::mm", "cpu_op", 10, 50, pid=100, tid=1)]
 

@@ -168,7 +168,6 @@ def test_a_flipped_deleted_or_inserted_byte_is_never_silent(tmp_path_factory, da
     agrees(path, bytes(text))
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     "name",
     [

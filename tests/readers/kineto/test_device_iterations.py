@@ -273,7 +273,6 @@ def test_complete_steps_of_a_truncated_trace_equal_the_whole_trace(tmp_path):
         assert check_cuts(tmp_path, rows, places) == 0
 
 
-@pytest.mark.compiled
 def test_complete_steps_of_a_truncated_real_trace_are_unchanged(tmp_path, request):
     path = request.getfixturevalue("kineto") / "sampled_2of128/rank-0.json.gz"
     rows = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

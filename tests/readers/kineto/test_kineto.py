@@ -46,7 +46,6 @@ def comm(trace):
     ]
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     "name",
     [
@@ -68,7 +67,6 @@ def test_collectives_of_a_real_trace_agree_with_the_oracle(real, name):
     )
 
 
-@pytest.mark.compiled
 def test_the_nccl_trace_has_its_reference_metrics(kineto):
     from fastcomm.readers.kineto import reader
 

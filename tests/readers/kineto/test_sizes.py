@@ -17,8 +17,6 @@ from fastcomm.readers.kineto.sizes import OPERATORS, PREFIXES
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
-pytestmark = pytest.mark.compiled
-
 STEP = k.mark("ProfilerStep#3", 0, 1000)
 SENDRECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
 TYPES = {"c10::BFloat16": 2, "float": 4, "long int": 8, "unsigned char": 1, "c10::Half": 2}

@@ -232,7 +232,6 @@ def test_a_damaged_clock_in_a_store_is_an_error_with_its_path(store):
 # -------------------------------------------------------------- a real trace
 
 
-@pytest.mark.compiled
 def test_steps_of_a_gpu_far_behind_its_host_are_complete(kineto):
     found = measured(kineto / "mi300_resnet")
     assert found.iteration_clock == "device"
@@ -245,7 +244,6 @@ def test_steps_of_a_gpu_far_behind_its_host_are_complete(kineto):
     assert found.outside.comm_events == 5
 
 
-@pytest.mark.compiled
 def test_the_host_clock_would_lose_half_of_the_work(kineto):
     found = measured(kineto / "mi300_resnet", "host")
     assert int(100 * found.outside.share) == 45

@@ -23,8 +23,6 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import NsysVariant, write_nsys
 
-pytestmark = pytest.mark.compiled
-
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
 MATTERS = (KERNEL, NVTX, "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds", "META_DATA_EXPORT")
 

@@ -22,8 +22,6 @@ from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule
 
-pytestmark = pytest.mark.compiled
-
 LINK = 50e9
 # What the two formats have in common of an event.
 COLUMNS = ("op", "start", "stop", "stream", "tag", "msg_bytes", "payload_bytes", "bus_bytes")
@@ -274,7 +272,6 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
     assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir"])
 def test_the_host_and_the_gpu_of_an_export_are_those_of_the_same_kineto_run(tmp_path, kind):
     job = Job.of(ranks=16)

@@ -16,8 +16,6 @@ from fastcomm.readers import nsys as reader
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KIND, OPS
 
-pytestmark = pytest.mark.compiled
-
 
 def union(intervals):
     total, end = 0, None
