@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.cli.commands import HELP_ALL, group_title, meaning
@@ -43,8 +45,8 @@ _PYTHON = re.compile(r"(?<=^```pycon\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _WIDTH = 90
 # A message that a command prints only when it compiles the kernels.
 _COMPILING = "fastcomm: compiling its kernels"
-# Frequent commands with constant output: each runs once per directory.
-_CACHED = re.compile(r"fastcomm metrics demo(?: --link-bandwidth 400Gbit/s)?(?= [|]|$)")
+# A command of fastcomm up to what is the shell's: a pipe, a file, the next command.
+_OURS = re.compile(r"fastcomm (?:'[^']*'|\"[^\"]*\"|(?! 2>)[^'\"|;>])*")
 _CLI_HEAD = """\
 # Command line
 
@@ -224,23 +226,40 @@ def _query_result(query: str, folder: Path) -> str:
 
 
 def _output(command: str, folder: Path) -> str:
-    """Return stdout and stderr of a shell command, without messages of a first run."""
-    if cached := _CACHED.match(command):
-        output = folder / f".{hashlib.sha256(cached[0].encode()).hexdigest()[:8]}.output"
-        if not output.exists():
-            output.write_text(_run(cached[0], folder), "utf-8")
-        command = f"cat {output.name}{command[cached.end() :]}"
-    return _run(command, folder)
+    """Return stdout and stderr of a shell command, without messages of a first run.
+
+    What is ours runs in this process, before the shell, which gets its texts and exit code.
+    """
+
+    def texts_of(ours: re.Match[str]) -> str:
+        name = _written(ours[0], folder)
+        return f"{{ cat {name}.stderr >&2; cat {name}.stdout; (exit $(cat {name}.code)); }} "
+
+    return _run(_OURS.sub(texts_of, command), folder)
+
+
+def _written(command: str, folder: Path) -> str:
+    """Return the name of the files with a command's texts and code; it runs once a folder."""
+    name = f".{hashlib.sha256(command.strip().encode()).hexdigest()[:8]}"
+    if not (folder / f"{name}.code").exists():
+        with chdir(folder):
+            result = CliRunner().invoke(main, shlex.split(command)[1:])
+        for kind, text in (
+            ("stdout", result.stdout),
+            ("stderr", result.stderr),
+            ("code", str(result.exit_code)),
+        ):
+            (folder / f"{name}.{kind}").write_text(text, "utf-8")
+    return name
 
 
 def _run(command: str, folder: Path) -> str:
     """Run a shell command in a directory and return its output."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     completed = subprocess.run(
         command,
         shell=True,
         cwd=folder,
-        env={**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,11 +12,20 @@ from builders.replay_data import TRIAL, needed
 from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
-# What Python and libraries import where it is installed.
+# The command as pip installs it, once for each line of the input: whichever imports a module of
+# the working directory fires its trap.
 PROGRAM = """
+import sys
 from fastcomm.__main__ import main
 if __name__ == "__main__":
-    main()
+    for line in sys.stdin.read().splitlines():
+        sys.argv[1:] = line.split()
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        print(flush=True, end="\\0")
 """
 OPTIONAL = [
     *("sitecustomize", "usercustomize", "cuda", "bokeh", "pandas", "polars", "matplotlib"),
@@ -70,7 +79,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(run):
     """What the commands print without workers, and without traps."""
-    return {words: call(run, words) for words in ALONE}
+    return dict(zip(ALONE, call(run, *ALONE), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,9 @@ def trapped(run):
     shutil.copytree(run, folder)
     names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions(), *OPTIONAL}
     mark = str(folder.parent / "fired")
-    code = f"with open({mark!r}, 'a') as file: print(__name__, file=file)\n"
+    code = (
+        f"import sys\nwith open({mark!r}, 'a') as file: print(__name__, sys.argv, file=file)\n"
+    )
     for name in [*names, "evil", "fastcomm", "fastcomm_kernels"]:
         (folder / f"{name}.py").write_text(code)
     plugins = "".join(f"[{group}]\nevil = evil:evil\n" for group in GROUPS)
@@ -93,28 +104,29 @@ def trapped(run):
     return folder
 
 
-def call(folder, words, **environment):
-    """Run the installed command in a directory; its output, exit code and files."""
+def call(folder, *commands, **environment):
+    """Run the installed command in a directory, in one process; the output of each line."""
     out = folder.parent / "out"
     program = folder.parent / "bin" / "fastcomm"
     if not program.exists():
         program = folder.parents[1] / "bin" / "fastcomm"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "DASK"))}
     done = subprocess.run(
-        [sys.executable, program, *words.format(out=out).split()],
+        [sys.executable, program],
+        input="\n".join(commands).format(out=out),
         cwd=folder,
         env={**clean, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, (words, done.stderr)
-    return done.stdout.replace(str(out), "OUT").replace(f"{folder}/", "")
+    assert done.returncode == 0, (commands, done.stderr)
+    return done.stdout.replace(str(out), "OUT").replace(f"{folder}/", "").split("\0")[:-1]
 
 
 def fired(folder):
     path = folder.parent / "fired"
-    return sorted(set(path.read_text().split())) if path.exists() else []
+    return sorted(set(path.read_text().splitlines())) if path.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -122,13 +134,11 @@ def fired(folder):
     [(ALONE, ""), (ON_WORKERS, " --workers 2"), (ON_WORKERS[1:6:2], " --dask local:1")],
 )
 def test_no_module_of_the_directory_is_imported(results, trapped, commands, how):
-    for words in commands:
-        result = call(trapped, words + how)
-        assert fired(trapped) == [], words
-        assert result == results[words], words
-        if words.startswith(("ingest", "convert")) and how:
-            shutil.rmtree(trapped.parent / "out")
+    found = call(trapped, *(words + how for words in commands))
+    assert fired(trapped) == []
+    assert found == [results[words] for words in commands]
     assert not (trapped / "overwritten").exists()
+    shutil.rmtree(trapped.parent / "out", ignore_errors=True)
 
 
 @needed
@@ -168,15 +178,14 @@ def test_the_environment_of_children_is_restored_after_the_last(monkeypatch):
 
 
 def test_workers_are_refused_if_the_directory_cannot_be_excluded(run):
-    command = [
-        sys.executable,
-        "-E",
-        run.parent / "bin" / "fastcomm",
-        "metrics",
-        ".",
-        "--workers",
-    ]
-    done = subprocess.run([*command, "2"], cwd=run, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-E", run.parent / "bin" / "fastcomm"],
+        input="metrics . --workers 2",
+        cwd=run,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith(
         "Error: python -E: workers would import modules of the working"
