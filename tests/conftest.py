@@ -1,4 +1,7 @@
-"""The first call of a kernel compiles it: no deadline."""
+"""Inputs of many tests, and how often hypothesis tries.
+
+The first call of a kernel compiles it: no deadline.
+"""
 
 import gzip
 import os
@@ -10,16 +13,15 @@ from pathlib import Path
 import pytest
 from builders.places import RECORDED, SHARED
 from hypothesis import HealthCheck, Phase, settings
-from numba.core import config
 
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("compiled", quick)
-# Plain Python takes a thousand times as long: its examples are few, and always the same ones,
-# since they have to reach every line.
+# In the gate few examples, always the same ones: red is a change that broke something.
+# `--hypothesis-profile=soak` looks for new ones, and makes small what fails.
+often = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=2000)
+settings.register_profile("soak", often)
 settings.register_profile(
-    "plain", quick, max_examples=15, derandomize=True, phases=set(Phase) - {Phase.shrink}
+    "gate", often, max_examples=25, derandomize=True, phases=set(Phase) - {Phase.shrink}
 )
-settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
+settings.load_profile("gate")
 
 
 @pytest.hookimpl(wrapper=True)

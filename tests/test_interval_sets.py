@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import intervals as oracles
 
@@ -27,7 +27,6 @@ def covered(result):
 
 
 @given(SETS, SETS, SETS)
-@settings(max_examples=150, deadline=None)
 def test_union_covers_the_points_of_any_set(a, b, c):
     points = oracles.points(a) | oracles.points(b) | oracles.points(c)
     assert covered(intervals.union(columns(a), columns(b), columns(c))) == points
@@ -35,7 +34,6 @@ def test_union_covers_the_points_of_any_set(a, b, c):
 
 
 @given(SETS, SETS)
-@settings(max_examples=150, deadline=None)
 def test_intersection_and_difference_partition_a_set(a, b):
     own, other = oracles.points(a), oracles.points(b)
     assert covered(intervals.intersection(columns(a), columns(b))) == own & other
@@ -43,7 +41,6 @@ def test_intersection_and_difference_partition_a_set(a, b):
 
 
 @given(SETS)
-@settings(max_examples=150, deadline=None)
 def test_length_counts_the_covered_points(pairs):
     assert intervals.length(columns(pairs)) == len(oracles.points(pairs))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders.places import SHARED
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
@@ -143,7 +143,6 @@ def jobs(draw):
     return ranks
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_times_and_path_agree_with_the_definition(tmp_path_factory, ranks):
     folder = write_ranks(tmp_path_factory.mktemp("job"), ranks)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import networkx
 import pyarrow as pa
 import pytest
+from builders.examples import fewer
 from builders.made_traces import table
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import joined as oracle
 
@@ -167,7 +168,6 @@ def is_joined(rows):
     return any(row.op for mine in rows for row in mine)
 
 
-@settings(deadline=None)
 @given(jobs())
 def test_the_joined_path_agrees_with_the_definition(rows):
     if not is_joined(rows):
@@ -205,7 +205,7 @@ def chain(graph, source):
     return far[source]
 
 
-@settings(deadline=None, max_examples=20)
+@fewer(2)
 @given(jobs())
 def test_slack_is_the_step_minus_the_longest_chain_through_a_node(rows):
     if not is_joined(rows):

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.critical_path import CriticalPath
@@ -173,7 +173,6 @@ def steps(draw):
     return Step(operators)
 
 
-@settings(deadline=None)
 @given(steps(), st.data())
 def test_reordered_operators_wait_only_for_their_data(step, data):
     lane = np.array([name == "d" for name, _ in step.row], np.int32)

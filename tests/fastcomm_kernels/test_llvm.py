@@ -1,7 +1,8 @@
 """Test machine instructions in kernels against their Python equivalents."""
 
 import numpy as np
-from hypothesis import example, given, settings
+from builders.examples import fewer
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numba.core import config
 
@@ -190,7 +191,7 @@ def test_memory_is_written_and_read(i, value, text):
     assert _llvm.load64_twin(expected_block, i) == word
 
 
-@settings(max_examples=20)
+@fewer(2)
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, 1))
 def test_string_masks_cover_opening_to_closing_quotes(marks, carry):
     inside, expected = bool(carry), 0

@@ -5,7 +5,7 @@ import tomllib
 import numpy as np
 import pytest
 from builders.places import SHARED
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.surfaces import seconds
 
@@ -44,7 +44,6 @@ def test_a_surface_takes_arrays():
     assert times.tolist() == [float(surface.seconds(each, 4096, 8192)) for each in m]
 
 
-@settings(max_examples=50)
 @given(
     st.sampled_from(gpus()),
     st.lists(st.floats(1, 1e5), min_size=3, max_size=3),

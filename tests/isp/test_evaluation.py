@@ -10,7 +10,7 @@ import pytest
 from builders.commands import invoke
 from builders.isp_inputs import GOOD, HEAD, PLAN, PRICE, load_run, schema, table
 from builders.places import SHARED
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from docs import isp_runs
@@ -33,7 +33,6 @@ def published():
     return folder
 
 
-@settings(max_examples=40)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("any") / "runs.csv"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders.isp_cases import A800, block_of, cases, ours, question
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import isp as oracle
 
@@ -191,7 +191,6 @@ def costs(made, **more):
     return evaluate(block_of(case), question(ours(model), case[2], flash=flash, **more), LEVEL)
 
 
-@settings(max_examples=40)
 @given(cases(sparse=True), st.floats(1, 4))
 def test_uneven_loads_are_never_faster_nor_smaller(made, imbalance):
     even, uneven = costs(made), costs(made, imbalance=imbalance)
@@ -199,14 +198,12 @@ def test_uneven_loads_are_never_faster_nor_smaller(made, imbalance):
     assert uneven["total_mm_cost"] >= even["total_mm_cost"] * (1 - 1e-12)
 
 
-@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_overlapped_all_to_alls_are_never_slower(made):
     shown, hidden = costs(made), costs(made, overlap_experts=True)
     assert hidden["total_latency"] <= shown["total_latency"] * (1 + 1e-12)
 
 
-@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_memory_never_grows_with_the_spread_of_experts(made):
     model, (*rest, _, stages), flash = made
@@ -215,7 +212,6 @@ def test_memory_never_grows_with_the_spread_of_experts(made):
     assert all(after <= before * (1 + 1e-12) for before, after in pairwise(used))
 
 
-@settings(max_examples=40)
 @given(cases(sparse=True), st.sampled_from(["bw_intra", "bw_node", "hbm"]), st.floats(1.01, 8))
 def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
     model, case, flash = made
@@ -225,7 +221,6 @@ def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
     assert evaluate(block_of(case), asked, faster)["total_latency"] <= before * (1 + 1e-12)
 
 
-@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_parts_of_a_step_add_up_to_it(made):
     model, case, flash = made

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders.examples import fewer
 from builders.isp_cases import A800, ALGOS, block_of, cases, ours, question
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import isp as oracle
 
@@ -176,7 +177,7 @@ def test_without_a_start_mtp_communicates_as_long_as_msp():
     assert mtp == pytest.approx(msp)
 
 
-@settings(max_examples=12)
+@fewer(2)
 @given(st.integers(26, 76), st.integers(26, 76))
 def test_a_larger_limit_never_lowers_the_best_rate(one, two):
     least, most = sorted((one, two))

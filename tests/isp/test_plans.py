@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from builders.commands import invoke
 from builders.isp_inputs import HEAD, PLAN, PRICE, schema, table
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.isp.plan import with_strategy
@@ -17,7 +17,6 @@ from fastcomm.isp.presets import load
 from fastcomm.isp.runs import load_runs, price_run
 
 
-@settings(max_examples=60)
 @given(
     tp=st.sampled_from([1, 2, 8]),
     pp=st.sampled_from([1, 2, 4]),

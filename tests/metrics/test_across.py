@@ -18,7 +18,7 @@ from builders.across_events import (
 )
 from builders.job_traces import measured_job
 from builders.same import same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import waits as oracle_waits
 
@@ -53,7 +53,6 @@ def collectives(draw):
 
 
 @given(collectives())
-@settings(max_examples=40)
 def test_skew_and_waits_are_what_the_definitions_say(events):
     ranks = list(range(5))
     found, _ = ask(ranks, table(by_rank(events)), "none")
@@ -113,7 +112,6 @@ def ranks_of(members):
 
 
 @given(collectives(), st.lists(st.integers(-(10**12), 10**12), min_size=5, max_size=5))
-@settings(max_examples=40)
 def test_aligned_clocks_give_the_results_of_equal_clocks(events, ahead):
     ranks = list(range(5))
     moved = [{**e, "start_ns": e["start_ns"] + ahead[e["rank"]]} for e in by_rank(events)]

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fastcomm.metrics.findings import Suspect, sharing
@@ -107,7 +107,6 @@ def alone(late):
     return np.maximum(beyond, 0).sum(axis=1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=3))
 def test_the_share_of_two_ranks_counts_the_collectives_that_they_are_late_at(pairs):
     late = np.array(pairs).T
@@ -129,7 +128,6 @@ def test_equally_late_ranks_at_different_collectives_cost_the_sum():
     assert told([found]) == [((3, 5), 5)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=3))
 def test_no_rank_of_several_has_a_larger_share_than_its_fix_gains(rows):
     late = np.array(rows).T

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from builders.examples import fewer
 from builders.job_traces import measured_job
 from builders.places import SHARED
 from builders.synthetic_truth import planted
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.analyses.measure import compute_metrics
@@ -109,7 +110,7 @@ clean = st.builds(
 
 
 @given(clean)
-@settings(max_examples=8)
+@fewer(4)
 def test_no_cause_is_found_in_a_clean_run(job):
     assert [each for each in measured_job(job).findings if not each.is_symptom] == []
 

@@ -8,7 +8,7 @@ from builders.dask_cluster import merge as merge_counts
 from builders.dask_cluster import run_of
 from builders.job_traces import trace
 from builders.made_traces import traces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm import executors
@@ -39,7 +39,6 @@ def numbered(ranks):
     st.lists(traces(), min_size=1, max_size=4).map(numbered),
     st.sampled_from(["payload", "bus", "msg"]),
 )
-@settings(max_examples=60, deadline=None)
 def test_ranks_are_measured_together_as_each_alone(ranks, byte_kind):
     same(ranks, byte_kind=byte_kind)
 

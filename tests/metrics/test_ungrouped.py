@@ -9,7 +9,7 @@ import pytest
 from builders import kineto_text
 from builders.job_traces import measured, trace
 from builders.ungrouped_events import MS, US, matched
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import matching as oracle
 
@@ -202,7 +202,6 @@ def true_sets(events):
 
 
 @given(sequences())
-@settings(max_examples=60)
 def test_ranks_that_lost_events_are_matched_correctly_or_not_at_all(events):
     sets, found = matched(events)
     wanted = true_sets(events)
@@ -214,7 +213,6 @@ def test_ranks_that_lost_events_are_matched_correctly_or_not_at_all(events):
 
 
 @given(sequences())
-@settings(max_examples=30)
 def test_ranks_that_lost_nothing_are_matched_whatever_their_clocks(events):
     numbers = {}
     for event in events:
@@ -231,7 +229,6 @@ def test_ranks_that_lost_nothing_are_matched_whatever_their_clocks(events):
 
 
 @given(sequences(groups=2))
-@settings(max_examples=40)
 def test_two_groups_with_equal_operations_are_never_merged(events):
     sets, found = matched(events)
     wanted = true_sets(events)
@@ -272,7 +269,6 @@ def test_two_groups_with_lost_events_are_never_merged():
 
 
 @given(sequences(), st.integers(0, 100), st.sampled_from(["AllGather", "AllReduce"]))
-@settings(max_examples=40)
 def test_a_rank_with_another_sequence_is_never_matched_wrongly(events, at, op):
     changed = events[at % len(events)]
     changed.op, changed.size, changed.true = op, 777, -1

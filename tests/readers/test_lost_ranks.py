@@ -12,7 +12,7 @@ from builders.fault_tools import nobody
 from builders.places import SHARED
 from builders.rank_folders import NAMES, STEP, spoil, write_ranks
 from builders.replay_data import TRIAL
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import directories as oracle
 
@@ -39,7 +39,6 @@ def folder(tmp_path):
     return write_ranks(tmp_path / "traces")
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     style=st.sampled_from(["tensorboard", "rank", "number"]),
     states=st.lists(STATES, min_size=1, max_size=6),

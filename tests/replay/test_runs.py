@@ -7,8 +7,9 @@ import networkx
 import numpy as np
 import pytest
 from builders import kineto_text as k
+from builders.examples import fewer
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
@@ -278,7 +279,7 @@ def jobs(draw):
     return ranks
 
 
-@settings(deadline=None, max_examples=12)
+@fewer(2)
 @given(jobs(), st.integers(0, 3), st.sampled_from((0.0, 0.5, 2.0)))
 def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_does(
     tmp_path_factory, ranks, which, ratio

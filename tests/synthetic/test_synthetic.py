@@ -5,9 +5,10 @@ import json
 from collections import defaultdict
 
 import pytest
+from builders.examples import fewer
 from builders.synthetic_files import LINK, SMALL, VARIANTS, shapes, written
 from builders.synthetic_truth import truth
-from hypothesis import given, settings
+from hypothesis import given
 
 from fastcomm.errors import ConfigError
 from fastcomm.synthetic import FIRST_ID, Job, Variant, pipeline, text, write
@@ -95,7 +96,6 @@ def calls_by_identity(job):
 
 
 @given(shapes)
-@settings(max_examples=40)
 def test_members_of_a_collective_end_together_and_none_begins_after_all_were_there(job):
     for members in calls_by_identity(job).values():
         call = members[0][1].call
@@ -113,7 +113,6 @@ def test_members_of_a_collective_end_together_and_none_begins_after_all_were_the
 
 
 @given(shapes)
-@settings(max_examples=40)
 def test_a_stream_does_one_thing_at_a_time_inside_the_mark(job):
     for rank in {0, job.ranks // 2, job.ranks - 1}:
         end = 0
@@ -132,7 +131,7 @@ def test_a_stream_does_one_thing_at_a_time_inside_the_mark(job):
 
 
 @given(shapes)
-@settings(max_examples=20)
+@fewer(2)
 def test_work_starts_as_soon_as_its_launch_its_stream_and_its_inputs_allow(job):
     most = START_NS + pipeline.added(job, "kernel_gaps", GAP)
     for rank in {0, job.ranks // 2, job.ranks - 1}:
@@ -216,7 +215,7 @@ def test_volume_follows_from_the_sizes_of_the_job():
 
 
 @given(shapes)
-@settings(max_examples=20)
+@fewer(2)
 def test_the_known_answers_add_up(job):
     said = truth(job, LINK)
     assert sum(said["breakdown"]["exact"].values()) == pytest.approx(1)

@@ -6,9 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from builders.examples import fewer
 from builders.synthetic_files import LINK, SMALL, VARIANTS, shapes, written
 from builders.synthetic_truth import truth
-from hypothesis import given, settings
+from hypothesis import given
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
@@ -90,7 +91,7 @@ def test_truth_is_what_the_oracle_finds_in_jobs_of_any_shape(job):
 
 
 @given(shapes.filter(lambda job: job.ranks <= 12))
-@settings(max_examples=6)
+@fewer(4)
 def test_truth_is_what_the_oracle_finds_in_any_job(job):
     compare(job, tag_by_description, compress=False)
 

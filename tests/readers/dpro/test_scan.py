@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.compat import dpro
@@ -49,7 +49,6 @@ def assert_same(found, wanted):
     assert lanes[0] == lanes[1]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(rows(), min_size=1, max_size=8), st.booleans())
 def test_the_scanner_and_the_json_library_agree(tmp_path_factory, events, bare):
     path = tmp_path_factory.mktemp("uniform") / "all.json"

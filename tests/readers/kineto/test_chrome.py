@@ -201,10 +201,7 @@ def is_utf8(text):
     return True
 
 
-@settings(
-    max_examples=150 if INTERPRETED else 300,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(traces(), st.sampled_from([0, 1, 3]), st.sampled_from([None, None, 1, 7, 16, 64, 200]))
 def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, text, gz, block):
     if INTERPRETED and block:

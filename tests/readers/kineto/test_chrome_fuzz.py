@@ -8,12 +8,9 @@ import re
 import orjson
 import pytest
 from builders.chrome_files import agrees, found, scan
-from numba.core import config
 from oracles.chrome import TwiceError, records
 
 from fastcomm.errors import TraceFileError
-
-INTERPRETED = bool(config.DISABLE_JIT)
 
 
 def spans_of(text, first, count):
@@ -86,7 +83,7 @@ def test_a_mutation_loses_only_the_events_that_it_hits(kineto, tmp_path):
         assert len(spans) >= 40
         every = records(original)
         assert len(every) == len(spans)
-        for _ in range(12 if INTERPRETED else 250):
+        for _ in range(250):
             start, stop, patch = mutated(rng, original)
             damaged = original[:start] + patch + original[stop:]
             shift = len(patch) - (stop - start)
@@ -135,7 +132,7 @@ def test_a_real_file_cut_anywhere_gives_its_whole_events(kineto, tmp_path):
     for text, begin in slices(kineto):
         spans = spans_of(text, begin, 10**6)
         every = records(text.encode())
-        for n in rng.sample(range(begin + 1, spans[-1][1]), 3 if INTERPRETED else 25):
+        for n in rng.sample(range(begin + 1, spans[-1][1]), 25):
             cut = text[:n].encode()
             whole = sum(b <= n for _, b in spans)
             with pytest.raises(

@@ -5,7 +5,7 @@ import json
 import pytest
 from builders import kineto_text as kt
 from builders.commands import invoke
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
@@ -37,7 +37,6 @@ def covered(times, start, stop):
     return {at for at in ran if start <= at < stop}
 
 
-@settings(deadline=None, max_examples=40)
 @given(TIMES, TIMES)
 def test_times_of_the_host_are_those_of_the_definition(tmp_path_factory, on_host, on_device):
     path = run_of(tmp_path_factory.mktemp("run"), on_host, on_device)

@@ -5,9 +5,9 @@ from math import prod
 
 import pytest
 from builders import kineto_text as k
-from hypothesis import given, settings
+from builders.examples import fewer
+from hypothesis import given
 from hypothesis import strategies as st
-from numba.core import config
 from oracles import kineto as oracle_kineto
 
 from fastcomm.analyses.measure import compute_metrics
@@ -61,7 +61,7 @@ def arguments(count, tensors):
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-@settings(max_examples=3 if config.DISABLE_JIT else 15, deadline=None)
+@fewer(3)
 @given(
     shape=st.lists(st.integers(1, 5000), max_size=3),
     kind=st.sampled_from(sorted(TYPES)),

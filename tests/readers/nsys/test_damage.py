@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from builders.nsys_report import SMALL
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.analyses.measure import compute_metrics
@@ -329,7 +329,6 @@ def test_a_bad_report_is_an_error_or_skipped_with_keep_going(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
-@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_changed_anywhere_give_numbers_or_an_error_and_nothing_else(
     made, tmp_path_factory, kind, data
