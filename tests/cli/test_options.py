@@ -3,6 +3,7 @@
 import math
 import re
 import resource
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -38,10 +39,13 @@ def peak(*, forget=False):
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
+@pytest.mark.parametrize("parts", [4, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_extreme_values_are_refused_briefly_or_harmless(inputs, name):
+def test_extreme_values_are_refused_briefly_or_harmless(inputs, name, parts):
+    """Each command by a quarter of them, another one than that of the commands before it."""
     begun = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    for case in options.cases(name, COMMANDS[name], inputs):
+    own = [*COMMANDS].index(name) % parts
+    for case in islice(options.cases(name, COMMANDS[name], inputs), own, None, parts):
         before = peak(forget=True)
         with in_time():
             kind, said = options.run(case.words)

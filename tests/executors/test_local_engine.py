@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic, sleep
 
+import numpy as np
 import pytest
 from builders import dask_cluster as c
 from builders import kineto_text as k
@@ -161,9 +163,22 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
     assert not list(tmp_path.glob("fastcomm-*"))
 
 
-@pytest.mark.parametrize("how", [("--workers", "2"), ("--dask", "local:2")])
-@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
-@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 2.5])
+_MOMENTS = [
+    (("--workers", "2"), (signal.SIGINT,), 0.2),
+    (("--workers", "2"), (signal.SIGTERM, signal.SIGINT), 0.6),
+    (("--dask", "local:2"), (signal.SIGTERM, signal.SIGINT), 1.2),
+]
+_EVERY_MOMENT = product(
+    (("--workers", "2"), ("--dask", "local:2")),
+    ((signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)),
+    np.arange(0.1, 3.1, 0.1),
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "numbers", "seconds"),
+    [*_MOMENTS, *(pytest.param(*each, marks=pytest.mark.soak) for each in _EVERY_MOMENT)],
+)
 def test_signals_at_any_moment_leave_no_files_or_processes(
     endless, tmp_path, how, numbers, seconds
 ):

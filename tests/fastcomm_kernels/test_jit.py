@@ -74,10 +74,24 @@ def flipped(content):
     return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A folder whose cache a process filled that compiled."""
+    folder = tmp_path_factory.mktemp("once")
+    assert run(folder) == (MISSED, [])
+    return folder
+
+
+@pytest.fixture
+def compiled(once, tmp_path):
+    """A copy of that cache in the folder of the test."""
+    shutil.copytree(once / "cache", tmp_path / "cache")
+
+
 @pytest.mark.compiled
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("damage", [empty, cut, garbage, flipped])
 def test_damaged_code_is_compiled_again_with_one_warning(tmp_path, damage):
-    assert run(tmp_path) == (MISSED, [])
     assert entries(tmp_path)
     for path in entries(tmp_path):
         path.write_bytes(damage(path.read_bytes()))
@@ -127,8 +141,8 @@ def test_a_full_disk_is_one_warning_and_code_stays_in_memory(tmp_path):
 
 
 @pytest.mark.compiled
+@pytest.mark.usefixtures("compiled")
 def test_complete_code_that_cannot_be_written_to_is_used(tmp_path):
-    assert run(tmp_path) == (MISSED, [])
     assert run(tmp_path, LIMITED + ONE) == (HIT, [])
 
 
@@ -189,9 +203,9 @@ def test_code_that_another_user_may_have_written_is_not_read(
 
 
 @pytest.mark.compiled
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_machine_code_of_another_user_is_not_run(tmp_path):
-    assert run(tmp_path) == (MISSED, [])
     for path in (tmp_path / "cache").rglob("*"):
         os.chown(path, 65534, 65534)
     answer, (warning,) = run(tmp_path)

@@ -69,7 +69,16 @@ def test_a_planted_fault_is_found_with_its_cost_and_nothing_else(layout, fault):
         assert found[0].evidence.stage in (wanted["stage"], None)
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, None])
+LARGE = ["slow_link", None]  # where size shows most
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *LARGE,
+        *(pytest.param(each, marks=pytest.mark.soak) for each in FAULTS if each not in LARGE),
+    ],
+)
 def test_the_first_finding_of_512_ranks_is_the_planted_cause(fault):
     changes = {"fault": fault} if fault else {"straggler": None}
     job = Job.of(512, steps=1, layers=2, **changes)

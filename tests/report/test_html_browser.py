@@ -248,7 +248,7 @@ def test_every_definition_is_reached_by_tab_and_stays(opened):
     shown = []
     for _ in range(400):
         page.keyboard.press("Tab")
-        page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 20)))")
+        page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 2)))")
         key, tip = page.evaluate(
             """() => [document.activeElement.dataset.def,
                       document.getElementById("tip").hidden]"""

@@ -97,7 +97,7 @@ def test_lines_fit_the_terminal_without_cutting_numbers(name, made):
         assert numbers(text) <= numbers(wide), f"{width}: {numbers(text) - numbers(wide)}"
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 64])
+@pytest.mark.parametrize("ranks", [1, 4, pytest.param(64, marks=pytest.mark.soak)])
 def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
     invoke("demo", tmp_path / "run", "--num-ranks", ranks)
     run = {"run": tmp_path / "run"}

@@ -274,7 +274,7 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir"])
 def test_the_host_and_the_gpu_of_an_export_are_those_of_the_same_kineto_run(tmp_path, kind):
-    job = Job.of(ranks=16)
+    job = Job.of(ranks=16, steps=1, layers=1)
     write_nsys(job, tmp_path / "nsys", per_report=8, kind=kind)
     write(job, tmp_path / "kineto")
     runs = [open_run(tmp_path / name) for name in ("nsys", "kineto")]
