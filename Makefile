@@ -31,9 +31,8 @@ LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.p
 WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale fuzz clean \
+.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-scale fuzz clean \
 	walk jobs dist least release-check
 
 help: ## List what there is
@@ -44,7 +43,9 @@ demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, 
 	$(BIN)/fastcomm report demo --link-bandwidth 400Gbit/s --html demo/report.html
 	@echo 'the page of the run, for a browser: demo/report.html'
 
-test: lint unit coverage docs ## Run every check: style, types, floors, tests, coverage, docs
+test: .venv/.dev ## Run every check: style, types, floors, docs, tests, coverage
+	$(MAKE) --jobs=2 --output-sync lint docs kernels
+	$(MAKE) --jobs=1 unit coverage
 
 lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/ruff check .
@@ -52,6 +53,9 @@ lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell fastcomm kernels tests docs bench fuzz *.md Makefile pyproject.toml
+
+kernels: .venv/.dev ## Compile the kernels before several processes need them at once
+	PYTHONPATH=.:kernels:tests $(BIN)/python -m builders.compiled
 
 unit: .venv/.dev ## Run the tests as they ship: with the JIT
 	$(TESTS)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from fastcomm.synthetic import Job, NsysVariant, play, write_nsys
 
-SMALL = Job.of(8, steps=2, micro_batches=2, layers=2)  # tp 2, pp 2, dp 2, ep 2
+SMALL = Job.of(8, steps=2, micro_batches=2, layers=1)  # tp 2, pp 2, dp 2, ep 2
 ELEMENT = {"BFloat16": 2, "Float": 4, "Long": 8}
 KERNEL, COPY, MEMSET, RUNTIME = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME")

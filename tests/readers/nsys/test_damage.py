@@ -21,7 +21,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import NsysVariant, write_nsys
+from fastcomm.synthetic import Job, NsysVariant, write_nsys
 
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
 MATTERS = (KERNEL, NVTX, "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds", "META_DATA_EXPORT")
@@ -230,7 +230,9 @@ def test_ranges_without_an_end_are_ignored(export):
     assert measured(export).breakdown.exact["compute"] > 0
 
 
-def test_messages_of_an_unfinished_group_have_no_kernels(export):
+def test_messages_of_an_unfinished_group_have_no_kernels(tmp_path):
+    job = Job.of(8, steps=2, micro_batches=2, layers=2)  # several groups a rank
+    (export,) = write_nsys(job, tmp_path, ranks=[0])
     ends = "textId IN (SELECT id FROM StringIds WHERE value = 'ncclGroupEnd')"
     change(export, f"DELETE FROM {NVTX} WHERE {ends}")
     found = measured(export)
