@@ -12,7 +12,8 @@ KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	trace/test_numbering.py readers/kineto/test_chrome.py readers/kineto/test_chrome_cut.py \
 	readers/kineto/test_chrome_faults.py metrics/test_across.py kernels/test_statistics.py \
 	$(addprefix critical_path/test_,corrected.py hta.py joined.py overlay.py windows.py) \
-	replay/test_replay.py replay/test_references.py)
+	$(addprefix replay/test_,network.py references.py replay.py) readers/dpro/test_statistics.py \
+	stragglers/test_stragglers.py)
 # The options of pyproject.toml leave benchmarks out of the tests.
 BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
 	--benchmark-timer=time.process_time
