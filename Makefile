@@ -4,8 +4,9 @@
 PYTHON ?= python3
 
 BIN := .venv/bin
-# A file at a time on every core.
-TESTS := $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
+# A file at a time on every core, and one more: some tests wait for other processes.
+WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+TESTS := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10
 # Tests that reach kernels directly: as plain Python, which coverage sees, they run every line of every kernel.
 KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
@@ -24,6 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 FUZZ_SECONDS ?= 60
+soak: FUZZ_SECONDS := 300
 # Tests that together use every dependency, and what they need besides.
 LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.py readers/nsys/test_parts.py \
 	store/test_store.py readers/test_remote.py report/test_html.py critical_path/test_cli.py \
@@ -33,7 +35,7 @@ WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschem
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-scale fuzz clean \
+.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-scale soak fuzz clean \
 	walk jobs dist least release-check
 
 help: ## List what there is
@@ -80,6 +82,11 @@ bench-check: .venv/.dev ## The same; what is under its bar fails
 
 bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
 	$(BIN)/python bench/scale.py --write docs/scale.md
+
+soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside busy cores
+	$(TESTS) -m 'soak or not soak' --hypothesis-profile=soak
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
+	$(BIN)/python bench/busy.py --rounds 10 -- $(MAKE) bench-check
 
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
