@@ -35,7 +35,7 @@ WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschem
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-scale soak fuzz clean \
+.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-compare bench-scale soak fuzz clean \
 	walk jobs dist least release-check
 
 help: ## List what there is
@@ -79,6 +79,9 @@ bench: .venv/.dev ## Measure kernels and whole commands against yardsticks
 
 bench-check: .venv/.dev ## The same; what is under its bar fails
 	$(BENCH) --check-bars
+
+bench-compare: .venv/.dev ## Measure this checkout and revision REV in pairs; fails nothing
+	$(BIN)/python bench/compare.py $(REV)
 
 bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
 	$(BIN)/python bench/scale.py --write docs/scale.md

@@ -119,11 +119,11 @@ def test_the_schedule_of_fast(bar, name, nodes):
 def test_a_whole_workload(bar):
     """Draw 2.6 M tokens and time DeepEP and FAST on them."""
     recipe = Recipe.of(seq_len=1 << 18, batch_size=10, iter_num=1)
-    layer = a_layer(4, 2, 4)
+    random, few = np.random.default_rng(42), TOKENS // 8
     bar(
         "dispatch_whole",
         lambda: simulate(Workload.of(recipe), ["deepep", "fast"]),
-        in_python(layer),
+        lambda: random.zipf(1.2, (few, 4)),
         count=recipe.tokens,
-        yardstick_count=PYTHON_TOKENS,
+        yardstick_count=few,
     )

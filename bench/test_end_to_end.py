@@ -12,7 +12,7 @@ from timing import best_of_processes, of_process, printed
 from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
-ROUNDS = 5
+ROUNDS = 3
 COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
 # The command after its imports. Prints the seconds it takes.
 MEASURED = """
@@ -101,4 +101,4 @@ def peak(folder):
 
 def test_help(quotient):
     commands = [*COMMAND[:3], "--help"], [sys.executable, "-c", "import click"]
-    quotient("help", lambda: best_of_processes(*commands, rounds=15))
+    quotient("help", lambda: best_of_processes(*commands, rounds=5))

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-from oracles import isp as oracle
 from timing import best_of_processes
 
 from fastcomm.compat import isp as original
@@ -39,13 +38,6 @@ def asked(least, algos=("isp", "msp", "fsp", "mtp"), world=1024):
     )
 
 
-def definition():
-    """Price some strategies one after the other, by the same formulas in plain Python."""
-    model = oracle.model(4096, 32, 32)
-    strategy = ("isp", 256, 4096, 2, 4, 1, 16, 0, (2, 8, 32))
-    return [oracle.step(oracle.A800, model, *strategy) for _ in range(SCALAR)]
-
-
 def passes():
     """Make a hundred passes over numbers, a piece at a time: half of it is calls of NumPy."""
     some = np.random.default_rng(0).random(LENGTH)
@@ -62,9 +54,9 @@ def test_evaluate(bar):
     bar(
         "isp_evaluate",
         lambda: search(question, A800),
-        definition,
+        passes,
         count=search(question, A800).feasible,
-        yardstick_count=SCALAR,
+        yardstick_count=PIECES * LENGTH,
     )
 
 
@@ -149,4 +141,4 @@ def test_trainer_space(bar):
 def test_command(quotient):
     whole = [sys.executable, "-m", "fastcomm", *COMMAND]
     imports = [sys.executable, "-c", "import numba"]
-    quotient("isp_command", lambda: best_of_processes(whole, imports, rounds=7))
+    quotient("isp_command", lambda: best_of_processes(whole, imports, rounds=3))

@@ -13,7 +13,7 @@ from fastcomm.readers.stream import blocks, document
 from fastcomm.synthetic import Job, write
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
-ROUNDS = 60
+ROUNDS = 15
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_scan(quotient, text, tmp_path):
     scan()  # compiles
     plain = tmp_path / "trace.json"
     plain.write_bytes(text)
-    quotient("scan", lambda: (printed(PARSED, plain, 15), *best(scan, rounds=ROUNDS)))
+    quotient("scan", lambda: (printed(PARSED, plain, 5), *best(scan, rounds=ROUNDS)))
 
 
 def test_a_rank(quotient, tmp_path):

@@ -11,7 +11,7 @@ from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.runs import open_run
 
-KERNELS, FEWER, OF_RANK = 2_000_000, 100_000, 300_000
+KERNELS, FEWER, OF_RANK = 500_000, 50_000, 150_000
 COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "demangledName")
 
 

@@ -14,7 +14,7 @@ from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
 EVENTS = 1_000_000
-ROUNDS = 100
+ROUNDS = 25
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,7 @@ def test_reopening_whole(rank, bar):
         partial(rank_file.read, stored, whole),
         partial(reader.read, trace, whole),
         count=events,
+        least=3,
     )
 
 
