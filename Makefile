@@ -5,8 +5,8 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 # A file at a time on every core, and one more: some tests wait for other processes.
-WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-TESTS := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+TESTS = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10
 # Tests that reach kernels directly: as plain Python, which coverage sees, they run every line of every kernel.
 KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
@@ -25,7 +25,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 FUZZ_SECONDS ?= 60
-soak: FUZZ_SECONDS := 300
 # Tests that together use every dependency, and what they need besides.
 LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.py readers/nsys/test_parts.py \
 	store/test_store.py readers/test_remote.py report/test_html.py critical_path/test_cli.py \
@@ -34,6 +33,10 @@ LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.p
 WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help
+# One target at a time: benchmarks measure. ABREAST is for those that `test` starts together.
+ifndef ABREAST
+.NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-compare bench-scale soak fuzz clean \
 	walk jobs dist least release-check
@@ -47,8 +50,8 @@ demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, 
 	@echo 'the page of the run, for a browser: demo/report.html'
 
 test: .venv/.dev ## Run every check: style, types, floors, docs, tests, coverage
-	$(MAKE) --jobs=2 --output-sync lint docs kernels
-	$(MAKE) --jobs=1 unit coverage
+	$(MAKE) ABREAST=1 --jobs=2 lint docs kernels
+	$(MAKE) unit coverage
 
 lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/ruff check .
@@ -88,7 +91,7 @@ bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace o
 
 soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside busy cores
 	$(TESTS) -m 'soak or not soak' --hypothesis-profile=soak
-	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
+	$(MAKE) fuzz FUZZ_SECONDS=300
 	$(BIN)/python bench/busy.py --rounds 10 -- $(MAKE) bench-check
 
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused

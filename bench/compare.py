@@ -8,15 +8,15 @@ benchmark that does not run on the other revision is listed.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import tomllib
 from pathlib import Path
+
+import fresh
 
 ROOT = Path(__file__).parents[1]
 BARS = tomllib.loads(Path(__file__).with_name("bars.toml").read_text("utf-8"))
@@ -51,24 +51,14 @@ def git(*words):
 def pair(other, file, other_first):
     """Numbers of a file of benchmarks by name: of the checkout, and of the other revision."""
     roots = (other, ROOT) if other_first else (ROOT, other)
-    found = {root: numbers(root, file) for root in roots}
+    found = {root: of_file(root, file) for root in roots}
     return found[ROOT], found[other]
 
 
-def numbers(root, file):
-    with tempfile.NamedTemporaryFile(suffix=".json") as written:
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", f"bench/{file}", "-o", "addopts="),
-                *("--benchmark-timer=time.process_time", f"--numbers={written.name}"),
-            ],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"},
-            check=False,  # what fails has no number
-            stdout=subprocess.DEVNULL,
-        )
-        text = Path(written.name).read_text()
-    return {name: number for name, (number, _) in json.loads(text or "{}").items()}
+def of_file(root, file):
+    path = f"{root}{os.pathsep}{root / 'kernels'}"
+    found = fresh.numbers(root, f"bench/{file}", environment={**os.environ, "PYTHONPATH": path})
+    return {name: number for name, (number, _) in found.items()}
 
 
 def show(pairs):

@@ -25,13 +25,12 @@ notice. The timings themselves are pytest-benchmark's, and its options (`--bench
 
 import gc
 import json
-import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 
+import fresh
 import numpy as np
 import pytest
 import timing
@@ -59,21 +58,27 @@ class Found:
     rate: float | None = None
 
     @property
-    def holds(self) -> bool:
+    def limit(self) -> tuple[str, float]:
+        """In which direction the limit is, and where."""
         bar = BARS[self.name]
         if "at_most" in bar:
-            return min(self.numbers) <= bar["at_most"]
-        return max(self.numbers) >= bar.get("ratio", bar.get("at_least"))
+            return "at most", bar["at_most"]
+        return "at least", bar.get("ratio", bar.get("at_least"))
+
+    @property
+    def holds(self) -> bool:
+        side, limit = self.limit
+        if side == "at most":
+            return min(self.numbers) <= limit
+        return max(self.numbers) >= limit
 
     def __str__(self) -> str:
-        bar = BARS[self.name]
-        limit = f"at most {bar['at_most']}" if "at_most" in bar else "at least "
-        limit += "" if "at_most" in bar else f"{bar.get('ratio', bar.get('at_least'))}"
+        bar, (side, limit) = BARS[self.name], self.limit
         unit = f"of {bar['yardstick']}" if "yardstick" in bar else bar["unit"]
         numbers = ", ".join(f"{number:.3g}" for number in self.numbers)
         noises = ", ".join(f"{noise:.2f}" for noise in self.noises)
         noise = f"; the yardstick beside itself: {noises}" if noises else ""
-        return f"{self.name}: {numbers} {unit}, wanted {limit}{noise}"
+        return f"{self.name}: {numbers} {unit}, wanted {side} {limit}{noise}"
 
 
 def pytest_addoption(parser):
@@ -121,24 +126,14 @@ def _fresh_garbage():
 
 
 @pytest.fixture
-def settle(request, tmp_path):
+def settle(request):
     """Say what was found; measure again what misses its bar, and fail what still does."""
     config = request.config
 
     def again(found):
         """What a fresh process finds, added to what is known."""
-        path = tmp_path / "numbers.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", request.node.nodeid),
-                *("-o", "addopts=--strict-markers", "--benchmark-timer=time.process_time"),
-                *("--noise", f"--numbers={path}", f"--slower={config.getoption('--slower')}"),
-            ],
-            cwd=config.rootpath,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        number, noises = json.loads(path.read_text())[found.name]
+        words = "--noise", f"--slower={config.getoption('--slower')}"
+        number, noises = fresh.numbers(config.rootpath, request.node.nodeid, *words)[found.name]
         return replace(found, numbers=(*found.numbers, number), noises=(*found.noises, *noises))
 
     def settled(found):

@@ -11,10 +11,11 @@ def test_segment_of(bar):
     random = np.random.default_rng(0)
     start = np.cumsum(random.integers(1, 100_000, N))
     cuts = np.linspace(start[0], start[-1] + 1, SEGMENTS + 1).astype(np.int64)
+    number, times = np.arange(SEGMENTS, dtype=np.int32), np.diff(np.searchsorted(start, cuts))
     bar(
         "segment_of",
         lambda: intervals.segment_of(start, cuts[:-1], cuts[1:]),
-        lambda: np.searchsorted(cuts[:-1], start, side="right"),
+        lambda: np.repeat(number, times),
         count=N,
     )
 
@@ -28,15 +29,13 @@ def test_totals(bar):
     segment = (np.arange(N) * SEGMENTS // N).astype(np.int32)
     tag = random.integers(0, TAGS, N).astype(np.int8)
 
-    def numpy_totals():
-        cell = segment.astype(np.int64) * TAGS + tag
-        known = value != NULL
-        weights = None, stop - start, np.where(known, value, 0), ~known
-        return [np.bincount(cell, weight, SEGMENTS * TAGS) for weight in weights]
-
+    cell, known = segment.astype(np.int64) * TAGS + tag, value != NULL
+    weights = [
+        each.astype(np.float64) for each in (stop - start, np.where(known, value, 0), ~known)
+    ]
     bar(
         "totals",
         lambda: intervals.totals(start, stop, value, segment, tag, (SEGMENTS, TAGS)),
-        numpy_totals,
+        lambda: [np.bincount(cell, each, SEGMENTS * TAGS) for each in (None, *weights)],
         count=N,
     )

@@ -244,6 +244,8 @@ def _written(command: str, folder: Path) -> str:
     if not (folder / f"{name}.code").exists():
         with chdir(folder):
             result = CliRunner().invoke(main, shlex.split(command)[1:])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
         for kind, text in (
             ("stdout", result.stdout),
             ("stderr", result.stderr),

@@ -138,7 +138,7 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how)
     assert fired(trapped) == []
     assert found == [results[words] for words in commands]
     assert not (trapped / "overwritten").exists()
-    shutil.rmtree(trapped.parent / "out", ignore_errors=True)
+    shutil.rmtree(trapped.parent / "out")
 
 
 @needed

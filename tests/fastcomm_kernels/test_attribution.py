@@ -82,11 +82,11 @@ def test_an_instant_belongs_to_the_first_layer_that_covers_it(idle, layers):
     ends = [
         np.array([span[k] for span in some], np.int64) for some in (idle, spans) for k in (0, 1)
     ]
-    found = {}
+    found, before = {}, 0
     interval, stops, owner = (each.tolist() for each in matching.owners(*ends, edges))
     for i, until, row in zip(interval, stops, owner, strict=True):
-        now = max((time + 1 for time in found), default=0)
-        found |= dict.fromkeys(range(max(now, idle[i][0]), until), row)
+        found |= dict.fromkeys(range(max(before, idle[i][0]), until), row)
+        before = until
     covering = {
         time: [row for row, (start, stop) in enumerate(spans) if start <= time < stop]
         for start, stop in idle

@@ -120,7 +120,8 @@ def test_host_calls_describe_kernels_without_metadata(tmp_path):
     assert (row["msg_bytes"], row["payload_bytes"], row["bus_bytes"]) == (20, 80, 60)
 
 
-def test_an_external_id_leads_to_a_call_on_another_thread(tmp_path):
+def by_external_id(folder, call_us):
+    """A collective whose call, of so many us, is on another thread than its launch."""
     call = {
         "External id": 55,
         "Collective name": "allreduce",
@@ -128,28 +129,20 @@ def test_an_external_id_leads_to_a_call_on_another_thread(tmp_path):
         "dtype": "Int",
     }
     events = [
-        k.event("record_param_comms", "cpu_op", 10, 20, 100, 1, **call),
+        k.event("record_param_comms", "cpu_op", 10, call_us, 100, 1, **call),
         k.launch(15, 5, tid=2),
         k.kernel("ncclDevKernel_Generic(x)", 40, 5, correlation=5, External_id=55),
     ]
-    (row,) = comm(read(tmp_path, events))
-    assert (row["op"], row["payload_bytes"]) == ("AllReduce", 40)
+    (row,) = comm(read(folder, events))
+    return row["op"], row["payload_bytes"]
+
+
+def test_an_external_id_leads_to_a_call_on_another_thread(tmp_path):
+    assert by_external_id(tmp_path, 20) == ("AllReduce", 40)
 
 
 def test_an_external_id_of_a_call_at_another_time_is_ignored(tmp_path):
-    call = {
-        "External id": 55,
-        "Collective name": "allreduce",
-        "In msg nelems": 10,
-        "dtype": "Int",
-    }
-    events = [
-        k.event("record_param_comms", "cpu_op", 10, 2, 100, 1, **call),
-        k.launch(15, 5, tid=2),
-        k.kernel("ncclDevKernel_Generic(x)", 40, 5, correlation=5, External_id=55),
-    ]
-    (row,) = comm(read(tmp_path, events))
-    assert (row["op"], row["payload_bytes"]) == ("OTHER", None)
+    assert by_external_id(tmp_path, 2) == ("OTHER", None)
 
 
 def test_unrecorded_metadata_is_null(tmp_path):
