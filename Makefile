@@ -21,8 +21,9 @@ BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
 # pip's downloads and the machine code of the kernels.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Most modules of the dependencies are never loaded: Python compiles those that are, when they are.
-export PIP_NO_COMPILE := 1
+# Most modules of the dependencies are never loaded: Python compiles those that are, once.
+export PIP_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 60
 # Tests that together use every dependency, and what they need besides.

@@ -19,7 +19,7 @@ PLAN = {"model": "llama3-8b", "global_batch": 256}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    write(Job.of(ranks=4), folder)
+    write(Job.of(ranks=4, steps=2, layers=2), folder)
     return folder
 
 
@@ -97,7 +97,11 @@ def test_a_script_without_a_guard_has_workers(folder, tmp_path):
     assert done.returncode == 0
 
 
-FUNCTIONS = """
+GUARDED = """
+import multiprocessing
+import os
+
+import fastcomm
 from fastcomm.executors import Local, Task
 from fastcomm.readers.runs import open_run
 
@@ -110,29 +114,6 @@ def finish(merged, skipped, spread):
     return merged
 
 
-if __name__ == "__main__":
-    task = Task(measure=events, merge=sum, finish=finish, content="all")
-    print(Local(workers=2).gather(open_run({folder!r}), task))
-"""
-
-
-def test_functions_of_a_script_run_in_workers(folder, run, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(FUNCTIONS.format(folder=str(folder)))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environ
-    )
-    total = sum(run.read(rank).events.num_rows for rank in run.ranks)
-    assert (done.stdout, done.stderr) == (f"{total}\n", "")
-
-
-FORKED = """
-import multiprocessing
-import os
-
-import fastcomm
-
-
 def measured(_):
     try:
         return len(fastcomm.open({folder!r}, workers=2).metrics().ranks)
@@ -141,6 +122,8 @@ def measured(_):
 
 
 if __name__ == "__main__":
+    task = Task(measure=events, merge=sum, finish=finish, content="all")
+    print(Local(workers=2).gather(open_run({folder!r}), task))
     print(measured(0))
     child = os.fork()
     if not child:
@@ -152,9 +135,11 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_can_have_no_workers_say_so(folder, tmp_path):
+def test_workers_run_functions_of_a_script_and_a_process_that_can_have_none_says_so(
+    folder, run, tmp_path
+):
     script = tmp_path / "script.py"
-    script.write_text(FORKED.format(folder=str(folder)))
+    script.write_text(GUARDED.format(folder=str(folder)))
     done = subprocess.run(
         [sys.executable, "-u", str(script)],
         capture_output=True,
@@ -162,7 +147,8 @@ def test_processes_that_can_have_no_workers_say_so(folder, tmp_path):
         check=False,
         env=environ,
     )
-    own, forked, pooled = done.stdout.splitlines()
-    assert own == "4"
+    events, own, forked, pooled = done.stdout.splitlines()
+    assert int(events) == sum(run.read(rank).events.num_rows for rank in run.ranks)
+    assert (own, done.stderr) == ("4", "")
     assert forked.startswith("workers: this process was forked from one that has workers")
     assert pooled.startswith("workers: this process is a daemon")

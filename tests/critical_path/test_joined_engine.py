@@ -1,8 +1,10 @@
 """Test the path through all ranks with several workers."""
 
 import json
+import shutil
 
 import pytest
+from builders import dask_cluster as c
 from builders.commands import contents, invoke
 
 from fastcomm.analyses.critical_path import critical_path, trimmed
@@ -10,13 +12,32 @@ from fastcomm.critical_path.analysis import analyze, joined
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
+JOB = Job.of(ranks=4, steps=2, layers=2)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kineto")
+    write(JOB, folder)
+    return folder
+
 
 @pytest.fixture(scope="module", params=["kineto", "nsys"])
-def run(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    job = Job.of(ranks=4)
-    (write if request.param == "kineto" else write_nsys)(job, folder)
+def run(request, traces, tmp_path_factory):
+    if request.param == "kineto":
+        return open_run(traces)
+    folder = tmp_path_factory.mktemp("nsys")
+    write_nsys(JOB, folder)
     return open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def on_cluster(tmp_path_factory):
+    """The options that make a command use a worker of a cluster."""
+    cluster = c.Cluster(tmp_path_factory.mktemp("cluster"))
+    cluster.worker("only")
+    yield "--dask", cluster.address
+    cluster.close()
 
 
 def test_omitting_unneeded_events_does_not_change_the_path(run):
@@ -42,17 +63,17 @@ def test_the_path_equals_the_path_of_whole_traces(run):
     assert found.event_ids == whole.event_ids
 
 
-@pytest.mark.parametrize("words", [["--workers", "2"], ["--dask", "local:1"]])
-def test_results_equal_the_results_of_one_process(tmp_path, words):
-    write(Job.of(ranks=4), tmp_path / "run")
-    command = ["critical-path", tmp_path / "run", "--json", "--output"]
+def test_results_equal_the_results_of_one_process(traces, on_cluster, tmp_path):
+    command = ["critical-path", traces, "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout
-    assert invoke(*command, tmp_path / "there", *words).stdout == here
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    for name, words in (("two", ("--workers", "2")), ("cluster", on_cluster)):
+        assert invoke(*command, tmp_path / name, *words).stdout == here
+        assert contents(tmp_path / name) == contents(tmp_path / "here")
 
 
-def test_an_unreadable_rank_is_an_error_or_skipped(tmp_path):
-    (_, bad, *_) = sorted(write(Job.of(ranks=4), tmp_path))
+def test_an_unreadable_rank_is_an_error_or_skipped(traces, tmp_path):
+    shutil.copytree(traces, tmp_path, dirs_exist_ok=True)
+    (_, bad, *_) = sorted(tmp_path.iterdir())
     bad.write_bytes(bad.read_bytes()[:-100])
     words = ("critical-path", tmp_path, "--json")
     assert (
@@ -68,17 +89,15 @@ def test_an_unreadable_rank_is_an_error_or_skipped(tmp_path):
     assert "skipped: rank 1" in answer.stderr
 
 
-def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(tmp_path):
-    write(Job.of(ranks=2), tmp_path)
-    command = ["critical-path", tmp_path, "--rank", "1", "--json"]
-    assert invoke(*command, "--dask", "local:1").stdout == invoke(*command).stdout
-    error = invoke(*command, "--dask", "local:1", "--compat", "hta", code=2).stderr
+def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(traces, on_cluster):
+    command = ["critical-path", traces, "--rank", "1", "--json"]
+    assert invoke(*command, *on_cluster).stdout == invoke(*command).stdout
+    error = invoke(*command, *on_cluster, "--compat", "hta", code=2).stderr
     assert "--dask has no effect with --compat; leave one out." in error
 
 
-def test_a_replay_equals_the_replay_of_one_process(tmp_path):
-    write(Job.of(ranks=4), tmp_path / "run")
-    command = ["replay", tmp_path / "run", "--json", "--output"]
+def test_a_replay_equals_the_replay_of_one_process(traces, on_cluster, tmp_path):
+    command = ["replay", traces, "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout
-    assert invoke(*command, tmp_path / "there", "--dask", "local:1").stdout == here
+    assert invoke(*command, tmp_path / "there", *on_cluster).stdout == here
     assert contents(tmp_path / "there") == contents(tmp_path / "here")

@@ -47,6 +47,12 @@ def cluster(tmp_path_factory):
     made.close()
 
 
+@pytest.fixture
+def look_often(monkeypatch):
+    """Look for lost workers ten times a second."""
+    monkeypatch.setattr("fastcomm.executors.dask_cluster._LOOK_S", 0.1)
+
+
 @pytest.fixture(scope="module")
 def engine(cluster):
     with dask.connected(cluster.address, wait_s=30) as found:
@@ -173,7 +179,7 @@ def test_ranks_that_kill_every_worker_are_skipped_alone(engine, cluster):
     cluster.kill("third")
 
 
-def test_a_worker_that_is_not_restarted_does_not_affect_others(cluster, tmp_path):
+def test_a_worker_that_is_not_restarted_does_not_affect_others(cluster, tmp_path, look_often):
     late = tmp_path / "late.py"
     late.write_text(c.LATE_NANNY)
     with dask.connected(cluster.address, wait_s=2) as engine:
@@ -195,7 +201,7 @@ def test_a_worker_that_is_not_restarted_does_not_affect_others(cluster, tmp_path
     cluster.kill("other")
 
 
-def test_a_cluster_without_workers_is_an_error_within_a_time_limit(cluster):
+def test_a_cluster_without_workers_is_an_error_within_a_time_limit(cluster, look_often):
     late = pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers")
     with dask.connected(cluster.address, wait_s=0.5) as engine, late:
         engine.gather(c.run_of(c.fine), c.COUNT)
@@ -261,22 +267,34 @@ def test_workers_and_a_cluster_contradict_each_other(traces):
     assert "--workers has no effect with --dask" in result.stderr
 
 
-@pytest.mark.parametrize("missing", ["dask", "distributed", "cryptography"])
-def test_without_the_extra_the_error_names_it(traces, missing):
-    script = (
-        f"import sys; sys.modules[{missing!r}] = None; "
-        "import fastcomm.__main__; fastcomm.__main__.main()"
-    )
+_WITHOUT = """
+import sys
+from fastcomm.__main__ import main
+
+for missing in ("dask", "distributed", "cryptography"):
+    sys.modules[missing] = None
+    try:
+        main()
+    except SystemExit as end:
+        print(missing, end.code)
+    del sys.modules[missing]
+"""
+
+
+def test_without_the_extra_the_error_names_it(traces):
     done = subprocess.run(
-        [sys.executable, "-c", script, "metrics", traces, "--dask", "local:1"],
-        check=False,
+        [sys.executable, "-c", _WITHOUT, "metrics", traces, "--dask", "local:1"],
+        check=True,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: --dask ")
-    assert "needs the extra: pip install 'fastcomm[dask]'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stdout == "dask 2\ndistributed 2\ncryptography 2\n"
+    for line, missing in zip(
+        done.stderr.splitlines(), ("dask", "distributed", "cryptography"), strict=True
+    ):
+        assert line.startswith("Error: --dask ")
+        assert missing in line
+        assert "needs the extra: pip install 'fastcomm[dask]'" in line
 
 
 _INTERRUPTED = """
@@ -320,17 +338,15 @@ def test_other_versions_are_warned_of_by_place():
         processes.check_same({"c": {**ours, "fastcomm": "9"}})
 
 
-def test_a_cluster_of_this_machine_is_started_and_ended():
-    with dask.connected("local:1") as engine:
-        assert engine.is_local
-        merged, _ = engine.gather(c.run_of(*[c.fine] * 40), c.COUNT)
-    assert merged == dict.fromkeys(range(40), 1)
-
-
-def test_other_users_cannot_use_a_local_cluster(tmp_path, monkeypatch):
-    """Nobody without the certificate of the run; and no port answers HTTP."""
+def test_a_cluster_of_this_machine_is_private_and_leaves_nothing(tmp_path, monkeypatch):
+    """Nobody uses it without the certificate of the run; and no port answers HTTP."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with dask.connected("local:1") as engine:
+        assert engine.is_local
+        assert engine.scratch.is_dir()
+        assert engine.scratch.parent == tmp_path
+        merged, _ = engine.gather(c.run_of(*[c.fine] * 40), c.COUNT)
+        assert merged == dict.fromkeys(range(40), 1)
         address = engine.client.scheduler.address
         assert address.startswith("tls://127.0.0.1:")
         with pytest.raises(OSError, match=r"TLS|[Tt]imed out|SSL"):

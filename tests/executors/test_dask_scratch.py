@@ -121,10 +121,3 @@ def test_a_failed_rank_leaves_no_scratch_files(cluster, scratch):
 def test_a_scratch_directory_without_a_cluster_is_an_error(traces, tmp_path):
     said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=2)
     assert "--dask-scratch needs --dask." in said.stderr
-
-
-def test_a_local_cluster_has_its_own_scratch_directory():
-    with dask.connected("local:1") as engine:
-        own = engine.scratch
-        assert own.is_dir()
-    assert not own.exists()

@@ -19,28 +19,28 @@ from fastcomm.executors import WIDTH, Local
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
 
+TWO = Local(workers=2, preload="fastcomm.executors")
+
 
 def test_a_killed_worker_loses_only_its_rank(tmp_path):
     reads = [c.fine] * 12
     reads[3] = c.deadly
     reads[8] = partial(c.deadly_once, tmp_path / "killed")
     seen = []
-    merged, lost = Local(workers=2).gather(
-        c.run_of(*reads), c.COUNT, keep_going=True, progress=seen.append
-    )
+    merged, lost = TWO.gather(c.run_of(*reads), c.COUNT, keep_going=True, progress=seen.append)
     assert merged == dict.fromkeys(sorted({*range(12)} - {3}), 1)
     assert [each.rank for each in lost] == [3]
     assert "rank3.json: the worker that read rank 3 was killed" in lost[0].error
     assert sorted(source.rank for source in seen) == list(range(12))
     with pytest.raises(FastcommError, match=r"rank1\.json: the worker"):
-        Local(workers=2).gather(c.run_of(c.fine, c.deadly), c.COUNT)
+        TWO.gather(c.run_of(c.fine, c.deadly), c.COUNT)
 
 
 def test_an_error_ends_the_workers_at_once():
     run = c.run_of(partial(slow_bad), *[partial(c.slow, seconds=60)] * 3)
     begun = monotonic()
     with pytest.raises(FastcommError, match=r"rank0\.json: damaged"):
-        Local(workers=2).gather(run, c.COUNT)
+        TWO.gather(run, c.COUNT)
     assert monotonic() - begun < 30
 
 
@@ -50,9 +50,9 @@ def slow_bad(rank):
 
 
 def test_a_bug_is_raised_as_it_is_with_the_rank():
-    for workers in (1, 2):
+    for executor in (Local(workers=1), TWO):
         with pytest.raises(ZeroDivisionError, match="a bug") as raised:
-            Local(workers=workers).gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+            executor.gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
         assert raised.value.__notes__ == ["rank 1: rank1.json"]
 
 
@@ -86,10 +86,10 @@ def all_end(processes, seconds=20):
     return not any(map(is_alive, processes))
 
 
-def linked(folder, ranks):
-    """One trace of 15 000 kernels, as that of each rank."""
+def linked(folder, ranks, kernels=15_000):
+    """One trace as that of each rank."""
     step = [k.mark("ProfilerStep#0", 0, 100_000)]
-    step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
+    step += [k.kernel("gemm", 5 * n, 3) for n in range(kernels)]
     step.append(k.all_reduce(90_000, 5))
     k.write(folder / "rank0.json", step, rank=None, world=None)
     for rank in range(1, ranks):
@@ -157,6 +157,7 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
     processes = []
     while started.poll() is None and not list(tmp_path.glob("fastcomm-*/*")):
         processes = below(started.pid)
+        sleep(0.01)
     started.terminate()
     assert started.wait(timeout=30) == 128 + signal.SIGTERM
     assert all_end(processes)
@@ -166,7 +167,7 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
 _MOMENTS = [
     (("--workers", "2"), (signal.SIGINT,), 0.2),
     (("--workers", "2"), (signal.SIGTERM, signal.SIGINT), 0.6),
-    (("--dask", "local:2"), (signal.SIGTERM, signal.SIGINT), 1.2),
+    (("--dask", "local:1"), (signal.SIGTERM, signal.SIGINT), 1.2),
 ]
 _EVERY_MOMENT = product(
     (("--workers", "2"), ("--dask", "local:2")),
@@ -281,11 +282,13 @@ def test_a_signal_whose_exception_is_dropped_comes_again(name, code):
     assert monotonic() - begun < 10
 
 
-def test_workers_start_with_a_long_temporary_path(many, tmp_path):
-    temporary = tmp_path / ("long" * 30)
+def test_workers_start_with_a_long_temporary_path(tmp_path):
+    temporary, traces = tmp_path / ("long" * 30), tmp_path / "traces"
     temporary.mkdir()
+    traces.mkdir()
+    linked(traces, WIDTH + 6, kernels=3)
     done = subprocess.run(
-        [sys.executable, "-m", "fastcomm", "metrics", many, "--workers", "2"],
+        [sys.executable, "-m", "fastcomm", "metrics", traces, "--workers", "2"],
         check=False,
         capture_output=True,
         text=True,

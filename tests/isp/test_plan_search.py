@@ -293,9 +293,10 @@ def test_megatron_accepts_the_arguments_of_every_layout(trainer, name):
     job = replace(job, gpu="gb200" if name == "deepseek-v3" else "h100")
     layouts = rank(job, {}, Constants()).layouts
     assert layouts
+    parser = megatron_parser()
     for row in layouts:
         text = launch.launch("megatron", row.plan).replace(" \\\n", " ").replace("'", "")
-        read = megatron_parser().parse_args(text.split())
+        read = parser.parse_args(text.split())
         ranks = read.tensor_model_parallel_size * read.pipeline_model_parallel_size
         assert 128 % (ranks * (read.context_parallel_size or 1)) == 0
         assert read.num_layers == model.layers

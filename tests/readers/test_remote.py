@@ -82,7 +82,7 @@ def test_remote_json_with_a_card_measures_like_local_files(traces, memory):
 
 
 def test_remote_gzipped_json_measures_like_local_files(tmp_path, memory):
-    write(Job.of(ranks=2), tmp_path / "run")
+    write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "run")
     assert measured(upload(memory, tmp_path / "run", "/gz")) == measured(tmp_path / "run")
 
 
@@ -114,7 +114,7 @@ def staged():
 def test_a_remote_nsys_export_measures_like_a_local_one(tmp_path, memory, form, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    write_nsys(Job.of(ranks=2), tmp_path / "run", kind=form)
+    write_nsys(Job.of(ranks=2, steps=1, layers=1), tmp_path / "run", kind=form)
     url = upload(memory, tmp_path / "run", "/nsys")
     assert measured(url) == measured(tmp_path / "run")
     assert staged() == []
@@ -122,7 +122,7 @@ def test_a_remote_nsys_export_measures_like_a_local_one(tmp_path, memory, form, 
 
 def test_the_temporary_copy_of_a_sqlite_file_is_removed(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    write_nsys(Job.of(ranks=2), tmp_path / "run")
+    write_nsys(Job.of(ranks=2, steps=1, layers=1), tmp_path / "run")
     url = upload(memory, tmp_path / "run", "/nsys")
     (report, *_) = files.place(url).iterdir()
     database = Database(report)

@@ -318,7 +318,7 @@ def _event(step, asked, i):
 
 
 def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
-    job = Job.of(ranks=8, steps=2)
+    job = Job.of(ranks=8, steps=2, layers=2)
     write(job, tmp_path / "job")
     run = open_run(tmp_path / "job")
     rows = statistics(inputs.converted(run).trace)
@@ -348,7 +348,7 @@ def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
 
 
 def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
-    job = Job.of(ranks=2, steps=2)
+    job = Job.of(ranks=2, steps=2, layers=2)
     write(job, tmp_path / "kineto")
     write_nsys(job, tmp_path / "nsys")
     done = CliRunner().invoke(

@@ -24,6 +24,7 @@ from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
+from fastcomm.synthetic import Job, write
 
 WIDTHS = (60, 80, 200)
 # What prints, by name; {run}, {healthy}, {table} and {workload} are made by the demo.
@@ -57,8 +58,9 @@ COMMANDS = {
 def made(tmp_path_factory):
     """What the commands read, by name."""
     folder = tmp_path_factory.mktemp("made")
-    invoke("demo", folder / "run", "--num-ranks", 4)
-    invoke("demo", folder / "healthy", "--num-ranks", 4, "--fault", "none")
+    small = {"steps": 2, "layers": 2, "micro_batches": 2}
+    write(Job.of(4, **small), folder / "run")
+    write(Job.of(4, **small, straggler=None), folder / "healthy")
     invoke("demo", folder / "table", "--num-ranks", 8, "--format", "table")
     shape = ("--num-nodes", 2, "--iter-num", 2, "--seed", 0)
     invoke("dispatch", "generate", *shape, "-o", folder / "workload")
@@ -99,8 +101,8 @@ def test_lines_fit_the_terminal_without_cutting_numbers(name, made):
 
 @pytest.mark.parametrize("ranks", [1, 4, pytest.param(64, marks=pytest.mark.soak)])
 def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
-    invoke("demo", tmp_path / "run", "--num-ranks", ranks)
-    run = {"run": tmp_path / "run"}
+    write(Job.of(ranks, steps=2), tmp_path)
+    run = {"run": tmp_path}
     text = printed("metrics {run}", run, "80")
     lines = text.splitlines()
     # Three of them are on exposed communication in a deep pipeline, one is on idle time.
@@ -127,10 +129,9 @@ def test_full_and_spec_print_further_tables(made):
 
 
 def test_a_skipped_rank_and_warnings_come_before_the_tables(tmp_path):
-    invoke("demo", tmp_path / "run", "--num-ranks", 4)
-    files = sorted((tmp_path / "run").iterdir())
+    files = write(Job.of(4, steps=1), tmp_path)
     files[2].write_bytes(b"")
-    done = invoke("metrics", tmp_path / "run", "--keep-going", code=3)
+    done = invoke("metrics", tmp_path, "--keep-going", code=3)
     lines = done.stdout.splitlines()
     assert lines[1].startswith("skipped: rank 2:")
     warned = [place for place, line in enumerate(lines) if line.startswith("warning")]
@@ -153,8 +154,8 @@ def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
     from fastcomm.analyses import info
 
     monkeypatch.setattr(info, "warnings_of_ranks", lambda *_, **__: ["one\ntwo"])
-    invoke("demo", tmp_path / "run", "--num-ranks", 1)
-    text = invoke("info", tmp_path / "run").stdout
+    write(Job.of(1, steps=1), tmp_path)
+    text = invoke("info", tmp_path).stdout
     assert "warning: one\ntwo\n" in text
     assert "\\n" not in text
 
@@ -303,24 +304,31 @@ def test_every_count_of_tokens_in_decimal_units_is_warned_of(words, warnings):
     assert found == [f"warning: {each}" for each in warnings]
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path, width):
+def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path):
     path = tmp_path / "rank0.json"
     path.write_text("{}")
     command = [sys.executable, "-m", "fastcomm", "compare", "-q", str(path), str(path)]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert plain.returncode == 1
-    assert len(plain.stderr.splitlines()) == 1 < len(plain.stderr) / width
+    assert len(plain.stderr.splitlines()) == 1
+    for width in (60, 100):
+        assert len(plain.stderr) > width
+        lines = on_terminal(command, width)
+        assert lines[0].startswith("Error: ")
+        assert all(line.startswith("  ") for line in lines[1:])
+        assert all(len(line) <= width or " " not in line.strip() for line in lines)
+        assert " ".join(" ".join(lines).split()) == plain.stderr.strip()
+
+
+def on_terminal(command, width):
+    """The lines that a command writes to stderr where that is a terminal."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=slave, check=False)
     os.close(slave)
     lines = os.read(master, 1 << 16).decode().splitlines()
     os.close(master)
-    assert lines[0].startswith("Error: ")
-    assert all(line.startswith("  ") for line in lines[1:])
-    assert all(len(line) <= width or " " not in line.strip() for line in lines)
-    assert " ".join(" ".join(lines).split()) == plain.stderr.strip()
+    return lines
 
 
 def test_dispatch_states_what_its_times_sum_over(made):

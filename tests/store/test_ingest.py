@@ -88,7 +88,7 @@ def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
 
 
 def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(tmp_path):
-    write(Job.of(ranks=3, steps=1), tmp_path / "traces")
+    write(Job.of(ranks=3, steps=1, layers=1), tmp_path / "traces")
     folders = [tmp_path / f"store{workers}" for workers in (1, 2)]
     for workers, folder in zip((1, 2), folders, strict=True):
         invoke("ingest", tmp_path / "traces", "-o", folder, "--workers", workers)
@@ -182,10 +182,19 @@ def test_an_interrupted_store_is_refused_until_it_is_resumed(traces, tmp_path, m
     assert contents(store) == contents(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Traces that an ingest takes some time to read, and their store."""
+    folder = tmp_path_factory.mktemp("large")
+    write(Job.of(ranks=8, steps=2, layers=1), folder / "traces", filler_bytes=5_000_000)
+    ingest(plan([folder / "traces"], folder / "store"))
+    return folder / "traces", folder / "store"
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_ingest_is_resumed_by_the_next(tmp_path, workers):
-    write(Job.of(ranks=8), tmp_path / "traces", filler_bytes=5_000_000)
-    words = ["ingest", tmp_path / "traces", "-o", tmp_path / "store", "--workers", workers]
+def test_a_killed_ingest_is_resumed_by_the_next(large, tmp_path, workers):
+    traces, whole = large
+    words = ["ingest", traces, "-o", tmp_path / "store", "--workers", workers]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
     while started.poll() is None and not list((tmp_path / "store").glob("rank-*")):
         sleep(0.001)
@@ -193,11 +202,10 @@ def test_a_killed_ingest_is_resumed_by_the_next(tmp_path, workers):
     started.wait()
     with pytest.raises(TraceFileError, match="not whole"):
         open_run(tmp_path / "store")
-    again = ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    again = ingest(plan([traces], tmp_path / "store"))
     assert again.kept
     assert sorted(again.written + again.kept) == list(range(8))
-    ingest(plan([tmp_path / "traces"], tmp_path / "whole"))
-    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "store") == contents(whole)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -332,7 +340,8 @@ def test_clocks_that_disagree_are_in_the_manifest_and_in_the_table_of_ranks(tmp_
 
 def test_the_clocks_of_reports_that_disagree_are_found(tmp_path):
     skewed = NsysVariant(clock_skew_ns={1: 30_000_000, 2: -4_000_000})
-    write_nsys(Job.of(ranks=4, steps=2), tmp_path / "reports", variant=skewed)
+    job = Job.of(ranks=4, steps=2, layers=2)
+    write_nsys(job, tmp_path / "reports", variant=skewed)
     found = ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     notes = [entry.clock_note for entry in found.manifest.ranks]
     assert [note.applies for note in notes] == [False, True, True, False]
@@ -355,7 +364,7 @@ def test_a_store_contains_no_environment(traces, tmp_path, monkeypatch):
 
 def test_the_store_of_another_run_is_not_overwritten(tmp_path):
     for name, seed in (("first", 1), ("second", 2)):
-        write(Job.of(ranks=2, seed=seed), tmp_path / name)
+        write(Job.of(ranks=2, steps=1, layers=1, seed=seed), tmp_path / name)
     store = tmp_path / "store"
     invoke("ingest", tmp_path / "first", "-o", store)
     done = invoke("ingest", tmp_path / "second", "-o", store, code=2)

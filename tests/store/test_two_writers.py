@@ -114,7 +114,7 @@ def test_two_concurrent_ingests_leave_one_complete_store(tmp_path):
     store = tmp_path / "store"
     words = [sys.executable, "-m", "fastcomm", "ingest", "-o", str(store)]
     for run in runs:
-        subprocess.run([*words[:-1], f"{run}.alone", run], check=True)
+        invoke("ingest", "-o", f"{run}.alone", run)
     both = [subprocess.Popen([*words, run], stderr=subprocess.PIPE, text=True) for run in runs]
     said = [each.communicate()[1] for each in both]
     codes = [each.returncode for each in both]

@@ -88,7 +88,9 @@ def test_the_result_is_that_of_one_process_with_any_number_of_workers(job, tmp_p
 
 
 def test_an_object_is_made_once_in_each_process(tmp_path):
-    held = Local(workers=2).hold(partial(made_and_listed, tmp_path))
+    held = Local(workers=2, preload="fastcomm.executors").hold(
+        partial(made_and_listed, tmp_path)
+    )
     processes = held.apply([os_process] * 20)
     assert sorted({str(process) for process in processes} | {str(os.getpid())}) == sorted(
         path.name for path in tmp_path.iterdir()

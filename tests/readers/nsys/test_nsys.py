@@ -23,6 +23,7 @@ from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule
 
 LINK = 50e9
+LINKED = MetricsOptions(link_bandwidth=f"{LINK}B/s")
 # What the two formats have in common of an event.
 COLUMNS = ("op", "start", "stop", "stream", "tag", "msg_bytes", "payload_bytes", "bus_bytes")
 # Said by one format in other words than by the other.
@@ -41,9 +42,7 @@ def opened(path, job=SMALL, clock="auto"):
 
 
 def measured(path, job=SMALL, clock="auto"):
-    return compute_metrics(
-        opened(path, job, clock), MetricsOptions(link_bandwidth=f"{LINK}B/s")
-    )
+    return compute_metrics(opened(path, job, clock), LINKED)
 
 
 def numbers(found, *, alike=True):
@@ -70,7 +69,20 @@ def kineto_run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def through_kineto(kineto_run):
     """What is measured through Kineto by either clock."""
-    return {clock: measured(kineto_run, clock=clock) for clock in ("host", "device")}
+    return {clock: measured(kineto_run, clock=clock) for clock in ("host", "device", "auto")}
+
+
+@pytest.fixture(scope="module")
+def rank_5(kineto_run):
+    return opened(kineto_run).read(5)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """The job as a report of each rank."""
+    folder = tmp_path_factory.mktemp("reports")
+    write_nsys(SMALL, folder)
+    return folder
 
 
 SAME = {
@@ -98,18 +110,19 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_job_measures_the_same_through_nsys_as_through_kineto(
-    tmp_path, kineto_run, through_kineto, name
+    tmp_path, through_kineto, rank_5, name
 ):
     variant, options = SAME[name]
     write_nsys(SMALL, tmp_path, variant=NsysVariant(**variant), **options)
     # A late capture lacks the first launches: only by the host's marks is it the same run.
     clock = "host" if name.startswith("a late capture") else "device"
-    found = measured(tmp_path, clock=clock)
+    run = opened(tmp_path, clock=clock)
+    found = compute_metrics(run, LINKED)
     assert found.iteration_clock == clock
     alike = not name.startswith(("a late capture", "kernels of graphs"))
     assert numbers(found, alike=alike) == numbers(through_kineto[clock], alike=alike)
     assert found.warnings == ()
-    one, other = (opened(path).read(5) for path in (tmp_path, kineto_run))
+    one, other = run.read(5), rank_5
     # A process of two reports may call its device otherwise; nothing else differs.
     assert one.comm.select(COLUMNS).equals(other.comm.select(COLUMNS))
     groups = [trace.groups.take(trace.comm["group"]) for trace in (one, other)]
@@ -126,17 +139,19 @@ def test_a_job_measures_through_nsys_what_it_was_built_to_show(tmp_path, ranks):
     same(found, {key: wanted[key] for key in keys})
 
 
-def test_launches_of_another_thread_are_matched_by_order_with_a_warning(tmp_path, kineto_run):
+def test_launches_of_another_thread_are_matched_by_order_with_a_warning(
+    tmp_path, through_kineto
+):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(other_thread=True))
     found = measured(tmp_path)
-    assert numbers(found, alike=False) == numbers(measured(kineto_run), alike=False)
+    assert numbers(found, alike=False) == numbers(through_kineto["auto"], alike=False)
     assert all("their sizes were matched by order" in text for text in found.warnings)
     assert found.warnings
 
 
-def test_without_payloads_only_times_and_counts_are_known(tmp_path, kineto_run):
+def test_without_payloads_only_times_and_counts_are_known(tmp_path, through_kineto):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(payload="none"))
-    found, whole = measured(tmp_path), measured(kineto_run)
+    found, whole = measured(tmp_path), through_kineto["auto"]
     assert found.iteration == whole.iteration
     assert found.breakdown.exact["compute"] == whole.breakdown.exact["compute"]
     assert found.overlap.average_overlap_ratio == whole.overlap.average_overlap_ratio
@@ -193,17 +208,13 @@ def test_a_late_capture_does_not_guess_members_of_communicators(tmp_path):
     assert by_op["SendRecv"] is not None  # crosses a link once, however many there are
 
 
-def test_ids_above_2_to_the_63_are_exact(tmp_path):
-    write_nsys(SMALL, tmp_path)
-    names = [
-        name
-        for rank in range(8)
-        for name in opened(tmp_path).read(rank).groups["name"].to_pylist()
-    ]
+def test_ids_above_2_to_the_63_are_exact(reports):
+    run = opened(reports)
+    names = [name for rank in run.ranks for name in run.read(rank).groups["name"].to_pylist()]
     high = [name for name in names if int(name, 16) >= 2**63]
     assert high
     rule = TagRule(field="communicator", value=int(high[0], 16), tag="CP")
-    found = open_run(tmp_path, options=OpenOptions(config=Config(tags=(rule,))))
+    found = open_run(reports, options=OpenOptions(config=Config(tags=(rule,))))
     groups = [group for rank in found.ranks for group in found.read(rank).groups.to_pylist()]
     tagged = [group["name"] for group in groups if group["tag"] == TAGS.index("CP")]
     assert set(tagged) == {high[0]}
@@ -212,9 +223,8 @@ def test_ids_above_2_to_the_63_are_exact(tmp_path):
     }
 
 
-def test_a_split_communicator_has_its_ranks_from_all_reports(tmp_path):
-    write_nsys(SMALL, tmp_path)
-    trace = open_run(tmp_path).read(5)
+def test_a_split_communicator_has_its_ranks_from_all_reports(reports):
+    trace = open_run(reports).read(5)
     ranks = {tuple(each) for each in trace.groups["ranks"].to_pylist()}
     wanted = {(4, 5), (5, 7), (1, 5)}  # TP, DP or EP, PP of rank 5: tp 2, dp 2, pp 2
     assert wanted <= ranks
@@ -318,10 +328,9 @@ def test_the_host_of_a_process_is_that_of_its_machine(tmp_path, hosts, number):
     assert host is None or host == blake2b(b"a", digest_size=8).hexdigest()
 
 
-def test_reading_everything_includes_operators_and_waits(tmp_path):
-    write_nsys(SMALL, tmp_path)
-    whole = open_run(tmp_path).read(0, "all")
-    lean = open_run(tmp_path).read(0)
+def test_reading_everything_includes_operators_and_waits(reports):
+    whole = open_run(reports).read(0, "all")
+    lean = open_run(reports).read(0)
     names = set(whole.events["name"].to_pylist())
     assert "aten::mm" in names
     assert not any(", op_id = " in name for name in names)

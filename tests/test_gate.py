@@ -1,0 +1,59 @@
+"""Test that a refused change is told which check refused it, and what it found."""
+
+import os
+import subprocess
+
+import pytest
+from builders.places import ROOT
+
+MAKE = """#!/bin/sh
+[ "$1" = test ] || exit 0
+cat <<'END'
+{said}
+END
+exit 2
+"""
+UNIT = """\
+FAILED tests/test_units.py::test_bytes - assert 1000 == 1024
+FAILED tests/test_units.py::test_times - assert 1 == 2
+=== 2 failed, 5868 passed in 250.71s ===
+make[1]: *** [Makefile:66: unit] Error 1
+make: *** [Makefile:54: test] Error 2"""
+LINT = """\
+Found 3 errors.
+make[1]: *** [Makefile:58: lint] Error 1
+make[1]: *** Waiting for unfinished jobs....
+make: *** [test] Error 2"""
+
+
+def gate(folder, make):
+    """Run the gate with a `make` that is this script."""
+    for name in ("make", "chromium"):
+        (folder / name).write_text(make)
+        (folder / name).chmod(0o755)
+    found = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [ROOT / ".ci" / "run"], check=False, capture_output=True, text=True, env=found
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (UNIT, "unit: FAILED tests/test_units.py::test_bytes - assert 1000 == 1024"),
+        (LINT, "lint: Found 3 errors."),
+        ("FAIL Required test coverage of 100% not reached. Total coverage: 99.31%\n"
+         "make: *** [coverage] Error 1",
+         "coverage: FAIL Required test coverage of 100% not reached. Total coverage: 99.31%"),
+        ("sh: 1: no such tool", "test: sh: 1: no such tool"),
+    ],
+)  # fmt: skip
+def test_the_last_line_of_a_refusal_is_the_check_and_its_first_fault(tmp_path, said, line):
+    done = gate(tmp_path, MAKE.format(said=said))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"refused by make {line}"]
+
+
+def test_a_change_that_passes_is_accepted_without_a_word(tmp_path):
+    done = gate(tmp_path, "#!/bin/sh\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
