@@ -12,8 +12,10 @@ QUICK = "bench/test_attribution.py"
 
 
 def run(*words):
-    # A worker of pytest-xdist takes no times.
+    # A worker of pytest-xdist takes no times; other plugins take long to import.
     environment = {key: each for key, each in os.environ.items() if "XDIST" not in key}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment["PYTEST_PLUGINS"] = "pytest_benchmark.plugin"
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", QUICK, "-o", "addopts=--strict-markers", "-q"),

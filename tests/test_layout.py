@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import tomllib
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -46,9 +47,18 @@ DESCRIPTIONS = {
 }
 
 
+@cache
+def parsed(path):
+    """The imports, texts and types of a module; a whole syntax tree is too large to keep."""
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+    kept = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return kept, [text for text in texts if isinstance(text, str)], [*kinds(nodes)]
+
+
 def imports(path):
     """The modules of fastcomm that a module imports, for types and in functions too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in parsed(path)[0]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -95,13 +105,10 @@ def floor_of(module):
 
 def test_a_module_that_is_named_as_text_is_no_higher_than_the_one_that_names_it():
     upward = [
-        (name, node.value)
+        (name, text)
         for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and node.value in MODULES.keys() - {"fastcomm"}
-        and floor_of(node.value) < floor_of(name)
+        for text in parsed(path)[1]
+        if text in MODULES.keys() - {"fastcomm"} and floor_of(text) < floor_of(name)
     ]
     # A store is a format of runs, and has its floor above the readers that it uses.
     assert upward == [("fastcomm.readers.detection", "fastcomm.store.reader")]
@@ -134,23 +141,23 @@ def test_reports_call_functions_of_results_only_to_describe_them():
     assert of_models == DESCRIPTIONS
 
 
-def kinds(tree):
-    """The classes and aliases of types of a module, with their nodes."""
-    for node in ast.walk(tree):
+def kinds(nodes):
+    """The classes and aliases of types of a module, with their lines."""
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
-            yield node.name, node
-        elif isinstance(node, ast.Assign) and node in tree.body:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.Assign) and node in nodes[0].body:
             (*_, target) = node.targets
             if isinstance(target, ast.Name) and re.fullmatch("[A-Z][a-z].*", target.id):
-                yield target.id, node
+                yield target.id, node.lineno
 
 
 def test_no_two_types_have_one_name():
     places = {}
     kernels = Path(fastcomm_kernels.__file__).parent
     for path in [*MODULES.values(), *kernels.rglob("*.py")]:
-        for name, node in kinds(ast.parse(path.read_text("utf-8"))):
-            places.setdefault(name, []).append(f"{path.name}:{node.lineno}")
+        for name, line in parsed(path)[2]:
+            places.setdefault(name, []).append(f"{path.name}:{line}")
     assert {name: place for name, place in places.items() if len(place) > 1} == {}
 
 

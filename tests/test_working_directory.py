@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 
 import pytest
-from builders.replay_data import TRIAL, needed
+from builders.commands import invoke
+from builders.replay_data import TRIAL
 
 from fastcomm import cli, process
 from fastcomm.synthetic import Job, TableJob, write, write_table
@@ -60,6 +62,9 @@ ALONE = [
     "demo {out}/demo-nsys --num-ranks 1 --format nsys",
     "completion bash",
 ]
+REPLAY = [f"dpro replay {TRIAL} --bottleneck --json"] if TRIAL.is_dir() else []
+# Relative homes are the working directory.
+HOMES = {"HOME": ".", "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": "."}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +83,11 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(run):
-    """What the commands print without workers, and without traps."""
-    return dict(zip(ALONE, call(run, *ALONE), strict=True))
+    """What the commands print in this process, without workers and without traps."""
+    out = run.parent / "out"
+    with chdir(run):
+        texts = [invoke(*words.format(out=out).split()).stdout for words in ALONE]
+    return dict(zip(ALONE, (shown(text, run) for text in texts), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +107,15 @@ def trapped(run):
     (folder / "evil-1.0.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1.0\n")
     (folder / "evil-1.0.dist-info" / "entry_points.txt").write_text(plugins)
     (folder / ".numba_config.yaml").write_text("chrome_trace: overwritten\n")
-    for name in ("dask.yaml", "distributed.yaml", "settings.toml", "matplotlibrc", ".env"):
+    broken = ("dask.yaml", "distributed.yaml", "settings.toml", "matplotlibrc", ".env")
+    for name in (*broken, ".config/fastcomm/settings.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("broken: [\n")
+    preload = f"{{preload: {folder / 'evil.py'}}}"
+    text = f"distributed: {{scheduler: {preload}, nanny: {preload}, worker: {preload}}}\n"
+    for name in (".config/dask/a.yaml", ".dask/a.yaml", "dask/a.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return folder
 
 
@@ -121,7 +136,12 @@ def call(folder, *commands, **environment):
         check=False,
     )
     assert done.returncode == 0, (commands, done.stderr)
-    return done.stdout.replace(str(out), "OUT").replace(f"{folder}/", "").split("\0")[:-1]
+    return [shown(text, folder) for text in done.stdout.split("\0")[:-1]]
+
+
+def shown(text, folder):
+    """An output without the places of its files."""
+    return text.replace(str(folder.parent / "out"), "OUT").replace(f"{folder}/", "")
 
 
 def fired(folder):
@@ -130,25 +150,20 @@ def fired(folder):
 
 
 @pytest.mark.parametrize(
-    ("commands", "how"),
-    [(ALONE, ""), (ON_WORKERS, " --workers 2"), (ON_WORKERS[1:6:2], " --dask local:1")],
+    ("commands", "how", "homes"),
+    [
+        (ALONE, "", {}),
+        ([*ON_WORKERS, *REPLAY], " --workers 2", {}),
+        ([ON_WORKERS[1], "doctor"], " --dask local:1", HOMES),
+    ],
 )
-def test_no_module_of_the_directory_is_imported(results, trapped, commands, how):
-    found = call(trapped, *(words + how for words in commands))
+def test_no_module_of_the_directory_is_imported(results, trapped, commands, how, homes):
+    found = call(trapped, *(words + how for words in commands), **homes)
     assert fired(trapped) == []
-    assert found == [results[words] for words in commands]
+    for words, text in zip(commands, found, strict=True):
+        assert text == results.get(words, text)
     assert not (trapped / "overwritten").exists()
     shutil.rmtree(trapped.parent / "out")
-
-
-@needed
-@pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
-def test_replay_and_doctor_import_no_module_of_the_directory(trapped, how):
-    call(
-        trapped,
-        f"dpro replay {TRIAL} --bottleneck --json{how}" if "workers" in how else f"doctor{how}",
-    )
-    assert fired(trapped) == []
 
 
 def test_the_working_directory_leaves_the_path_unless_it_is_named(tmp_path, monkeypatch):
@@ -192,19 +207,30 @@ def test_workers_are_refused_if_the_directory_cannot_be_excluded(run):
     )
 
 
-@pytest.mark.parametrize("content", ["chrome_trace: overwritten\n", "broken: [\n", "- 1\n"])
-def test_numba_reads_no_settings_of_the_working_directory(tmp_path, content):
-    (tmp_path / ".numba_config.yaml").write_text(content)
-    program = tmp_path / "program.py"
-    program.write_text("""
+# Numba reads its settings when it is imported, and again for each function that it compiles.
+RELOAD = """
 import numpy, yaml
-from fastcomm_kernels._jit import kernel
-@kernel
+from fastcomm_kernels import _jit
+_jit._numba_settings.reload_config()
+print(_jit.cache_folder())
+"""
+COMPILE = f"""{RELOAD}
+@_jit.kernel
 def twice(values):
     return values * 2
 assert (twice(numpy.arange(3)) == [0, 2, 4]).all()
-""")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [("chrome_trace: overwritten\n", COMPILE), ("broken: [\n", RELOAD), ("- 1\n", RELOAD)],
+)
+def test_numba_reads_no_settings_of_the_working_directory(tmp_path, content, code):
+    (tmp_path / ".numba_config.yaml").write_text(content)
+    program, home = tmp_path / "program.py", tmp_path / "home"
+    program.write_text(code)
+    environment = {**os.environ, "XDG_CACHE_HOME": "cache", "HOME": str(home)}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", program],
         cwd=tmp_path,
@@ -213,40 +239,13 @@ assert (twice(numpy.arange(3)) == [0, 2, 4]).all()
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert not (tmp_path / "overwritten").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(str(home))
+    assert {*tmp_path.iterdir()} == {tmp_path / ".numba_config.yaml", program, home}
 
 
-def test_code_is_not_stored_in_relative_directories(tmp_path):
-    code = "from fastcomm_kernels import _jit; print(_jit.cache_folder())"
-    environment = {**os.environ, "XDG_CACHE_HOME": "cache", "HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(str(tmp_path / "home"))
+def test_settings_are_not_read_from_a_relative_home(tmp_path):
     assert settings_path(tmp_path, XDG_CONFIG_HOME="config", HOME=str(tmp_path / "home"))
-
-
-def test_settings_are_not_read_from_a_relative_home(run, results, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    shutil.copytree(run.parent / "bin", tmp_path / "bin")
-    (folder / "evil.py").write_text(f"open({str(tmp_path / 'fired')!r}, 'w').write('evil')\n")
-    preload = f"{{preload: {folder / 'evil.py'}}}"
-    text = f"distributed: {{scheduler: {preload}, nanny: {preload}, worker: {preload}}}\n"
-    for name in (".config/dask/a.yaml", ".dask/a.yaml", "dask/a.yaml"):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(text)
-    (folder / ".config" / "fastcomm").mkdir()
-    (folder / ".config" / "fastcomm" / "settings.toml").write_text("broken: [\n")
-    words = "metrics . --json --dask local:1"
-    call(folder, words, HOME=".", XDG_CONFIG_HOME=".config", XDG_DATA_HOME=".")
-    assert fired(folder) == []
 
 
 def settings_path(folder, **environment):

@@ -63,7 +63,7 @@ def test_every_command_suggested_for_an_nsys_export_works(nsys, name, tmp_path):
 
 def test_every_command_suggested_by_the_page_of_a_path_works(tmp_path):
     folder, page = tmp_path / "a run", tmp_path / "page.html"
-    write(Job.of(steps=2), folder)
+    write(Job.of(steps=2, layers=2), folder)
     words = [folder, "--step", "11", "--ranks", "4-7"]
     for whose in ([], ["--rank", "6"]):
         run(["critical-path", *words, *whose, "--html", page])
@@ -83,7 +83,7 @@ def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(
     fault, count, tmp_path
 ):
     folder = tmp_path / "a run"
-    write(Job.of(fault=fault, steps=2), folder)
+    write(Job.of(fault=fault, steps=2, layers=2), folder)
     assert check(tmp_path, [folder]) == count  # one more with exposed communication
     page = tmp_path / "page.html"
     run(["metrics", folder, "--ranks", "4-7", "--guess-tags", "--html", page])
@@ -96,7 +96,7 @@ def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(
 
 def test_a_run_with_a_skipped_rank_is_suggested_commands_that_skip_it_too(tmp_path):
     folder, page = tmp_path / "run", tmp_path / "page.html"
-    paths = sorted(write(Job.of(steps=2), folder))
+    paths = sorted(write(Job.of(steps=2, layers=2), folder))
     paths[2].write_bytes(b"no trace")
     run(["metrics", folder, "--keep-going", "--html", page], 3)
     tree = parsed(without_scripts(page.read_text("utf-8")))

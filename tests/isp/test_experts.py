@@ -287,7 +287,7 @@ def test_virtual_stages_are_searched_where_they_divide_a_stage():
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
 def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
     asked = ("--model", name, *ASKED[2:], "--world-size", "256", "--memory", "200GiB")
-    asked = (*asked, "--pp-sizes", "1,2", "--micro-bsz", "1")
+    asked = (*asked, "--pp-sizes", "1,2", "--micro-bsz", "1", "--sp-sizes", "1")
     found = json.loads(call(*asked, "--json"))
     best = found["best"][0]
     assert found["chosen"]["ep_size"] == best["ep"]

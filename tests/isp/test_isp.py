@@ -183,7 +183,7 @@ def test_a_larger_limit_never_lowers_the_best_rate(one, two):
     least, most = sorted((one, two))
     batch = MicroBatchRule(least=1 << 20, most=1 << 20)
     small, large = (
-        search(question(world=16, batch=batch, memory=limit * 2**30), A800)
+        search(question(world=8, batch=batch, memory=limit * 2**30), A800)
         for limit in (least, most)
     )
     if small.feasible:

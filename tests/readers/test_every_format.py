@@ -29,8 +29,8 @@ def a_straggler(folder):
 
 MAKERS = {
     "kineto": lambda folder: write(SMALL, folder, ranks=[0, 5]),
-    "sqlite": lambda folder: write_nsys(SMALL, folder, per_report=4),
-    "parquetdir": lambda folder: write_nsys(SMALL, folder, kind="parquetdir"),
+    "sqlite": lambda folder: write_nsys(SMALL, folder, ranks=[0, 1, 5], per_report=2),
+    "parquetdir": lambda folder: write_nsys(SMALL, folder, ranks=[0, 5], kind="parquetdir"),
     "no payloads": lambda folder: write_nsys(
         SMALL, folder, ranks=[1], variant=NsysVariant(payload="none")
     ),

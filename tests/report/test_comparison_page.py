@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from fastcomm.analyses.compare import compare, read
 from fastcomm.cli import main
 from fastcomm.report.html import comparison as pages
+from fastcomm.synthetic import Job, write
 
 
 def run(*words):
@@ -22,8 +23,9 @@ def run(*words):
 def runs(tmp_path_factory):
     """The same job without and with a slow rank."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, fault in (("before", "none"), ("after", "slow-gpu")):
-        run("demo", folder / name, "--num-ranks", 4, "--fault", fault)
+    for name, straggler in (("before", None), ("after", 2)):
+        job = Job.of(4, steps=2, layers=2, micro_batches=2, straggler=straggler)
+        write(job, folder / name)
     return folder
 
 

@@ -30,9 +30,9 @@ COMMANDS = {
     "kernels of streams": ["kernels", "RUN", "--by", "stream", "--rank", "3"],
     "compare": ["compare", "RUN", "RUN"],
     "stats": ["stats", "RUN"],
-    "isp": ["isp", *ASKED, "--world-size", "64", "--seq-len", "8Ki"],
+    "isp": ["isp", *ASKED, "--world-size", "16", "--seq-len", "8Ki"],
     "isp of a trainer": ["isp", *PLANNED],
-    "isp sweep": ["isp", *ASKED, "--world-size", "64,128", "--seq-len", "4Ki,64Ki"],
+    "isp sweep": ["isp", *ASKED, "--world-size", "16,32", "--seq-len", "4Ki,64Ki"],
     "dispatch compare": ["dispatch", "compare", *DRAWN],
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
 }
@@ -64,7 +64,7 @@ CHARTS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("job")
-    write(Job.of(ranks=8, steps=2, layers=2, micro_batches=2), made)
+    write(Job.of(ranks=4, steps=2, layers=2, micro_batches=2), made)
     return made
 
 

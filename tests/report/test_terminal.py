@@ -41,11 +41,11 @@ COMMANDS = {
     "stats": "stats {run} --sort --top 8",
     "stats of two runs": "stats {healthy} --against {run}",
     "stragglers": "stragglers {table}",
-    "isp": "isp --model 7B --world-size 16 --seq-len 8Ki --global-batch 4Mi --sensitivity",
-    "isp explained": "isp --model 7B --world-size 16 --seq-len 8Ki --global-batch 4Mi "
+    "isp": "isp --model 7B --world-size 8 --seq-len 8Ki --global-batch 4Mi --sensitivity",
+    "isp explained": "isp --model 7B --world-size 8 --seq-len 8Ki --global-batch 4Mi "
     "--explain 1",
-    "isp sweep": "isp --model 7B --world-size 16,32 --seq-len 4Ki,8Ki --global-batch 4Mi",
-    "isp calibrated": "isp --model 7B --world-size 16 --seq-len 8Ki --global-batch 4Mi "
+    "isp sweep": "isp --model 7B --world-size 8,16 --seq-len 4Ki,8Ki --global-batch 4Mi",
+    "isp calibrated": "isp --model 7B --world-size 8 --seq-len 8Ki --global-batch 4Mi "
     "--calibrate {run}",
     "dispatch compare": "dispatch compare {workload}",
     "dispatch simulate": "dispatch simulate {workload} --schedules deepep,fast,deepep-compat",
@@ -299,17 +299,16 @@ def test_every_count_of_tokens_in_decimal_units_is_warned_of(words, warnings):
     if "--global-batch-min" not in words:
         words = [*words, "--global-batch", "4M"]
         warnings = [*warnings, "--global-batch 4M is 4000000 tokens; 4Mi is 4194304"]
-    done = CliRunner().invoke(main, ["isp", "--model", "7B", "--world-size", "8", *words])
+    done = CliRunner().invoke(main, ["isp", "--model", "7B", "--world-size", "1", *words])
     found = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert found == [f"warning: {each}" for each in warnings]
 
 
 def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path):
-    path = tmp_path / "rank0.json"
-    path.write_text("{}")
-    command = [sys.executable, "-m", "fastcomm", "compare", "-q", str(path), str(path)]
+    command = [sys.executable, "-m", "fastcomm", "isp", "--model", str(tmp_path / "absent")]
+    command += ["--world-size", "8", "--seq-len", "4Ki", "--global-batch", "4Mi"]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert plain.returncode == 1
+    assert plain.returncode == 2
     assert len(plain.stderr.splitlines()) == 1
     for width in (60, 100):
         assert len(plain.stderr) > width

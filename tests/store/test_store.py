@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +36,15 @@ from fastcomm.trace.tags import TagRule, TagRules
 TABLES = ("events", "lanes", "comm", "groups", "iterations")
 
 
-@pytest.fixture
-def run(tmp_path):
-    return write_run(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def ingested(real, tmp_path_factory):
+    """Return a function that ingests a real trace once."""
+    return cache(lambda name: ingest(plan([real(name)], tmp_path_factory.mktemp("real") / "s")))
 
 
 def same_tables(found, wanted):
@@ -50,9 +57,7 @@ def same_tables(found, wanted):
         assert plain(found.args) == plain(wanted.args.select(names))
 
 
-@given(trace=traces())
-def test_a_stored_trace_is_restored_unchanged(trace, tmp_path_factory):
-    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+def check_whole(trace, path):
     found = store_reader.read(path, replace(WHOLE, whole=trace.args is not None))
     if trace.args is not None:
         same_tables(found, trace)
@@ -60,9 +65,7 @@ def test_a_stored_trace_is_restored_unchanged(trace, tmp_path_factory):
     assert list(path.parent.iterdir()) == [path]
 
 
-@given(trace=traces())
-def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_path_factory):
-    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+def check_device_work_and_the_rows_of_its_communication(trace, path):
     found = store_reader.read(path, TraceOptions())
     kept = np.isin(trace.events["kind"].to_numpy(), DEVICE)
     kept[trace.comm["event"].to_numpy()] = True
@@ -73,9 +76,7 @@ def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_pa
     assert found.args is None
 
 
-@given(trace=traces())
-def test_codes_of_the_trace_are_strings_in_the_file(trace, tmp_path_factory):
-    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+def check_codes_are_strings_in_the_file(trace, path):
     rows = pq.read_table(path).sort_by("event")
     assert rows.column_names[: len(COLUMNS)] == COLUMNS.names
     assert set(rows.column_names[len(COLUMNS) :]) <= set(ARGS.names)
@@ -87,10 +88,12 @@ def test_codes_of_the_trace_are_strings_in_the_file(trace, tmp_path_factory):
 
 
 @given(trace=traces())
-def test_the_same_trace_gives_the_same_bytes(trace, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("store")
-    one, other = (stored(trace, folder / f"rank-{n}.parquet") for n in range(2))
-    assert one.read_bytes() == other.read_bytes()
+def test_a_stored_trace_is_restored_unchanged_and_has_the_same_bytes(trace, tmp_path_factory):
+    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+    check_whole(trace, path)
+    check_device_work_and_the_rows_of_its_communication(trace, path)
+    check_codes_are_strings_in_the_file(trace, path)
+    assert stored(trace, path.with_name("rank-1.parquet")).read_bytes() == path.read_bytes()
 
 
 def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatch):
@@ -137,7 +140,7 @@ def test_options_apply_to_a_store_as_to_its_traces(run, options):
 
 
 def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
-    write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
+    write_nsys(Job.of(ranks=2, steps=2, layers=1), tmp_path / "reports")
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "reports")
     name = open_run(tmp_path / "store").read(0, "all").groups["name"][0].as_py()
@@ -149,7 +152,7 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
 
 def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     bare = NsysVariant(payload="none")
-    write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
+    write_nsys(Job.of(ranks=2, steps=2, layers=1), tmp_path / "reports", variant=bare)
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     names = open_run(tmp_path / "store").read(0, "all").groups["name"].to_pylist()
     rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
@@ -206,15 +209,15 @@ def test_options_are_restored_from_json(options):
 
 
 def test_metrics_of_a_synthetic_job_equal_those_of_its_store(tmp_path):
-    write(Job.of(ranks=4, steps=2), tmp_path / "traces")
+    write(Job.of(ranks=4, steps=2, layers=1), tmp_path / "traces")
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "traces")
 
 
-def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto, tmp_path):
+@pytest.mark.usefixtures("kineto")
+def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(ingested):
     for source in ("nccl_2rank_rank0.json.gz", "dlrm_8rank", "gloo_4rank", "sampled_2of128"):
-        found = ingest(plan([kineto / source], tmp_path / source.partition(".")[0]))
-        for entry in found.manifest.ranks:
+        for entry in ingested(source).manifest.ranks:
             with gzip.open(entry.source) as file:
                 text = len(file.read())
             assert 10 * entry.size <= text, entry.source
@@ -224,17 +227,14 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 @pytest.mark.parametrize(
     "name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_2x2"]
 )
-def test_real_traces_are_restored_unchanged(real, tmp_path, name):
-    ingest(plan([real(name)], tmp_path / "store"))
+def test_real_traces_are_restored_unchanged(real, ingested, name):
     traces = open_run(real(name))
-    kept = open_run(tmp_path / "store")
-    quick = open_run(tmp_path / "store")
+    kept = open_run(ingested(name).folder)
     assert kept.ranks == traces.ranks
     for rank in kept.ranks:
-        same_tables(kept.read(rank, "all"), traces.read(rank, "all"))
-        assert Partial.of(quick.read(rank)).events.equals(
-            Partial.of(traces.read(rank, "all")).events
-        )
+        whole = traces.read(rank, "all")
+        same_tables(kept.read(rank, "all"), whole)
+        assert Partial.of(kept.read(rank)).events.equals(Partial.of(whole).events)
 
 
 PAGE = pages.DOCS / "store.md"

@@ -232,21 +232,21 @@ def test_private_data_is_where_nsys_stores_it(whole):
 
 
 def test_a_big_report_has_its_kernels_launches_and_three_levels_of_ranges(tmp_path):
-    report = Report(write_nsys_big(tmp_path / "big.sqlite", kernels=40_010, seed=3))
-    assert len(report.rows(KERNEL)) == len(report.rows(RUNTIME)) == 40_010
+    report = Report(write_nsys_big(tmp_path / "big.sqlite", kernels=20_010, seed=3))
+    assert len(report.rows(KERNEL)) == len(report.rows(RUNTIME)) == 20_010
     names = Counter(
         re.match("[a-z]+", report.name(row))[0]
         for row in report.rows(NVTX)
         if row["eventType"] == 59
     )
-    assert names == {"aten": 40_010, "nccl": 800, "layer": 801, "iteration": 3}
+    assert names == {"aten": 20_010, "nccl": 400, "layer": 401, "iteration": 2}
     (process,) = report.processes
     for rows in report.ranges(process).values():
         assert nests(rows)
     found = owned(report, process)
-    assert len(found) == 800
+    assert len(found) == 400
     assert {fields[COMM] for *_, operations in found for _, fields in operations} == {
         0x8F3C000000000001
     }
-    again = write_nsys_big(tmp_path / "again.sqlite", kernels=40_010, seed=3)
+    again = write_nsys_big(tmp_path / "again.sqlite", kernels=20_010, seed=3)
     assert again.read_bytes() == (tmp_path / "big.sqlite").read_bytes()

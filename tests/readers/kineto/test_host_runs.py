@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from decimal import Decimal
+from functools import cache
 
 import pytest
 from builders.commands import invoke
@@ -92,10 +93,12 @@ MESSAGES = {"gloo:send": "c10d::send", "gloo:recv": "c10d::recv_"}
 
 def begin(row, rows):
     """When a collective begins: a message with the operator that issues it."""
+    if row["name"] not in MESSAGES:
+        return row["start"]
     issues = [
         other["start"]
         for other in rows
-        if other["name"] == MESSAGES.get(row["name"])
+        if other["name"] == MESSAGES[row["name"]]
         and other["start"] <= row["start"] <= other["stop"]
     ]
     return max(issues, default=row["start"])
@@ -139,15 +142,46 @@ def oracle(paths):
     return {name: ns / whole for name, ns in totals.items()}
 
 
-@pytest.fixture(scope="module")
+@cache
+def printed(*words):
+    return invoke(*words).stdout
+
+
+@pytest.fixture
 def metrics():
-    return json.loads(invoke("metrics", RUN, "--json").stdout)
+    return json.loads(printed("metrics", RUN, "--json"))
 
 
-@pytest.mark.parametrize("run", ["gloo_2x2", "gloo_4rank", "gloo_4rank_et"])
-def test_compute_communication_and_idle_are_those_of_the_definition(real, run):
-    exact = json.loads(invoke("metrics", real(run), "--json").stdout)["breakdown"]["exact"]
-    expected = oracle([path for path in real(run).iterdir() if "torch_et" not in path.name])
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory):
+    """The store of the run, and what is said of it."""
+    folder = tmp_path_factory.mktemp("store") / "store"
+    return folder, invoke("ingest", RUN, "--output", folder).stderr
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A folder with the page of the run, and its tables in another one."""
+    folder = tmp_path_factory.mktemp("report")
+    invoke("report", RUN, "--html", folder / "page.html", "-o", folder / "tables")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "ranks"),
+    [
+        ("gloo_2x2", ()),
+        ("gloo_4rank", ("--ranks", "1-2")),
+        ("gloo_4rank_et", ("--ranks", "0,3")),
+    ],
+)
+def test_compute_communication_and_idle_are_those_of_the_definition(real, run, ranks):
+    whole = json.loads(printed("metrics", real(run), *ranks, "--json"))
+    exact = whole["breakdown"]["exact"]
+    paths = [path for path in real(run).iterdir() if "torch_et" not in path.name]
+    expected = oracle(
+        [path for path in paths if int(re.search(r"\d", path.name)[0]) in whole["ranks"]]
+    )
     assert exact["compute"] == pytest.approx(expected["compute"], rel=1e-9)
     assert exact["idle"] == pytest.approx(expected["idle"], rel=1e-9)
     exposed = sum(share for name, share in exact.items() if name.startswith("exposed_"))
@@ -172,14 +206,14 @@ def test_the_parallelism_of_every_group_is_that_of_the_job(metrics):
 def test_collectives_of_sharded_tensors_are_not_taken_for_data_parallelism(
     tmp_path, operator, tag
 ):
-    for path in sorted(DDP.glob("rank*.json.gz")):
+    for path in sorted(DDP.glob("rank[01].json.gz")):
         text = json.loads(gzip.decompress(path.read_bytes()))
         events = text["traceEvents"]
         text["traceEvents"] = [e for e in events if "DataParallel" not in e["name"]]
         text["traceEvents"].append(
             next(e for e in events if e.get("cat") == "cpu_op") | {"name": operator}
         )
-        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(text).encode(), 1))
+        (tmp_path / path.stem).write_text(json.dumps(text))
     assert list(fastcomm.open(tmp_path).metrics().to_dict()["volume"]) == [tag]
 
 
@@ -218,7 +252,7 @@ def test_the_page_of_the_terminal_says_that_it_is_a_run_of_the_host():
 
 def test_paths_and_what_ifs_of_a_run_without_a_device_name_no_device():
     for words in (("critical-path", RUN), ("what-if", RUN, "--scale", "comm:DP=0.5")):
-        text = invoke(*words).stdout
+        text = printed(*words)
         assert "\ncommunication " in text
         assert "device" not in text
 
@@ -247,9 +281,8 @@ def test_a_rank_is_not_healed():
     assert "ranks are not healed in runs of the host" in done.stderr
 
 
-def test_a_store_has_the_same_metrics(metrics, tmp_path):
-    invoke("ingest", RUN, "--output", tmp_path / "store")
-    stored = json.loads(invoke("metrics", tmp_path / "store", "--json").stdout)
+def test_a_store_has_the_same_metrics(metrics, ingested):
+    stored = json.loads(invoke("metrics", ingested[0], "--json").stdout)
     for name in ("breakdown", "groups", "matching", "waits", "volume", "findings"):
         assert stored[name] == metrics[name]
 
@@ -350,15 +383,14 @@ def test_a_mesh_that_is_made_again_changes_no_group_and_no_match(tmp_path, metri
 )
 def test_texts_on_a_run_without_a_device_name_none(command):
     name, *options = command
-    text = invoke(name, RUN, *options).stdout.lower()
+    text = printed(name, RUN, *options).lower()
     text = text.replace("a run without a device", "").replace("--gpus-per-node", "")
     for word in ("device", "gpu", "launch", "between kernels"):
         assert word not in text, text
 
 
-def test_the_page_of_a_run_without_a_device_defines_its_numbers_by_operators(tmp_path):
-    invoke("report", RUN, "--html", tmp_path / "page.html", "--no-data")
-    page = (tmp_path / "page.html").read_text()
+def test_the_page_of_a_run_without_a_device_defines_its_numbers_by_operators(report):
+    page = (report / "page.html").read_text()
     body = page[page.index("<body") :]
     body = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
     assert not re.search(
@@ -366,21 +398,19 @@ def test_the_page_of_a_run_without_a_device_defines_its_numbers_by_operators(tmp
     )
 
 
-def test_ingest_says_that_a_run_has_no_device_and_report_takes_a_directory(tmp_path):
-    done = invoke("ingest", RUN, "-o", tmp_path / "store")
-    assert "a run without an accelerator" in done.stderr
-    page = tmp_path / "page.html"
-    invoke("report", RUN, "--html", page, "-o", tmp_path / "tables", "--no-path")
-    assert (tmp_path / "tables" / "clocks.parquet").exists()
-    assert not (tmp_path / "page-data").exists()
+def test_ingest_says_that_a_run_has_no_device_and_report_takes_a_directory(
+    ingested, report, tmp_path
+):
+    assert "a run without an accelerator" in ingested[1]
+    assert (report / "tables" / "clocks.parquet").exists()
+    assert not (report / "page-data").exists()
     refused = invoke("report", RUN, "-o", tmp_path / "tables", "--no-data", code=2)
     assert "--output has no effect with --no-data" in refused.stderr
 
 
-def test_the_page_of_a_run_without_a_device_does_not_speak_of_devices(tmp_path):
-    page = tmp_path / "page.html"
-    invoke("report", str(RUN), "--html", str(page))
-    without_code = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+def test_the_page_of_a_run_without_a_device_does_not_speak_of_devices(report):
+    page = (report / "page.html").read_text()
+    without_code = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
     text = re.sub(r"<[^>]*>", " ", without_code)
     assert "Why are ranks idle?" in text
     assert re.findall(r"(?i)device|gpu|kernel", text) == []

@@ -322,7 +322,7 @@ def test_traces_of_two_formats_are_an_error_that_names_one_of_each(export):
 
 
 def test_a_bad_report_is_an_error_or_skipped_with_keep_going(tmp_path):
-    write_nsys(SMALL, tmp_path)
+    write_nsys(SMALL, tmp_path, ranks=[2, 3])
     change(tmp_path / "nsys_3.sqlite", f"UPDATE {KERNEL} SET start = 'x' WHERE rowid = 9")
     result = CliRunner().invoke(main, ["metrics", str(tmp_path), "--keep-going", "--json"])
     assert result.exit_code == 3
