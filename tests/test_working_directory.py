@@ -161,7 +161,8 @@ def test_no_module_of_the_directory_is_imported(results, trapped, commands, how,
     found = call(trapped, *(words + how for words in commands), **homes)
     assert fired(trapped) == []
     for words, text in zip(commands, found, strict=True):
-        assert text == results.get(words, text)
+        # What doctor says is of this machine, and a replay without traps would take long.
+        assert words in ("doctor", *REPLAY) or text == results[words]
     assert not (trapped / "overwritten").exists()
     shutil.rmtree(trapped.parent / "out")
 
