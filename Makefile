@@ -39,7 +39,7 @@ ifndef ABREAST
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint kernels unit coverage docs pages bench bench-check bench-compare bench-scale soak fuzz clean \
+.PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak fuzz clean \
 	walk jobs dist least release-check
 
 help: ## List what there is
@@ -51,7 +51,7 @@ demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, 
 	@echo 'the page of the run, for a browser: demo/report.html'
 
 test: .venv/.dev ## Run every check: style, types, floors, docs, tests, coverage
-	$(MAKE) ABREAST=1 --jobs=2 lint docs kernels
+	$(MAKE) ABREAST=1 --jobs=2 kernels lint docs modules
 	$(MAKE) unit coverage
 
 lint: .venv/.dev ## Check style, types, spelling and which package imports which
@@ -63,6 +63,9 @@ lint: .venv/.dev ## Check style, types, spelling and which package imports which
 
 kernels: .venv/.dev ## Compile the kernels before several processes need them at once
 	PYTHONPATH=.:kernels:tests $(BIN)/python -m builders.compiled
+
+modules: .venv/.dev ## Compile the modules of the tests once, before every process does
+	$(BIN)/python -m pytest --collect-only -qqq
 
 unit: .venv/.dev ## Run the tests as they ship: with the JIT
 	$(TESTS)

@@ -13,16 +13,16 @@ from fastcomm.store import rank_file
 from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
-EVENTS = 1_000_000
+EVENTS = 500_000
 ROUNDS = 25
 
 
 @pytest.fixture(scope="module")
 def rank(tmp_path_factory):
-    """A gzipped trace of a million events, a tenth of them on the device, and its store."""
+    """A gzipped trace of half a million events, a tenth of them on the device, and its store."""
     folder = tmp_path_factory.mktemp("store")
-    job = Job.of(ranks=8, steps=10, layers=16, micro_batches=16)
-    (trace,) = write(job, folder / "traces", ranks=[0], filler_bytes=480 * MB)
+    job = Job.of(ranks=8, steps=5, layers=16, micro_batches=16)
+    (trace,) = write(job, folder / "traces", ranks=[0], filler_bytes=240 * MB)
     found = ingest(plan([trace], folder / "store"))
     return trace, folder / "store" / "rank-00000.parquet", found.manifest.ranks[0].events
 

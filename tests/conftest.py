@@ -3,6 +3,7 @@
 The first call of a kernel compiles it: no deadline.
 """
 
+import gc
 import gzip
 import os
 import shutil
@@ -22,6 +23,13 @@ settings.register_profile(
     "gate", often, max_examples=25, derandomize=True, phases=set(Phase) - {Phase.shrink}
 )
 settings.load_profile("gate")
+
+
+def pytest_collection_finish():
+    """Let the garbage collector look less often at what stays: thousands of tests do."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)
