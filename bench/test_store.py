@@ -19,7 +19,7 @@ ROUNDS = 25
 
 @pytest.fixture(scope="module")
 def rank(tmp_path_factory):
-    """A gzipped trace of half a million events, a tenth of them on the device, and its store."""
+    """A gzipped trace of half a million events, a tenth on the device, and its store."""
     folder = tmp_path_factory.mktemp("store")
     job = Job.of(ranks=8, steps=5, layers=16, micro_batches=16)
     (trace,) = write(job, folder / "traces", ranks=[0], filler_bytes=240 * MB)
