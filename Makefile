@@ -4,9 +4,8 @@
 PYTHON ?= python3
 
 BIN := .venv/bin
-# A file at a time on every core, and one more: some tests wait for other processes.
-WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-TESTS = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10
+# A file at a time on every core.
+TESTS = $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
 # Tests that reach kernels directly: as plain Python, which coverage sees, they run every line of every kernel.
 KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
