@@ -5,7 +5,7 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 # A file at a time on every core.
-TESTS = $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
+TESTS = $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile --durations=10
 # Tests that reach kernels directly: as plain Python, which coverage sees, they run every line of every kernel.
 KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
