@@ -153,16 +153,16 @@ def _clock(
     """
     if requested != "auto":
         return requested
-    return stored if "device_iterations" in metadata or stored == "device" else "auto"
+    return stored if "device_steps" in metadata or stored == "device" else "auto"
 
 
 def _has_windows(
     metadata: Mapping[str, Any], clock: StepBoundary, stored: StepBoundary
 ) -> bool:
     """Return whether the file has the windows of iterations that the clock needs."""
-    if "device_iterations" not in metadata and stored == "device":
+    if "device_steps" not in metadata and stored == "device":
         return False  # its only windows are on the device's clock
-    return clock != "device" or metadata.get("device_iterations") is not None
+    return clock != "device" or metadata.get("device_steps") is not None
 
 
 @contextmanager
@@ -312,8 +312,8 @@ def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _BEFORE_DEVICE_CLOCK = (
-    "stored without windows on the device's clock: iterations are by the host's marks; ingest "
-    "the traces again, or pass --step-boundary device"
+    "stored without windows on the device's clock, or by an older rule: iterations are by the "
+    "host's marks; ingest the traces again, or pass --step-boundary device"
 )
 
 
@@ -341,7 +341,7 @@ def _trace(
     }
     is_all = column_set == "all"
     trace = Trace.of(**parts) if is_all else Trace.narrow(**parts, columns=column_set)
-    columns = metadata.get("device_iterations")
+    columns = metadata.get("device_steps")
     on_device = None if columns is None else pa.table(columns, schema.ITERATIONS)
     notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
     trace = trace.with_device_iterations(on_device, notes)

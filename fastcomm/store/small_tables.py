@@ -34,7 +34,7 @@ def of_trace(trace: Trace) -> dict[str, Any]:
     return {
         "names": _NAMES,
         **{name: getattr(trace, name).to_pydict() for name in _TABLES},
-        "device_iterations": None if on_device is None else on_device.to_pydict(),
+        "device_steps": None if on_device is None else on_device.to_pydict(),
         "device_notes": trace.device_notes,
         "idle": {
             clock: {"ns": times.ns.tolist(), "evidence": times.evidence.to_pydict()}

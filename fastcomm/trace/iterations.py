@@ -17,14 +17,15 @@ from fastcomm import checks
 from fastcomm.errors import ConfigError
 from fastcomm.options import StepBoundary
 from fastcomm.trace.run import ranges as in_ranges
-from fastcomm.units import counted, percent
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm.units import counted, format_ns, percent
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
 OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
 _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
+_NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,10 +317,11 @@ def on_device_clock(
 ) -> Iterations:
     """Return iterations on the device's clock.
 
-    An iteration lasts from the first device work launched inside its mark to the first of the
-    next mark. The last iteration, and one before a mark without device work, ends with its own
-    mark or with the last work launched inside it, whichever is later. Iterations by the period
-    of collectives stay as they are; a whole trace lasts from its first to its last device work.
+    An iteration begins where its mark does, or later: where the device ends the work of the one
+    before, or begins its own, whichever is first. It lasts to the next one, and the last one to
+    the end of its mark or of its work, whichever is later; so does an iteration before a pause,
+    or before a mark without device work. Iterations by the period of collectives stay as they
+    are; a whole trace lasts from its first to its last device work.
 
     Parameters
     ----------
@@ -349,22 +351,62 @@ def on_device_clock(
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
     first = np.array([launched.start[low[k] : high[k]].min() for k in busy], np.int64)
     last = np.array([launched.stop[low[k] : high[k]].max() for k in busy], np.int64)
-    last = np.maximum(last, iterations.stop[busy])
-    order = np.argsort(first, kind="stable")
-    busy, first, last = busy[order], first[order], last[order]
-    is_next = np.diff(busy) == 1
-    ends = np.where(is_next, first[1:], np.minimum(last[:-1], first[1:]))
-    stops, rows = np.append(ends, last[-1]), busy < count
+    before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
+    start = np.minimum(first, np.append(before, last[:-1]))
+    start = np.maximum.accumulate(np.maximum(start, iterations.start[busy]))
+    stop = np.maximum(last, iterations.stop[busy])
+    is_followed = _is_followed(iterations)[busy[:-1]] & (np.diff(busy) == 1)
+    stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
+    rows = np.flatnonzero((busy < count) & (stop > start))
+    places = busy[rows]
+    left_out = np.setdiff1d(np.arange(count), busy)
     return Iterations(
-        number=iterations.number[busy[rows]],
-        start=first[rows],
-        stop=stops[rows],
+        number=iterations.number[places],
+        start=start[rows],
+        stop=stop[rows],
         found_by=iterations.found_by,
         warnings=(
-            *_without_work(iterations.number[:count][(high <= low)[:count]]),
-            *_launched_before(work, int(iterations.number[busy[0]]), first[0], stops[0]),
+            *_without("device work", iterations.number[left_out]),
+            *_without(
+                "time of their own on the device",
+                iterations.number[np.setdiff1d(busy[busy < count], places)],
+            ),
+            *_pauses(iterations, count),
+            *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )
+
+
+def _end_of_earlier(work: DeviceWork, mark: int, first: int) -> int:
+    """Return where the work ends that was launched before the first mark; -LARGEST if none was.
+
+    Work without a recorded launch was launched before, if it runs before the first work.
+    """
+    earlier = np.where(work.launch == NULL, work.start < first, work.launch < mark)
+    return int(work.stop[earlier].max(initial=NULL))
+
+
+def _is_followed(iterations: Iterations) -> Flags:
+    """Return whether each iteration but the last goes on in the next, without a pause."""
+    gap = iterations.start[1:] - iterations.stop[:-1]
+    length = iterations.stop[:-1] - iterations.start[:-1]
+    is_followed: Flags = (np.diff(iterations.number) == 1) | (gap <= _NO_PAUSE * length)
+    return is_followed
+
+
+def _pauses(iterations: Iterations, count: int) -> list[str]:
+    """Return a note on the time between steps that do not follow each other, if any."""
+    rows = np.flatnonzero(~_is_followed(iterations))
+    rows = rows[rows < count - 1]
+    if not len(rows):
+        return []
+    gap = iterations.start[rows + 1] - iterations.stop[rows]
+    longest = rows[np.argmax(gap)]
+    one, two = iterations.number[longest], iterations.number[longest + 1]
+    times = f"{format_ns(gap.max())} between {one} and {two}"
+    if len(rows) > 1:
+        times = f"{format_ns(gap.sum())} in {len(rows)} pauses, the longest {times}"
+    return [f"the recorded steps do not follow each other: {times} are in no step"]
 
 
 def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> list[str]:
@@ -386,9 +428,9 @@ def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> li
     ]
 
 
-def _without_work(numbers: Ints) -> tuple[str, ...]:
-    """Return a warning that names iterations without device work; () if there are none."""
+def _without(lack: str, numbers: Ints) -> tuple[str, ...]:
+    """Return a warning that names iterations without something; () if there are none."""
     if not len(numbers):
         return ()
     text = in_ranges(np.sort(numbers).tolist())
-    return (f"iterations without device work are left out: {text}",)
+    return (f"iterations without {lack} are left out: {text}",)

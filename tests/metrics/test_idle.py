@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import idle as oracle_idle
 from oracles import kineto as oracle_kineto
+from oracles.metrics import device_events
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
@@ -201,9 +202,16 @@ def test_busy_and_idle_time_are_those_of_tracelens(real):
     with (path / "tracelens_timeline.csv").open() as file:
         expected = {row["type"]: float(row["h100::time ms"]) for row in csv.DictReader(file)}
     (row,) = compute_metrics(open_run(path)).tables["iterations"].to_pylist()
-    # TraceLens computes with floating-point microseconds since the epoch.
-    assert row["time_ns"] / 1e6 == pytest.approx(expected["total_time"], rel=1e-5)
-    assert row["exact_idle_ns"] / 1e6 == pytest.approx(expected["idle_time"], rel=1e-5)
+    trace = oracle_kineto.read(next(path.glob("*.json.gz")))
+    (mark,) = oracle_kineto.iterations(trace)
+    work = [(start, at) for start, _, at in device_events(trace) if at is not None]
+    first = min(start for start, at in work if at >= mark["start"])
+    # TraceLens looks from the first work of the step, with floating-point microseconds since
+    # the epoch; the step begins where the work before it ends, and waits for its own.
+    waited = (first - row["start_ns"]) / 1e6
+    assert waited > 0.2
+    assert row["time_ns"] / 1e6 == pytest.approx(expected["total_time"] + waited, rel=1e-5)
+    assert row["exact_idle_ns"] / 1e6 == pytest.approx(expected["idle_time"] + waited, rel=1e-5)
     # TraceLens counts sets of memory as computation.
     busy = row["exact_compute_ns"] + row["exact_memcpy_ns"]
     assert busy / 1e6 == pytest.approx(expected["busy_time"], rel=1e-5)

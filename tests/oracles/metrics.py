@@ -71,7 +71,7 @@ def windows_of(trace, clock):
 
 
 def device_windows(trace):
-    """Steps from the first work launched in a mark to that of the next; [] without launches."""
+    """Steps from where a device begins one to where it begins the next; [] without launches."""
     work = device_events(trace)
     launched = [each for each in work if each[2] is not None]
     # Choice: work before all that is known to be launched is of before the recording.
@@ -82,19 +82,59 @@ def device_windows(trace):
     if marks[0]["source"] == "whole":
         edges = {"start": min(w[0] for w in work), "stop": max(w[1] for w in work)}
         return [{**marks[0], **edges}]
-    limits = [*(mark["start"] for mark in marks[1:]), marks[-1]["stop"]]
-    found = []
-    for place, (mark, limit) in enumerate(zip(marks, limits, strict=True)):
-        until = min(mark["stop"], limit)
-        own = [w for w in launched if mark["start"] <= w[2] < until]
+    marks = [
+        {**mark, "stop": min(mark["stop"], limit), "place": place}
+        for place, (mark, limit) in enumerate(
+            zip(marks, [*(mark["start"] for mark in marks[1:]), float("inf")], strict=True)
+        )
+    ]
+    return windows_on_device(marks, work)
+
+
+def windows_on_device(marks, work):
+    """The steps of disjoint marks, each with its place, where they have work of their own.
+
+    The boundary before a step is max(begin of its mark, min(its first device work, end of the
+    last device work of the step before)). A step that no other follows ends with its mark, or
+    with its last device work, if that is later.
+    """
+    busy = []
+    for mark in marks:
+        own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < mark["stop"]]
         if own:
-            edges = {"start": min(w[0] for w in own), "stop": max(until, *(w[1] for w in own))}
-            found.append({**mark, **edges, "place": place})
-    found.sort(key=lambda step: step["start"])
-    for one, two in pairwise(found):
-        following = two["place"] == one["place"] + 1
-        one["stop"] = two["start"] if following else min(one["stop"], two["start"])
-    return found
+            first, last = min(w[0] for w in own), max(w[1] for w in own)
+            busy.append((mark, first, last))
+    first_mark, first_work, _ = busy[0]
+    # Choice: work that no recorded call launched was queued before, if it runs before.
+    queued = [
+        stop
+        for start, stop, launch in work
+        if (start < first_work if launch is None else launch < first_mark["start"])
+    ]
+    found, before = [], max(queued, default=-float("inf"))
+    for mark, first, last in busy:
+        begin = max(mark["start"], min(first, before))
+        # Choice: a step does not begin before the one before it.
+        begin = max([begin, *(step["start"] for step in found)])
+        if found and follows(found[-1], mark):
+            found[-1]["stop"] = begin
+        elif found:
+            found[-1]["stop"] = min(found[-1]["stop"], begin)
+        found.append({**mark, "start": begin, "stop": max(mark["stop"], last)})
+        found[-1].update(mark_start=mark["start"], mark_stop=mark["stop"])
+        before = last
+    return [step for step in found if step["stop"] > step["start"]]
+
+
+def follows(step, mark):
+    """Whether a mark is of the step after: with the next number, or where the mark ends.
+
+    Choice: a hundredth of the mark's length is no pause.
+    """
+    gap = mark["start"] - step["mark_stop"]
+    length = step["mark_stop"] - step["mark_start"]
+    is_next = mark["number"] == step["number"] + 1 or 100 * gap <= length
+    return mark["place"] == step["place"] + 1 and is_next
 
 
 def outside(traces, clock):

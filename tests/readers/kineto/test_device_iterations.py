@@ -32,9 +32,7 @@ def device_iterations(tmp_path, events, clock="auto", **options):
 
 
 @pytest.mark.parametrize("clock", ["auto", "device"])
-def test_on_the_device_clock_a_step_lasts_from_its_first_work_to_the_next_steps(
-    tmp_path, clock
-):
+def test_on_the_device_clock_a_step_lasts_to_the_end_of_its_work(tmp_path, clock):
     events = [
         *STEPS,
         *(k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)),
@@ -43,7 +41,7 @@ def test_on_the_device_clock_a_step_lasts_from_its_first_work_to_the_next_steps(
         *(k.launch(14, 14), k.kernel("last", 46, 9, correlation=14)),
     ]
     rows, trace = device_iterations(tmp_path, events, clock)
-    assert rows == [(1, 30_000, 41_000), (2, 41_000, 55_000)]
+    assert rows == [(1, 0, 40_000), (2, 40_000, 55_000)]
     # Graphs of host and device events need the marks themselves.
     assert trace.iterations["start"].to_pylist() == [0, 10_000]
     assert trace.meta.found_by == "ProfilerStep#N"
@@ -55,7 +53,7 @@ def test_kernels_of_a_graph_belong_to_the_step_of_the_graphs_launch(tmp_path, cl
     graph = k.event("cudaGraphLaunch", "cuda_runtime", 12, 1, pid=100, tid=1, correlation=7)
     events = [*STEPS, k.launch(1, 5), k.kernel("gemm", 20, 5, correlation=5), graph, *replayed]
     rows, _ = device_iterations(tmp_path, events, clock)
-    assert rows == [(1, 20_000, 30_000), (2, 30_000, 38_000)]
+    assert rows == [(1, 0, 25_000), (2, 25_000, 38_000)]
 
 
 def test_a_step_before_one_without_device_work_ends_with_its_own(tmp_path):
@@ -65,7 +63,7 @@ def test_a_step_before_one_without_device_work_ends_with_its_own(tmp_path):
         *(k.launch(21, 12), k.kernel("last", 50, 5, correlation=12)),
     ]
     rows, trace = device_iterations(tmp_path, events)
-    assert rows == [(0, 5000, 15_000), (2, 50_000, 55_000)]
+    assert rows == [(0, 0, 15_000), (2, 20_000, 55_000)]
     assert trace.device_notes == ("iterations without device work are left out: 1",)
 
 
@@ -78,7 +76,7 @@ def test_work_of_an_earlier_launch_in_the_first_step_is_reported(tmp_path, took,
         k.kernel("queued", 8, took, correlation=99),
     ]
     rows, trace = device_iterations(tmp_path, events)
-    assert rows == [(1, 5000, 40_000), (2, 40_000, 50_000)]
+    assert rows == [(1, 0, 10_000), (2, 10_000, 50_000)]
     begin = "iteration 1: "
     found = [note for note in trace.device_notes if "launch (1 device event)" in note]
     assert [note.removeprefix(begin).partition(" of ")[0] for note in found] == wanted
@@ -87,7 +85,7 @@ def test_work_of_an_earlier_launch_in_the_first_step_is_reported(tmp_path, took,
 def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
     events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
     rows, trace = device_iterations(tmp_path, events)
-    assert rows == [(1, 30_000, 35_000)]
+    assert rows == [(1, 0, 35_000)]
     assert trace.device_notes == ("iterations without device work are left out: 2",)
     assert trace.meta.warnings == ("no communication on the device",)
 
@@ -122,7 +120,7 @@ def test_with_few_launches_iterations_use_the_host_clock_with_a_warning(tmp_path
 def test_work_from_before_the_recording_does_not_count_as_without_launch(tmp_path):
     before = [k.kernel("warm-up", n, 1) for n in range(5)]
     events = [*STEPS, k.launch(1, 11), k.kernel("known", 10, 1, correlation=11), *before]
-    assert device_iterations(tmp_path, events)[0] == [(1, 10_000, 11_000)]
+    assert device_iterations(tmp_path, events)[0] == [(1, 5000, 11_000)]
 
 
 def test_a_whole_trace_lasts_on_the_device_clock_from_its_first_to_its_last_work(tmp_path):

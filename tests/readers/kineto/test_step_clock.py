@@ -64,8 +64,8 @@ def test_work_belongs_to_the_step_that_launched_it(ahead):
     found = measured(ahead)
     rows = found.tables["iterations"].to_pylist()
     assert [(row["iteration"], row["start_ns"], row["stop_ns"]) for row in rows] == [
-        (1, 31_000, 50_000),
-        (2, 50_000, 66_000),
+        (1, 5000, 46_000),
+        (2, 46_000, 66_000),
     ]
     assert [row["exact_compute_ns"] for row in rows] == [10_000, 10_000]
     assert found.to_dict()["iteration_clock"] == "device"
@@ -192,7 +192,7 @@ def make_old(store, clock):
         with pq.ParquetFile(path) as file:
             about = json.loads(file.metadata.metadata[ABOUT])
             groups = [file.read_row_group(group) for group in range(file.num_row_groups)]
-        on_device = about.pop("device_iterations")
+        on_device = about.pop("device_steps")
         about["iterations"] = on_device if clock == "device" else about["iterations"]
         about["reading"]["iterations"]["clock"] = clock
         del about["device_notes"], about["meta"]["is_truncated"]

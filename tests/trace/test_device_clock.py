@@ -1,0 +1,122 @@
+"""Test steps on the device clock against the definition, on jobs of any kind."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.metrics import windows_on_device
+
+from fastcomm.errors import ConfigError
+from fastcomm.trace.iterations import DeviceWork, Iterations, on_device_clock
+from fastcomm_kernels.arrays import NULL
+
+TIMES = st.integers(0, 30)
+GAPS = st.sampled_from([0, 0, 0, 1, 40])
+
+
+@st.composite
+def jobs(draw, ahead=TIMES, gaps=GAPS):
+    """Marks with pauses, and work of two streams, launched before, inside and between marks.
+
+    A stream does what is launched in order; `ahead` is how long work waits at least.
+    """
+    marks, at = [], draw(TIMES)
+    number = draw(st.integers(0, 5))
+    for place in range(draw(st.integers(1, 20))):
+        length = draw(st.integers(1, 40))
+        marks.append({"number": number, "start": at, "stop": at + length, "place": place})
+        at += length + draw(gaps)
+        number += draw(st.sampled_from([1, 1, 1, 9]))
+    launches = draw(st.lists(st.tuples(st.integers(0, at), st.booleans()), max_size=40))
+    free, work = [0, 0], []
+    for launch, stream in sorted(launches):
+        start = max(launch + draw(ahead), free[stream])
+        free[stream] = start + draw(st.integers(1, 20))
+        work.append((start, free[stream], launch if draw(st.integers(0, 9)) else None))
+    return marks, work
+
+
+def found_by_kernel(marks, work):
+    columns = (np.array([mark[name] for mark in marks]) for name in ("number", "start", "stop"))
+    number, start, stop = columns
+    begin, end, launch = (
+        np.array(column, np.int64)
+        for column in zip(
+            *(
+                (start, stop, NULL if launch is None else launch)
+                for start, stop, launch in work
+            ),
+            strict=True,
+        )
+    )
+    found = on_device_clock(
+        Iterations(number=number, start=start, stop=stop, found_by="names"),
+        DeviceWork(start=begin, stop=end, launch=launch),
+    )
+    rows = zip(found.number.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
+    return list(rows), found.warnings
+
+
+def of(marks, work):
+    return [
+        (step["number"], step["start"], step["stop"]) for step in windows_on_device(marks, work)
+    ]
+
+
+def has_work(marks, work):
+    return [
+        mark
+        for mark in marks
+        if any(at is not None and mark["start"] <= at < mark["stop"] for *_, at in work)
+    ]
+
+
+@given(jobs())
+def test_steps_are_those_of_the_definition(job):
+    marks, work = job
+    if has_work(marks, work):
+        assert found_by_kernel(marks, work)[0] == of(marks, work)
+    elif work:
+        with pytest.raises(ConfigError):
+            found_by_kernel(marks, work)
+
+
+@given(jobs(gaps=st.just(0)))
+def test_steps_that_follow_each_other_cover_the_recording_exactly_once(job):
+    marks, work = job
+    busy = has_work(marks, work)
+    if len(busy) == len(marks):
+        rows, _ = found_by_kernel(marks, work)
+        assert all(one[2] == two[1] for one, two in pairwise(rows))
+        assert marks[0]["start"] <= rows[0][1]
+        launched = [stop for _, stop, at in work if at is not None and at < marks[-1]["stop"]]
+        assert rows[-1][2] >= marks[-1]["stop"]
+        assert rows[-1][2] in (marks[-1]["stop"], *launched)
+
+
+@pytest.mark.parametrize("steps", range(1, 21))
+@pytest.mark.parametrize("behind", [0, 4, 25])
+def test_any_number_of_recorded_steps_has_the_same_mean(steps, behind):
+    """A step of 10: 6 of loading, then a kernel of 4, for which the host waits or does not."""
+    marks = [
+        {"number": n, "start": 10 * n, "stop": 10 * n + 10, "place": n} for n in range(steps)
+    ]
+    work = [(10 * n + 6 + behind, 10 * n + 10 + behind, 10 * n + 6) for n in range(-3, steps)]
+    rows, notes = found_by_kernel(marks, work)
+    assert {stop - start for _, start, stop in rows} == {10}
+    assert notes == ()
+
+
+def test_a_pause_between_steps_is_in_no_step_and_reported():
+    marks = [
+        {"number": number, "start": at, "stop": at + 10, "place": place}
+        for place, (number, at) in enumerate([(5, 0), (6, 10), (15, 1000), (16, 1010)])
+    ]
+    work = [(mark["start"] + 1, mark["start"] + 9, mark["start"]) for mark in marks]
+    rows, notes = found_by_kernel(marks, work)
+    assert rows == [(5, 0, 10), (6, 10, 20), (15, 1000, 1010), (16, 1010, 1020)]
+    assert notes == (
+        "the recorded steps do not follow each other: 980 ns between 6 and 15 are in no step",
+    )
