@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, matcher
+from fastcomm.readers.kernel_names import Named
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Pattern, Rule, matcher
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import COLLECTIVE_CALL
@@ -243,7 +244,7 @@ def find_communication(
     """
     named: list[Named] = []
 
-    def numberer(table: tuple[Pattern, ...]) -> Callable[[str], int]:
+    def numberer(table: tuple[Rule, ...]) -> Callable[[str], int]:
         match = matcher(table)
 
         def number(name: str) -> int:
@@ -254,8 +255,9 @@ def find_communication(
 
         return number
 
+    kernels: tuple[Rule, ...] = (*patterns, *PATTERNS)
     rows, indices = [], []
-    for kind, table in (("kernel", (*patterns, *PATTERNS)), ("memcpy", PEER_COPIES)):
+    for kind, table in (("kernel", kernels), ("memcpy", PEER_COPIES)):
         kind_rows = events.rows(kind)
         index = events.by_text(events.name[kind_rows], numberer(table))
         rows.append(kind_rows[index >= 0])

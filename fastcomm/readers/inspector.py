@@ -19,7 +19,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
-from fastcomm.readers.patterns import Named
+from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.iterations import IterationRule

@@ -13,7 +13,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, tables
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
-from fastcomm.readers.patterns import Named
+from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.tables import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import IterationRule

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.data_parallel import has_wrapper, is_plain
-from fastcomm.readers.patterns import Named
+from fastcomm.readers.kernel_names import Named
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.parallel import Grid

@@ -25,7 +25,8 @@ from fastcomm.files import opened
 from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, match_name
+from fastcomm.readers.kernel_names import Named
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Pattern, Rule, match_name
 from fastcomm.store import Manifest, TableFile, table_name
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
@@ -355,12 +356,13 @@ def _named(
     """Return the meaning of each distinct name by `patterns`, and the index of each row's."""
     names: list[Named] = []
     index_of: dict[tuple[int, bool], int] = {}
+    kernels: tuple[Rule, ...] = (*patterns, *PATTERNS)
     copies = events.kind[row] == schema.KIND["memcpy"]
     index = np.empty(len(row), np.int64)
     codes = events.name[row].tolist()
     for k, key in enumerate(zip(codes, copies.tolist(), strict=True)):
         if key not in index_of:
-            table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
+            table = PEER_COPIES if key[1] else kernels
             index_of[key] = len(names)
             names.append(match_name(events.texts[key[0]], table) or _UNKNOWN_NAME)
         index[k] = index_of[key]

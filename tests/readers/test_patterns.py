@@ -67,7 +67,7 @@ COMMUNICATION = [
     ("_multimem_reduce_scatter_kernel", SYMMETRIC, "ReduceScatter", None),
     (ANON + "allToAllV_2d_offset(void*)", SYMMETRIC, "AllToAll", None),
     ("c10d::symmetric_memory::barrier_kernel(x)", SYMMETRIC, "Barrier", None),
-    ("nvshmemi_transfer_rma_kernel", "NVSHMEM", "OTHER", None),
+    ("nvshmemi_transfer_rma_kernel", "NVSHMEM", "SendRecv", None),
     ("void barrier_on_stream_kernel_threadgroup<(x)1>(x)", "NVSHMEM", "Barrier", None),
     ("barrier_all_on_stream_kernel_warp()", "NVSHMEM", "Barrier", None),
     ("void sync_on_stream_kernel_threadgroup<(threadgroup_t)2>(x)", "NVSHMEM", "Barrier", None),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, find_communication, find_partners
+from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
     NO_OPERATION,
@@ -25,7 +26,7 @@ from fastcomm.readers.kineto.sizes import (
     reasons,
 )
 from fastcomm.readers.kineto.sizes import sizes as sizes_of
-from fastcomm.readers.patterns import Named, Pattern
+from fastcomm.readers.patterns import Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events

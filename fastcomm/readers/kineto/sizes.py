@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.patterns import Named
+from fastcomm.readers.kernel_names import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.communication import Collectives, find_communication
+from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys.communicators import (
     Communicator,
@@ -31,7 +32,6 @@ from fastcomm.readers.nsys.operations import (
     KernelParts,
     NcclOperations,
 )
-from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace import events
 from fastcomm.trace.columns import alike, lookup
