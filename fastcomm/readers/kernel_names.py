@@ -42,7 +42,7 @@ Phrases = tuple[tuple[str, Operation], ...]
 
 def _phrases(*tables: Mapping[str, Operation]) -> Phrases:
     """Return phrases from tables of words and operations."""
-    return tuple((f" {words} ", op) for table in tables for words, op in table.items())
+    return tuple((f" {phrase} ", op) for table in tables for phrase, op in table.items())
 
 
 def _set(*lines: str) -> frozenset[str]:
@@ -115,7 +115,9 @@ _WAITS: Mapping[str, Operation] = {
     "sync": "Barrier",
     **dict.fromkeys(("wait", "signal", "notify", "quiet", "fence"), "OTHER"),
 }
+_COLLECTIVE_OPS = frozenset(_COLLECTIVES.values())
 COLLECTIVES = _phrases(_COLLECTIVES)
+WITH_BARRIERS = _phrases(_COLLECTIVES, {"barrier": "Barrier"})
 COMMUNICATION = _phrases(_COLLECTIVES, _ROOTED, _MESSAGES, _WAITS)
 EXPERTS = (*_phrases({"dispatch": "AllToAll", "combine": "AllToAll"}), *COMMUNICATION)
 
@@ -144,7 +146,7 @@ def _sends_or_receives(symbol: Symbol) -> str:
 
 def _named_by_scope(symbol: Symbol) -> str:
     """Return the collective that the namespaces name; else an all-reduce."""
-    op = _operation(_words("_".join(symbol.scopes)), COLLECTIVES)
+    op = _operation(_spaced("_".join(symbol.scopes)), COLLECTIVES)
     return op if isinstance(op, str) else "AllReduce"
 
 
@@ -435,7 +437,7 @@ LIBRARIES = (
         name="XLA",
         scopes=("stream_executor", "xla"),
         local=LOCAL,
-        operations=_phrases(_COLLECTIVES, {"barrier": "Barrier"}),
+        operations=WITH_BARRIERS,
     ),
     # Others, by words that only they have
     Library(
@@ -494,6 +496,9 @@ _INSIDE = _set(
     "block warp wave thread threads cta cluster lane sum max min pack transpose shared smem",
     "fused fusion fwd bwd softmax norm",
 )
+# Functions that are called just like a collective.
+_NAMESAKES = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kernel",))]
+# Words of what a kernel does beside a collective.
 _FUSING = _set("fusion norm rmsnorm rms layernorm")
 _HOST = re.compile(rf"({'|'.join(HOST_LIBRARIES)}):(\w+)")
 
@@ -503,39 +508,39 @@ def recognize(name: str) -> Named | None:
     if _INDUCTOR.match(name):
         return None
     if host := _HOST.match(name):
-        op = _operation(_words(host[2]), COMMUNICATION)
+        op = _operation(_spaced(host[2]), COMMUNICATION)
         return Named(library=host[1], op=op if isinstance(op, str) else "OTHER")
     symbol = parse(name)
     if not symbol.function or not _COMPUTE_SCOPES.isdisjoint(symbol.scopes[:1]):
         return None
-    words = _words(symbol.function)
-    library, op = _told(symbol, words)
+    text = _spaced(symbol.function)
+    library, op = _attribute(symbol, text)
     if op == ALONE:
         return None
-    is_fused = not _FUSING.isdisjoint(words.split())
+    is_fused = not _FUSING.isdisjoint(text.split())
     return Named(library=library.name, op=op, tag=library.tag, fused=is_fused)
 
 
-def _words(identifier: str) -> str:
+def _spaced(identifier: str) -> str:
     """Return the words of an identifier in lower case, with a space on both sides of each."""
-    words = f" {' '.join(_WORD.findall(identifier)).lower()} "
-    return _SPELLING.sub(lambda match: _WORDS[(match.lastindex or 0) - 1], words)
+    text = f" {' '.join(_WORD.findall(identifier)).lower()} "
+    return _SPELLING.sub(lambda match: _WORDS[(match.lastindex or 0) - 1], text)
 
 
-def _told(symbol: Symbol, words: str) -> tuple[Library, str]:
+def _attribute(symbol: Symbol, text: str) -> tuple[Library, str]:
     """Return the library of a kernel and its operation, or ALONE."""
     path = "::".join((*symbol.scopes, ""))
     function = symbol.function.lstrip("_")
-    for row in sorted(set(_rows(symbol, function, words))):
+    for row in sorted(set(_rows(symbol, function, text))):
         library = LIBRARIES[row]
         if (
             path.startswith(tuple(f"{scope}::" for scope in library.scopes))
             or function.startswith(library.prefixes)
-            or any(f" {phrase} " in words for phrase in library.phrases)
+            or any(f" {phrase} " in text for phrase in library.phrases)
         ):
-            return library, _decide(library, symbol, words)
+            return library, _decide(library, symbol, text)
     name = symbol.scopes[0] if symbol.scopes else OTHER_LIBRARY
-    return Library(name=name), _elsewhere(symbol, words)
+    return Library(name=name), _elsewhere(symbol, text)
 
 
 def _keys(library: Library) -> Iterator[str]:
@@ -557,57 +562,50 @@ def _rows_by_key(libraries: Iterable[Library]) -> dict[str, list[int]]:
 _ROWS = _rows_by_key(LIBRARIES)
 
 
-def _rows(symbol: Symbol, function: str, words: str) -> Iterator[int]:
+def _rows(symbol: Symbol, function: str, text: str) -> Iterator[int]:
     """Yield the rows of libraries to which a kernel may belong."""
     for key in (*(f"{scope}::" for scope in symbol.scopes[:1]), f"{function[:3]}*"):
         yield from _ROWS.get(key, ())
-    for word in words.split():
+    for word in text.split():
         yield from _ROWS.get(word, ())
 
 
-def _decide(library: Library, symbol: Symbol, words: str) -> str:
+def _decide(library: Library, symbol: Symbol, text: str) -> str:
     """Return the operation of a kernel of a library, or ALONE."""
-    op = _operation(words, library.exceptions)
+    op = _operation(text, library.exceptions)
     if op is None:
-        is_local = not library.local.isdisjoint(words.split())
-        op = ALONE if is_local else _operation(words, library.operations) or library.default
+        is_local = not library.local.isdisjoint(text.split())
+        op = ALONE if is_local else _operation(text, library.operations) or library.default
     return op if isinstance(op, str) else op(symbol)
 
 
-def _operation(words: str, phrases: Phrases) -> Operation | None:
+def _operation(text: str, phrases: Phrases) -> Operation | None:
     """Return the operation of the first phrase among the words; None if they have none."""
-    found = [op for phrase, op in phrases if phrase in words]
-    if len(_COLLECTIVE_OPS.intersection(found)) > 1:
+    ops = [op for phrase, op in phrases if phrase in text]
+    if len(_COLLECTIVE_OPS.intersection(ops)) > 1:
         return "OTHER"  # one kernel does several
-    return found[0] if found else None
+    return ops[0] if ops else None
 
 
-_COLLECTIVE_OPS = frozenset(_COLLECTIVES.values())
-_BARRIERS = _phrases(_COLLECTIVES, {"barrier": "Barrier"})
-
-
-_CALLED_COLLECTIVE = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kernel",))]
-
-
-def _elsewhere(symbol: Symbol, words: str) -> str:
+def _elsewhere(symbol: Symbol, text: str) -> str:
     """Return the operation of a kernel of no known library if the words are clear, or ALONE."""
-    function = frozenset(words.split())
+    function = frozenset(text.split())
     op: Operation | None = None
     if function.isdisjoint(LOCAL):
-        scopes = frozenset(_words("_".join(symbol.scopes)).split())
+        scopes = frozenset(_spaced("_".join(symbol.scopes)).split())
         if not scopes.isdisjoint(_COMMUNICATING):
-            op = _operation(words, EXPERTS)
+            op = _operation(text, EXPERTS)
         elif not function.isdisjoint(_REMOTE):
-            op = _operation(words, _BARRIERS)
-        elif not function.isdisjoint(_ALGORITHM) or _is_collective(symbol, words, function):
-            op = _operation(words, COLLECTIVES)
+            op = _operation(text, WITH_BARRIERS)
+        elif not function.isdisjoint(_ALGORITHM) or _is_collective(symbol, text, function):
+            op = _operation(text, COLLECTIVES)
     return op if isinstance(op, str) else ALONE
 
 
-def _is_collective(symbol: Symbol, words: str, function: frozenset[str]) -> bool:
+def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     """Return whether a function is called a collective and nothing that one device does.
 
     Kernels of Triton have neither parameters nor template arguments in their names.
     """
-    is_alone = words.split()[:2] in _CALLED_COLLECTIVE
+    is_alone = text.split()[:2] in _NAMESAKES
     return is_alone or (symbol.is_bare() and function.isdisjoint(_INSIDE))

@@ -20,13 +20,14 @@ class Pattern:
 
     regex: str
     library: str
-    op: str
+    op: str = "OTHER"
     tag: str | None = None  # for events whose group is unknown
+    fused: bool = False  # whether the kernel does more than communicate
 
     def __call__(self, name: str) -> Named | None:
         """Return what the pattern tells of a name; None if it does not match."""
         if re.search(self.regex, name):
-            return Named(library=self.library, op=self.op, tag=self.tag)
+            return Named(library=self.library, op=self.op, tag=self.tag, fused=self.fused)
         return None
 
 
@@ -37,7 +38,10 @@ Rule = Callable[[str], Named | None]
 PATTERNS: tuple[Rule, ...] = (recognize,)
 
 # Libraries that serve every parallelism; the others serve one, or a few.
-COLLECTIVE_LIBRARIES = (*HOST_LIBRARIES, "NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")
+COLLECTIVE_LIBRARIES = (
+    *HOST_LIBRARIES,
+    *("NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++", "torchcomms", "XLA"),
+)
 
 # Copies from one device to another.
 PEER_COPIES: tuple[Rule, ...] = (
@@ -56,6 +60,6 @@ def matcher(rules: tuple[Rule, ...]) -> Rule:
 
     @lru_cache(maxsize=1 << 14)
     def match(name: str) -> Named | None:
-        return next((told for rule in rules if (told := rule(name)) is not None), None)
+        return next(filter(None, (rule(name) for rule in rules)), None)
 
     return match
