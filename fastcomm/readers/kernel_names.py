@@ -89,7 +89,7 @@ _SPELLINGS = {
     "broadcast": r"b ?cast",
     "matmul": r"mat mul",
 }
-_WORDS = tuple(_SPELLINGS)
+_TERMS = tuple(_SPELLINGS)
 _SPELLING = re.compile(
     rf"(?<= )(?:{'|'.join(f'({spelling})' for spelling in _SPELLINGS.values())})(?= )"
 )
@@ -189,11 +189,23 @@ LIBRARIES = (
         local=LOCAL | _set("memcpy copy"),
         operations=COMMUNICATION,
     ),
-    # Steps of a collective; some are named by its class alone.
+    # Steps of a collective, which only the class around them names.
     Library(
         name="oneCCL",
-        phrases=("monolithic kernel", "remote ranks", "from remote", "global sync"),
-        exceptions=_phrases({"remote": _named_by_scope, "global sync": _named_by_scope}),
+        scopes=_joined(
+            "sycl_allreduce_ sycl_allgatherv_ sycl_reduce_scatter_ sycl_alltoall_",
+            "small medium large",
+        ),
+        phrases=("remote ranks", "from remote"),
+        exceptions=_phrases({"remote": _named_by_scope, "write output": ALONE}),
+        local=LOCAL,
+        operations=_phrases(
+            dict.fromkeys(("sync", "reduce", "gather", "scatter"), _named_by_scope)
+        ),
+    ),
+    Library(
+        name="oneCCL",
+        phrases=("monolithic kernel",),
         operations=_phrases({"write": "AllReduce", "read": "AllReduce"}, _ROOTED),
     ),
     Library(name="oneCCL", phrases=("reduce local inplace", "reduce local outofplace")),
@@ -353,6 +365,7 @@ LIBRARIES = (
         phrases=(
             *("cross device reduce", "allreduce prototype", "allreduce fusion kernel"),
             *("oneshot allreduce", "twoshot allreduce", "hybrid cube mesh allreduce", "rsag"),
+            "minimax reduce rms",
         ),
         local=LOCAL,
         default="AllReduce",
@@ -419,17 +432,16 @@ LIBRARIES = (
     Library(
         name="FLUX",
         scopes=("bytedance::flux",),
-        exceptions=_phrases({"ag": "AllGather"}),
+        exceptions=_phrases({"ag alltoall": "AllGather"}),
         local=LOCAL,
-        operations=_phrases({"dis scatter": "AllToAll"}, _COLLECTIVES, _MESSAGES, _WAITS),
+        operations=_phrases(
+            {"ag": "AllGather", "dis scatter": "AllToAll"}, _COLLECTIVES, _MESSAGES, _WAITS
+        ),
     ),
     Library(
         name="TensorRT-LLM",
         scopes=("tensorrt_llm",),
-        exceptions=_phrases(
-            dict.fromkeys(("kimi k3 moe tail", "minimax reduce"), "AllReduce"),
-            {"gpu barrier": "Barrier"},
-        ),
+        exceptions=_phrases({"kimi k3 moe tail": "AllReduce", "gpu barrier": "Barrier"}),
         local=LOCAL,
         operations=COLLECTIVES,
     ),
@@ -457,7 +469,11 @@ LIBRARIES = (
     ),
     Library(
         name="Triton-distributed",
-        phrases=("p2p copy", "p2p put", "p2p get", "p2p send", "p2p recv", "internode p2p"),
+        phrases=(
+            *("p2p copy", "p2p put", "p2p get", "p2p send", "p2p recv", "internode p2p"),
+            *("p2p set signal", "p2p wait signal"),
+        ),
+        exceptions=_phrases({"signal": "OTHER"}),
         local=_set("gemm matmul"),
         default="SendRecv",
     ),
@@ -469,7 +485,10 @@ LIBRARIES = (
     ),
     Library(
         name=OTHER_LIBRARY,
-        phrases=("ulysses pull", "ulysses push", "ulysses alltoall", "attn alltoall"),
+        phrases=(
+            *("ulysses pull", "ulysses push", "ulysses alltoall", "attn alltoall"),
+            "qkv pack alltoall",
+        ),
         local=LOCAL,
         default="AllToAll",
     ),
@@ -524,7 +543,7 @@ def recognize(name: str) -> Named | None:
 def _spaced(identifier: str) -> str:
     """Return the words of an identifier in lower case, with a space on both sides of each."""
     text = f" {' '.join(_WORD.findall(identifier)).lower()} "
-    return _SPELLING.sub(lambda match: _WORDS[(match.lastindex or 0) - 1], text)
+    return _SPELLING.sub(lambda match: _TERMS[(match.lastindex or 0) - 1], text)
 
 
 def _attribute(symbol: Symbol, text: str) -> tuple[Library, str]:
@@ -582,8 +601,8 @@ def _decide(library: Library, symbol: Symbol, text: str) -> str:
 def _operation(text: str, phrases: Phrases) -> Operation | None:
     """Return the operation of the first phrase among the words; None if they have none."""
     ops = [op for phrase, op in phrases if phrase in text]
-    if len(_COLLECTIVE_OPS.intersection(ops)) > 1:
-        return "OTHER"  # one kernel does several
+    if len(_COLLECTIVE_OPS.intersection(ops)) > 1:  # one kernel does several
+        return next((op for phrase, op in COLLECTIVES if text.startswith(phrase)), "OTHER")
     return ops[0] if ops else None
 
 
@@ -603,9 +622,11 @@ def _elsewhere(symbol: Symbol, text: str) -> str:
 
 
 def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
-    """Return whether a function is called a collective and nothing that one device does.
+    """Return whether a function is called a collective, or several, and nothing else.
 
-    Kernels of Triton have neither parameters nor template arguments in their names.
+    Kernels of Triton have neither parameters nor template arguments in their names; what else
+    they are called must be nothing that one device does.
     """
-    is_alone = text.split()[:2] in _NAMESAKES
-    return is_alone or (symbol.is_bare() and function.isdisjoint(_INSIDE))
+    if text.split()[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
+        return True
+    return symbol.is_bare() and function.isdisjoint(_INSIDE)

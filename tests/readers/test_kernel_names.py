@@ -83,6 +83,7 @@ COMMUNICATION = {
     "aiv_reduce_scatter_910b_smalldata_float": "ReduceScatter",
     "MoeDistributeDispatchV2": "AllToAll",
     "sycl_allgatherv_large<float>::Kernel_copy_to_remote_ranks": "AllGather",
+    "sycl_reduce_scatter_large<float>::Kernel_GlobalSync": "ReduceScatter",
     "allgatherv_kernel_small(x)": "AllGather",
     "void aiter::ag_gfx1250_naive<8>(x)": "AllGather",
     "c10d::nccl_extension::lsa_get_kernel(x)": "SendRecv",
@@ -96,6 +97,7 @@ COMMUNICATION = {
     "acme::comm::barrier_kernel(x)": "Barrier",
     "void ring_all_reduce_kernel<float>(x)": "AllReduce",
     "allreduce7<float>(x)": "AllReduce",
+    "void allreduceAllToAll<float>(x)": "AllReduce",
     "all_to_all_chunked": "AllToAll",
     # annotations of the host
     "gloo:all_reduce": "AllReduce",
@@ -118,6 +120,7 @@ ALONE = [
     "void bytedance::flux::dis_scatter_forward_build_index_flatten_kernel<x>(y)",
     "flashinfer::trtllm_alltoall::moe_prepare::computeCumsumDevice(int*)",
     "ReduceScatterMediumKernel_local_all_sum<float>",
+    "sycl_allreduce_large<float>::Kernel_load_input_to_temp_buffer",
     "void nvshmemi_init_array_kernel<long>(x)",
     "c10d::checkForNaN(x)",
     # names in template arguments and parameters
