@@ -132,7 +132,7 @@ LOCAL = _set(
 
 
 def _reduces_or_scatters(symbol: Symbol) -> str:
-    """Return the operation of torch's two-shot all-reduce: its first flag omits the second."""
+    """Return the operation of torch's two-shot all-reduce: a first flag omits its end."""
     flag = next((flag for flag in symbol.flags() if flag is not None), False)
     return "ReduceScatter" if flag else "AllReduce"
 
