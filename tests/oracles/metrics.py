@@ -104,6 +104,8 @@ def windows_on_device(marks, work):
         if own:
             first, last = min(w[0] for w in own), max(w[1] for w in own)
             busy.append((mark, first, last))
+    if not busy:
+        return []
     first_mark, first_work, _ = busy[0]
     # Choice: work that no recorded call launched was queued before, if it runs before.
     queued = [
