@@ -64,6 +64,17 @@ class Iterations:
     warnings: tuple[str, ...] = field(default=())
 
 
+def mark_patterns(regex: str | None) -> list[re.Pattern[str]]:
+    """Return the patterns of names that mark iterations, first the one to prefer.
+
+    Raises `ConfigError` if the user's `regex` is invalid.
+    """
+    if regex is not None:
+        return [checks.regex("iterations", regex)]
+    optimizers = (rf"^(?:{name})$" for name in OPTIMIZER_STEPS)
+    return [re.compile(text) for text in (PROFILER_STEP, COMMON_NAMES, *optimizers)]
+
+
 def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
     """Find the iterations of a trace on the host's clock.
 

@@ -22,6 +22,7 @@ from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
+from fastcomm.trace.iterations import mark_patterns
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import MISSING_DATA, SMALL
 from fastcomm.units import percent
@@ -170,10 +171,21 @@ class UnknownWork(NamedTuple):
     share: float = 0.0  # of the time of all device work, 0 to 1
 
 
+# The name of an operator, which is no range of `record_function`.
+_OPERATOR = re.compile(r"\w+(::\w+)+(\.\w+)?")
+
+
 def scan(
-    path: Path, selection: Selection, *, allow_truncated: bool = False
+    path: Path,
+    selection: Selection,
+    *,
+    allow_truncated: bool = False,
+    marks: str | None = None,
 ) -> tuple[Scanned, UnknownWork]:
-    """Scan a trace, and settle the kind of device work that only its name tells.
+    """Scan a trace, and settle the kind of events that only their name tells.
+
+    These are device work of some devices, and marks of iterations: until PyTorch 1.11 ranges
+    of `record_function` had the category of operators.
 
     Parameters
     ----------
@@ -184,6 +196,8 @@ def scan(
         kind "other" are.
     allow_truncated
         Whether to accept a file that ends early.
+    marks
+        The regular expression of the user for marks of iterations, if any.
 
     Returns
     -------
@@ -200,6 +214,7 @@ def scan(
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
+    kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
     unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
@@ -210,6 +225,33 @@ def scan(
         columns = {name: column[~is_unknown] for name, column in scanned.columns.items()}
         scanned = replace(scanned, columns=columns)
     return scanned, unknown_work
+
+
+def _marks_among_operators(scanned: Scanned, marks: str | None) -> npt.NDArray[np.int64]:
+    """Return the rows of operators that mark iterations, by the first pattern that has any.
+
+    Operators are no marks if annotations match the pattern or an earlier one.
+    """
+    kind, name = scanned.columns["kind"], scanned.columns["name"]
+    ranges, operators = (np.flatnonzero(kind == KIND[k]) for k in ("annotation", "cpu_op"))
+    annotations = _names(scanned, ranges)
+    others = {
+        code: text
+        for code, text in _names(scanned, operators).items()
+        if not _OPERATOR.fullmatch(text)
+    }
+    for pattern in mark_patterns(marks):
+        if any(map(pattern.search, annotations.values())):
+            break
+        if codes := [code for code, text in others.items() if pattern.search(text)]:
+            return operators[np.isin(name[operators], codes)]
+    return operators[:0]
+
+
+def _names(scanned: Scanned, rows: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Return the names of some events by their code."""
+    codes = np.flatnonzero(np.bincount(scanned.columns["name"][rows]))
+    return {code: scanned.texts[code] for code in codes.tolist()}
 
 
 def _unknown_work(

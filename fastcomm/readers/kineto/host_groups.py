@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import ON_HOST, scan
 from fastcomm.readers.kineto.chrome import Scanned
@@ -240,11 +240,10 @@ def assign(ranks: Mapping[int, Path], options: TraceOptions) -> dict[int, Assign
     if not 1 < len(paths) <= _MOST_RANKS:
         return {}
     try:
-        scans = [
-            scan(path, ON_HOST, allow_truncated=options.allow_truncated)[0] for path in paths
-        ]
-    except TraceFileError:
-        return {}
+        marks, allowed = options.iterations.regex, options.allow_truncated
+        scans = [scan(path, ON_HOST, allow_truncated=allowed, marks=marks)[0] for path in paths]
+    except (ConfigError, TraceFileError):
+        return {}  # reading the ranks reports the error
     hosts = [HostRank.of(scanned, rank) for rank, scanned in zip(ranks, scans, strict=True)]
     return dict(zip(ranks, _assign_together(hosts), strict=True))
 

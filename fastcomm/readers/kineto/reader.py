@@ -1,6 +1,7 @@
 """Read one Kineto file as the trace of a rank."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers import check_count
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
 from fastcomm.readers.kineto.categories import (
@@ -71,7 +72,10 @@ def read(
         If the file is not a trace, or names another rank.
 
     """
-    scanned, unknown_work, is_host_run = _scan(path, options, assigned)
+    try:
+        scanned, unknown_work, is_host_run = _scan(path, options, assigned)
+    except ConfigError as error:
+        raise TraceFileError(f"{path}: {error}") from error
     info = distributed_info(scanned)
     own, world = _stated(path, info, rank)
     events, lanes, origin, notes = events_of(scanned)
@@ -116,10 +120,16 @@ def _scan(
     """
     # Only ranks of such runs are compared before they are read.
     selection = _selection(options, on_host=assigned is not None)
-    scanned, unknown_work = scan(path, selection, allow_truncated=options.allow_truncated)
+    find = partial(
+        scan,
+        path,
+        allow_truncated=options.allow_truncated,
+        marks=options.iterations.regex,
+    )
+    scanned, unknown_work = find(selection)
     on_host = is_host_run(scanned)
     if (needed := _selection(options, on_host=on_host)) is not selection:
-        scanned, unknown_work = scan(path, needed, allow_truncated=options.allow_truncated)
+        scanned, unknown_work = find(needed)
     if on_host:
         scanned = as_device(scanned, assigned, with_waits=options.whole)
     else:
