@@ -66,6 +66,7 @@ _KINDS = (
     (0, b"\x1f\x8b", "compressed twice", "decompress it once first"),
     (0, b"\x28\xb5\x2f\xfd", "compressed twice", "decompress it once first"),
     (0, b"PAR1", "a Parquet file", "name it .parquet"),
+    (0, b"NCCL version ", "the answer of NCCL RAS (ncclras)", "it is no trace"),
 )  # fmt: skip
 _SHOWN = 16
 _PRINTABLE = frozenset(range(32, 127)) | frozenset(b"\t\r\n")

@@ -311,6 +311,10 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
     where = ", ".join(map(str, paths))
     if any(path.name.endswith(execution_traces.SUFFIXES) for path in sorting.unknown):
         return f"{where}: {execution_traces.REMEDY}"
+    from fastcomm.readers import kineto
+
+    if problem := next(filter(None, map(kineto.foreign, sorting.unknown)), None):
+        return problem
     measured = [kind.description for name, kind in FORMATS.items() if name != _NOT_MEASURED]
     return f"{where}: no trace; expected {'; '.join(reversed(measured))}"
 

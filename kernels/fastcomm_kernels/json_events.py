@@ -64,6 +64,7 @@ _CAT, _PID, _TID, _DUR = map(_key, (b'cat"', b'pid"', b'tid"', b'dur"'))
 _NAME, _ARGS = map(_key, (b'name"', b'args"'))
 _3_BYTES, _4_BYTES, _5_BYTES = ((1 << 8 * n) - 1 for n in (3, 4, 5))
 _COMPLETE, _N = map(ord, "Xn")
+_POWER = tuple(10**n for n in range(8))
 _OTHER = 1  # a phase that is not a single character
 
 
@@ -202,8 +203,25 @@ def integer(text: Address, i: int, to: Address, cell: int) -> int:
     if 0 < size < 8 and byte(text, i + size) in (COMMA, CLOSE):
         put(to, cell, digits(word, size))
         return i + size
+    return number(text, i, WHOLE, to, cell)
+
+
+@kernel
+def number(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
+    """Read a number, in quotes or not; return the index behind it, or ``~index``.
+
+    Parameters
+    ----------
+    text, i
+        The text, and the index of the value.
+    scale
+        A power of ten: the number is multiplied by it, and rounded.
+    to, cell
+        Column, and the cell of it that gets the number; NULL for any other value.
+
+    """
     quoted = int(byte(text, i) == QUOTE)
-    stop = decimal(text, i + quoted, WHOLE, to, cell)
+    stop = decimal(text, i + quoted, scale, to, cell)
     if quoted == 0 and get(to, cell) != NULL:
         return stop
     end = skip_value(text, i)
@@ -297,11 +315,19 @@ def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
     text, i
         The text, and the index of the value.
     into, cell
-        Cell of `into.rows` that gets the number, or `TEXT_LANE` minus the code of a text; NULL
-        for any other value.
+        Cell of `into.rows` that gets the number, also of a text that is one, or `TEXT_LANE`
+        minus the code of another text; NULL for any other value.
 
     """
     if byte(text, i) == QUOTE:
+        word = load64(text, i + 1)
+        size = digit_count(word)
+        if 0 < size < 8 and byte(text, i + 1 + size) == QUOTE:
+            value = digits(word, size)
+            # Other texts, as 007, are names.
+            if size == 1 or value >= _POWER[size - 1]:
+                put(into.rows, cell, value)
+                return i + size + 2
         i = text_of(text, i, into, cell)
         put(into.rows, cell, TEXT_LANE - get(into.rows, cell))
         return i
@@ -382,9 +408,9 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             elif kind >= 0 and not keeps(plan, kind, text, name, size, get(rows, at + STOP)):
                 return skip_rest(text, i, event)
         elif key == _TS:
-            i = decimal(text, i, THOUSANDTHS, rows, at + START)
+            i = number(text, i, THOUSANDTHS, rows, at + START)
         elif key == _DUR:
-            i = decimal(text, i, THOUSANDTHS, rows, at + STOP)
+            i = number(text, i, THOUSANDTHS, rows, at + STOP)
             length = get(rows, at + STOP)
             if kind >= 0 and i >= 0 and not keeps(plan, kind, text, name, size, length):
                 return skip_rest(text, i, event)

@@ -218,6 +218,32 @@ def test_numeric_thread_ids_are_not_strings():
     assert found[3] == -7
 
 
+def test_numbers_in_quotes_are_numbers():
+    texts = b'"ts": "1.5004", "dur": "2", "tid": "7"', b'"ts": 1.5, "dur": 2, "tid": 7'
+    _, state, rows, _ = scan(
+        b",".join(EVENT.replace(b'"tid": 7, "ts": 1.5, "dur": 2', text) for text in texts)
+        + b"]}"
+    )
+    assert rows[0, : json_events.OFFSET].tolist() == rows[1, : json_events.OFFSET].tolist()
+    assert state[json_scan.DROPPED] == 0
+
+
+@pytest.mark.parametrize(
+    "value", [b'""', b'" "', b'"1.5x"', b'"x"', b'"1', b"null", b'"1.5" 2']
+)
+@pytest.mark.parametrize("key", [b"ts", b"dur"])
+def test_other_texts_are_no_times(key, value):
+    broken = EVENT.replace(b'"%s": ' % key, b'"%s": %s, "x": ' % (key, value))
+    _, state, rows, _ = scan(broken + b", " + EVENT + b"]}")
+    assert (len(rows), state[json_scan.DROPPED]) == (1, 1)
+
+
+@pytest.mark.parametrize("text", [b"007", b"1.5", b"1e3", b"-7", b"12345678", b"7 ", b""])
+def test_a_thread_whose_name_is_not_a_plain_number_is_a_text(text):
+    _, _, rows, texts = scan(EVENT.replace(b'"tid": 7', b'"tid": "%s"' % text) + b"]}")
+    assert texts[json_events.TEXT_LANE - rows[0, json_events.THREAD]] == text
+
+
 def test_the_last_of_two_values_counts():
     event = EVENT[:-1] + (
         b', "ts": 2, "args": {"stream": 1, "Seq": 1, "dtype": "a"}, "name": "second", "args":'

@@ -98,8 +98,18 @@ def _integer(value: Any) -> int:
     return value
 
 
-def ns(microseconds: float | Decimal) -> int:
-    """Convert microseconds to integer nanoseconds; raise OverflowError if too large."""
+_MOST_DIGITS = 20
+
+
+def ns(microseconds: float | Decimal | str) -> int:
+    """Convert microseconds, in quotes or not, to integer nanoseconds.
+
+    Raises OverflowError if they are too large, other errors for texts that are no numbers.
+    """
+    if isinstance(microseconds, str):
+        microseconds = Decimal(microseconds)
+        if microseconds.adjusted() > _MOST_DIGITS:
+            raise OverflowError(f"{microseconds} us is too large for a time")
     integer = int(microseconds)
     time = integer * 1000 + round((microseconds - integer) * 1000)
     if abs(time) > _LATEST:

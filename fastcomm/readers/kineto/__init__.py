@@ -27,7 +27,7 @@ from fastcomm.readers import (
     rank_from_name,
     unpack,
 )
-from fastcomm.readers.kineto import envelope
+from fastcomm.readers.kineto import envelope, programs
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.host_groups import assign
 from fastcomm.readers.kineto.reader import RANK_KEYS, is_count, read
@@ -35,9 +35,9 @@ from fastcomm.readers.stream import BLOCK, CutShortError, blocks
 from fastcomm.trace.host_names import HOST_LIBRARIES
 from fastcomm.trace.run import SkippedRank
 
-# profiler: a trace of the PyTorch profiler. uniform: events of another tool. events: a list of
-# events, none of which is in the beginning. foreign: other JSON. damaged: a file that cannot be
-# opened or decompressed, is empty, truncated, or not JSON.
+# profiler: a trace of the PyTorch profiler. uniform: events as dPRO names them. events: a list
+# of events, none of which is in the beginning. foreign: events of another program, and other
+# JSON. damaged: a file that cannot be opened or decompressed, is empty, truncated, or not JSON.
 FileKind = Literal["profiler", "uniform", "events", "foreign", "damaged"]
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -75,6 +75,7 @@ class Peek:
     is_closed: bool = False  # whether the file could not be opened
     is_whole: bool = False  # whether reading on would tell nothing new
     is_on_host: bool = False  # whether its collectives are of a library for hosts alone
+    is_known: bool = False  # whether the error of a foreign file says which program wrote it
 
     @property
     def is_trace(self) -> bool:
@@ -119,10 +120,14 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
         return Peek("damaged", error=unpack(head.text, path) or described(head.text))
     if _is_foreign(text, head):
         name = "array" if text[:1] == b"[" else "object"
-        error = f"a JSON {name} without trace events"
-        return Peek("foreign", error=error, is_whole=head.is_whole or name == "array")
+        program = programs.other(text)
+        error = program or f"a JSON {name} without trace events"
+        is_whole = program is not None or head.is_whole or name == "array"
+        return Peek("foreign", error=error, is_whole=is_whole, is_known=program is not None)
     if (kind := _kind(text)) is None:
         return Peek("damaged", error=head.error or "no JSON, or truncated JSON")
+    if kind == "foreign":
+        return Peek(kind, error=programs.chrome(text), is_whole=True, is_known=True)
     begin = envelope.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
@@ -193,8 +198,9 @@ def _is_lines(text: bytes) -> bool:
 def _kind(text: bytes) -> FileKind | None:
     """Return the kind of a JSON file by the beginning of its text; None without events.
 
-    The kinds are "profiler" (a trace of PyTorch's profiler), "uniform" (Chrome events of
-    another program), and "events" (a list whose first event is not complete).
+    The kinds are "profiler" (a trace of PyTorch's profiler), "uniform" (Chrome events with
+    names of dPRO), "foreign" (Chrome events of another program), and "events" (a list whose
+    first event is not complete).
     """
     begin = _LIST_BEGINS.search(text)
     if any(mark in text for mark in _MARKS) and (begin is not None or _KEY not in text):
@@ -207,7 +213,9 @@ def _kind(text: bytes) -> FileKind | None:
     is_event = _PHASE.search(text, begin.end() if begin else 0) is not None
     if begin is None and not is_event:
         return None
-    return "uniform" if is_event else "events"
+    if not is_event:
+        return "events"
+    return "uniform" if programs.is_uniform(text) else "foreign"
 
 
 def _info(head: bytes) -> dict[str, Any]:
@@ -215,7 +223,7 @@ def _info(head: bytes) -> dict[str, Any]:
     match = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
     try:
         text = head[match.end() :].decode(errors="replace") if match else "{}"
-        return dict(json.JSONDecoder().raw_decode(text)[0])
+        return dict(envelope.with_numbers(json.JSONDecoder().raw_decode(text)[0]))
     except (ValueError, RecursionError):
         return {}
 
@@ -235,6 +243,12 @@ def claims(path: Path) -> bool:
     if start.kind == "damaged":
         return start.is_closed or is_rank_name(path.name)
     return start.is_trace
+
+
+def foreign(path: Path) -> str | None:
+    """Return what a file that is no trace of a rank is, if its text tells its program."""
+    start = peek(path) if _may_be_trace(path) else Peek("foreign")
+    return f"{path}: {start.error}" if start.is_known else None
 
 
 def is_damaged(path: Path) -> bool:
@@ -299,6 +313,8 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 def _checked_rank(path: Path, *, is_alone: bool) -> int:
     """Return the rank of a file; TraceFileError if it is no trace, or has no rank."""
     start = peek(path)
+    if start.is_known:
+        raise TraceFileError(f"{path}: {start.error}")
     if start.kind == "uniform" or (start.kind == "foreign" and start.is_whole):
         problem = start.error or "no event of the PyTorch profiler in its beginning"
         raise TraceFileError(f"{path}: {problem}; expected a trace of the PyTorch profiler")

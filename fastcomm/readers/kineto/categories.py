@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
+from fastcomm.readers.kineto import programs
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
@@ -209,7 +210,8 @@ def scan(
     Raises
     ------
     TraceFileError
-        If the file is not a trace, is truncated, or too many events do not parse.
+        If the file is not a trace, is truncated, is of torch_npu, or too many events do not
+        parse.
 
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
@@ -220,6 +222,8 @@ def scan(
         return scanned, UnknownWork()
     is_unknown = kind == _UNKNOWN
     kind[unsettled_rows] = _settled(scanned, unsettled_rows)
+    if not np.isin(kind, _WORK).any():
+        programs.refuse_npu(path)
     unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
         columns = {name: column[~is_unknown] for name, column in scanned.columns.items()}

@@ -441,7 +441,7 @@ class _Reader:
             },
             details={name: details[:, k] for k, name in enumerate(self.detail_names)},
             texts=[unescaped(text) for text in string_tables.texts_of(self.strings)],
-            envelope=members,
+            envelope=envelope.with_numbers(members),
             event_count=int(self.state[json_scan.EVENTS]),
             warnings=tuple(self.warnings),
             is_truncated=self.is_truncated,

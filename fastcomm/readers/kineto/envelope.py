@@ -17,7 +17,7 @@ _MOST_LISTS = 64  # each one costs a scan of the text before it
 _BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _KEY = b'"traceEvents"'
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
 _MISSING = re.compile(rb":\s*(?=[,}])")
@@ -202,6 +202,24 @@ def recovered_members(text: bytes) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue
     return recovered
+
+
+_QUOTED = re.compile(r"-?[0-9]{1,19}")
+_WHOLE = ("baseTimeNanoseconds", "rank", "world_size", "pg_size")
+
+
+def with_numbers(value: Any) -> Any:
+    """Return members of the outer object; numbers of `_WHOLE` in quotes become integers."""
+    if isinstance(value, list):
+        return [with_numbers(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: int(entry)
+        if key in _WHOLE and isinstance(entry, str) and _QUOTED.fullmatch(entry)
+        else with_numbers(entry)
+        for key, entry in value.items()
+    }
 
 
 def unescaped(data: bytes) -> str:
