@@ -4,6 +4,7 @@ Offsets are bytes of the decompressed text, unless they are said to be of the fi
 A `TextWindow` is the part of a text in memory that a kernel scans.
 """
 
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -103,6 +104,26 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
                 first = file.read(size)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
+
+
+def tail(path: Path, size: int) -> bytes:
+    """Return the last `size` bytes of the text of a file, or all of a shorter one.
+
+    A compressed file is decompressed for that; if it is truncated, its text may end anywhere.
+    Raises `TraceFileError` as `blocks` does.
+    """
+    try:
+        with opened(path) as file:
+            if not file.read(len(_ZSTD)).startswith((_GZIP, _ZSTD)):
+                file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+                return file.read()
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    text = b""
+    with suppress(CutShortError, UnreadBytesError):
+        for block in blocks(path):
+            text = (text + block)[-size:]
+    return text
 
 
 def document(path: Path) -> bytes:

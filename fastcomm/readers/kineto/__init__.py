@@ -1,4 +1,4 @@
-"""Find the Kineto files of a run, and tell the rank of each from its beginning.
+"""Find the Kineto files of a run, and tell the rank of each from its beginning, else its end.
 
 As little as possible is read: the beginnings of all files of a run of thousands of ranks are
 read.
@@ -6,8 +6,8 @@ read.
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -27,13 +27,14 @@ from fastcomm.readers import (
     rank_from_name,
     unpack,
 )
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import envelope, programs
-from fastcomm.readers.kineto.categories import CATEGORIES
-from fastcomm.readers.kineto.host_groups import assign
+from fastcomm.readers.kineto.categories import CATEGORIES, has_device_work
+from fastcomm.readers.kineto.host_groups import Assigned, assign
 from fastcomm.readers.kineto.reader import RANK_KEYS, is_count, read
-from fastcomm.readers.stream import BLOCK, CutShortError, blocks
+from fastcomm.readers.stream import BLOCK, CutShortError, blocks, tail
 from fastcomm.trace.host_names import HOST_LIBRARIES
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run import SkippedRank, Source
 
 # profiler: a trace of the PyTorch profiler. uniform: events as dPRO names them. events: a list
 # of events, none of which is in the beginning. foreign: events of another program, and other
@@ -130,8 +131,7 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
         return Peek(kind, error=programs.chrome(text), is_whole=True, is_known=True)
     begin = envelope.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
-    rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
-    is_on_host = info.get("backend") in HOST_LIBRARIES
+    rank, world, is_on_host = _stated_in(info)
     return Peek(kind, rank, world, is_on_host=is_on_host)
 
 
@@ -218,12 +218,12 @@ def _kind(text: bytes) -> FileKind | None:
     return "uniform" if programs.is_uniform(text) else "foreign"
 
 
-def _info(head: bytes) -> dict[str, Any]:
-    """Return the `distributedInfo` in the text before the events, if it is whole."""
-    match = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
+def _info(text: bytes) -> dict[str, Any]:
+    """Return the `distributedInfo` in a text before or behind the events, if it is whole."""
+    match = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', text)
     try:
-        text = head[match.end() :].decode(errors="replace") if match else "{}"
-        return dict(envelope.with_numbers(json.JSONDecoder().raw_decode(text)[0]))
+        value = text[match.end() :].decode(errors="replace") if match else "{}"
+        return dict(envelope.with_numbers(json.JSONDecoder().raw_decode(value)[0]))
     except (ValueError, RecursionError):
         return {}
 
@@ -282,54 +282,139 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
         readable.
 
     """
+    if len(paths) == 1:
+        return _alone(paths[0], options)
+    ranks, unknown, skipped = _by_rank(paths, options)
+    if not ranks:
+        workers = list(islice(filter(has_device_work, unknown), 2))
+        if len(workers) != 1 or skipped:
+            error = skipped[0].error if skipped else str(_no_rank(unknown[0]))
+            raise TraceFileError(f"no rank could be read: {error}" if skipped else error)
+        others = [path for path in unknown if path not in workers]
+        return replace(_alone(workers[0], options), warnings=_not_read(others, _NO_WORK))
+    world = agreed_world({path: _stated(path).world_size for path in ranks.values()}, ranks)
+    is_host_run = all(_stated(path).is_on_host for path in ranks.values())
+    is_whole = world is not None and len(ranks) == world
+    for path in unknown:
+        if not is_whole and (is_host_run or has_device_work(path)):
+            if not options.keep_going:
+                raise _no_rank(path)
+            skipped.append(SkippedRank(rank=None, path=str(path), error=str(_no_rank(path))))
+    others = [path for path in unknown if str(path) not in {file.path for file in skipped}]
+    reading = options.reading(world, ranks)
+    assigned = assign(ranks, reading) if is_host_run else {}
+    return RankSources(
+        sources=tuple(
+            _source(path, rank, reading, rank, assigned.get(rank))
+            for rank, path in sorted(ranks.items())
+        ),
+        world_size=world,
+        skipped=tuple(skipped),
+        warnings=_not_read(others, "every rank has another trace" if is_whole else _NO_WORK),
+    )
+
+
+_NO_WORK = "it has no work of a device"
+
+
+def _not_read(paths: Iterable[Path], reason: str) -> tuple[str, ...]:
+    """Return warnings about traces of processes that are no rank, such as a coordinator."""
+    return tuple(f"{path}: not read: it names no rank, and {reason}" for path in paths)
+
+
+def _alone(path: Path, options: OpenOptions) -> RankSources:
+    """Return the rank of the only file, 0 if its beginning and name do not tell."""
+    start = peek(path)
+    _check(path, start)
+    # It may state its rank behind the events, which only reading it tells.
+    rank = start.rank if start.rank is not None else rank_from_name(path.name)
+    world = agreed_world({path: start.world_size}, {rank or 0: path})
+    reading = options.reading(world, (rank or 0,))
+    return RankSources(sources=(_source(path, rank or 0, reading, rank),), world_size=world)
+
+
+def _source(
+    path: Path,
+    number: int,
+    reading: TraceOptions,
+    rank: int | None,
+    assigned: Assigned | None = None,
+) -> Source:
+    """Return the source of a rank, which is `rank` if that is certain."""
+    details = rank, assigned
+    return RankReader(read, path, reading, details, may_have_shapes=True).source(number)
+
+
+def _by_rank(
+    paths: Sequence[Path], options: OpenOptions
+) -> tuple[dict[int, Path], list[Path], list[SkippedRank]]:
+    """Return the file of each rank, files of unknown rank, and skipped files."""
     ranks: dict[int, Path] = {}
+    unknown: list[Path] = []
     skipped: list[SkippedRank] = []
     for path in paths:
         try:
-            rank = _checked_rank(path, is_alone=len(paths) == 1)
+            start = peek(path)
+            _check(path, start)
+            if start.kind == "damaged":
+                raise TraceFileError(f"{path}: cannot be read: {start.error}")
         except TraceFileError as error:
-            if not options.keep_going or len(paths) == 1:
+            if not options.keep_going:
                 raise
             skipped.append(SkippedRank(rank=_rank(path), path=str(path), error=str(error)))
             continue
-        add_rank(ranks, rank, path)
-    if not ranks:
-        raise TraceFileError(f"no rank could be read: {skipped[0].error}")
-    # A single file may state its rank behind the events, which only reading it tells.
-    is_unknown = len(paths) == 1 and _rank(paths[0]) is None
-    world_sizes = {path: peek(path).world_size for path in ranks.values()}
-    world = agreed_world(world_sizes, ranks)
-    reading = options.reading(world, ranks)
-    is_host_run = all(peek(path).is_on_host for path in ranks.values())
-    assigned = assign(ranks, reading) if is_host_run else {}
-    sources = []
-    for rank, path in sorted(ranks.items()):
-        details = None if is_unknown else rank, assigned.get(rank)
-        reader = RankReader(read, path, reading, details, may_have_shapes=True)
-        sources.append(reader.source(rank))
-    return RankSources(sources=tuple(sources), world_size=world, skipped=tuple(skipped))
+        rank = _rank(path)
+        if rank is None:
+            unknown.append(path)
+        else:
+            add_rank(ranks, rank, path)
+    return ranks, unknown, skipped
 
 
-def _checked_rank(path: Path, *, is_alone: bool) -> int:
-    """Return the rank of a file; TraceFileError if it is no trace, or has no rank."""
-    start = peek(path)
+def _check(path: Path, start: Peek) -> None:
+    """Raise TraceFileError if a file is no trace of the profiler."""
     if start.is_known:
         raise TraceFileError(f"{path}: {start.error}")
     if start.kind == "uniform" or (start.kind == "foreign" and start.is_whole):
         problem = start.error or "no event of the PyTorch profiler in its beginning"
         raise TraceFileError(f"{path}: {problem}; expected a trace of the PyTorch profiler")
-    if start.kind == "damaged" and not is_alone:
-        raise TraceFileError(f"{path}: cannot be read: {start.error}")
-    rank = _rank(path)
-    if rank is not None or is_alone:
-        return rank or 0
-    raise TraceFileError(
-        f"{path}: cannot determine the rank: no distributedInfo.rank before the events, and "
+
+
+def _no_rank(path: Path) -> TraceFileError:
+    """Return the error of a file whose rank is unknown."""
+    return TraceFileError(
+        f"{path}: cannot determine the rank: no distributedInfo.rank around the events, and "
         f"the name has none of {', '.join(NAME_PATTERNS)}. Name it rank3.json, for example"
     )
 
 
 def _rank(path: Path) -> int | None:
-    """Return the rank that the beginning of a file states, else its name."""
-    rank = peek(path).rank
+    """Return the rank that a file states around its events, else its name."""
+    rank = _stated(path).rank
     return rank if rank is not None else rank_from_name(path.name)
+
+
+def _stated(path: Path) -> Peek:
+    """Return what a file states before its events, or behind them if only these tell a rank."""
+    start = peek(path)
+    if start.rank is not None or rank_from_name(path.name) is not None or not start.is_trace:
+        return start
+    status = path.stat()
+    return _with_end(path, start, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 14)
+def _with_end(path: Path, start: Peek, _size: int, _changed_ns: int) -> Peek:
+    """Add what the end of a file states; unused parameters are part of the cache key."""
+    try:
+        end = tail(path, BLOCK)
+    except TraceFileError:
+        return start  # reading the file reports the error
+    rank, world, is_on_host = _stated_in(_info(end))
+    return replace(start, rank=rank, world_size=world, is_on_host=is_on_host)
+
+
+def _stated_in(info: Mapping[str, Any]) -> tuple[int | None, int | None, bool]:
+    """Return rank, world size, and whether collectives are of a library for hosts alone."""
+    rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
+    return rank, world, info.get("backend") in HOST_LIBRARIES

@@ -8,7 +8,7 @@ category for kernels and copies, and the categories of new devices are unknown.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,21 +290,31 @@ def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     return np.where(by_name, work, KIND["other"]).astype(np.int8)
 
 
+def has_device_work(path: Path) -> bool:
+    """Return whether a file has events of a device, or calls that launch them."""
+    launched = (*_WORK, KIND["runtime"], _BY_NAME)
+    work = {name for name, kind in CATEGORIES.items() if kind in launched}
+    return any(not work.isdisjoint(names) for names in _categories(path))
+
+
+def _categories(path: Path) -> Iterator[set[bytes]]:
+    """Yield the categories of the events in each part of a file, as far as it is readable."""
+    end = b""
+    try:
+        for block in blocks(path):
+            text = end + block
+            yield set(_CATEGORY.findall(text))
+            end = text[-_OVERLAP:]
+    except (CutShortError, TraceFileError):
+        return
+
+
 def unknown_categories(path: Path) -> tuple[str, ...]:
     """Return the unsupported categories of a file's events, sorted.
 
     The file is read once more, so call this only for traces without device work.
     """
-    categories: set[bytes] = set()
-    tail = b""
-    try:
-        for block in blocks(path):
-            text = tail + block
-            categories.update(_CATEGORY.findall(text))
-            tail = text[-_OVERLAP:]
-    except (CutShortError, TraceFileError):
-        pass  # the categories that could be read are enough for a message
-    unknown = categories - _SCANNED.keys()
+    unknown = set[bytes]().union(*_categories(path)) - _SCANNED.keys()
     return tuple(sorted(name.decode(errors="replace") for name in unknown))
 
 
