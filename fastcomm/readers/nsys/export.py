@@ -204,7 +204,30 @@ class Export:
         self.path = path
         self._tables = Folder(path) if path.is_dir() else sqlite.Database(path)
         self.kind = self._tables.kind
-        self._columns = self._tables.columns()
+        columns = self._tables.columns()
+        self._names = self._by_table(columns)
+        self._columns = {table: columns[name] for table, name in self._names.items()}
+        self._others = sorted(columns.keys() - set(self._names.values()))
+
+    def _by_table(self, columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Return the name of each table in the file.
+
+        Of several versions it is the plain name, else the newest, that has rows.
+        """
+        names: dict[str, str] = {}
+        newest_first = sorted(columns, key=lambda name: (len(name), name), reverse=True)
+        for name in sorted(newest_first, key=lambda name: name not in schema.TABLES):
+            table = schema.table_of(name)
+            if table is not None and (
+                table not in names or not self._has_rows(names[table], columns)
+            ):
+                names[table] = name
+        return names
+
+    def _has_rows(self, name: str, columns: Mapping[str, Sequence[str]]) -> bool:
+        column = columns[name][0]
+        type_ = schema.TYPES.get(column, INTEGER)
+        return bool(self._tables.read(name, {column: type_}).num_rows)
 
     def has(self, table: str) -> bool:
         """Return whether the export has the table; an absent one has no rows."""
@@ -217,7 +240,7 @@ class Export:
     @property
     def tables(self) -> str:
         """Names of the first tables, for error messages."""
-        return ", ".join(sorted(self._columns)[:8]) or "none"
+        return ", ".join(sorted([*self._names.values(), *self._others])[:8]) or "none"
 
     @property
     def is_foreign(self) -> bool:
@@ -277,7 +300,7 @@ class Export:
         self, table: str, types: Mapping[str, str], where: Iterable[str] = (), **options: bool
     ) -> ExportRows:
         """Read columns as their types, without nulls; TraceFileError for another type."""
-        rows = self._tables.read(table, types, where, **options)
+        rows = self._tables.read(self._names[table], types, where, **options)
         columns = {}
         for name, type_ in types.items():
             column = rows[name]

@@ -75,6 +75,10 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
         member.communicators,
         options,
     )
+    missing: tuple[str, ...] = () if report.has_gpu else ("device",)
+    notes = nsys_report.kernel_warnings(export, events) if report.has_gpu else ()
+    if unknown or notes:
+        missing = ("device_kinds",) if unknown else ("kernels",)
     meta = Meta(
         rank=member.rank,
         world_size=member.world_size,
@@ -83,11 +87,10 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
         clock=None if report.epoch is None else "unix",
         gpu=nsys_report.gpu_of(export),
         host=nsys_report.host_of(export, member.process),
-        missing_data=()
-        if report.has_gpu and not unknown
-        else ("device_kinds" if unknown else "device",),
+        missing_data=missing,
         warnings=(
             *report.notes,
+            *notes,
             *nsys_report.unnamed_warnings(path, unnamed, share),
             *member.notes,
             *nsys_report.process_warnings(events, nccl, collectives, matched),

@@ -16,7 +16,7 @@ from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import KernelParts
 from fastcomm.readers.nsys.schema import STRINGS
 from fastcomm.trace.events import Events
-from fastcomm.trace.trace import SMALL, gpu_name, host_digest
+from fastcomm.trace.trace import MISSING_DATA, SMALL, gpu_name, host_digest
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 
@@ -161,6 +161,24 @@ def _notes(
             "are left out; export the report again"
         )
     return tuple(notes)
+
+
+def kernel_warnings(export: Export, events: Events) -> tuple[str, ...]:
+    """Return a warning if the kernels of a process are missing, and with them compute."""
+    if len(events.rows("kernel")):
+        return ()
+    launches = len(events.unanswered())
+    if not launches and (export.has(schema.KERNEL) or export.has(schema.GRAPH)):
+        return ()
+    reason = f"the table {schema.KERNEL} has no kernel of the process"
+    if not export.has(schema.KERNEL):
+        reason = f"no table of kernels ({schema.KERNEL}) in the export"
+    calls = f", though {launches} recorded calls launched one" * bool(launches)
+    unknown_times = MISSING_DATA["kernels"].partition(": ")[2]
+    return (
+        f"{reason}{calls}, so that {unknown_times} are n/a; export the report again, or "
+        "collect with `nsys profile -t cuda,nvtx ...`",
+    )
 
 
 def host_of(export: Export, process: int) -> str | None:

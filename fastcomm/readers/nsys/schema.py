@@ -1,9 +1,12 @@
 """Name the tables and columns of Nsight Systems exports that are read.
 
+Names of tables may end in a version (`CUPTI_ACTIVITY_KIND_KERNEL_V3`), see `table_of`.
 Of `SYSTEM` only the name of the host is read, and of `GPUS` the names. An absent table has no
 rows; an absent column is null. Types are those that readers get: the types in files differ by
 kind of export and version.
 """
+
+import re
 
 INTEGER, TEXT, BLOB = "integer", "text", "blob"
 
@@ -34,6 +37,15 @@ TABLES = frozenset(
         *(STRINGS, SCHEMAS, ENTRIES, EXPORT, SESSION, ANALYSIS, MPI_RANKS, GPUS, SYSTEM),
     ]
 )
+
+_VERSION = re.compile(r"_v?[0-9]+$", re.IGNORECASE)
+
+
+def table_of(name: str) -> str | None:
+    """Return the table that a name means, which may end in a version; None for other names."""
+    table = name if name in TABLES else _VERSION.sub("", name)
+    return table if table in TABLES else None
+
 
 # The first bytes of an SQLite file, and the suffixes of the files of a directory.
 MAGIC = b"SQLite format 3\x00"

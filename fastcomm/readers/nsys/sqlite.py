@@ -19,7 +19,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.readers import described, unpack
-from fastcomm.readers.nsys.schema import BLOB, INTEGER, MAGIC, TABLES, TEXT
+from fastcomm.readers.nsys.schema import BLOB, INTEGER, MAGIC, TEXT, table_of
 from fastcomm_kernels.arrays import Ints
 
 _INNER = (2, 5)  # page types with child pages: inner pages of an index, of a table
@@ -104,11 +104,8 @@ _COPIED = 1 << 24  # bytes copied at a time
 # SQLite parses a literal below -2**63 + 1 as a float, hence the subtraction.
 _NULL = {INTEGER: "(-9223372036854775807 - 1)", TEXT: "''", BLOB: "x''"}
 _PAGE_SIZES = tuple(1 << power for power in range(9, 17))
-# Root pages of the tables that are read, and of their indices.
-_ROOTS = (
-    "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 "
-    f"AND tbl_name IN ({', '.join('?' * len(TABLES))})"
-)
+# Root pages of tables and of their indices.
+_ROOTS = "SELECT tbl_name, rootpage FROM sqlite_master WHERE rootpage > 0"
 
 
 class Database:
@@ -159,8 +156,9 @@ class Database:
         )
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                self._pages.check(page for (page,) in connection.execute(_ROOTS, [*TABLES]))
-                computed = {name for (name,) in connection.execute(programs)} & TABLES
+                roots = connection.execute(_ROOTS)
+                self._pages.check(page for name, page in roots if table_of(name))
+                computed = {name for (name,) in connection.execute(programs) if table_of(name)}
                 for table, column in () if computed else connection.execute(query):
                     tables.setdefault(table, []).append(column)
         except (sqlite3.Error, ValueError) as error:
