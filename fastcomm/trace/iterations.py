@@ -389,7 +389,7 @@ def on_device_clock(
 
 
 def _end_of_earlier(work: DeviceWork, mark: int, first: int) -> int:
-    """Return where the work ends that was launched before the first mark; -LARGEST if none was.
+    """Return where the work ends that was launched before the first mark; NULL if none was.
 
     Work without a recorded launch was launched before, if it runs before the first work.
     """
