@@ -201,6 +201,21 @@ def is_utf8(text):
     return True
 
 
+def without_quotes(envelope):
+    """The envelope with a time and ranks as numbers, where some programs write text."""
+
+    def number(key, value):
+        named = key in ("baseTimeNanoseconds", "rank", "world_size", "pg_size")
+        digits = str(value).removeprefix("-")
+        whole = isinstance(value, str) and digits.isascii() and digits.isdigit()
+        return int(value) if named and whole and len(digits) < 20 else value
+
+    def hook(members):
+        return {key: number(key, value) for key, value in members.items()}
+
+    return json.loads(json.dumps(envelope), object_hook=hook)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(traces(), st.sampled_from([0, 1, 3]), st.sampled_from([None, None, 1, 7, 16, 64, 200]))
 def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, text, gz, block):
@@ -236,7 +251,7 @@ def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, tex
         around = None
     if around is not None:
         expected = {} if isinstance(around, list) else around | {"traceEvents": []}
-        assert scanned.envelope == expected
+        assert scanned.envelope == without_quotes(expected)
         assert len(scanned.warnings) == refused
     pa.array(scanned.texts, pa.string())
 
