@@ -30,7 +30,7 @@ LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.p
 	store/test_store.py readers/test_remote.py report/test_html.py critical_path/test_cli.py \
 	replay/test_replay.py isp/test_isp.py dispatch/test_dispatch.py report/test_workbook.py \
 	analyses/test_chakra.py analyses/test_compare.py)
-WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
+WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.135' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help
 # One target at a time: benchmarks measure. ABREAST is for those that `test` starts together.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from builders.places import RECORDED, SHARED
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 # In the gate few examples, always the same ones: red is a change that broke something.
 # `--hypothesis-profile=soak` looks for new ones, and makes small what fails.
@@ -23,6 +24,16 @@ settings.register_profile(
     "gate", often, max_examples=25, derandomize=True, phases=set(Phase) - {Phase.shrink}
 )
 settings.load_profile("gate")
+
+
+def pytest_configure(config):
+    """Keep hypothesis in the gate from drawing numbers and texts of the modules of today.
+
+    It would try what the code of modules that happen to be loaded contains: other examples
+    with each change, and with each order of the tests. There is no public option for it.
+    """
+    if config.getoption("hypothesis_profile", None) != "soak":
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_collection_finish():

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from builders.chrome_files import SELECTION, agrees, found, scan, zipped
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 from numba.core import config
 from oracles.chrome import TwiceError, is_wanted, records, spelled
@@ -218,6 +218,7 @@ def without_quotes(envelope):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(traces(), st.sampled_from([0, 1, 3]), st.sampled_from([None, None, 1, 7, 16, 64, 200]))
+@example(b'{"baseTimeNanoseconds": "5", "rank": "-", "traceEvents": []}', 0, None)
 def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, text, gz, block):
     if INTERPRETED and block:
         block = max(block, 200)
