@@ -240,7 +240,7 @@ class StepMatches:
         events = _events(metrics, step, ranks)
         is_aligned = metrics.across.clock_alignment != "none"
         clocks = Clocks(known_offsets(metrics), is_aligned, metrics.across.unaligned)
-        matched, _ = match_events(events, clocks)
+        matched, _, _ = match_events(events, clocks)
         rank = events.rank[matched.row]
         is_doubtful = np.isin(rank, list(unaligned))
         if len(matched.size):

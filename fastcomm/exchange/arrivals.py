@@ -6,6 +6,7 @@ wait for the root alone has one per such member.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -157,12 +158,47 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
     return match(CollectiveCalls.of(columns, rows))
 
 
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """Which matched collectives all members of their group have, as far as these are read.
+
+    Members are the ranks with any event of the group.
+    """
+
+    is_complete: Flags  # per collective
+    ranks: frozenset[int]  # that have no event of some collective of their group
+
+    @classmethod
+    def of(cls, events: CommunicationEvents, rows: Ints, matches: Matches) -> Self:
+        """Compare the members of collectives, see `collective_participants`."""
+        rank, group = events.rank[rows], events.group[rows]
+        _, first = np.unique(group * FACTOR + rank, return_index=True)
+        groups, place, members = np.unique(
+            group[first], return_inverse=True, return_counts=True
+        )
+        matched = np.flatnonzero(matches.instance != NONE)
+        number = matches.instance[matched]
+        of_collective = np.zeros(matches.count, np.int64)
+        of_collective[number] = np.searchsorted(groups, group[matched])
+        size = np.bincount(number, minlength=matches.count)
+        is_complete = size == members[of_collective]
+        if is_complete.all():
+            return cls(is_complete, frozenset())
+        total = np.bincount(of_collective, minlength=len(groups))
+        pair, count = np.unique(group[matched] * FACTOR + rank[matched], return_counts=True)
+        own = np.zeros(len(first), np.int64)
+        own[np.searchsorted(group[first] * FACTOR + rank[first], pair)] = count
+        return cls(is_complete, frozenset(rank[first][own < total[place]].tolist()))
+
+
 def collective_participants(
-    events: CommunicationEvents, rows: Ints, matches: Matches
+    events: CommunicationEvents, rows: Ints, matches: Matches, completeness: Completeness
 ) -> Participants:
     """Return the events of matched collectives, and the number of the collective of each.
 
-    Collectives with a root count only if the event of the root is among `rows`.
+    Collectives with a root count only if the event of the root is among `rows`, and all only
+    if they are complete: without the events of a member, arrivals and transfers of the others
+    mean little.
 
     Parameters
     ----------
@@ -172,6 +208,8 @@ def collective_participants(
         Rows of the collectives.
     matches
         The collective of each of these rows, or NONE.
+    completeness
+        Which collectives are complete.
 
     """
     matched = np.flatnonzero(matches.instance != NONE)
@@ -179,6 +217,7 @@ def collective_participants(
     is_complete = np.zeros(matches.count, np.bool_)
     rooted = np.isin(events.op[row], ROOTED)
     is_complete[number[~rooted | (events.partner[row] == events.rank[row])]] = True
+    is_complete &= completeness.is_complete
     is_chosen = is_complete[number]
     renumbered = np.cumsum(is_complete) - 1
     return Participants(row[is_chosen], renumbered[number[is_chosen]], int(is_complete.sum()))

@@ -41,6 +41,7 @@ from fastcomm.options import ClockAlignment
 from fastcomm.trace.columns import filled, table_of
 from fastcomm.trace.run import Spread, named_ranks, ranges
 from fastcomm.trace.schema import TAG
+from fastcomm.trace.trace import SMALL
 from fastcomm.units import format_ns, plural
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -353,6 +354,19 @@ def clock_warnings(result: Across) -> Iterator[str]:
         f"{plural(count, 'pair')} of ranks go in one direction, or contradict one another. "
         "Waits and transfers of these messages are n/a, and no slow link is looked for among "
         "them; --clock-alignment none compares the clocks as recorded"
+    )
+
+
+def matching_warnings(matching: Matching) -> Iterator[str]:
+    """Yield a warning if members lack operations of more than a few collectives."""
+    count = matching.incomplete + matching.collectives
+    if matching.incomplete <= SMALL * count:
+        return
+    ranks = matching.lacking_ranks
+    yield (
+        f"{matching.incomplete} of {count} collectives are not on all members that have events "
+        f"of their group: {named_ranks(ranks)} {plural(len(ranks), 'lacks')} operations, which "
+        "were lost or not recorded. They are left out of skew, waits and transfers"
     )
 
 

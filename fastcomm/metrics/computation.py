@@ -20,7 +20,13 @@ from fastcomm.metrics import (
     spill_files,
     traffic,
 )
-from fastcomm.metrics.across import Across, Material, across, clock_warnings
+from fastcomm.metrics.across import (
+    Across,
+    Material,
+    across,
+    clock_warnings,
+    matching_warnings,
+)
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -136,6 +142,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *gaps.undivided_idle(idle.undivided(partial.iterations), len(covered.ranks)),
             *note_warnings(partial.notes, covered.missing, outside),
             *clock_warnings(comparison),
+            *matching_warnings(comparison.matching),
             *nodes.warnings,
         ),
         world_size=covered.world_size,

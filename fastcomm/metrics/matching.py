@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from fastcomm.exchange.arrivals import (
     CommunicationEvents,
+    Completeness,
     MatchedEvents,
     collective_participants,
     concatenate,
@@ -77,6 +78,7 @@ class MatchCounts(NamedTuple):
     by_order: int  # matched by the order in the group, and ends
     by_partner: int  # sides of messages, matched by their partners
     by_ends: int  # without a group: matched by order and ends on all ranks
+    incomplete: int  # collectives that some member lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class RankComparison:
     offsets: tuple[ClockOffset, ...]
     clocks: Clocks
     matched: MatchCounts
+    lacking_ranks: frozenset[int]  # that have no event of some incomplete collective
     ungrouped: Ungrouped
     skews: Sequence[Skews]
     transfers: Transfers
@@ -203,19 +206,21 @@ class AlignedEvents:
 
     def match(self, events: CommunicationEvents) -> tuple[MatchedEvents, MatchCounts]:
         """Match the events of a share."""
-        return match_events(events, self.clocks)
+        matched, counts, _ = match_events(events, self.clocks)
+        return matched, counts
 
 
 def compare_all(aligned: AlignedEvents, spread: Spread) -> RankComparison:
     """Match and compare all ranks; `spread` maps a function, maybe in other processes."""
     parts = spread(partial(_compare, aligned), aligned.shares())
-    skewed, transfers, waits, matched = zip(*parts, strict=True)
+    skewed, transfers, waits, matched, lacking = zip(*parts, strict=True)
     return RankComparison(
         batches=aligned.batches,
         spread=spread,
         offsets=aligned.offsets,
         clocks=aligned.clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
+        lacking_ranks=frozenset().union(*lacking),
         ungrouped=aligned.ungrouped,
         skews=skewed,
         transfers=Transfers.merge(transfers),
@@ -223,17 +228,18 @@ def compare_all(aligned: AlignedEvents, spread: Spread) -> RankComparison:
     )
 
 
-_Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
+_Part = tuple[Skews, Transfers, WaitSums, MatchCounts, frozenset[int]]
 
 
 def _compare(aligned: AlignedEvents, share: Share) -> _Part:
     """Compare the ranks by a share of their communication."""
     events = CommunicationEvents.of(aligned.read(share))
-    matched, counts = aligned.match(events)
+    matched, counts, lacking = match_events(events, aligned.clocks)
     if not share.has_groups:
         counts = counts._replace(by_number=0, by_ends=counts.by_number)
     collectives = MatchedCollectives.of(events, matched)
-    return skews(collectives), Transfers.of(collectives), WaitSums.of(events, matched), counts
+    waits = WaitSums.of(events, matched)
+    return skews(collectives), Transfers.of(collectives), waits, counts, lacking
 
 
 def _exposed_excess(
@@ -245,7 +251,7 @@ def _exposed_excess(
     events = CommunicationEvents.of(
         table.filter(pa.array(table["group"].to_numpy() == expected.group))
     )
-    matched, _ = match_events(events, clocks)
+    matched, _, _ = match_events(events, clocks)
     collectives = MatchedCollectives.of(events, matched)
     is_expected = (collectives.tag == expected.tag) & (collectives.op == expected.op)
     low, high = expected.pair
@@ -265,12 +271,16 @@ def _exposed_excess(
 
 def match_events(
     events: CommunicationEvents, clocks: Clocks
-) -> tuple[MatchedEvents, MatchCounts]:
-    """Match the collectives and messages of several ranks."""
+) -> tuple[MatchedEvents, MatchCounts, frozenset[int]]:
+    """Match the collectives and messages of several ranks.
+
+    The last value is the ranks that have no event of some collective of their group.
+    """
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
     matches = match_collectives(events, rows)
-    collectives = collective_participants(events, rows, matches)
+    completeness = Completeness.of(events, rows, matches)
+    collectives = collective_participants(events, rows, matches, completeness)
     messages = message_participants(events, sides, row_offsets)
     partner = events.partner[messages.row]
     comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
@@ -289,9 +299,10 @@ def match_events(
         by_order=len(collectives.row) - by_number,
         by_partner=len(messages.row),
         by_ends=0,
+        incomplete=int((~completeness.is_complete).sum()),
     )
     applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
-    return MatchedEvents.of(events, participants, applied), counts
+    return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
 
 
 BY_NUMBER = "group and sequence number"
@@ -310,6 +321,8 @@ class Matching:
     by: dict[str, int]  # matched events by rule
     collectives: int  # matched across ranks
     messages: int  # with both sides matched
+    incomplete: int  # collectives that some member lacks, which are left out
+    lacking_ranks: tuple[int, ...]  # members that lack some
     dropped: int  # events of ranks whose sequence could not be aligned with their group
     without_partner: int  # SendRecv without a single known partner, or of unknown group
     ungrouped: int  # collective events of unknown group that were not matched
@@ -341,6 +354,8 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         },
         collectives=matched.collectives,
         messages=matched.messages,
+        incomplete=matched.incomplete,
+        lacking_ranks=tuple(sorted(comparison.lacking_ranks)),
         dropped=matched.dropped,
         without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,

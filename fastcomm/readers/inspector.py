@@ -2,6 +2,9 @@
 
 A log has sizes, groups and durations. It has no compute, and times only if it is verbose.
 Times are integer nanoseconds here; the log has microseconds.
+
+Since v4.1 `dump_stats` tells how many operations a communicator lost. Since v4.3 only its lines
+have a header and metadata: the lines that it announces inherit them.
 """
 
 import re
@@ -29,14 +32,17 @@ from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
 
 SUFFIXES = (".log", ".log.gz", ".jsonl", ".jsonl.gz")
-_VERSIONS = frozenset({"v4.0"})
+_VERSIONS = ("v4.0", "v4.1", "v4.2", "v4.3")
+# Records that are no operations: what the network's proxies did.
+_OTHER_RECORDS = frozenset({"dump_stats", "proxy_trace"})
+_NO_CHOICES = (None, "", "unknown")  # an algorithm or protocol that is not told
 _EPOCH = 1_000_000_000_000_000_000  # ns; smaller times are not since 1970
 _NS = 1000  # ns per microsecond
 _HEADER = re.compile(rb'"header"\s*:\s*(\{[^{}]*\})')
 _NAMED_DROPS = 5
 # Columns of a log: "start" is NULL unless it is verbose; "dumped" is when the line was written.
 _COLUMNS = (
-    *("communicator", "name", "op", "seq", "message"),
+    *("communicator", "name", "operation", "op", "seq", "message"),
     *("duration", "start", "dumped", "offset"),
 )
 
@@ -60,13 +66,26 @@ class _Communicator:
     size: int
 
 
+@dataclass(slots=True)
+class _Context:
+    """Header and metadata that a number of lines inherit."""
+
+    header: Any = None
+    metadata: Any = None
+    lines: int = 0
+
+
 @dataclass(kw_only=True)
 class _Log:
     """The contents of a log, in the order of its lines."""
 
     path: Path
     communicators: dict[str, int] = field(default_factory=dict)  # index in `columns` by id
-    names: dict[str, int] = field(default_factory=dict)  # index of each name of an operation
+    names: dict[str, int] = field(default_factory=dict)  # index: operation, algorithm, protocol
+    operations: dict[str, int] = field(default_factory=dict)  # index of each operation
+    context: _Context = field(default_factory=_Context)
+    losses: dict[str, int] = field(default_factory=dict)  # by communicator, of `dump_stats`
+    unknown: Counter[str] = field(default_factory=Counter)  # lines by unknown type of record
     versions: set[str] = field(default_factory=set)
     rows: list[tuple[int, ...]] = field(default_factory=list)  # values of _COLUMNS
     has_newer: bool = False  # whether NCCL 2.30 or newer wrote it
@@ -283,37 +302,52 @@ def _notes(log: _Log) -> list[str]:
     notes = [_dropped_text(log)] if log.dropped else []
     if log.is_truncated:
         notes.append(f"line {log.lines}, the last one, is truncated and was left out")
-    if unknown := sorted(log.versions - _VERSIONS):
+    if unknown := sorted(log.versions.difference(_VERSIONS)):
         notes.append(
             f"inspector_output_format_version {', '.join(unknown)} is unknown; read as "
-            f"{', '.join(sorted(_VERSIONS))}"
+            f"{_VERSIONS[-1]}"
         )
+    if log.unknown:
+        types = ", ".join(sorted(log.unknown)[:_NAMED_DROPS])
+        notes.append(f"{log.unknown.total()} lines of unknown types ({types}) were left out")
     if log.has_newer:
         notes.append(
             "NCCL 2.30's inspector leaves out messages under 8192 bytes and operations without "
             "times of the GPU: volume is a lower bound"
         )
-    if missing := _missing_count(log.columns):
+    gaps = _missing_counts(log)
+    names = gaps.keys() | log.losses.keys()
+    if missing := sum(max(gaps.get(name, 0), log.losses.get(name, 0)) for name in names):
         total = len(log.rows) + missing
         notes.append(
-            f"{missing} of {total} operations have no line (their sequence numbers are "
-            "missing): volume is a lower bound"
+            f"{missing} of {total} operations have no line ({_LOSSES[bool(log.losses)]}): "
+            "volume is a lower bound"
         )
     return notes
 
 
-def _missing_count(columns: Mapping[str, Ints]) -> int:
-    """Return the number of missing sequence numbers, summed over all communicators."""
-    count = 0
-    for communicator in np.unique(columns["communicator"]).tolist():
-        own = columns["communicator"] == communicator
-        seq, ops = columns["seq"][own], columns["name"][own]
+# Whether the log itself tells the losses.
+_LOSSES = {
+    False: "their sequence numbers are missing",
+    True: "NCCL's buffer dropped them before they were written, or their sequence numbers are "
+    "missing",
+}
+
+
+def _missing_counts(log: _Log) -> dict[str, int]:
+    """Return the number of missing sequence numbers of each communicator."""
+    columns, counts = log.columns, {}
+    for communicator, place in log.communicators.items():
+        own = columns["communicator"] == place
+        seq, ops = columns["seq"][own], columns["operation"][own]
         if len(np.unique(seq)) == len(seq):
             parts = [seq]
         else:
             parts = [np.unique(seq[ops == op]) for op in np.unique(ops).tolist()]
-        count += sum(int(part.max() - part.min()) + 1 - len(part) for part in parts)
-    return count
+        counts[communicator] = sum(
+            int(part.max() - part.min()) + 1 - len(part) for part in parts
+        )
+    return counts
 
 
 def _read_log(path: Path, *, allow_truncated: bool = False) -> _Log:
@@ -355,8 +389,13 @@ def _add(log: _Log, line: bytes, offset: int, *, is_whole: bool) -> None:
     """Parse a line; count it as damaged if that fails."""
     try:
         record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # It may be one of the announced lines.
+        log.context.lines = max(0, log.context.lines - 1)
+        record = None
+    try:
         row = _row(log, record, offset)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         if is_whole:
             log.dropped.append(log.lines)
         else:
@@ -368,20 +407,30 @@ def _add(log: _Log, line: bytes, offset: int, *, is_whole: bool) -> None:
 
 def _row(log: _Log, record: Any, offset: int) -> tuple[int, ...] | None:
     """Return the values of _COLUMNS; None for a line about something else."""
-    header, metadata = record["header"], record["metadata"]
+    header, metadata = _own_or_inherited(log, record)
     kind = next((kind for kind in ("coll", "p2p") if f"{kind}_perf" in record), None)
     log.versions.add(str(metadata.get("inspector_output_format_version", "none")))
     log.has_newer |= kind == "p2p" or "comm_name" in header
+    communicator = header["id"]
+    if not isinstance(communicator, str):
+        raise TypeError
     if kind is None:
+        if "dump_stats" in record:
+            _add_stats(log, communicator, record["dump_stats"], header, metadata)
+        elif types := record.keys() - {"header", "metadata"} - _OTHER_RECORDS:
+            log.unknown[min(types)] += 1
         return None
     perf = record[f"{kind}_perf"]
-    name, communicator = perf[kind], header["id"]
-    if not isinstance(name, str) or not isinstance(communicator, str):
+    operation = perf[kind]
+    if not isinstance(operation, str):
         raise TypeError
-    op = op_of_collective(name)
+    choices = (perf.get(f"{kind}_{key}") for key in ("algo", "proto"))
+    name = " ".join((operation, *(str(text) for text in choices if text not in _NO_CHOICES)))
+    op = op_of_collective(operation)
     return (
         log.communicators.setdefault(communicator, len(log.communicators)),
         log.names.setdefault(name, len(log.names)),
+        log.operations.setdefault(operation, len(log.operations)),
         OP["OTHER"] if op is None else op,
         _count(perf[f"{kind}_sn"]),
         _count(perf[f"{kind}_msg_size_bytes"]),
@@ -390,6 +439,24 @@ def _row(log: _Log, record: Any, offset: int) -> tuple[int, ...] | None:
         _count(metadata["dump_timestamp_us"], _NS),
         offset,
     )
+
+
+def _own_or_inherited(log: _Log, record: Any) -> tuple[Any, Any]:
+    """Return header and metadata of a line; KeyError if it has and inherits none."""
+    if "header" in record or "metadata" in record:
+        return record["header"], record["metadata"]
+    if not log.context.lines:
+        raise KeyError("header")
+    log.context.lines -= 1
+    return log.context.header, log.context.metadata
+
+
+def _add_stats(log: _Log, communicator: str, stats: Any, header: Any, metadata: Any) -> None:
+    """Keep the losses that a dump states, and what the lines that it announces inherit."""
+    lines = sum(_count(stats.get(f"{kind}_records", 0)) for kind in ("coll", "p2p", "proxy"))
+    losses = sum(_count(stats.get(f"{kind}_dropped_total", 0)) for kind in ("coll", "p2p"))
+    log.losses[communicator] = max(losses, log.losses.get(communicator, 0))
+    log.context = _Context(header, metadata, lines)
 
 
 def _count(value: Any, scale: int = 1) -> int:

@@ -1,11 +1,13 @@
 """Test NCCL Inspector logs against definitions."""
 
 import gzip
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from builders.inspector_logs import NOW, job, record, write
+from builders.inspector_logs import NOW, PAIR, WORLD, job, record, write
+from builders.places import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import inspector as oracle_inspector
@@ -203,7 +205,7 @@ def test_a_name_of_the_communicator_is_the_name_of_the_group(tmp_path):
 
 
 def test_an_unknown_version_is_read_and_named(tmp_path):
-    assert any("v9.0" in w and "v4.0" in w for w in warnings(tmp_path, record(version="v9.0")))
+    assert any("v9.0" in w and "v4.3" in w for w in warnings(tmp_path, record(version="v9.0")))
 
 
 def test_missing_sequence_numbers_are_counted(tmp_path):
@@ -308,3 +310,147 @@ def test_tags_follow_the_configuration(tmp_path):
     every = found(job(tmp_path), config=Config(parallel=Parallel(tp=2, dp=2)))
     groups = every.sources[0].read().groups.to_pylist()
     assert TAGS[groups[1]["tag"]] == "DP"
+
+
+FORMATS = SHARED / "formats_2026" / "inspector"
+
+
+def stats(coll=0, lost=0, version="v4.3", comm=WORLD, **more):
+    """A line about a dump: `coll` lines follow, and `lost` operations were dropped so far."""
+    counts = {"coll_records": coll, "coll_dropped_total": lost, "p2p_records": 0, **more}
+    head = record(version=version, comm=comm)
+    return {"header": head["header"], "metadata": head["metadata"], "dump_stats": counts}
+
+
+def bare(**words):
+    """A line that inherits its header."""
+    return {"coll_perf": record(**words)["coll_perf"]}
+
+
+def losses(tmp_path, *records):
+    notes = warnings(tmp_path, *records)
+    return [note.partition(" operations")[0] for note in notes if "have no line" in note]
+
+
+@pytest.mark.parametrize("version", ["v4.1", "v4.2", "v4.3"])
+def test_logs_of_2026_are_read_with_their_losses(version):
+    if not FORMATS.is_dir():
+        pytest.skip(f"no logs at {FORMATS}")
+    every = found(FORMATS / version)
+    assert (len(every.sources), every.world_size) == (2, 2)
+    for source in every.sources:
+        trace = source.read()
+        rows = [(OPS[row["op"]], row["msg_bytes"]) for row in trace.comm.to_pylist()]
+        assert sorted(rows) == [("AllGather", 32768)] * 6 + [("AllReduce", 1 << 20)] * 8
+        assert sum("4 of 18 operations have no line" in note for note in trace.meta.warnings)
+        assert not any("version" in note or "types" in note for note in trace.meta.warnings)
+
+
+@pytest.mark.parametrize("version", ["v4.0", "v4.1", "v4.2", "v4.3"])
+def test_a_known_version_is_no_warning(tmp_path, version):
+    assert not any("version" in note for note in warnings(tmp_path, record(version=version)))
+
+
+@pytest.mark.parametrize("version", ["v4.4", "v4.10", "none", "v5.0"])
+def test_another_version_is_read_as_the_last_known_one(tmp_path, version):
+    notes = warnings(tmp_path, record(version=version))
+    assert [note for note in notes if f"{version} is unknown; read as v4.3" in note]
+
+
+def test_losses_are_those_of_the_dumps_and_of_gaps(tmp_path):
+    lines = [record(sn=1), record(sn=2)]
+    assert losses(tmp_path, *lines) == []
+    assert losses(tmp_path, stats(2), *lines) == []
+    assert losses(tmp_path, stats(2, lost=3), *lines, stats(0, lost=5)) == ["5 of 7"]
+    assert losses(tmp_path, stats(2, lost=1, p2p_dropped_total=2), *lines) == ["3 of 5"]
+    assert losses(tmp_path, stats(1), record(sn=1), record(sn=4)) == ["2 of 4"]
+    pair = [record(sn=sn, n=2, comm=PAIR) for sn in (1, 5)]
+    assert losses(tmp_path, stats(2, lost=2), *lines, *pair) == ["5 of 9"]
+
+
+def test_lines_inherit_header_and_metadata_of_the_dump(tmp_path):
+    whole = [
+        *(record(sn=1, version="v4.3"), record(sn=2, version="v4.3")),
+        record(sn=1, n=2, comm=PAIR, version="v4.3"),
+    ]
+    plain = only_trace(write(tmp_path / "a.log", *whole))
+    lines = [
+        *(stats(2), bare(sn=1), bare(sn=2)),
+        *(stats(1, comm=PAIR), bare(sn=1)),
+    ]
+    inherited = only_trace(write(tmp_path / "b.log", *lines))
+    names = ("group", "seq", "op", "msg_bytes")
+    rows = [
+        sorted(zip(*(trace.comm[name].to_pylist() for name in names), strict=True))
+        for trace in (plain, inherited)
+    ]
+    assert rows[0] == rows[1]
+    assert inherited.groups["name"].to_pylist() == plain.groups["name"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("lines", "dropped"),
+    [
+        ([bare(sn=9), stats(1), bare()], 1),
+        ([stats(1), bare(), bare(sn=9)], 3),
+        ([stats(2), bare(), record(sn=1), bare(sn=2), bare(sn=9)], 5),
+        ([stats(1), "{broken", bare(sn=9)], 2),
+    ],
+)
+def test_a_line_that_no_dump_announces_is_damage(tmp_path, lines, dropped):
+    path = tmp_path / "a.log"
+    fine = [record(sn=10 + n) for n in range(3)]
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in [*lines, *fine]]
+    path.write_text("\n".join(texts) + "\n")
+    log = inspector._Log(path=path)
+    for number, text in enumerate(texts, 1):
+        log.lines = number
+        inspector._add(log, text.encode(), 0, is_whole=True)
+    assert 9 not in [row[5] for row in log.rows]
+    assert dropped in log.dropped
+
+
+def test_algorithm_and_protocol_are_in_the_name_of_an_operation(tmp_path):
+    lines = [record(sn=sn, version="v4.2") for sn in range(3)]
+    lines[0]["coll_perf"] |= {"coll_algo": "RING", "coll_proto": "LL128"}
+    lines[1]["coll_perf"] |= {"coll_algo": "NVLS_TREE", "coll_proto": "unknown"}
+    trace = only_trace(write(tmp_path / "a.log", *lines))
+    names = [row["name"] for row in trace.events.to_pylist()]
+    assert names == ["AllReduce RING LL128", "AllReduce NVLS_TREE", "AllReduce"]
+    assert {OPS[op] for op in trace.comm["op"].to_pylist()} == {"AllReduce"}
+    assert not any("no line" in note for note in trace.meta.warnings)
+
+
+def test_records_of_unknown_types_are_left_out_with_one_note(tmp_path):
+    head = {key: record()[key] for key in ("header", "metadata")}
+    other = [{**head, "net_perf": {}}, {**head, "proxy_trace": {}}, {**head, "ce_perf": 1}]
+    notes = warnings(tmp_path, record(), *other)
+    assert [note for note in notes if "unknown types" in note] == [
+        "2 lines of unknown types (ce_perf, net_perf) were left out"
+    ]
+
+
+def test_operations_that_a_member_lacks_are_left_out_of_skew(tmp_path):
+    for rank in range(4):
+        lines = [
+            record(sn=sn, rank=rank, begun=NOW + 10_000 * sn + late, us=1500 - late)
+            for late in [500 * (rank == 3)]
+            for sn in range(40)
+            if rank < 2 or sn >= 25
+        ]
+        write(tmp_path / f"h-pid{rank}.log", *lines)
+    data = metrics(tmp_path).to_dict()
+    (skew,) = data["skew"]
+    assert (skew["count"], skew["skew_mean_ns"]) == (15, 500_000)
+    matching = data["matching"]
+    assert (matching["incomplete"], matching["lacking_ranks"]) == (25, [2, 3])
+    (warning,) = [text for text in data["warnings"] if "ranks 2-3 lack operations" in text]
+    assert warning.startswith("25 of 40 collectives are not on all members")
+
+
+def test_a_member_without_any_operation_of_its_group_is_none(tmp_path):
+    for rank in range(3):
+        lines = [record(sn=sn, rank=rank, n=4, begun=NOW + 10_000 * sn) for sn in range(4)]
+        write(tmp_path / f"h-pid{rank}.log", *lines)
+    matching = metrics(tmp_path).to_dict()["matching"]
+    assert (matching["collectives"], matching["incomplete"]) == (4, 0)
