@@ -139,7 +139,12 @@ def _iterations(
         work = _device_work(events)
         whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
         return whole, _on_device(
-            marks, work, rule, count=len(whole.number), is_host_run=meta.is_host_run
+            marks,
+            work,
+            rule,
+            count=len(whole.number),
+            is_host_run=meta.is_host_run,
+            launches=0 if (work.launch != NULL).any() else len(events.unanswered()),
         )
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
@@ -190,8 +195,11 @@ def _on_device(
     count: int,
     *,
     is_host_run: bool,
+    launches: int,
 ) -> _DeviceIterations:
     """Return the first `count` iterations on the device's clock, if the rule allows it.
+
+    `launches` is the number of launches without recorded work.
 
     Raises ConfigError if the rule requires them, and there are none.
     """
@@ -202,7 +210,7 @@ def _on_device(
     is_fixed = is_host_run or host.found_by == RANGES or not len(work.start)
     if is_fixed and not is_required:
         return _DeviceIterations()
-    reason = None if is_required else why_not_on_device_clock(host, work)
+    reason = None if is_required else why_not_on_device_clock(host, work, launches)
     if reason is None:
         try:
             iterations = on_device_clock(host, work, count)

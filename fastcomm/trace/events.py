@@ -190,7 +190,8 @@ class Events(EventColumns):
             lambda name: re.search(WORK_LAUNCH, name) is not None, "runtime"
         )
         work = self.rows("kernel", "memcpy", "memset")
-        is_absent = ~np.isin(self.correlation[calls], self.correlation[work])
+        correlation = self.correlation[calls]
+        is_absent = (correlation == NULL) | ~np.isin(correlation, self.correlation[work])
         starts: Ints = self.start[calls[is_absent]]
         return starts
 

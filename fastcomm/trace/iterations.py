@@ -310,10 +310,20 @@ def _between_edges(moment: Ints, iterations: Iterations) -> tuple[Ints, Ints]:
     return np.searchsorted(moment, iterations.start), np.searchsorted(moment, iterations.stop)
 
 
-def why_not_on_device_clock(iterations: Iterations, work: DeviceWork) -> str | None:
-    """Return why iterations have to stay on the host's clock; None if they do not."""
+def why_not_on_device_clock(
+    iterations: Iterations, work: DeviceWork, launches: int = 0
+) -> str | None:
+    """Return why iterations have to stay on the host's clock; None if they do not.
+
+    `launches` are recorded calls that launch work, joined with it or not.
+    """
     is_launched = work.launch != NULL
     if not is_launched.any():
+        if launches:
+            return (
+                f"{launches} launches are recorded, but no correlation joins one with its "
+                "device work"
+            )
         return "no launch of device work is recorded"
     # Work before all launched work was launched before the recording.
     is_candidate = work.start >= work.start[is_launched].min()

@@ -217,6 +217,7 @@ def scan(
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
     kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
+    _join_by_external_id(scanned.columns)
     unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
@@ -250,6 +251,22 @@ def _marks_among_operators(scanned: Scanned, marks: str | None) -> npt.NDArray[n
         if codes := [code for code, text in others.items() if pattern.search(text)]:
             return operators[np.isin(name[operators], codes)]
     return operators[:0]
+
+
+def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Set the correlation of calls and device work to their common id, if none has any.
+
+    ROCm builds of 2024 write no correlation. There an "External id" joins a call with its work,
+    as the flow events between them do.
+    """
+    correlation, external = columns["correlation"], columns["External id"]
+    if correlation.max(initial=NULL) > 0:
+        return
+    kind = columns["kind"]
+    calls, work = kind == KIND["runtime"], np.isin(kind, (*_WORK, _BY_NAME))
+    common = np.intersect1d(external[calls], external[work])
+    if (common != NULL).any():
+        correlation[calls | work] = external[calls | work]
 
 
 def _names(scanned: Scanned, rows: npt.NDArray[np.int64]) -> dict[int, str]:

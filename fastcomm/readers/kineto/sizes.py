@@ -294,6 +294,7 @@ _REASONS = {
     "arguments": "the metadata of their operators is not understood",
     "launches": "the launches that lead to their operators are not recorded: record with "
     "ProfilerActivity.CPU, too",
+    "unjoined": "launches are recorded, but no correlation joins them with kernels",
     "launch": "their launch is not recorded (was it before the recording began?)",
     "old": "the host's events have no metadata of them: record with PyTorch 2.4 or newer, with "
     "ProfilerActivity.CPU and record_shapes=True",
@@ -384,7 +385,14 @@ def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]
     if not len(events.rows("runtime")):
         return np.full(len(launch), "launches")
     old = is_nccl & is_old(events)
-    return np.select([launch < 0, old], ["launch", "old"], "library")
+    absent = "unjoined" if (launch < 0).all() and _is_unjoined(events) else "launch"
+    return np.select([launch < 0, old], [absent, "old"], "library")
+
+
+def _is_unjoined(events: Events) -> bool:
+    """Return whether launches are recorded, but none of them is joined with device work."""
+    work = events.rows("kernel", "memcpy", "memset")
+    return bool((events.launch_of(work) < 0).all()) and len(events.unanswered()) > 0
 
 
 def _in_graph(events: Events, launch: Ints) -> Flags:
