@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers import serial_streams
 from fastcomm.readers.communication import Collectives, unused_patterns
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
@@ -36,6 +37,8 @@ from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.arrays import NULL
 
 _NO_DEVICE_WORK = "a run on the host has no work of a device; leave the option out"
+# Formats whose lanes of device work are streams of a device.
+_WITH_STREAMS = ("kineto", "nsys")
 DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
 
@@ -92,6 +95,7 @@ def assemble(
         *meta.warnings,
         *iterations.warnings,
         *_notes(events, collectives, meta.missing_data),
+        *_order_warnings(events, meta),
         *tagging.notes,
     )
     trace = Trace.of(
@@ -252,6 +256,12 @@ def _notes(events: Events, collectives: Collectives, missing: Sequence[str]) -> 
     if fused := _fused(collectives):
         notes.append(f"{fused} communication kernels are fused with other work")
     return notes
+
+
+def _order_warnings(events: Events, meta: Meta) -> list[str]:
+    """Return a warning about work that contradicts the order of its stream, if any."""
+    has_streams = meta.format in _WITH_STREAMS and not meta.is_host_run
+    return serial_streams.warnings(events, DEVICE_KINDS) if has_streams else []
 
 
 def _plausible(collectives: Collectives) -> Collectives:

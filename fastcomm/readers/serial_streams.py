@@ -1,0 +1,87 @@
+"""Find device work that contradicts the order of its stream, which is serial.
+
+Work of a stream begins when the work before it has ended. Programmatic dependent launches let
+a successor begin some microseconds earlier, but not end earlier. Work that lasts beyond the end
+of later work of its stream has a wrong duration. Nodes of CUDA graphs are left out: what is
+recorded as their stream may be that of several branches.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.trace.events import Events
+from fastcomm.units import counted, format_ns
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+
+# Ends of two events of a stream that are this far apart, in ns, are in the wrong order.
+_APART_NS = 50_000
+# If more of the work of a stream is out of order, the lane is no serial stream.
+_MOST = 0.1
+_MOST_NAMED = 3
+_LONGEST_NAME = 80
+
+
+def warnings(events: Events, kinds: Sequence[str]) -> list[str]:
+    """Return a warning that names work with impossible durations, if there is any.
+
+    Parameters
+    ----------
+    events
+        All events of a rank.
+    kinds
+        The kinds of device work.
+
+    """
+    pairs = list(_contradictions(events, events.rows(*kinds)))
+    if not pairs:
+        return []
+    rows, counts = np.unique(np.concatenate(pairs), return_counts=True)
+    longest = rows[np.lexsort((rows, -counts))][:_MOST_NAMED]
+    named = ", ".join(_described(events, row, counts[rows == row][0]) for row in longest)
+    more = len(rows) - len(longest)
+    return [
+        f"{counted(len(rows), 'event')} with an impossible duration, since a stream is serial: "
+        f"{named}{f', and {more} more' if more else ''}. Compute, idle time and all shares of "
+        "the step depend on it"
+    ]
+
+
+def _described(events: Events, row: int, count: int) -> str:
+    """Return the name of an event, and what is impossible about it."""
+    name = events.texts[int(events.name[row])][:_LONGEST_NAME]
+    lasts = format_ns(int(events.stop[row] - events.start[row]))
+    return f"{name!r} lasts {lasts} and overlaps {counted(count, 'later event')} of its stream"
+
+
+def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
+    """Yield per stream the row of the work that lasts beyond each later work."""
+    lane = events.lane[work]
+    order = np.argsort(lane, kind="stable")  # events are sorted by start
+    work, lane = work[order], lane[order]
+    stop = events.stop[work]
+    for first, end in _spans(lane):
+        latest = np.maximum.accumulate(stop[first:end])
+        later = np.flatnonzero(stop[first + 1 : end] < latest[:-1] - _APART_NS) + 1
+        if not len(later):
+            continue
+        own = work[first:end]
+        longer = own[np.searchsorted(latest, latest[later - 1])]
+        is_ordered = ~(_in_graph(events, own, longer) | _in_graph(events, own, own[later]))
+        if len(np.unique(longer)) <= max(1, _MOST * len(own)):
+            yield longer[is_ordered]
+
+
+def _spans(lane: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last row, plus 1, of each lane; rows are sorted by lane."""
+    edges = np.flatnonzero(np.diff(lane)) + 1
+    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(lane)], strict=True)
+
+
+def _in_graph(events: Events, work: Ints, rows: Ints) -> Flags:
+    """Return which rows share their launch with other work of the stream."""
+    correlation, count = np.unique(events.correlation[work], return_counts=True)
+    own = events.correlation[rows]
+    shared: Flags = (count[np.searchsorted(correlation, own)] > 1) & (own != NULL)
+    return shared

@@ -1,0 +1,98 @@
+"""Test warnings about work that contradicts the order of its stream."""
+
+import re
+
+import pytest
+from builders import kineto_text as k
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.kineto import reader
+
+APART = 50  # us
+
+
+def warned(tmp_path, events):
+    """Names and counts of events with an impossible duration."""
+    path = k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#1", 0, 10**6), *events])
+    trace = reader.read(path, TraceOptions())
+    texts = [text for text in trace.meta.warnings if "impossible duration" in text]
+    assert len(texts) <= 1
+    return re.findall(r"'([^']+)' lasts .*? overlaps (\d+) later", "".join(texts))
+
+
+def kernels(count, step=1000, lasts=500, stream=7):
+    return [
+        k.kernel(f"k{n}", step * n, lasts, stream, correlation=100 * stream + n)
+        for n in range(count)
+    ]
+
+
+def test_work_that_lasts_beyond_its_successors_is_named(tmp_path):
+    events = kernels(40)
+    events[5]["dur"] = 20_000
+    assert warned(tmp_path, events) == [("k5", "19")]
+    events[30]["dur"] = 3_000
+    assert warned(tmp_path, events) == [("k5", "19"), ("k30", "2")]
+
+
+def test_successors_that_begin_early_are_no_fault(tmp_path):
+    assert warned(tmp_path, kernels(40, lasts=1_020)) == []
+    assert warned(tmp_path, kernels(40, lasts=1_900)) == []
+
+
+@pytest.mark.parametrize("overlap", [5, 49])
+def test_ends_some_microseconds_out_of_order_are_no_fault(tmp_path, overlap):
+    events = kernels(40)
+    events[5]["dur"] = 1_500 + overlap
+    assert warned(tmp_path, events) == []
+
+
+def test_other_streams_may_overlap(tmp_path):
+    events = [*kernels(40), k.kernel("long", 100, 30_000, 8), k.kernel("last", 35_000, 9, 8)]
+    assert warned(tmp_path, events) == []
+
+
+def test_nodes_of_a_graph_may_overlap(tmp_path):
+    events = kernels(40)
+    for event in events[4:8]:
+        event["args"]["correlation"] = 99
+    events[4]["dur"] = 3_000
+    assert warned(tmp_path, events) == []
+
+
+def test_a_lane_whose_work_is_often_out_of_order_is_no_stream(tmp_path):
+    events = kernels(40)
+    for event in events[::4]:
+        event["dur"] = 2_000
+    assert warned(tmp_path, events) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3000), st.integers(1, 900), st.sampled_from([7, 8])),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda row: (row[0], row[2]),
+    )
+)
+def test_warnings_agree_with_the_definition(tmp_path_factory, rows):
+    rows = sorted(rows)
+    events = [
+        k.kernel(f"k{n}", ts, dur, stream, correlation=n)
+        for n, (ts, dur, stream) in enumerate(rows)
+    ]
+    wanted = {}
+    for stream in (7, 8):
+        own = [(n, ts, ts + dur) for n, (ts, dur, of) in enumerate(rows) if of == stream]
+        blamed = []
+        for at, (_, _, stop) in enumerate(own):
+            # Of earlier work, the first that ends last.
+            latest = max(own[:at], key=lambda row: (row[2], -row[0]), default=None)
+            if latest and latest[2] - APART > stop:
+                blamed.append(f"k{latest[0]}")
+        if len(set(blamed)) <= max(1, 0.1 * len(own)):
+            wanted |= {name: str(blamed.count(name)) for name in blamed}
+    found = warned(tmp_path_factory.mktemp("x"), events)
+    assert dict(found) == wanted if len(wanted) <= 3 else len(found) == 3
