@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 import orjson
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import TraceFileError, shell_joined
 from fastcomm.readers import (
     NAME_PATTERNS,
     OpenOptions,
     RankReader,
     RankSources,
-    add_rank,
     agreed_world,
     described,
     rank_from_name,
@@ -63,6 +62,7 @@ _MORE_CATEGORIES = {
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MOST_LISTS = 16
+_NUMBER = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ def claims(path: Path) -> bool:
 
 def foreign(path: Path) -> str | None:
     """Return what a file that is no trace of a rank is, if its text tells its program."""
-    start = peek(path) if _may_be_trace(path) else Peek("foreign")
-    return f"{path}: {start.error}" if start.is_known else None
+    is_json = path.name.lower().endswith((*SUFFIXES, ".jsonl")) and not path.is_dir()
+    return f"{path}: {peek(path).error}" if is_json and peek(path).is_known else None
 
 
 def is_damaged(path: Path) -> bool:
@@ -287,9 +287,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     ranks, unknown, skipped = _by_rank(paths, options)
     if not ranks:
         workers = list(islice(filter(has_device_work, unknown), 2))
-        if len(workers) != 1 or skipped:
-            error = skipped[0].error if skipped else str(_no_rank(unknown[0]))
-            raise TraceFileError(f"no rank could be read: {error}" if skipped else error)
+        if skipped:
+            raise TraceFileError(f"no rank could be read: {skipped[0].error}")
+        if len(workers) != 1:
+            raise TraceFileError(
+                f"{_no_rank(unknown[0])}. If the files are windows of one process (repeat in a "
+                "profiler's schedule), pass one of them"
+            )
         others = [path for path in unknown if path not in workers]
         return replace(_alone(workers[0], options), warnings=_not_read(others, _NO_WORK))
     world = agreed_world({path: _stated(path).world_size for path in ranks.values()}, ranks)
@@ -349,7 +353,7 @@ def _by_rank(
     paths: Sequence[Path], options: OpenOptions
 ) -> tuple[dict[int, Path], list[Path], list[SkippedRank]]:
     """Return the file of each rank, files of unknown rank, and skipped files."""
-    ranks: dict[int, Path] = {}
+    files: dict[int, list[Path]] = {}
     unknown: list[Path] = []
     skipped: list[SkippedRank] = []
     for path in paths:
@@ -367,8 +371,36 @@ def _by_rank(
         if rank is None:
             unknown.append(path)
         else:
-            add_rank(ranks, rank, path)
-    return ranks, unknown, skipped
+            files.setdefault(rank, []).append(path)
+    _check_windows(files)
+    return {rank: path for rank, (path,) in files.items()}, unknown, skipped
+
+
+_MOST_WINDOWS = 8  # files that an error names
+
+
+def _check_windows(files: Mapping[int, Sequence[Path]]) -> None:
+    """Raise TraceFileError if a rank has several files, as of windows that were recorded.
+
+    A profiler whose schedule has repeat=2 writes two files per rank.
+    """
+    several = next((rank for rank, paths in files.items() if len(paths) > 1), None)
+    if several is None:
+        return
+    text = f"two files of rank {several}: {files[several][0]} and {files[several][1]}"
+    counts = {len(paths) for paths in files.values()}
+    remedy = "pass one file per rank"
+    if len(counts) == 1 and len(files) <= _MOST_WINDOWS:
+        first = (min(paths, key=_in_order) for _, paths in sorted(files.items()))
+        remedy = f"pass those of one window: {shell_joined(map(str, first))}"
+    raise TraceFileError(
+        f"{text}. If they are windows of a profiler's schedule (repeat), {remedy}"
+    )
+
+
+def _in_order(path: Path) -> tuple[list[int], str]:
+    """Return a key by which files are in the order of the numbers in their names."""
+    return [int(number) for number in _NUMBER.findall(path.name)], path.name
 
 
 def _check(path: Path, start: Peek) -> None:

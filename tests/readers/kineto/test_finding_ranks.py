@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 
 import pyarrow as pa
 import pytest
@@ -122,3 +123,36 @@ def test_two_traces_without_ranks_are_an_error(tmp_path):
         write_without(tmp_path / f"{name}.json", WORK)
     with pytest.raises(TraceFileError, match=r"a\.json: cannot determine the rank"):
         open_run(tmp_path)
+
+
+def windows(folder, ranks, times, **words):
+    for rank in range(ranks):
+        for time in times:
+            path = folder / f"host_{100 + rank}.{time}{rank}.pt.trace.json"
+            k.write(path, WORK, rank=rank, world=ranks, **words)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_files_of_two_windows_are_an_error_whose_remedy_works(tmp_path, ranks):
+    windows(tmp_path, ranks, [99, 1700])
+    with pytest.raises(TraceFileError, match="two files of rank 0: ") as error:
+        open_run(tmp_path)
+    remedy = str(error.value).partition("pass those of one window: ")[2]
+    paths = shlex.split(remedy)
+    assert all(".99" in path for path in paths)
+    assert open_run(*paths).ranks == tuple(range(ranks))
+
+
+def test_an_uneven_number_of_windows_is_an_error(tmp_path):
+    windows(tmp_path, 2, [1, 2])
+    windows(tmp_path, 1, [3])
+    with pytest.raises(TraceFileError, match=r"schedule \(repeat\), pass one file per rank"):
+        open_run(tmp_path)
+
+
+def test_two_windows_of_a_process_without_a_rank_are_an_error_with_a_remedy(tmp_path):
+    for time in (1, 2):
+        write_without(tmp_path / f"host_7.{time}.pt.trace.json", WORK)
+    with pytest.raises(TraceFileError, match="windows of one process"):
+        open_run(tmp_path)
+    assert open_run(tmp_path / "host_7.2.pt.trace.json").ranks == (0,)

@@ -101,6 +101,11 @@ def test_answers_of_ncclras_are_named_in_a_directory_and_as_text(tmp_path):
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"nccl_version": "2.29.7", "communicators_count": 0}))
     assert f"{path}: the state of a job's communicators" in programs_error(tmp_path)
+    path.unlink()
+    path = tmp_path / "monitor.jsonl"
+    event = {"timestamp": "x", "group": "LIFECYCLE", "event": "PEER_DEAD", "peer": {}}
+    path.write_text(f"{json.dumps(event)}\n" * 3)
+    assert f"{path}: events of NCCL RAS" in programs_error(tmp_path)
     for name in ("ras.txt", "ras.log", "rank0.json"):
         path = tmp_path / name
         path.write_text("NCCL version 2.29.7 compiled with CUDA 13.1\n\nJob summary\n====\n")
