@@ -17,8 +17,9 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 # Ends of two events of a stream that are this far apart, in ns, are in the wrong order.
 _APART_NS = 50_000
-# If more of the work of a stream is out of order, the lane is no serial stream.
+# If more of the work of a lane is out of order, by number and share, it is no serial stream.
 _MOST = 0.1
+_FEW = 3
 _MOST_NAMED = 3
 _LONGEST_NAME = 80
 
@@ -69,7 +70,7 @@ def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
         own = work[first:end]
         longer = own[np.searchsorted(latest, latest[later - 1])]
         is_ordered = ~(_in_graph(events, own, longer) | _in_graph(events, own, own[later]))
-        if len(np.unique(longer)) <= max(1, _MOST * len(own)):
+        if len(np.unique(longer)) <= max(_FEW, _MOST * len(own)):
             yield longer[is_ordered]
 
 

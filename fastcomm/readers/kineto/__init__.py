@@ -323,7 +323,9 @@ _NO_WORK = "it has no work of a device"
 
 def _not_read(paths: Iterable[Path], reason: str) -> tuple[str, ...]:
     """Return warnings about traces of processes that are no rank, such as a coordinator."""
-    return tuple(f"{path}: not read: it names no rank, and {reason}" for path in paths)
+    return tuple(
+        f"{path}: not read: it names no rank of its own, and {reason}" for path in paths
+    )
 
 
 def _alone(path: Path, options: OpenOptions) -> RankSources:
@@ -372,8 +374,22 @@ def _by_rank(
             unknown.append(path)
         else:
             files.setdefault(rank, []).append(path)
+    for rank, several in files.items():
+        files[rank] = _workers(several)
+        unknown += [path for path in several if path not in files[rank]]
     _check_windows(files)
     return {rank: path for rank, (path,) in files.items()}, unknown, skipped
+
+
+def _workers(paths: list[Path]) -> list[Path]:
+    """Return the only file of a rank, without those of other processes named after it.
+
+    These state no rank, and have no work of a device.
+    """
+    if len(paths) == 1:
+        return paths
+    workers = [path for path in paths if peek(path).rank is not None or has_device_work(path)]
+    return workers if len(workers) == 1 else paths
 
 
 _MOST_WINDOWS = 8  # files that an error names

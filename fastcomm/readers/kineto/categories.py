@@ -210,8 +210,8 @@ def scan(
     Raises
     ------
     TraceFileError
-        If the file is not a trace, is truncated, is of torch_npu, or too many events do not
-        parse.
+        If the file is not a trace, is truncated, is of another program, or too many events do
+        not parse.
 
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
@@ -224,7 +224,7 @@ def scan(
     is_unknown = kind == _UNKNOWN
     kind[unsettled_rows] = _settled(scanned, unsettled_rows)
     if not np.isin(kind, _WORK).any():
-        programs.refuse_npu(path)
+        programs.refuse(path)
     unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
         columns = {name: column[~is_unknown] for name, column in scanned.columns.items()}

@@ -1,20 +1,21 @@
 """Tell which program wrote a JSON file, if that is not the PyTorch profiler."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.stream import CutShortError, blocks
 
 _RECORD = "record with torch.profiler"
-_NPU = b'"Ascend Hardware"'
+_OVERLAP = 64  # bytes: no sign is longer
 _TORCH_NPU = (
     "a trace of torch_npu (Ascend), whose kernels have no category; it is not read: fastcomm "
     "knows device work by the categories of the PyTorch profiler"
 )
 # Signs of Chrome traces that are not read, and what the file is.
 _CHROME = (
-    (re.compile(_NPU), _TORCH_NPU),
+    (re.compile(rb'"(?:Ascend Hardware|Overlap Analysis|CANN)"'), _TORCH_NPU),
     (
         re.compile(rb'"(?:CPU|CUDA) functions"|"cpu_to_cuda"'),
         "a trace of PyTorch's old autograd profiler, which has no categories; it is not read: "
@@ -75,13 +76,13 @@ def other(text: bytes) -> str | None:
     return next((name for sign, name in _OTHER if sign.search(text)), None)
 
 
-def refuse_npu(path: Path) -> None:
-    """Raise TraceFileError for a trace of torch_npu; reads the file up to the sign of it."""
-    tail = b""
-    try:
+def refuse(path: Path) -> None:
+    """Raise TraceFileError for a trace of another program, by any sign in the whole file."""
+    end = b""
+    with suppress(CutShortError):
         for block in blocks(path):
-            if _NPU in tail + block:
-                raise TraceFileError(f"{path}: {_TORCH_NPU}")
-            tail = block[-len(_NPU) :]
-    except CutShortError:
-        return
+            text = end + block
+            for sign, name in _CHROME:
+                if sign.search(text):
+                    raise TraceFileError(f"{path}: {name}")
+            end = text[-_OVERLAP:]

@@ -81,7 +81,7 @@ def test_with_all_ranks_there_a_trace_without_a_rank_is_no_rank(tmp_path, events
     run = open_run(tmp_path)
     assert (run.ranks, run.world_size) == ((0, 1), 2)
     (warning,) = run.warnings
-    assert "node_1.async_llm.17.pt.trace.json: not read: it names no rank" in warning
+    assert "node_1.async_llm.17.pt.trace.json: not read: it names no rank of its own" in warning
     assert "every rank has another trace" in warning
 
 
@@ -115,7 +115,16 @@ def test_a_single_trace_beside_that_of_a_coordinator_is_rank_0(tmp_path):
     write_without(tmp_path / "host_3.4.pt.trace.json", HOST)
     run = open_run(tmp_path)
     assert [source.path.name for source in run.sources] == ["host_1.2.pt.trace.json"]
-    assert "host_3.4.pt.trace.json: not read: it names no rank" in run.warnings[0]
+    assert "host_3.4.pt.trace.json: not read: it names no rank of its own" in run.warnings[0]
+
+
+def test_a_coordinator_that_is_named_after_a_rank_is_no_rank(tmp_path):
+    for rank in range(2):
+        k.write(tmp_path / f"rank{rank}.json", WORK, rank=rank, world=2)
+    write_without(tmp_path / "rank0_scheduler.json", HOST)
+    run = open_run(tmp_path)
+    assert [source.path.name for source in run.sources] == ["rank0.json", "rank1.json"]
+    assert "rank0_scheduler.json: not read: it names no rank of its own" in run.warnings[0]
 
 
 def test_two_traces_without_ranks_are_an_error(tmp_path):

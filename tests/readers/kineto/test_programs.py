@@ -83,6 +83,14 @@ def test_a_trace_of_torch_npu_is_named_wherever_its_sign_is(tmp_path, at):
         assert "torch_npu (Ascend)" in invoke(command, path, code=1).stderr
 
 
+def test_a_trace_that_begins_with_metadata_alone_is_named(tmp_path):
+    path = tmp_path / "host.trace.json"
+    filler = [{**process(f"/host:CPU {n}", n), "pad": "x" * 200} for n in range(9000)]
+    path.write_text(json.dumps({"traceEvents": [*filler, *FOREIGN["JAX"]]}))
+    assert peek(path).kind == "events"
+    assert "JAX or TensorFlow" in invoke("metrics", path, code=1).stderr
+
+
 def test_kernels_of_ascend_with_a_category_are_read(tmp_path):
     sign = process("Ascend Hardware", 2)
     path = k.write(tmp_path / "rank0.json", [sign, k.kernel("MatMul", 0, 5), event("x", 2)])
