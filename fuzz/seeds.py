@@ -165,11 +165,15 @@ def _inspector(path: Path) -> None:
             "coll_busbw_gbs": 485.1,
         },
     }
-    rows = []
+    stats = {"coll_records": 10, "coll_dropped_total": 3, "p2p_records": 0}
+    dump = {"header": line["header"], "metadata": line["metadata"], "dump_stats": stats}
+    rows = [json.dumps(dump)]
     for number in range(20):
         line["coll_perf"]["coll_sn"] = number
         line["metadata"]["dump_timestamp_us"] += 100_000
-        rows.append(json.dumps(line))
+        # The first ones inherit header and metadata, as since v4.3.
+        own = {"coll_perf": line["coll_perf"]} if number < stats["coll_records"] else line
+        rows.append(json.dumps(own))
     path.write_text("\n".join(rows) + "\n")
 
 

@@ -9,7 +9,6 @@ recorded as their stream may be that of several branches.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.trace.events import Events
 from fastcomm.units import counted, format_ns
@@ -62,22 +61,18 @@ def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
     order = np.argsort(lane, kind="stable")  # events are sorted by start
     work, lane = work[order], lane[order]
     stop = events.stop[work]
-    for first, end in _spans(lane):
+    drops = np.flatnonzero((stop[1:] < stop[:-1]) & (lane[1:] == lane[:-1]))
+    for own in np.unique(lane[drops]).tolist():
+        first, end = np.searchsorted(lane, (own, own + 1)).tolist()
         latest = np.maximum.accumulate(stop[first:end])
         later = np.flatnonzero(stop[first + 1 : end] < latest[:-1] - _APART_NS) + 1
         if not len(later):
             continue
-        own = work[first:end]
-        longer = own[np.searchsorted(latest, latest[later - 1])]
-        is_ordered = ~(_in_graph(events, own, longer) | _in_graph(events, own, own[later]))
-        if len(np.unique(longer)) <= max(_FEW, _MOST * len(own)):
+        rows = work[first:end]
+        longer = rows[np.searchsorted(latest, latest[later - 1])]
+        is_ordered = ~(_in_graph(events, rows, longer) | _in_graph(events, rows, rows[later]))
+        if len(np.unique(longer)) <= max(_FEW, _MOST * len(rows)):
             yield longer[is_ordered]
-
-
-def _spans(lane: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-    """Yield the first and last row, plus 1, of each lane; rows are sorted by lane."""
-    edges = np.flatnonzero(np.diff(lane)) + 1
-    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(lane)], strict=True)
 
 
 def _in_graph(events: Events, work: Ints, rows: Ints) -> Flags:

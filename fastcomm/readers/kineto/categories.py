@@ -237,20 +237,28 @@ def _marks_among_operators(scanned: Scanned, marks: str | None) -> npt.NDArray[n
 
     Operators are no marks if annotations match the pattern or an earlier one.
     """
+    patterns = mark_patterns(marks)
     kind, name = scanned.columns["kind"], scanned.columns["name"]
-    ranges, operators = (np.flatnonzero(kind == KIND[k]) for k in ("annotation", "cpu_op"))
-    annotations = _names(scanned, ranges)
+    annotations = _names(scanned, np.flatnonzero(kind == KIND["annotation"]))
+    if _match(annotations, patterns[0]):
+        return np.empty(0, np.int64)
+    operators = np.flatnonzero(kind == KIND["cpu_op"])
     others = {
         code: text
         for code, text in _names(scanned, operators).items()
         if not _OPERATOR.fullmatch(text)
     }
-    for pattern in mark_patterns(marks):
-        if any(map(pattern.search, annotations.values())):
+    for pattern in patterns:
+        if _match(annotations, pattern):
             break
-        if codes := [code for code, text in others.items() if pattern.search(text)]:
+        if codes := _match(others, pattern):
             return operators[np.isin(name[operators], codes)]
     return operators[:0]
+
+
+def _match(names: Mapping[int, str], pattern: re.Pattern[str]) -> list[int]:
+    """Return the codes of the names in which a pattern is found."""
+    return [code for code, text in names.items() if pattern.search(text)]
 
 
 def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
