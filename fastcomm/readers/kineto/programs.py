@@ -15,7 +15,7 @@ _TORCH_NPU = (
 )
 # Signs of Chrome traces that are not read, and what the file is.
 _CHROME = (
-    (re.compile(rb'"(?:Ascend Hardware|Overlap Analysis|CANN)"'), _TORCH_NPU),
+    (re.compile(rb'"(?:Ascend Hardware|Overlap Analysis)"'), _TORCH_NPU),
     (
         re.compile(rb'"(?:CPU|CUDA) functions"|"cpu_to_cuda"'),
         "a trace of PyTorch's old autograd profiler, which has no categories; it is not read: "
