@@ -28,7 +28,10 @@ _MESSAGE = OP["SendRecv"]
 
 # Columns of events that a table may lack, by attribute.
 _OPTIONAL = {
-    **{name: name for name in ("rank", "group", "group_size", "seq", "partner", "stream")},
+    **{
+        name: name
+        for name in ("rank", "group", "group_size", "seq", "step", "partner", "stream")
+    },
     **{name: name for name in ("bytes", "payload_bytes", "bus_bytes")},
     **{name: f"{name}_ns" for name in ("alone", "exposed")},
 }
@@ -47,6 +50,7 @@ class CommunicationEvents:
     group: Ints
     group_size: Ints
     seq: Ints
+    step: Ints
     bytes: Ints
     payload_bytes: Ints
     bus_bytes: Ints
@@ -153,7 +157,9 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
         A value per element of `rows`.
 
     """
-    columns = {name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop")}
+    columns = {
+        name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop", "step")
+    }
     columns |= {"payload": events.payload_bytes, "root": events.partner}
     return match(CollectiveCalls.of(columns, rows))
 

@@ -22,8 +22,10 @@ from fastcomm.exchange.matching import (
 )
 from fastcomm.exchange.sequences import edges
 from fastcomm.trace.columns import filled
+from fastcomm.trace.iterations import are_numbered
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, ROOTED
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _COLUMNS = ("op", "tag", "start", "stop", "seq", "payload_bytes", "root", "event")
@@ -167,7 +169,8 @@ class RunCommunication:
         directed = table["sends_to"].is_valid().to_numpy() & (columns["op"] == OP["SendRecv"])
         synchronous = np.flatnonzero((group != NULL) & ~directed)
         calls = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
-        calls |= {"group": group, "payload": columns["payload_bytes"]}
+        steps = np.concatenate([_steps(trace) for trace in traces.values()])
+        calls |= {"group": group, "payload": columns["payload_bytes"], "step": steps}
         rows = [row for part in groups for row in part.to_pylist()]
         return cls(
             ranks=tuple(traces),
@@ -393,6 +396,15 @@ def _labels(trace: Trace) -> Ints:
     """Return the label of the group of each row of `trace.comm`; NULL where unknown."""
     label = pa.array(clocks.labels(trace.groups, by_description=True), pa.int64())
     return filled(label.take(trace.comm["group"].combine_chunks()))
+
+
+def _steps(trace: Trace) -> Ints:
+    """Return the job's number of the step of each row of `trace.comm`; NULL if unknown."""
+    steps = trace.iterations if trace.device_iterations is None else trace.device_iterations
+    start, stop, number = (steps[name].to_numpy() for name in ("start", "stop", "number"))
+    place = intervals.segment_of(trace.comm["start"].to_numpy(), start, stop)
+    is_known = (place >= 0) & are_numbered(trace.meta.found_by)
+    return np.where(is_known, np.append(number, 0)[place], NULL)
 
 
 def _components(ends: Ints, count: int) -> Ints:

@@ -25,6 +25,7 @@ from fastcomm.exchange.clocks import matched_end_offsets, offset_by_row, offsets
 from fastcomm.exchange.sequences import (
     MOST_AGREE,
     NEAR_NS,
+    Items,
     align_by_end,
     align_by_order,
     edges,
@@ -56,11 +57,12 @@ class CollectiveCalls:
     seq: Ints  # NULL if unknown
     size: Ints  # bytes, of operations whose members have equal sizes; else NULL
     stop: Ints  # ns, on the rank's clock
+    step: Ints  # number of its mark, the same on all ranks; NULL if unknown
     root: Ints | None = None  # global rank; NULL if none; None if all are unknown
 
     @classmethod
     def of(cls, columns: Mapping[str, Ints], rows: Ints) -> Self:
-        """Select rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop` and `root`.
+        """Select rows of columns, named as the fields but `payload` for the size.
 
         Payloads are used only of operations whose members have equal payloads, roots only of
         operations with a root.
@@ -102,8 +104,9 @@ def match(calls: CollectiveCalls) -> Matches:
             series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
         align = align_by_order if ends_apart else align_by_end
         for own in _by_group(series, rows):
-            code, first = item_codes(series.op[own], series.size[own]), edges(series.rank[own])
-            places, skipped = align(code, series.stop[own], first)
+            code = item_codes(series.op[own], series.size[own])
+            items = Items(code, series.stop[own], series.step[own])
+            places, skipped = align(items, edges(series.rank[own]))
             dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
@@ -380,9 +383,9 @@ class _Routes:
         rows, first = np.append(sent_rows, received_rows), np.array([0, len(sent_rows)])
         size = self.size[rows]
         _, code = np.unique(size, return_inverse=True)
-        no_code = np.zeros(len(rows), np.int64)
+        no_code, no_step = np.zeros(len(rows), np.int64), np.full(len(rows), NULL)
         for codes in (no_code if (size == NULL).any() else code, no_code):
-            place, missing = align_by_order(codes, self.stop[rows], first)
+            place, missing = align_by_order(Items(codes, self.stop[rows], no_step), first)
             if not missing:
                 break
         own, other = place[: len(sent_rows)], place[len(sent_rows) :]

@@ -6,6 +6,7 @@ matched: a wrong match is worse than none. Each rank has its own clock.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +27,41 @@ NEAR_NS = 1_000_000
 MOST_AGREE = 0.75
 # If fewer than half agree, the nearest item is taken, at most this far away.
 _FAR_NS = 100_000_000
+_HUGE = 1 << 62
 
-# Codes and ends.
-_Items = tuple[Ints, Ints]
+# A sequence that repeats itself looks alike a few steps later. A place is the only one if ends
+# agree better than those of the sequence with itself later, by this factor.
+_BETTER = 4
+_LEAST_REPEATED = 3  # items
+_ALIKE = 0.95  # share of equal codes
+# Ends of one collective differ by about this much: agreement below says nothing.
+_NOISE_NS = 5_000
+# A few steps of different lengths may look alike by chance, but not that much.
+_SURE_NS = 20_000
+_MOST_ITEMS = 4096  # of a sequence, in which its period is searched
+
+
+class Items(NamedTuple):
+    """Items of a rank or of all ranks, sorted by end."""
+
+    code: Ints
+    stop: Ints  # ns
+    step: Ints  # number of the mark that each is in, the same on all ranks; NULL if unknown
+
+    def of(self, rows: Ints) -> "Items":
+        """Select rows."""
+        return Items(*(column[rows] for column in self))
+
+    def earlier(self, ns: int) -> "Items":
+        """Return the items with ends that much earlier."""
+        return self._replace(stop=self.stop - ns)
+
+
 # Places of a rank's items in the common sequence, and their ends on its clock; None if the rank
 # cannot be aligned.
 _Alignment = tuple[Ints, Ints] | None
-# Takes codes and ends of the common sequence, then codes and ends of the rank.
-_Search = Callable[[Ints, Ints, Ints, Ints], _Alignment]
+# Takes the common sequence, then that of the rank.
+_Search = Callable[[Items, Items], _Alignment]
 
 
 def edges(*columns: NDArray[np.integer]) -> Ints:
@@ -64,13 +92,16 @@ def item_codes(op: Ints, size: Ints) -> Ints:
     return op * len(sizes) + code
 
 
-def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+def align_by_end(items: Items, first: Ints) -> tuple[Ints, int]:
     """Align items that end on all ranks at the same time.
+
+    A sequence that repeats itself is aligned where the numbers of steps say; without numbers,
+    where ends agree much better than elsewhere, or else clocks do; or nowhere.
 
     Parameters
     ----------
-    code, stop
-        Code, and end in ns on the rank's clock, per item; sorted by rank and end.
+    items
+        Of all ranks, sorted by rank and end; ends on the rank's clock.
     first
         Index of the first item of each rank.
 
@@ -80,24 +111,24 @@ def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
         Place of each item, and the number of items without a place.
 
     """
-    sizes = lengths(first, len(code))
+    sizes = lengths(first, len(items.code))
     if len(first) > 1 and (sizes == sizes[0]).all():
         shape = (len(first), int(sizes[0]))
-        if _in_line(code.reshape(shape), stop.reshape(shape)):
+        if _in_line(Items(*(column.reshape(shape) for column in items))):
             return np.tile(np.arange(shape[1]), shape[0]), 0
-    return _aligned_ranks(code, stop, first, _by_ends)
+    return _aligned_ranks(items, first, _by_ends)
 
 
-def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+def align_by_order(items: Items, first: Ints) -> tuple[Ints, int]:
     """Align items that may end on one rank before another, such as broadcasts and messages.
 
-    Items that all ranks have in equal order are aligned by order, unless most ends disagree;
-    else by ends.
+    Items that all ranks have in equal order are aligned by order, unless most ends or the
+    numbers of steps disagree; else by ends.
 
     Parameters
     ----------
-    code, stop
-        Code, and end in ns on aligned clocks, per item; sorted by rank and end.
+    items
+        Of all ranks, sorted by rank and end; ends on aligned clocks.
     first
         Index of the first item of each rank.
 
@@ -107,29 +138,118 @@ def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
         Place of each item in the common sequence, and the number of items without a place.
 
     """
-    return _aligned_ranks(code, stop, first, _by_place_or_ends)
+    return _aligned_ranks(items, first, _by_place_or_ends)
 
 
-def _in_line(code: Ints, stop: Ints) -> bool:
-    """Whether rows are one sequence: with equal codes, and ends at a constant offset."""
-    if (code != code[0]).any():
+def _in_line(rows: Items) -> bool:
+    """Whether rows are one sequence: equal codes and steps, and ends at a constant offset."""
+    if (rows.code != rows.code[0]).any():
         return False
-    ahead = stop - stop[0]
-    deviation = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
-    return bool((deviation <= _AGREE_NS).all())
+    late = rows.stop - rows.stop[0]
+    ahead = np.median(late, axis=1, keepdims=True).astype(np.int64)
+    deviation = np.abs(late - ahead)
+    if (deviation > _AGREE_NS).any():
+        return False
+    if (rows.step != NULL).all():
+        return bool((2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]).all())
+    spread = int(spread_of(deviation).max())
+    reference = Items(*(column[0] for column in rows))
+    return is_only_place(reference, spread, int(np.abs(ahead).max()))
 
 
-def _aligned_ranks(code: Ints, stop: Ints, first: Ints, search: _Search) -> tuple[Ints, int]:
+def is_only_place(items: Items, spread: int, ahead: int) -> bool:
+    """Whether a rank fits a sequence where it was aligned, and not also some items later.
+
+    Parameters
+    ----------
+    items
+        The sequence.
+    spread
+        Of the rank's ends minus the sequence's at that place, see `spread_of`, ns.
+    ahead
+        How far the rank's clock is ahead of the sequence's at that place, ns.
+
+    """
+    later, own_spread = _shifted(items, items)
+    is_other = later != 0
+    if not is_other.any():
+        return True
+    return _is_better(spread, own_spread[is_other]) or _is_near(ahead, later[is_other])
+
+
+def spread_of(deviation: Ints) -> Ints:
+    """Return what nine of ten deviations do not exceed, along the last axis, in ns."""
+    if not deviation.shape[-1]:
+        return np.zeros(deviation.shape[:-1], np.int64)
+    return np.quantile(np.abs(deviation), 0.9, axis=-1).astype(np.int64)
+
+
+def _is_better(spread: int, others: Ints) -> bool:
+    """Whether ends deviate little, and by much less than elsewhere."""
+    return spread <= _SURE_NS and _BETTER * max(spread, _NOISE_NS) <= int(others.min())
+
+
+def _is_near(ahead: int, others: Ints) -> bool:
+    """Whether clocks nearly agree, compared with how far they would be apart elsewhere."""
+    return _BETTER * abs(ahead) <= int(np.abs(others).min())
+
+
+def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
+    """Compare two sequences at each shift by some items at which their codes are equal.
+
+    Returns
+    -------
+    tuple of two Ints
+        How far the second clock is ahead of the first, and the usual deviation from that, ns;
+        an element per shift. At least half of the shorter sequence has to overlap.
+
+    """
+    (code, stop, _), (own_code, own_stop, _) = (
+        Items(*(column[:_MOST_ITEMS] for column in items)) for items in (common, own)
+    )
+    shift = np.arange(1 - len(own_code), len(code))
+    first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
+    least = max(_LEAST_REPEATED, min(len(code), len(own_code)) // 2)
+    is_long = last - first >= least
+    shift, first, last = shift[is_long], first[is_long], last[is_long]
+    share = np.linspace(0, 1, min(_SAMPLE, len(own_code)))
+    place = first[:, None] + (share[None, :] * (last - first - 1)[:, None]).astype(np.int64)
+    row = place - shift[:, None]
+    is_alike = (code[place] == own_code[row]).mean(axis=1) >= _ALIKE
+    late = own_stop[row[is_alike]] - stop[place[is_alike]]
+    middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
+    return middle, spread_of(late - middle[:, None])
+
+
+def _aheads(common: Items, own: Items) -> list[int]:
+    """Return how far a rank's clock may be ahead, in ns, the most likely first.
+
+    Empty if a rank without numbers of steps fits in several places, and clocks do not tell.
+    """
+    if len(_pairs_by_step(common, own)[0]):
+        return [offset(common, own)]
+    later, spread = _shifted(common, own)
+    if not len(later):  # items are missing in between
+        return [offset(common, own), 0]
+    best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
+    if len(later) == 1 or _is_better(int(spread[best]), np.delete(spread, best)):
+        return [int(later[best])]
+    is_possible = not _is_better(int(spread[best]), spread[near : near + 1])
+    is_near = _is_near(int(later[near]), np.delete(later, near))
+    return [int(later[near])] if is_possible and is_near else []
+
+
+def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, int]:
     """Align all ranks; the common sequence begins as the longest rank's, and grows."""
-    split = np.split(np.arange(len(code)), first[1:])
+    split = np.split(np.arange(len(items.code)), first[1:])
     ranks = sorted(split, key=lambda own: (-len(own), own[:1].tolist()))
-    places = np.full(len(code), NONE, np.int64)
+    places = np.full(len(items.code), NONE, np.int64)
     longest = ranks[0]
     places[longest] = np.arange(len(longest))
-    all_code, all_stop, number = code[longest], stop[longest], np.arange(len(longest))
+    common, number = items.of(longest), np.arange(len(longest))
     skipped = 0
     for own in ranks[1:]:
-        result = search(all_code, all_stop, code[own], stop[own])
+        result = search(common, items.of(own))
         if result is None:
             skipped += len(own)
             continue
@@ -138,56 +258,84 @@ def _aligned_ranks(code: Ints, stop: Ints, first: Ints, search: _Search) -> tupl
         places[own[has_place]] = number[place[has_place]]
         fresh = len(number) + np.arange(int((~has_place).sum()))
         places[own[~has_place]] = fresh
-        merged = np.append(all_stop, shifted[~has_place])
-        order = np.argsort(merged, kind="stable")
-        all_stop = merged[order]
-        all_code = np.append(all_code, code[own[~has_place]])[order]
+        added = items.of(own[~has_place])._replace(stop=shifted[~has_place])
+        order = np.argsort(np.append(common.stop, added.stop), kind="stable")
+        common = Items(*(np.append(*both)[order] for both in zip(common, added, strict=True)))
         number = np.append(number, fresh)[order]
     return places, skipped
 
 
-def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
+def _by_ends(common: Items, own: Items) -> _Alignment:
     """Align by ends; by order if ends disagree but all codes are equal."""
-    shifted = stop - offset(all_code, all_stop, code, stop)
-    place = _aligned((all_code, all_stop), (code, shifted), APART_NS)
-    if place is None and np.array_equal(code, all_code):
-        place = np.arange(len(code))
-    return None if place is None else (place, shifted)
-
-
-def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
-    """Align by order if all codes are equal, else by ends."""
-    if np.array_equal(code, all_code):
-        return _by_place(all_code, all_stop, stop), stop
-    for apart, is_shifted in ((NEAR_NS, False), (NEAR_NS, True), (_FAR_NS, False)):
-        ahead = offset(all_code, all_stop, code, stop) if is_shifted else 0
-        place = _aligned((all_code, all_stop), (code, stop - ahead), apart)
-        if place is not None:
-            return _filled(place, all_code, code), stop - ahead
+    aheads = _aheads(common, own)
+    for ahead in dict.fromkeys(aheads):
+        place = _aligned(common, own.earlier(ahead), APART_NS)
+        if place is not None and _is_right(common, own, place):
+            return place, own.stop - ahead
+    place = np.arange(len(own.code))
+    if aheads and np.array_equal(own.code, common.code) and _is_right(common, own, place):
+        return place, own.stop - aheads[0]
     return None
 
 
-def _by_place(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
+def _is_right(common: Items, own: Items, place: Ints) -> bool:
+    """Whether numbers of steps confirm places, or, without numbers, no other place fits."""
+    rows = np.flatnonzero(place != NONE)
+    steps = common.step[place[rows]], own.step[rows]
+    if len(rows) and all((step != NULL).all() for step in steps):
+        return bool(2 * (steps[0] == steps[1]).sum() > len(rows))
+    late = own.stop[rows] - common.stop[place[rows]]
+    ahead = int(np.median(late)) if len(rows) else 0
+    return is_only_place(common, int(spread_of(late - ahead)), ahead)
+
+
+def _by_place_or_ends(common: Items, own: Items) -> _Alignment:
+    """Align by order if all codes are equal, else by ends."""
+    if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
+        return _by_place(common, own), own.stop
+    for apart, is_shifted in ((NEAR_NS, False), (NEAR_NS, True), (_FAR_NS, False)):
+        shifted = own.earlier(offset(common, own) if is_shifted else 0)
+        place = _aligned(common, shifted, apart)
+        if place is not None:
+            return _filled(place, common.code, own.code), shifted.stop
+    return None
+
+
+def _have_equal_steps(common: Items, own: Items) -> bool:
+    """Whether most items in the same place have the same step, as far as steps are known."""
+    is_known = (common.step != NULL) & (own.step != NULL)
+    return bool(2 * (common.step == own.step)[is_known].sum() >= is_known.sum())
+
+
+def _by_place(common: Items, own: Items) -> Ints:
     """Align by order, unless nearly all ends agree in another way, and fewer in this one."""
-    agreed_in_order = int((np.abs(all_stop - stop) <= NEAR_NS).sum())
-    if agreed_in_order < len(code):
-        place = _aligned((code, all_stop), (code, stop), NEAR_NS)
+    agreed_in_order = int((np.abs(common.stop - own.stop) <= NEAR_NS).sum())
+    if agreed_in_order < len(own.code):
+        place = _aligned(common, own, NEAR_NS)
         agreed = 0 if place is None else int((place != NONE).sum())
-        if place is not None and agreed > agreed_in_order and agreed >= MOST_AGREE * len(code):
-            return _filled(place, code, code)
-    return np.arange(len(code))
+        if (
+            place is not None
+            and agreed > agreed_in_order
+            and agreed >= MOST_AGREE * len(own.code)
+        ):
+            return _filled(place, own.code, own.code)
+    return np.arange(len(own.code))
 
 
-def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
-    """Return places by code and end, at most `apart` ns apart; None if too many are missing."""
-    if abs(len(all_[0]) - len(own[0])) > 2 * MAX_MISSING:
+def _aligned(common: Items, own: Items, apart: int) -> Ints | None:
+    """Return places by code and end, at most `apart` ns apart; None if too many are missing.
+
+    Items of steps that the common sequence lacks are not missing.
+    """
+    if abs(len(common.code) - len(own.code)) > 2 * MAX_MISSING:
         return None
-    place = nearest(all_, own, apart)
-    missing = int((place == NONE).sum())
-    return None if missing > min(MAX_MISSING, len(place) // 2) else place
+    place = nearest(common[:2], own[:2], apart)
+    is_expected = (own.step == NULL) | np.isin(own.step, common.step)
+    missing, expected = int((place[is_expected] == NONE).sum()), int(is_expected.sum())
+    return None if missing > min(MAX_MISSING, expected // 2) else place
 
 
-def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
+def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints:
     """Match items of equal code: as many as possible, as near as possible.
 
     Parameters
@@ -242,33 +390,51 @@ def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:
     return filled
 
 
-def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
-    """Estimate how far clock b is ahead of clock a, in ns.
+def offset(common: Items, own: Items) -> int:
+    """Estimate how far the clock of a rank is ahead of that of the common sequence, in ns.
 
     It is the difference on which most pairs of ends that could be one item agree; the smallest
-    of several such differences; 0 without a pair.
-
-    Parameters
-    ----------
-    a_code, a_stop
-        Code and end (ns) of each item of rank a, sorted by end.
-    b_code, b_stop
-        Code and end (ns) of each item of rank b, sorted by end.
-
+    of several such differences; 0 without a pair. Up to `MAX_MISSING` items may be missing;
+    of numbered steps, in each.
     """
-    chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
-    shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
-    # Items may be missing at the beginning, at the end, or between.
-    shift = np.union1d(shift, shift + len(a_stop) - len(b_stop))
-    place = chosen[:, None] + shift[None, :]
-    inside = (place >= 0) & (place < len(a_stop))
-    own = np.broadcast_to(chosen[:, None], place.shape)[inside]
-    place = place[inside]
-    same = a_code[place] == b_code[own]
-    ahead = np.sort(b_stop[own[same]] - a_stop[place[same]])
+    own_row, place = _pairs_by_step(common, own)
+    if not len(place):
+        own_row, place = _pairs_by_place(len(common.code), len(own.code))
+    same = common.code[place] == own.code[own_row]
+    ahead = np.sort(own.stop[own_row[same]] - common.stop[place[same]])
     if not len(ahead):
         return 0
     agree = np.searchsorted(ahead, ahead + _AGREE_NS, side="right") - np.arange(len(ahead))
     best = np.flatnonzero(agree == agree.max())
     middle = ahead[best + (agree.max() - 1) // 2]
     return int(middle[np.argmin(np.abs(middle))])
+
+
+def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:
+    """Return rows of a rank, and rows of the common sequence about as far into the step."""
+    order, rows = (np.argsort(items.step, kind="stable") for items in (common, own))
+    rows = rows[own.step[rows] != NULL]
+    step = own.step[rows]
+    begin, own_begin = np.searchsorted(common.step[order], step), np.searchsorted(step, step)
+    place = begin + np.arange(len(rows)) - own_begin
+    chosen = _sampled(len(rows))
+    near = place[chosen, None] + np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    row = order[np.clip(near, 0, len(order) - 1)]
+    is_inside = (near >= 0) & (near < len(order)) & (common.step[row] == step[chosen, None])
+    return np.broadcast_to(rows[chosen, None], near.shape)[is_inside], row[is_inside]
+
+
+def _pairs_by_place(common: int, own: int) -> tuple[Ints, Ints]:
+    """Return rows of a rank, and the rows up to `MAX_MISSING` places away of so many others."""
+    chosen = _sampled(own)
+    shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    # Items may be missing at the beginning, at the end, or between.
+    shift = np.union1d(shift, shift + common - own)
+    place = chosen[:, None] + shift[None, :]
+    inside = (place >= 0) & (place < common)
+    return np.broadcast_to(chosen[:, None], place.shape)[inside], place[inside]
+
+
+def _sampled(count: int) -> Ints:
+    """Return some evenly spread indices."""
+    return np.linspace(0, count - 1, min(_SAMPLE, count)).astype(np.int64)

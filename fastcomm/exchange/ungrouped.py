@@ -11,7 +11,16 @@ from typing import Literal
 
 import numpy as np
 
-from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, item_codes, nearest, offset
+from fastcomm.exchange.sequences import (
+    APART_NS,
+    MAX_MISSING,
+    Items,
+    is_only_place,
+    item_codes,
+    nearest,
+    offset,
+    spread_of,
+)
 from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 # Fewer matched collectives on a stream do not show whether their ends agree.
@@ -49,7 +58,7 @@ class Stream:
 
     op: Ints  # index into OPS
     size: Ints  # bytes, where they are the same on all members; else NULL
-    iteration: Ints  # number of the iteration
+    step: Ints  # number of its mark, the same on all ranks; NULL if unknown
     start: Ints
     stop: Ints
 
@@ -88,7 +97,10 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
         place = np.arange(len(own))
         if _agree(reference, own, place):
             return place
-    ahead = offset(reference_code, reference.stop, own_code, own.stop)
+    ahead = offset(
+        Items(reference_code, reference.stop, reference.step),
+        Items(own_code, own.stop, own.step),
+    )
     apart = reference.tolerance_ns
     place = nearest((reference_code, reference.stop), (own_code, own.stop - ahead), apart)
     if not _is_one_sequence(place, len(reference)):
@@ -119,13 +131,18 @@ def _is_one_sequence(place: Ints, length: int) -> bool:
 
 
 def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
-    """Whether ends agree, and most collectives have equal iteration numbers."""
+    """Whether ends agree, and most steps; without steps, whether no other place fits."""
     common = np.flatnonzero(place != NONE)
     other = place[common]
     late = own.stop[common] - reference.stop[other]
     deviation = np.abs(late - _lower_median(late))
-    same = own.iteration[common] == reference.iteration[other]
-    return bool(deviation.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
+    if deviation.max() > reference.tolerance_ns:
+        return False
+    steps = own.step[common], reference.step[other]
+    if all((step != NULL).all() for step in steps):
+        return bool(2 * (steps[0] == steps[1]).sum() > len(common))
+    items = Items(item_codes(reference.op, reference.size), reference.stop, reference.step)
+    return is_only_place(items, int(spread_of(deviation)), int(_lower_median(late)))
 
 
 @dataclass(frozen=True, slots=True)

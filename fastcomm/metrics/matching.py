@@ -35,10 +35,11 @@ from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers,
 from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
+from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _END_COLUMNS = (
-    *("rank", "tag", "op", "group", "group_size", "seq"),
+    *("rank", "tag", "op", "group", "group_size", "seq", "step"),
     *("start_ns", "duration_ns", "payload_bytes"),
 )
 
@@ -327,7 +328,7 @@ class Matching:
     without_partner: int  # SendRecv without a single known partner, or of unknown group
     ungrouped: int  # collective events of unknown group that were not matched
     ends_agree_ns: float | None  # largest difference of ends among collectives matched by ends
-    note: str | None  # on collectives of unknown group
+    note: str | None  # why communication is not matched
 
 
 def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
@@ -360,8 +361,20 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
-        note=ungrouped.note(ungrouped_),
+        note=_note(matched.dropped, ungrouped_),
     )
+
+
+def _note(dropped: int, ungrouped_: Ungrouped) -> str | None:
+    """Return why communication is not matched; None if all is that can be."""
+    notes = [ungrouped.note(ungrouped_)]
+    if dropped:
+        notes.append(
+            f"{counted(dropped, 'event')} of known groups not matched across ranks: the ranks' "
+            "sequences contradict each other in steps or ends, or repeat themselves, so that "
+            "several places fit; sequence numbers or numbered marks of steps would tell"
+        )
+    return " ".join(note for note in notes if note) or None
 
 
 def clock_offsets(

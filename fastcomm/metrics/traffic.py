@@ -107,6 +107,7 @@ def rows(view: View) -> pa.Table:
     `start_ns` is on the clock of the rank's trace. `exposed_ns` is the exposed time before the
     end, which counts for the event that ends first if several run; `alone_ns` is the part of it
     in which no other communication runs.
+    `step` is the iteration's number, where it is the job's.
     Of unknown group, sequence number, stream, size, bytes and partner the value is null.
     """
     comm = view.comm
@@ -114,6 +115,9 @@ def rows(view: View) -> pa.Table:
         {
             "rank": view.rank[comm.iteration],
             "iteration": view.number[comm.iteration],
+            "step": nullable(
+                np.where(view.is_numbered[comm.iteration], view.number[comm.iteration], NULL)
+            ),
             "tag": comm.tag,
             "op": comm.op,
             "group": nullable(comm.group),

@@ -27,7 +27,7 @@ from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Label of the group of all ranks; a constant that no hash is likely to equal.
 GROUP = 0x1B873593CC9E2D51
-_NAMES = ("rank", "op", "stream", "payload_bytes", "iteration", "start_ns", "duration_ns")
+_NAMES = ("rank", "op", "stream", "payload_bytes", "step", "start_ns", "duration_ns")
 _SAMPLE = 64  # collectives per stream by which all ranks are compared with each other
 _ROWS = 1 << 18  # events compared at once
 _MAX_DOUBTS = 2  # in a note
@@ -197,14 +197,14 @@ def _parts(table: pa.Table) -> Iterator[tuple[int, int, int, int]]:
 def _streams(batch: EventBatch, is_single: bool) -> dict[int, dict[int, _RankStream]]:
     """Return the collectives of unknown groups, by rank and stream."""
     table = spill_files.read_ungrouped(batch, _NAMES)
-    op, size, iteration, start, duration = (
+    op, size, step, start, duration = (
         filled(table[name])
-        for name in ("op", "payload_bytes", "iteration", "start_ns", "duration_ns")
+        for name in ("op", "payload_bytes", "step", "start_ns", "duration_ns")
     )
     size, stop = np.where(np.isin(op, EVEN), size, NULL), start + duration
     by_rank: dict[int, dict[int, _RankStream]] = {}
     for rank, stream, a, b in _parts(table):
-        columns = (values[a:b] for values in (op, size, iteration, start, stop))
+        columns = (values[a:b] for values in (op, size, step, start, stop))
         key = NULL if is_single else stream
         by_rank.setdefault(rank, {})[key] = _RankStream(a, Stream(*columns))
     return by_rank

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from fastcomm.exchange import clocks
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import filled
+from fastcomm.trace.iterations import are_numbered
 from fastcomm.trace.schema import CAUSES, KIND, NARROW, TAGS
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels.arrays import NONE, NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _LATEST = 1 << 62  # ns
 # Kinds of work of the device, or of the host where there is no device.
@@ -33,6 +34,7 @@ class Stack:
     iterations: pa.Table
     rank: Ints  # of each iteration
     moved: Ints  # of each iteration: ns by which its times were shifted
+    is_numbered: Flags  # of each iteration: whether its number is the job's
     rank_of_group: Ints
     event_edges: Ints  # first row of each rank, then the number of rows
     comm_edges: Ints
@@ -63,6 +65,9 @@ class Stack:
             iterations=_concatenated(iterations, start=moved, stop=moved),
             rank=np.repeat(ranks, steps),
             moved=np.repeat(moved, steps),
+            is_numbered=np.repeat(
+                [are_numbered(trace.meta.found_by) for trace in traces], steps
+            ),
             rank_of_group=np.repeat(ranks, _rows(groups)),
             event_edges=np.cumsum([0, *_rows(events)], dtype=np.int64),
             comm_edges=np.cumsum([0, *_rows(comm)], dtype=np.int64),
@@ -192,6 +197,7 @@ class View:
     start: Ints
     stop: Ints
     moved: Ints  # ns by which times of the iteration were shifted
+    is_numbered: Flags  # whether the number is the job's
     labels: tuple[int | None, ...]  # of process groups, equal on all ranks
     coverage: Ints  # shape (iterations, masks): ns in which exactly these classes are active
     comm: Communication
@@ -218,6 +224,7 @@ class View:
             start=start,
             stop=stop,
             moved=stack.moved[selected],
+            is_numbered=stack.is_numbered[selected],
             labels=labels,
             coverage=intervals.coverage_by_class(classes, start, stop),
             comm=_communication(stack, byte_kind, (start, stop), classes[0], labels),

@@ -21,6 +21,7 @@ from fastcomm.units import counted, format_ns, percent
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
+BY_PROFILER, BY_NAMES, BY_REGEX = "ProfilerStep#N", "names of annotations", "regex "
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
 OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
@@ -75,6 +76,16 @@ def mark_patterns(regex: str | None) -> list[re.Pattern[str]]:
     return [re.compile(text) for text in (PROFILER_STEP, COMMON_NAMES, *optimizers)]
 
 
+def are_numbered(found_by: str) -> bool:
+    """Return whether a rule finds the job's numbers of steps, the same on all ranks.
+
+    Other rules count the steps of each recording.
+    """
+    regex = found_by.removeprefix(BY_REGEX)
+    has_group = regex != found_by and re.compile(regex).groups > 0
+    return has_group or found_by.startswith((BY_PROFILER, BY_NAMES, "column "))
+
+
 def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
     """Find the iterations of a trace on the host's clock.
 
@@ -88,13 +99,13 @@ def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
         number, start, stop = np.array(sorted(rule.ranges, key=lambda r: r[1]), np.int64).T
         return _disjoint(Iterations(number=number, start=start, stop=stop, found_by=RANGES))
     if rule.regex is not None:
-        by_regex = _by_name(marks, rule.regex, f"regex {rule.regex}")
+        by_regex = _by_name(marks, rule.regex, f"{BY_REGEX}{rule.regex}")
         if by_regex is None:
             raise ConfigError(_no_match(marks, rule.regex))
         return _disjoint(by_regex)
     rules: tuple[Callable[[], Iterations | None], ...] = (
-        lambda: _by_name(marks, PROFILER_STEP, "ProfilerStep#N"),
-        lambda: _by_name(marks, COMMON_NAMES, "names of annotations"),
+        lambda: _by_name(marks, PROFILER_STEP, BY_PROFILER),
+        lambda: _by_name(marks, COMMON_NAMES, BY_NAMES),
         lambda: _by_optimizer(marks),
         lambda: _by_period(marks),
     )

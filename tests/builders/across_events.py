@@ -58,6 +58,7 @@ def table(events):
     whole = [
         "rank",
         "iteration",
+        "step",
         "group",
         "seq",
         "group_size",

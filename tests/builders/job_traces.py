@@ -71,7 +71,13 @@ def trace(job, rank, ahead=0):
                 "stop": [step.stop + ahead for step in played],
             }
         ),
-        meta=Meta(rank=rank, world_size=job.ranks, format="made", path="nowhere"),
+        meta=Meta(
+            rank=rank,
+            world_size=job.ranks,
+            format="made",
+            path="nowhere",
+            found_by="ProfilerStep#N",
+        ),
     )
 
 

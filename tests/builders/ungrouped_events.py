@@ -19,7 +19,7 @@ def cut_up(events):
             "rank": [e.rank for e in own],
             "group": [None] * len(own),
             "stream": [getattr(e, "stream", 7) for e in own],
-            "iteration": [getattr(e, "iteration", 0) for e in own],
+            "step": [getattr(e, "iteration", 0) for e in own],
             "seq": [None] * len(own),
             "group_size": [None] * len(own),
             "start_ns": [e.start for e in own],

@@ -1,0 +1,51 @@
+"""Test matching of ranks that were recorded in different steps of a job."""
+
+import numpy as np
+import pytest
+from builders.matching_columns import matched_places
+
+from fastcomm_kernels.arrays import NULL
+
+STEP, CALLS = 10_000_000, 20  # ns, calls a step
+
+
+def job(jitter, seed, irregular=0.0):
+    """Ends of all calls of 20 steps, which vary by `jitter`, and the step of each."""
+    random = np.random.default_rng(seed)
+    at = np.arange(CALLS) + irregular * random.uniform(-0.5, 0.5, CALLS)
+    length = STEP * (1 + jitter * random.uniform(-1, 1, 20))
+    begin = np.cumsum(length) - length
+    ends = begin[:, None] + length[:, None] * at / CALLS
+    return ends.astype(np.int64).ravel(), np.repeat(np.arange(20), CALLS)
+
+
+def recorded(ends, step, first, last, ahead, noise, random):
+    own = (step >= first) & (step <= last)
+    late = random.integers(0, noise + 1, own.sum())
+    return np.flatnonzero(own), ends[own] + ahead + late, step[own]
+
+
+WINDOWS = [((10, 15), (12, 17)), ((10, 15), (10, 15)), ((8, 15), (11, 13)), ((2, 7), (9, 14))]
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("jitter", [0, 0.001, 0.01, 0.1])
+@pytest.mark.parametrize("ahead", [0, 3_000, -7_300_000, 10**12])
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("noise", [0, 5_000])
+def test_no_call_is_matched_with_that_of_another_step(windows, jitter, ahead, marks, noise):
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 2)
+        ranks = [
+            recorded(ends, step, *window, clock, noise, random)
+            for window, clock in zip(windows, (0, ahead), strict=True)
+        ]
+        known = [steps if marks else np.full(len(steps), NULL) for _, _, steps in ranks]
+        found = matched_places([stop for _, stop, _ in ranks], known)
+        pairs = [(ranks[0][0][a], ranks[1][0][b]) for a, b in found]
+        assert all(one == other for one, other in pairs)
+        common = len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
+        # Numbers of marks always tell, and so do equal clocks.
+        if marks or abs(ahead) < 100_000 or (jitter == 0.1 and windows[0] == windows[1]):
+            assert len(pairs) == common
