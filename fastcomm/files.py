@@ -14,6 +14,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
@@ -247,17 +248,27 @@ def opened(path: Path) -> BinaryIO:
 def _open_regular(name: str, flags: int) -> int:
     """Return the descriptor of a regular file. Raises `OSError` for any other kind.
 
+    Files of the system itself, as in /proc, count as another kind: some never end or answer.
+
     It is closed here or by the file object, never by both: Ctrl-C at any moment must not turn
     into the error that a descriptor is closed already.
     """
     # O_NONBLOCK means nothing to a regular file. Windows has neither it nor named pipes.
     number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-    mode = os.fstat(number).st_mode
-    if not stat.S_ISREG(mode):
+    status = os.fstat(number)
+    mode = status.st_mode
+    if not stat.S_ISREG(mode) or status.st_dev in _system_devices():
         os.close(number)
-        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "no file")
+        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a system file")
         raise OSError(errno.EINVAL, f"is {kind}: expected a regular file", str(name))
     return number
+
+
+@cache
+def _system_devices() -> frozenset[int]:
+    """Return the devices of the file systems whose files the kernel makes up."""
+    folders = (Path("/proc"), Path("/sys"))
+    return frozenset(folder.stat().st_dev for folder in folders if folder.is_mount())
 
 
 def check(path: Path) -> None:
@@ -340,6 +351,15 @@ def _check_plain(content: str, path: Path) -> None:
             )
 
 
+def is_special(path: Path) -> bool:
+    """Whether a local path is a device, a pipe or a socket, also through a link."""
+    try:
+        mode = path.stat().st_mode if is_local(path) else 0
+    except OSError:
+        return False
+    return bool(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def is_url(path: object) -> bool:
     """Whether a path of a user is a URL."""
     return "://" in str(path)
@@ -369,6 +389,10 @@ def place(name: str | Path) -> Path:
             f"{name}: {error}: expected a URL of fsspec whose package is installed, such as "
             "s3fs for s3://, gcsfs for gs://"
         ) from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # raised by the package for that kind of URL
+        raise FastcommError(f"{name}: {type(error).__name__}: {error}") from error
     return cast("Path", path)
 
 

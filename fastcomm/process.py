@@ -20,6 +20,7 @@ from time import monotonic, sleep
 from types import FrameType
 
 from fastcomm.errors import ConfigError
+from fastcomm_kernels import temporary
 
 # Under these lie settings, and compiled code. A relative one is invalid.
 _HOMES = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
@@ -262,7 +263,7 @@ _folders: dict[Path, int] = {}  # the process that made each: a fork must not re
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """Yield a new directory that only this user can read, and remove it. Raises `OSError`.
 
-    It is in `parent`, by default in the system's directory for temporary files.
+    It is in `parent`, by default in `temporary.root`.
     """
     path = make_folder(parent)
     try:
@@ -274,10 +275,9 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 def make_folder(parent: Path | None = None) -> Path:
     """Make a temporary directory for `remove_folder`. Raises `OSError`."""
     import secrets  # with hashes, a sixth of the start of every command
-    import tempfile
 
     name = f"fastcomm-{secrets.token_hex(8)}"
-    path = Path(tempfile.gettempdir()) / name if parent is None else parent.absolute() / name
+    path = (temporary.root() if parent is None else parent.absolute()) / name
     # Noted first: a signal may come as soon as it exists.
     _folders[path] = os.getpid()
     path.mkdir(mode=0o700)

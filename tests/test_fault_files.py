@@ -41,6 +41,31 @@ def test_a_device_and_a_socket_are_refused(folder):
         assert "rank1.json: " in refused("metrics", folder / "rank1.json")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        *[("x.sqlite", 0), ("x.db", 0), ("rank-00009.parquet", 0), ("x.csv", 0), ("x.log", 0)],
+        *[("rank9.json", 1), ("rank9.json.gz", 1)],
+    ],
+)
+def test_special_files_among_traces_are_an_error_or_a_warning(folder, kind, name, code):
+    (folder / "good.json").rename(folder / "rank0.json")
+    path = folder / name
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for options in ((), ("--workers", "2")):
+        actual, said = run("metrics", folder, *options)
+        assert actual == code, said
+        assert name in said
+
+
+@pytest.mark.skipif(not os.path.ismount("/proc"), reason="no /proc")
+def test_files_of_the_system_are_refused(folder):
+    (folder / "rank0.json").symlink_to("/proc/self/mem")
+    said = refused("metrics", folder / "rank0.json")
+    assert "rank0.json: cannot be read: is a system file: expected a regular file" in said
+
+
 @pytest.mark.parametrize("name", ["rank0.json", "nsys_0.sqlite", "rank-00000.parquet"])
 def test_a_directory_named_like_a_file_is_searched_and_found_empty(folder, name):
     (folder / name).mkdir()

@@ -14,7 +14,7 @@ from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
 from fastcomm.executors import Executor, Progress, of_each
-from fastcomm.files import aside, is_local, left_behind, place, refuse_output
+from fastcomm.files import aside, is_local, is_url, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.store import (
@@ -146,8 +146,8 @@ def refuse_strange(run: RunTraces, folder: Path) -> None:
 
 def _has_same_source(manifest: Manifest, run: RunTraces) -> bool:
     """Whether a stored rank was read from a file of the run, or from one with its contents."""
-    sources = {place(str(source.path)).absolute() for source in run.sources}
-    if any(place(entry.source).absolute() in sources for entry in manifest.ranks):
+    sources = {_absolute(str(source.path)) for source in run.sources}
+    if any(_absolute(entry.source) in sources for entry in manifest.ranks):
         return True
     path_of = {source.rank: source.path for source in run.sources}
     return any(
@@ -155,6 +155,14 @@ def _has_same_source(manifest: Manifest, run: RunTraces) -> bool:
         and fingerprint(path_of[entry.rank]).sha256 == entry.fingerprint.sha256
         for entry in manifest.ranks[:_COMPARED]
     )
+
+
+def _absolute(name: str) -> str:
+    """Return a path as an absolute one, without looking at files; a URL unchanged.
+
+    A store may state any URL as its source, and opening it would make a connection.
+    """
+    return name if is_url(name) else str(Path(name).absolute())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

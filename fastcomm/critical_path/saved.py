@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import arrow_files, files
+from fastcomm.checks import check_search_time
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.critical_path.rules import (
     CORRECTED,
@@ -159,6 +160,9 @@ def _restored(
     )
     _check(graph, events.num_rows, path)
     about = _about(manifest["about"], known_rules)
+    if about.data_load:
+        names = events["name"].combine_chunks().unique()
+        check_search_time(about.data_load, names.drop_null().to_pylist(), str(path))
     forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
     if about.rules.is_exact and not forward:
         raise FastcommError(f"{path}: edges are not in order, or lead backward")

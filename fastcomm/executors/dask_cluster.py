@@ -14,6 +14,7 @@ from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.executors.processes import blocked_signals, check_code, check_same, code, versions
 from fastcomm.process import safe_children, temporary_folder
+from fastcomm_kernels import temporary
 
 try:
     import dask
@@ -38,7 +39,7 @@ def started(workers: int) -> Iterator[SpecCluster]:
     Raises `ConfigError` if the package that makes certificates is not installed.
     """
     security = _security()
-    with safe_children(), temporary_folder() as folder:
+    with safe_children(), temporary_folder() as folder, temporary.used_by_libraries():
         # Python imports modules from this directory: others must not be able to write to it.
         settings = {
             "distributed.scheduler.allowed-failures": 1,

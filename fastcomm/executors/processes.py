@@ -9,26 +9,28 @@ import pickle
 import platform
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import monotonic
 from types import ModuleType, TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 from uuid import uuid4
 
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.process import SIGNALS, deferred, safe_children, temporary_folder
 from fastcomm.trace.run import one_by_one
 from fastcomm.version import __version__
+from fastcomm_kernels import temporary
 
 # Packages that results depend on.
 _PACKAGES = ("numpy", "pyarrow", "numba", "scipy")
@@ -68,20 +70,9 @@ def start_early(preload: str | None) -> None:
     if preload is not None:
         multiprocessing.set_forkserver_preload([preload])
     with safe_children(), blocked_signals():
-        _shorten_socket_path()
+        with temporary.used_by_libraries(_LONGEST_PATH):
+            multiprocessing.util.get_temp_dir()  # kept for the life of this process
         forkserver.ensure_running()
-
-
-def _shorten_socket_path() -> None:
-    """Make multiprocessing put its socket into /tmp if `TMPDIR` is too long for a socket."""
-    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PATH:
-        return
-    before = tempfile.tempdir
-    tempfile.tempdir = "/tmp"  # mkdtemp makes a directory of this user alone
-    try:
-        multiprocessing.util.get_temp_dir()  # kept for the life of this process
-    finally:
-        tempfile.tempdir = before
 
 
 class Processes:
@@ -211,8 +202,10 @@ def _start(workers: int, folder: Path, preload: str | None) -> Iterator[ProcessP
         yield pool
         pool.shutdown()
     finally:
+        processes = list((getattr(pool, "_processes", None) or {}).values())
         sender.close()
         _hang_up(pool)
+        _kill(processes)
         pool.shutdown(cancel_futures=True)
         receiver.close()
 
@@ -241,9 +234,24 @@ def _hang_up(pool: ProcessPoolExecutor) -> None:
         answers._writer.close()
 
 
+_GRACE_S = 0.5  # in which a worker notices that its parent wants no more of it
+
+
+def _kill(workers: Sequence[BaseProcess]) -> None:
+    """Kill the workers that do not end by themselves: one may be in a call that never ends."""
+    until = monotonic() + _GRACE_S
+    alive = [worker for worker in workers if worker.pid is not None]
+    while alive and (left := until - monotonic()) > 0:
+        ended = multiprocessing.connection.wait([worker.sentinel for worker in alive], left)
+        alive = [worker for worker in alive if worker.sentinel not in ended]
+    for worker in alive:
+        with suppress(ProcessLookupError):
+            os.kill(cast("int", worker.pid), signal.SIGKILL)
+
+
 def _begin(line: Connection, folder: Path) -> None:
     """Set up a worker: use a temporary folder, and end when the parent closes the pipe."""
-    tempfile.tempdir = str(folder)
+    temporary.use(folder)
 
     def watch() -> None:
         multiprocessing.connection.wait([line])

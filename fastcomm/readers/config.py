@@ -158,8 +158,10 @@ def read(path: Path) -> Config:
     sizes = _table(data, "parallel", path, (*_SIZES, "order", "framework"))
     return Config(
         parallel=_parallel(sizes, f"{path}: [parallel]"),
-        tags=tuple(_tag_rule(row, where) for row, where in _rows(data, "tags", path)),
-        kernels=tuple(_kernel(row, where) for row, where in _rows(data, "kernels", path)),
+        tags=tuple(tag_rule(row, where) for row, where in _rows(data, "tags", path)),
+        kernels=tuple(
+            kernel_pattern(row, where) for row, where in _rows(data, "kernels", path)
+        ),
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
         ranks=_ranks(data, path),
         table=_mapping(data, path) if "table" in data else None,
@@ -261,7 +263,7 @@ def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
     return value
 
 
-def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
+def kernel_pattern(row: Mapping[str, Any], where: str) -> Pattern:
     """Return the kernel name pattern of a row; `where` names the row in errors."""
     check_keys(row, ("pattern", "op", "tag", "library"), where)
     return Pattern(
@@ -272,7 +274,7 @@ def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
     )
 
 
-def _tag_rule(row: Mapping[str, Any], where: str) -> TagRule:
+def tag_rule(row: Mapping[str, Any], where: str) -> TagRule:
     """Return the tag rule of a row; `where` names the row in errors."""
     check_keys(row, (*RULE_FIELDS, "tag"), where)
     tag = _needed(choice(row, "tag", TAGS, where), "tag", where)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.files import is_local, is_url, matches, place
+from fastcomm.files import is_local, is_special, is_url, matches, place
 from fastcomm.readers import (
     Format,
     execution_traces,
@@ -270,8 +270,13 @@ class _Sorting:
     def drop_others(self) -> None:
         """Drop files that the user did not name, if there are traces of another format.
 
-        These are files that only some commands read, and JSON files that are all unreadable.
+        These are devices, pipes and sockets, files that only some commands read, and JSON files
+        that are all unreadable.
         """
+        for name, files in list(self.by_format.items()):
+            is_dropped = not self.named.intersection(files) and all(map(is_special, files))
+            if len(self.by_format) > 1 and is_dropped:
+                self.unknown += self.by_format.pop(name)
         for name in (_NOT_MEASURED, _FALLBACK):
             files = self.by_format.get(name, [])
             is_other = name == _NOT_MEASURED or all(map(module(name).is_damaged, files))
@@ -356,6 +361,8 @@ def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
 def _may_be_missed(path: Path, ranks: Collection[int | None]) -> bool:
     """Return whether a file that is not a trace looks like one, or like another rank's."""
     name = path.name.lower()
+    if is_special(path):
+        return True
     if name.startswith(_EXPECTED):
         return False
     if ".pt.trace" in name or (".json" in name and not path.is_dir()):

@@ -132,7 +132,7 @@ def open_run(
         link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
         scale_up=config.scale_up,
         scale_out=config.scale_out,
-        skipped=_numbered([*detected.skipped, *sources.skipped], sources),
+        skipped=_numbered(detected, sources),
     )
     return replace(
         run,
@@ -141,15 +141,26 @@ def open_run(
     )
 
 
-def _numbered(skipped: Sequence[SkippedRank], sources: RankSources) -> tuple[SkippedRank, ...]:
+def _numbered(detected: Detected, sources: RankSources) -> tuple[SkippedRank, ...]:
     """Give a single skipped file of unknown rank the only missing rank of the world."""
+    skipped = (*detected.skipped, *sources.skipped)
     unknown = [file for file in skipped if file.rank is None]
-    if len(unknown) != 1 or sources.world_size is None or place(unknown[0].path).is_dir():
-        return tuple(skipped)
+    if len(unknown) != 1 or sources.world_size is None or _is_directory(unknown[0], detected):
+        return skipped
     present = {*(source.rank for source in sources.sources), *(file.rank for file in skipped)}
     absent_ranks = [rank for rank in range(sources.world_size) if rank not in present]
     rank = absent_ranks[0] if len(absent_ranks) == 1 else None
     return tuple(replace(file, rank=rank) if file is unknown[0] else file for file in skipped)
+
+
+def _is_directory(file: SkippedRank, detected: Detected) -> bool:
+    """Return whether a skipped file is a directory that the search for traces has found.
+
+    Other paths are those that a store states: they may be URLs, and are never opened.
+    """
+    is_found = any(file is skipped for skipped in detected.skipped)
+    is_found = is_found or file.path in map(str, detected.files)
+    return is_found and place(file.path).is_dir()
 
 
 def _ignored(detected: Detected, options: OpenOptions) -> list[str]:

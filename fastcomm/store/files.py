@@ -20,11 +20,13 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from fastcomm.checks import check_search_time, regex
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import opened
 from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
+from fastcomm.readers.config import kernel_pattern, tag_rule
 from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Pattern, Rule, match_name
 from fastcomm.store import Manifest, TableFile, table_name
@@ -34,11 +36,12 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.events import Events
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import Grid
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run import MOST_RANKS, SkippedRank
 from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Ints
 
+_LATEST = 1 << 62  # ns
 _TAIL = 8  # bytes at the end of a Parquet file: the length of the footer, and "PAR1"
 
 
@@ -218,22 +221,60 @@ def as_json(options: TraceOptions) -> dict[str, Any]:
 
 
 def restored(plain: Mapping[str, Any]) -> TraceOptions:
-    """Return the options from `as_json`; KeyError, TypeError or ValueError if invalid."""
+    """Return the options from `as_json`.
+
+    A file states them, so that they are checked like those of a user. Raises KeyError,
+    TypeError, ValueError, AttributeError or `ConfigError` if they are invalid.
+    """
     tags, marks = plain["tags"], plain["iterations"]
+    if marks["regex"] is not None:
+        regex("iterations", _text(marks["regex"]))
     return TraceOptions(
         allow_truncated=bool(plain["allow_truncated"]),
         iterations=IterationRule(
             regex=marks["regex"],
-            ranges=tuple((int(a), int(b), int(c)) for a, b, c in marks["ranges"]),
+            ranges=tuple(_range(*row) for row in marks["ranges"]),
             clock=_clock(marks["clock"]),
         ),
         tags=TagRules(
             explicit=tuple(_rule(rule) for rule in tags["explicit"]),
-            grid=None if tags["grid"] is None else Grid(**tags["grid"]),
+            grid=None if tags["grid"] is None else _grid(tags["grid"]),
             guess=bool(tags["guess"]),
         ),
-        patterns=tuple(Pattern(**pattern) for pattern in plain["patterns"]),
+        patterns=tuple(_pattern(row) for row in plain["patterns"]),
         whole=bool(plain["whole"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value
+
+
+def _range(number: Any, start: Any, stop: Any) -> tuple[int, int, int]:
+    """Return the number and the times of an iteration; TypeError or ValueError if invalid."""
+    row = number, start, stop
+    if not all(type(value) is int and abs(value) < _LATEST for value in row) or stop < start:
+        raise ValueError(f"iteration {str(row)[:80]}")
+    return row
+
+
+def _grid(plain: Mapping[str, Any]) -> Grid:
+    """Return a grid; ValueError or `ConfigError` if it is none, or has too many ranks."""
+    grid = Grid.of(**plain)
+    if grid.world > MOST_RANKS:
+        raise ValueError(f"a grid of {grid.world} ranks, at most {MOST_RANKS} are supported")
+    return grid
+
+
+def _pattern(plain: Mapping[str, Any]) -> Pattern:
+    """Return the pattern of a configuration; ValueError or `ConfigError` if it is none."""
+    row = {"pattern" if key == "regex" else key: value for key, value in plain.items()}
+    if row.pop("fused") is not False:
+        raise ValueError("a pattern that no configuration can have")
+    return kernel_pattern(
+        {k: value for k, value in row.items() if value is not None}, "reading"
     )
 
 
@@ -245,9 +286,7 @@ def _clock(text: str) -> StepBoundary:
 
 
 def _rule(plain: Mapping[str, Any]) -> TagRule:
-    value = plain["value"]
-    value = tuple(value) if isinstance(value, list) else value
-    return TagRule(field=plain["field"], value=value, tag=plain["tag"])
+    return tag_rule({plain["field"]: plain["value"], "tag": plain["tag"]}, "reading")
 
 
 def over(user: TraceOptions, stored: TraceOptions) -> TraceOptions:
@@ -292,6 +331,7 @@ _UNKNOWN_NAME = Named(library="", op="OTHER")
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
     """Return a stored trace as if its source were read with `options` instead of `stored`."""
+    _check_search_time(trace, options.patterns, stored)
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
@@ -302,6 +342,15 @@ def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trac
     meta = replace(trace.meta, warnings=warnings)
     again = assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
     return replace(again, args=trace.args)  # with texts, which events do not have
+
+
+def _check_search_time(trace: Trace, patterns: Sequence[Pattern], stored: TraceOptions) -> None:
+    """Raise `TraceFileError` if searching with the expressions of a file takes too long."""
+    own = [] if stored.iterations.regex is None else [stored.iterations.regex]
+    expressions = [*own, *(pattern.regex for pattern in patterns)]
+    if expressions:
+        names = trace.events["name"].combine_chunks().dictionary.to_pylist()
+        check_search_time(expressions, names, trace.meta.path)
 
 
 def _events(trace: Trace) -> Events:

@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
+
+import fastcomm_kernels._numba  # noqa: F401 - before numba itself
+
+# isort: split
 from numba import types
 from numba.core import config
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 Text = NDArray[np.uint8]
 Address = NDArray[Any]

@@ -206,6 +206,42 @@ def test_signals_at_any_moment_leave_no_files_or_processes(
     assert not output.exists()
 
 
+_ENDLESS = """
+import re, sys
+from functools import partial
+from fastcomm.executors import Local
+from builders import dask_cluster as c
+
+def search(rank):
+    print("begun", flush=True)
+    re.search("(.|.)*!$", "a" * 60)  # a worker holds the lock of Python for years
+
+if __name__ == "__main__":
+    Local(workers=2).gather(c.run_of(search, search), c.COUNT)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_workers_in_calls_that_never_end(tmp_path, number):
+    script = tmp_path / "endless.py"
+    script.write_text(_ENDLESS)
+    started = subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert started.stdout.readline() == b"begun\n"
+    sleep(0.2)
+    processes = below(started.pid)
+    begun = monotonic()
+    started.send_signal(number)
+    started.wait(timeout=20)
+    started.stdout.close()
+    assert monotonic() - begun < 10
+    assert all_end(processes)
+
+
 _IN_A_DESTRUCTOR = """
 import os, signal, sys, threading, time
 from fastcomm.process import interruptible
