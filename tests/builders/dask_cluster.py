@@ -1,6 +1,7 @@
 """A Dask cluster of real processes that tests can kill, and ranks that kill workers."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,13 @@ def fine(rank):
 
 def slow(rank, seconds=0.05):
     sleep(seconds)
+    return {rank: 1}
+
+
+def endless(rank):
+    """Search for years; a worker holds the lock of Python meanwhile."""
+    os.write(1, b"begun\n")
+    re.search("(.|.)*!$", "a" * 60)
     return {rank: 1}
 
 

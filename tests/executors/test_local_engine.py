@@ -207,17 +207,13 @@ def test_signals_at_any_moment_leave_no_files_or_processes(
 
 
 _ENDLESS = """
-import re, sys
-from functools import partial
-from fastcomm.executors import Local
 from builders import dask_cluster as c
-
-def search(rank):
-    print("begun", flush=True)
-    re.search("(.|.)*!$", "a" * 60)  # a worker holds the lock of Python for years
+from fastcomm.executors import Local
+from fastcomm.process import interruptible
 
 if __name__ == "__main__":
-    Local(workers=2).gather(c.run_of(search, search), c.COUNT)
+    with interruptible():
+        Local(workers=2).gather(c.run_of(c.endless, c.endless), c.COUNT)
 """
 
 
