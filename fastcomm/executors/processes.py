@@ -241,8 +241,10 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
     """Kill the workers that do not end by themselves: one may be in a call that never ends."""
     until = monotonic() + _GRACE_S
     alive = [worker for worker in workers if worker.pid is not None]
-    while alive and (left := until - monotonic()) > 0:
-        ended = multiprocessing.connection.wait([worker.sentinel for worker in alive], left)
+    while alive and (remaining_s := until - monotonic()) > 0:
+        ended = multiprocessing.connection.wait(
+            [worker.sentinel for worker in alive], remaining_s
+        )
         alive = [worker for worker in alive if worker.sentinel not in ended]
     for worker in alive:
         with suppress(ProcessLookupError):

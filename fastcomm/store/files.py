@@ -273,9 +273,9 @@ def _pattern(plain: Mapping[str, Any]) -> Pattern:
     row = {"pattern" if key == "regex" else key: value for key, value in plain.items()}
     if row.pop("fused") is not False:
         raise ValueError("a pattern that no configuration can have")
-    return kernel_pattern(
-        {k: value for k, value in row.items() if value is not None}, "reading"
-    )
+    present = {key: value for key, value in row.items() if value is not None}
+    # Without an operation, the expression itself finds it.
+    return replace(kernel_pattern({"op": "OTHER", **present}, "reading"), op=plain["op"])
 
 
 def _clock(text: str) -> StepBoundary:

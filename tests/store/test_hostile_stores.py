@@ -78,7 +78,7 @@ def set_sources(store, url):
         "critical-path",
         "doctor",
         "ingest -o new",
-        "compare STORE",
+        "compare store",
     ],
 )
 def test_a_source_that_is_a_url_is_not_opened(store, server, tmp_path, monkeypatch, command):
