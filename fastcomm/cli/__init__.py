@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.messages import OutputError, fitted, talk, whole_output
-from fastcomm.errors import ConfigError, FastcommError, inert_lines, shell_quoted
+from fastcomm.errors import ConfigError, FastcommError, inert, inert_lines, shell_quoted
 from fastcomm.files import guarded, toml
 from fastcomm.process import interruptible
 from fastcomm.version import __version__
@@ -218,7 +218,7 @@ class _Group(SuggestingGroup):
         except OutputError:
             sys.exit(1)  # `whole_output` says why
         except OSError as error:
-            raise click.ClickException(inert_lines(_os_error_text(error))) from error
+            raise click.ClickException(inert(_os_error_text(error))) from error
 
 
 def _os_error_text(error: OSError) -> str:

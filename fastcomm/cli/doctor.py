@@ -5,6 +5,7 @@ import click
 from fastcomm.cli.commands import OptionsCommand
 from fastcomm.cli.results import json_option, print_json
 from fastcomm.cli.shared_options import cluster_options
+from fastcomm.errors import inert
 
 _EXAMPLES = """\b
 Examples:
@@ -42,6 +43,6 @@ def run(
     else:
         marks = {"ok": " ", "note": "?", "bad": "!"}
         for check in diagnosis.checks:
-            click.echo(f"{marks[check.state]} {check.name:<18} {check.found}")
+            click.echo(f"{marks[check.state]} {check.name:<18} {inert(check.found)}")
     if diagnosis.is_bad:
         ctx.exit(1)

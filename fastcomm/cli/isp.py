@@ -21,7 +21,7 @@ from fastcomm.cli.results import (
     top_option,
 )
 from fastcomm.cli.shared_options import builds, cluster_option, with_options
-from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.errors import ConfigError, FastcommError, inert
 from fastcomm.planning_options import PlanOptions, SearchOptions
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ def _constants(
     models = shapes or _shapes(_beside(path))
     table = load_runs(path, models)
     for row in table.failed:
-        click.echo(f"{path}, line {row.line}: not fitted: {row.error}", err=True)
+        click.echo(inert(f"{path}, line {row.line}: not fitted: {row.error}"), err=True)
     calibration = calibrate(table.runs, Constants())
     return calibration.constants, calibration
 

@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from errno import EPIPE
 from shutil import get_terminal_size
 from textwrap import TextWrapper
+from typing import Any
 
 import click
 
-from fastcomm.errors import inert_lines
+from fastcomm.errors import Lines, inert, inert_lines
 
 _LOG = logging.getLogger("fastcomm")
 _LEAST_WIDTH = 40
@@ -28,7 +29,9 @@ class _Stderr(logging.Handler):
     """Prints to what stderr is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(fitted(inert_lines(self.format(record))), err=True)
+        text, arguments = self.format(record), record.args or ()
+        is_own = bool(record.exc_info) or any(isinstance(item, Lines) for item in arguments)
+        click.echo(fitted(inert_lines(Lines(text) if is_own else text)), err=True)
 
 
 class _Timed(logging.Formatter):
@@ -38,6 +41,10 @@ class _Timed(logging.Formatter):
         if record.levelno > logging.DEBUG:
             return record.getMessage()
         return f"{record.relativeCreated / 1000:7.2f} s  {super().format(record)}"
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - a method of logging
+        """Return a traceback with a bar before each line, as messages in it may have lines."""
+        return "\n".join(f"| {inert(line)}" for line in super().formatException(ei).split("\n"))
 
 
 def fitted(text: str, first: int = 0) -> str:

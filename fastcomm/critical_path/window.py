@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import Window
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import KIND
@@ -87,7 +87,7 @@ def errors_of(path: str) -> Iterator[None]:
     try:
         yield
     except WindowError as error:
-        if str(error).startswith(path):
+        if str(error).startswith(inert(path)):
             raise
         raise WindowError(f"{path}: {error}") from error
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from fastcomm import files
 from fastcomm.checks import SPEED, build, shortened
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import EditOptions
 from fastcomm.units import format_ns, parse_bandwidth, parse_duration
 
@@ -121,7 +121,7 @@ def _of_file(path: str) -> list[list[Edit]]:
             raise ConfigError("edits: a file of edits names no other file")
         return _of_options(options)
     except ConfigError as error:
-        text = str(error).removeprefix(f"{path}: ")
+        text = str(error).removeprefix(inert(f"{path}: "))
         raise ConfigError(f"{path}: {text}") from error
 
 

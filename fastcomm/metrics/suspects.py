@@ -233,7 +233,9 @@ def _excess(grid: HeatArrays, measure: str, rows: Ints, others: Ints) -> Floats:
 def _compute_kind(measured: Measurements, of: Suspect) -> FindingKind:
     """Return "hot_expert" if more tokens explain a suspect's compute, else "straggler"."""
     more = _more_tokens(measured, of)
-    return "hot_expert" if more > max(_LEAST_HOT, _HOT * of.cost / of.middle) else "straggler"
+    # Peers may compute nothing: then no share of tokens explains the compute.
+    is_hot = more > _LEAST_HOT and more * of.middle > _HOT * of.cost
+    return "hot_expert" if is_hot else "straggler"
 
 
 def _more_tokens(measured: Measurements, of: Suspect) -> float:
@@ -274,7 +276,8 @@ def _compute_finding(measured: Measurements, of: Suspect) -> Finding:
         return finding(measured, "hot_expert", of.ranks, cost, text, evidence)
     work = per_step(cost, measured.step_ns, "compute", excess, of.longer)
     verb = "is a straggler" if count == 1 else "are stragglers"
-    text = f"{_named(of)} {verb}: same work as {of.its} peers, +{work}."
+    peers = f"same work as {of.its} peers" if of.middle else f"{of.its} peers compute nothing"
+    text = f"{_named(of)} {verb}: {peers}, +{work}."
     return finding(measured, "straggler", of.ranks, cost, text, evidence)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fastcomm.checks import check_path, non_default
-from fastcomm.errors import ConfigError, TraceFileError, shell_quoted
+from fastcomm.errors import ConfigError, Lines, TraceFileError, inert, shell_quoted
 from fastcomm.files import place
 from fastcomm.options import ReadOptions
 from fastcomm.readers.assembly import TraceOptions
@@ -152,9 +152,9 @@ def unexported(path: Path) -> str | None:
     if suffix != ".nsys-rep":
         return None
     output, report = shell_quoted(str(path.with_suffix(".sqlite"))), shell_quoted(str(path))
-    return (
-        f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
-        "give fastcomm the new file:\n"
+    return Lines(
+        f"{inert(str(path))}: a report that only nsys can read. Export it, with the payloads "
+        "of NCCL, and give fastcomm the new file:\n"
         f"    nsys export --type=sqlite --include-blobs=true --output={output} {report}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.)"
     )

@@ -91,35 +91,34 @@ def say(
     hanging: int | None = None,
     style: str = "",
 ) -> None:
-    """Print a text of one or more lines, broken at words to fit the console.
+    """Print a text, broken at words to fit the console.
 
     Parameters
     ----------
     console
         The console to print to.
     markup
-        The text, with rich's markup. A line that begins with four spaces is a command to copy:
-        it is printed as it is.
+        The text, with rich's markup. Line breaks in it are characters of names, and escaped. A
+        text that begins with four spaces is a command to copy: it is printed as it is.
     indent
-        Spaces before each line of the text.
+        Spaces before the text.
     hanging
-        Spaces before the continuation of a line that is broken; None means `indent`.
+        Spaces before its continuation, if it is broken; None means `indent`.
     style
         Style of the whole text.
 
     """
     after = indent if hanging is None else hanging
-    for line in markup.split("\n"):
-        text = console.render_str(line, style=style, highlight=False)
-        if text.plain.startswith(COMMAND):
-            console.print(text, soft_wrap=True)
-            continue
-        width = max(console.width - max(indent, after), 1)
-        text.plain = _PERCENT.sub(_NO_BREAK, text.plain)
-        for number, part in enumerate(text.wrap(console, width)):
-            part.rstrip()
-            part.plain = part.plain.replace(_NO_BREAK, " ")
-            console.print(Text(" " * (after if number else indent)).append_text(part))
+    text = console.render_str(inert(markup), style=style, highlight=False)
+    if text.plain.startswith(COMMAND):
+        console.print(text, soft_wrap=True)
+        return
+    width = max(console.width - max(indent, after), 1)
+    text.plain = _PERCENT.sub(_NO_BREAK, text.plain)
+    for number, part in enumerate(text.wrap(console, width)):
+        part.rstrip()
+        part.plain = part.plain.replace(_NO_BREAK, " ")
+        console.print(Text(" " * (after if number else indent)).append_text(part))
 
 
 _LOG = logging.getLogger("fastcomm")
@@ -272,7 +271,7 @@ class _Column:
 
 def _text(console: Console, cell: str | Text) -> Text:
     """Return a cell as rich's text; strings may have markup."""
-    return console.render_str(cell, highlight=False) if isinstance(cell, str) else cell
+    return console.render_str(inert(cell), highlight=False) if isinstance(cell, str) else cell
 
 
 def _fit(columns: Sequence[_Column], drop: Sequence[str], width: int) -> list[_Column]:

@@ -8,12 +8,14 @@ from rich.markup import escape
 from fastcomm.critical_path import CriticalPath, WhatIf
 from fastcomm.critical_path.candidates import SHOWN, Candidate
 from fastcomm.critical_path.rules import DataDependencies
+from fastcomm.errors import inert
 from fastcomm.graph.edits import EditSweep
 from fastcomm.report.console import TerminalTable, plain_console, say, shortened, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
 
 _BAR = 24
+_LONGEST_GROUP = 64  # of a description in a sentence
 _NEARLY = 0.95
 _TOP = 10
 LABELS = {
@@ -95,10 +97,10 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     worst = next(iter(path.waits_caused().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
         tag = "" if worst["tag"] == "OTHER" else f"{worst['tag']} "
+        group = shortened(inert(worst["group"] or "all ranks"), _LONGEST_GROUP)
         say(
             console,
-            f"Rank {worst['rank']} makes its {tag}group "
-            f"({escape(worst['group'] or 'all ranks')}) wait: "
+            f"Rank {worst['rank']} makes its {tag}group ({escape(group)}) wait: "
             f"{format_ns(worst['later_ns'])} more than it waits itself.",
         )
     offsets = {rank: ns for rank, ns in path.across.offsets.items() if ns}

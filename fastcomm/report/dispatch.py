@@ -193,8 +193,9 @@ def _bars(grid: DispatchSweep, width: int) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    """Print a text without markup; continued lines are indented."""
-    say(console, escape(text), hanging=2)
+    """Print lines of text without markup; continued ones are indented."""
+    for line in text.split("\n"):
+        say(console, escape(line), hanging=2)
 
 
 def _title(simulation: Simulation) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from fastcomm.errors import inert_parts
 from fastcomm.metrics import gaps, idle
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.report import details
@@ -281,7 +282,9 @@ def _first(
     shown = texts if full else texts[:_MOST_WARNINGS]
     room = width * _MOST_LINES - len(Text.from_markup(mark)) - 1
     for text in shown:
-        yield f"{mark} {escape(text if full else _brief(text, room))}"
+        first, *others = inert_parts(text if full else _brief(text, room))
+        yield f"{mark} {escape(first)}"
+        yield from map(escape, others)
     if more := len(texts) - len(shown):
         yield f"{mark} {counted(more, f'more {noun}')} with --full"
 
@@ -291,7 +294,7 @@ def _brief(text: str, room: int) -> str:
 
     A text with a command for the reader to run stays whole.
     """
-    if len(text) <= room or any(line.startswith(COMMAND) for line in text.split("\n")):
+    if len(text) <= room or any(line.startswith(COMMAND) for line in inert_parts(text)):
         return text
     mark = " ... (--full)"
     start = text[: room - len(mark)]

@@ -121,19 +121,40 @@ def tag_of_description(description: str, exchanges: bool = False) -> str | None:
     return None
 
 
-_MESH_NAMES = "|".join(sorted(MESH, key=len, reverse=True))
+_MOST_WORDS = max(name.count("_") + 1 for name in MESH)
 
 
 def _tag_of_mesh(dimensions: str) -> str | None:
     """Return the common tag of joined dimensions, DP for dp with cp, else OTHER."""
-    if not re.fullmatch(rf"({_MESH_NAMES})(_({_MESH_NAMES}))*", dimensions):
+    names = _mesh_names(dimensions.split("_"))
+    if names is None:
         return None
-    if dimensions in MESH:
-        return MESH[dimensions]
-    tags = {MESH[name] for name in re.findall(rf"({_MESH_NAMES})(?:_|$)", dimensions)}
+    tags = {MESH[name] for name in names}
     if tags == {"DP", "CP"}:
         return "DP"
     return tags.pop() if len(tags) == 1 else "OTHER"
+
+
+def _mesh_names(words: Sequence[str]) -> set[str] | None:
+    """Return the names of dimensions that a text of words joins; None if others are in it.
+
+    Names have "_" in them, too: at each word the longest one counts after which the rest can be
+    divided. What the rest allows is found once for each word, from the last to the first.
+    """
+    count = len(words)
+    first = [0] * count + [1]  # by word: number of words of the name there, 0 for none
+    for at in range(count - 1, -1, -1):
+        for size in range(min(_MOST_WORDS, count - at), 0, -1):
+            if first[at + size] and "_".join(words[at : at + size]) in MESH:
+                first[at] = size
+                break
+    if not first[0]:
+        return None
+    names, at = set(), 0
+    while at < count:
+        names.add("_".join(words[at : at + first[at]]))
+        at += first[at]
+    return names
 
 
 __all__ = [

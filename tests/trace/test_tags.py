@@ -1,6 +1,7 @@
 """Test every known description, and the precedence of evidence."""
 
 import pytest
+from builders.growth import MOST, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -240,3 +241,34 @@ def test_any_group_gets_a_tag_and_a_source_of_the_schema(group, counts, guess, g
     assert found.source != "none" or found.tag == "OTHER"
     assert len(found.candidates) != 1
     assert set(found.candidates) <= set(TAGS)
+
+
+def divided(words):
+    """All ways to divide words into names of dimensions: the definition."""
+    if not words:
+        yield ()
+    for size in range(len(words), 0, -1):
+        if (name := "_".join(words[:size])) in MESH:
+            for others in divided(words[size:]):
+                yield (name, *others)
+
+
+@given(st.lists(st.sampled_from([*MESH, "x", ""]), min_size=1, max_size=4))
+def test_a_mesh_is_divided_into_the_longest_names(names):
+    text = "_".join(names)
+    first = next(divided(text.split("_")), None)
+    tags = {MESH[name] for name in first or ()}
+    if tags == {"DP", "CP"}:
+        tags = {"DP"}
+    expected = "OTHER" if len(tags) > 1 else min(tags, default=None)
+    assert tag_of_description(f"mesh_{text}") == expected
+
+
+@pytest.mark.parametrize("end", ["", "_x"])
+def test_the_time_for_a_mesh_of_repeated_names_grows_with_its_length(end):
+    def mesh(count):
+        return "mesh_" + "_".join(["dp_shard"] * count) + end
+
+    tag = tag_of_description.__wrapped__
+    assert tag(mesh(30)) == (None if end else "DP")
+    assert growth(tag, mesh, 10_000) < MOST

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from fastcomm.errors import TraceFileError, shell_joined
+from fastcomm.errors import TraceFileError, inert, shell_joined
 from fastcomm.readers import (
     NAME_PATTERNS,
     OpenOptions,
@@ -156,7 +156,7 @@ def _beginning(path: Path, size: int) -> _Beginning:
     except CutShortError:
         return _Beginning(b"".join(parts), error="the compressed file is truncated")
     except TraceFileError as error:
-        message = str(error).removeprefix(f"{path}: ")
+        message = str(error).removeprefix(inert(f"{path}: "))
         is_closed = isinstance(error.__cause__, OSError) and not parts
         return _Beginning(b"".join(parts), error=message, is_closed=is_closed)
     return _Beginning(b"".join(parts), is_whole=True)

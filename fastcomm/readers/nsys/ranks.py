@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import Lines, TraceFileError
 from fastcomm.readers import OpenOptions, RankReader, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.nsys import communicators, schema
@@ -310,7 +310,7 @@ def _notes(
     if without_sizes:
         first, *others = without_sizes
         more = f"\n({len(others)} more reports lack them too.)" if others else ""
-        yield nsys_report.without_payloads(first.report, first.operations) + more
+        yield Lines(nsys_report.without_payloads(first.report, first.operations) + more)
     incomplete = {
         key
         for communicators_ in joined.values()

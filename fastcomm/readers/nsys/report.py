@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from fastcomm.errors import TraceFileError, shell_quoted
+from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.events import GRAPH_NAME
@@ -315,8 +315,8 @@ def without_payloads(report: Report, count: int) -> str:
     name = f"{report.path.with_suffix('').name}.nsys-rep"
     original = parameters.get("EXPORT_PARAM_INPUT_FILE") or name
     stem = report.path.with_suffix("")
-    return (
-        f"{report.path}: {count} NCCL ranges and no payload on any of them "
+    return Lines(
+        f"{inert(str(report.path))}: {count} NCCL ranges and no payload on any of them "
         "(NVTX_EVENTS.binaryData and jsonText are NULL): this export has no message sizes.\n"
         "Export the report again with its payloads, and give fastcomm the new file:\n"
         f"    nsys export --type=sqlite --include-blobs=true "

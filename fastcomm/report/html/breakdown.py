@@ -1,6 +1,7 @@
 """Page section: where the time of a step goes, for the job and by rank and iteration."""
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 
 from fastcomm.metrics import idle
 from fastcomm.metrics.breakdown import EXACT, RankMeans
@@ -167,12 +168,15 @@ def _by_iteration(metrics: Metrics, names: Sequence[str]) -> FigureView:
 
 
 def _rows(labels: list[str], values: dict[str, list[float]]) -> BarChart:
-    """Return a stacked bar for each label; `values` has times in ns by category and label."""
+    """Return a stacked bar for each label; `values` has times in ns by category and label.
+
+    A label of unknown times (NaN) has no bar.
+    """
     parts = [
         Part(
             name=label(name),
             look=kind(name),
-            values=[ns / _MS for ns in lengths],
+            values=[None if isnan(ns) else ns / _MS for ns in lengths],
             tips=row_tips(labels, label(name), lengths, html.ns),
         )
         for name, lengths in values.items()

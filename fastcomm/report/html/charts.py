@@ -234,7 +234,8 @@ def row_tips(
     rows: Sequence[str], name: str, values: Sequence[float], form: Callable[[float], str]
 ) -> list[str]:
     """Return the tip of one part or mark of each row: "rank 5, compute: 9.5 ms"."""
-    return [f"{row}, {name}: {form(value)}" for row, value in zip(rows, values, strict=True)]
+    texts = ("n/a" if math.isnan(value) else form(value) for value in values)
+    return [f"{row}, {name}: {text}" for row, text in zip(rows, texts, strict=True)]
 
 
 def coarsened(
