@@ -5,7 +5,7 @@ within int64 and float64.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -29,7 +29,7 @@ from typing import (
 )
 from warnings import catch_warnings
 
-from fastcomm.errors import ConfigError, TraceFileError, python_names
+from fastcomm.errors import ConfigError, python_names
 
 _LONGEST = 40  # characters of a value in a message
 
@@ -177,52 +177,6 @@ def regex(name: str, text: str) -> re.Pattern[str]:
             f"{name}{': ' if name else ''}invalid regular expression {shortened(text)!r}: "
             f"{reason} (the syntax is that of Python)"
         ) from error
-
-
-_SEARCH_S = 2  # of a processor; names of real traces need milliseconds
-_SEARCH = """
-import json, re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0}))
-expressions, names = json.load(sys.stdin)
-for expression in expressions:
-    for name in names:
-        re.search(expression, name)
-"""
-
-
-def check_search_time(expressions: Iterable[str], names: Sequence[str], where: str) -> None:
-    """Search names for the regular expressions of a file in another process.
-
-    Python cannot be interrupted while it searches, and nested repeats can take years. What ends
-    there in time does so here.
-
-    Parameters
-    ----------
-    expressions
-        The expressions, which are valid.
-    names
-        Texts to search.
-    where
-        Beginning of the message, such as the path.
-
-    Raises
-    ------
-    TraceFileError
-        If the search takes more than 2 seconds of a processor.
-
-    """
-    import json
-    import subprocess
-    import sys
-
-    texts = json.dumps([list(expressions), list(names)]).encode()
-    command = [sys.executable, "-I", "-S", "-c", _SEARCH.format(_SEARCH_S)]
-    done = subprocess.run(command, input=texts, check=False, stderr=subprocess.DEVNULL)
-    if done.returncode:
-        raise TraceFileError(
-            f"{where}: a regular expression in this file takes too long to match; ingest the "
-            "traces again with another one"
-        )
 
 
 def check_numbers(name: str, numbers: Iterable[int] | None) -> None:

@@ -36,7 +36,14 @@ _GIB = 1 << 30
 _LARGEST = 1 << 20  # bytes of a configuration file
 # Errors of PyYAML besides its own.
 _NOT_YAML = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
-_ALIASES, _DEPTH = 16, 32  # of YAML: people need fewer, a bomb more
+_ALIASES, _DEPTH = 16, 32  # of YAML, and levels of TOML: people need fewer, a bomb more
+# Numbers of YAML: no person writes more characters.
+_MOST_DIGITS = 512
+_NUMERIC = frozenset("0123456789abcdefABCDEFx+-_.:")
+# Strings of TOML, finished or not, and keys joined by dots. Quantifiers give nothing back, so
+# that the time is linear.
+_QUOTED = re.compile(r"""\"(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
+_DEEP_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{_DEPTH}}}")
 # A `Path` of a URL has only one slash.
 _LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _EXTRA = "pip install 'fastcomm[remote]'"
@@ -306,10 +313,23 @@ def parsed_toml(text: str, where: str) -> dict[str, Any]:
     """Parse a TOML text. Raises `ConfigError`, which begins with `where`, if it is invalid."""
     from tomllib import loads
 
+    if any(_has_deep_key(line) for line in text.split("\n")):
+        raise ConfigError(f"{where}: a key of more than {_DEPTH} levels: expected plain tables")
     try:
         return loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from error
+
+
+def _has_deep_key(line: str) -> bool:
+    """Whether a line of TOML has a key of many levels, which would take time with their square.
+
+    The levels of a key stand on one line.
+    """
+    if line.count(".") < _DEPTH:
+        return False
+    plain = _QUOTED.sub("q", line).partition("#")[0]
+    return _DEEP_KEY.search(plain) is not None
 
 
 def json(path: Path, most: int = _LARGEST) -> Any:
@@ -337,13 +357,22 @@ def yaml(path: Path) -> Any:
 
 def _check_plain(content: str, path: Path) -> None:
     """Raise `ConfigError` for deep nesting or many aliases, as a YAML bomb has."""
-    from yaml import AliasEvent, CollectionEndEvent, CollectionStartEvent, SafeLoader, parse
+    from yaml import (
+        AliasEvent,
+        CollectionEndEvent,
+        CollectionStartEvent,
+        SafeLoader,
+        ScalarEvent,
+        parse,
+    )
 
     aliases = depth = 0
     for event in parse(content, Loader=SafeLoader):
         aliases += isinstance(event, AliasEvent)
         depth += isinstance(event, CollectionStartEvent)
         depth -= isinstance(event, CollectionEndEvent)
+        if isinstance(event, ScalarEvent) and _is_long_number(event):
+            raise ConfigError(f"{path}: a number of {len(event.value)} characters")
         if aliases > _ALIASES or depth > _DEPTH:
             raise ConfigError(
                 f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels: expected plain "
@@ -358,6 +387,12 @@ def is_special(path: Path) -> bool:
     except OSError:
         return False
     return bool(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _is_long_number(scalar: Any) -> bool:
+    """Whether a scalar may be a number, in base 60 too, that takes long to convert."""
+    is_plain = scalar.style is None and len(scalar.value) > _MOST_DIGITS
+    return is_plain and not set(scalar.value) - _NUMERIC
 
 
 def is_url(path: object) -> bool:

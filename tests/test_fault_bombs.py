@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from builders.fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
 from builders.fault_tools import agree, refused, run
+from builders.growth import MOST, growth
 from builders.nsys_report import SMALL
 
 from fastcomm import files
 from fastcomm.compat import hta
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.synthetic import write_nsys
 
 
@@ -288,3 +290,56 @@ def test_a_compressed_stream_that_inflates_is_a_bomb(folder, codec, monkeypatch)
             assert run("metrics", export)[0] == 0
     assert "StringIds.arrow: " in refused("metrics", export)
     assert "possibly a decompression bomb" in refused("metrics", export)
+
+
+PARTS = ["a", '"b.c"', "'d'", "e-1", "e_2"]
+
+
+@pytest.mark.parametrize("levels", [30, 40])
+@pytest.mark.parametrize(
+    "line", ["{} = 1", "[{}]", "[[ {} ]]", "x = {{ {} = 2 }}", "x.y . {} = 1"]
+)
+def test_a_toml_key_of_many_levels_is_refused(tmp_path, line, levels):
+    key = " .\t".join(PARTS[number % len(PARTS)] for number in range(levels))
+    (tmp_path / "a.toml").write_text(line.format(key) + "\n")
+    if levels < 32:
+        assert files.toml(tmp_path / "a.toml")
+        return
+    with pytest.raises(ConfigError, match="a key of more than 32 levels"):
+        files.toml(tmp_path / "a.toml")
+
+
+def test_values_of_toml_may_have_many_dots(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        f"a = [{', '.join(['0.5'] * 99)}]\nb = '{'.'.join('x' * 99)}'\n"
+        f'c = "{"x." * 99}" # {"y." * 99}z'
+    )
+    assert len(files.toml(tmp_path / "a.toml")["a"]) == 99
+
+
+LONG_CONFIGURATIONS = {
+    "a key of many levels": ("toml", lambda n: ".".join("a" * n) + " = 1"),
+    "levels of quotes": ("toml", lambda n: '"a".' * n + "a = 1"),
+    "quotes that end nowhere": ("toml", lambda n: "a = '." + '\\"' * n),
+    "a long word": ("toml", lambda n: "." * 40 + "a" * n),
+    "words and blanks": ("toml", lambda n: "." * 40 + "a " * n),
+    "dots": ("toml", lambda n: "a = '" + "." * n + "'"),
+    "a number in base 60": ("yaml", lambda n: "a: " + ":".join("1" * n)),
+    "a number": ("yaml", lambda n: "a: " + "1" * n),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_CONFIGURATIONS)
+def test_the_time_of_a_configuration_grows_with_its_length(tmp_path, kind):
+    suffix, make = LONG_CONFIGURATIONS[kind]
+
+    def written(count):
+        path = tmp_path / f"a.{suffix}"
+        path.write_text(make(count))
+        return path
+
+    def read(path):
+        with suppress(ConfigError):
+            (files.toml if suffix == "toml" else files.yaml)(path)
+
+    assert growth(read, written, 20_000) < MOST

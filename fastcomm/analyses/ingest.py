@@ -204,6 +204,7 @@ def ingest(
 
     """
     run, folder = planned.run, planned.folder
+    reading = files.as_json(planned.reading)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -218,7 +219,7 @@ def ingest(
             writer=secrets.token_hex(8),
         )
         _write_manifest(folder, begun)
-        tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
+        tasks = replace(run, sources=_storing(run, folder, reading))
         task = of_each(partial(StoredRank.of, folder=folder))
         executor = executor_of(workers)
         parts, unread = executor.gather(tasks, task, keep_going=keep_going, progress=progress)

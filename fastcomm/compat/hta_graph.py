@@ -12,6 +12,7 @@ import numpy as np
 from fastcomm.compat.hta_events import Clipped, Linked
 from fastcomm.critical_path.rules import EventDescriptions, EventFact, PathRules, short_name
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, longest_path
+from fastcomm.regexes import is_match
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes, text_codes
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
@@ -294,7 +295,7 @@ def _edge_class(kind: str, _on_device: bool, owner: EventFact, loads: Sequence[s
     name, _, stream, _, _ = owner
     short = short_name(str(name or ""))
     if stream is None or stream == -1:
-        is_load = any(re.search(text, short) for text in loads)
+        is_load = any(is_match(text, short) for text in loads)
         return "data_loading" if is_load else "cpu_bound"
     return "gpu_communication_bound" if _COMM.match(short) else "gpu_compute_bound"
 

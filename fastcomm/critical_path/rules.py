@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.regexes import is_match
 from fastcomm.trace.columns import filled, first_seen, text_codes
 from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
@@ -247,7 +248,7 @@ def _owner_class(owner: EventFact, loads: Sequence[str]) -> str:
     """
     name, kind, _, is_device, op = owner
     if not is_device:
-        is_load = any(re.search(text, str(name)) for text in loads)
+        is_load = any(is_match(text, str(name)) for text in loads)
         return "data_loading" if is_load else "cpu_bound"
     if op is not None:
         return "gpu_communication_bound"

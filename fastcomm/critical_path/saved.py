@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm import arrow_files, files
-from fastcomm.checks import check_search_time
+from fastcomm import arrow_files, files, regexes
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.critical_path.rules import (
     CORRECTED,
@@ -24,7 +22,7 @@ from fastcomm.critical_path.rules import (
     SavedEvents,
 )
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.files import aside
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.columns import filled
@@ -160,9 +158,6 @@ def _restored(
     )
     _check(graph, events.num_rows, path)
     about = _about(manifest["about"], known_rules)
-    if about.data_load:
-        names = events["name"].combine_chunks().unique()
-        check_search_time(about.data_load, names.drop_null().to_pylist(), str(path))
     forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
     if about.rules.is_exact and not forward:
         raise FastcommError(f"{path}: edges are not in order, or lead backward")
@@ -240,9 +235,9 @@ def _about(fields: Mapping[str, Any], known_rules: Mapping[str, PathRules]) -> P
         )
     for text in fields["data_load"]:
         try:
-            re.compile(text)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"data_load {text[:40]!r}: {error}") from error
+            regexes.check_of_file("data_load", text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
     lists = {name: tuple(fields[name]) for name in ("data_load", "notes")}
     window, rules = TimeRange(**fields["window"]), known_rules[fields["rules"]]
     return PathSource(**{**fields, **lists, "window": window, "rules": rules})

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm import files
+from fastcomm import files, regexes
 from fastcomm.checks import SPEED, build, shortened
 from fastcomm.errors import ConfigError, inert
 from fastcomm.options import EditOptions
@@ -119,7 +119,10 @@ def _of_file(path: str) -> list[list[Edit]]:
         options = build(EditOptions, files.toml(place), str(path))
         if options.edits is not None:
             raise ConfigError("edits: a file of edits names no other file")
-        return _of_options(options)
+        parsed = _of_options(options)
+        for edit in (edit for one in parsed for edit in one):
+            _check_regexes(edit.target)
+        return parsed
     except ConfigError as error:
         text = str(error).removeprefix(inert(f"{path}: "))
         raise ConfigError(f"{path}: {text}") from error
@@ -229,6 +232,13 @@ def conditions(target: str) -> list[tuple[str, str | None]]:
         pairs.append((_ALIASES.get(folded(match[1]), folded(match[1])), match[2]))
         place = match.end()
     return pairs
+
+
+def _check_regexes(target: str) -> None:
+    """Raise `ConfigError` for a regular expression of a file whose time may be endless."""
+    for key, value in conditions(target):
+        if value and len(value) > 1 and value[0] == value[-1] == "/":
+            regexes.check_of_file(key, value[1:-1])
 
 
 def folded(text: str) -> str:

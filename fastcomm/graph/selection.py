@@ -13,9 +13,9 @@ import pyarrow as pa
 from fastcomm.checks import shortened
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import Edit, conditions, folded
+from fastcomm.regexes import matches
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.columns import filled
-from fastcomm.trace.events import matches
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import Flags, Floats, Ints

@@ -25,7 +25,7 @@ from fastcomm.kernels.flops import (
     row_costs,
 )
 from fastcomm.options import KernelKey
-from fastcomm.trace.events import matches
+from fastcomm.regexes import matches
 from fastcomm.trace.run import Content, ranges
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals

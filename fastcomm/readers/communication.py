@@ -4,7 +4,6 @@
 NULL stands for unknown numbers.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -275,7 +274,7 @@ def unused_patterns(events: Events, patterns: Sequence[Pattern]) -> Iterator[str
     names = [events.texts[code] for code in codes.tolist() if code != NULL]
     deciding, matching = set(), set()
     for name in names:
-        matches = [n for n, pattern in enumerate(patterns) if re.search(pattern.regex, name)]
+        matches = [n for n, pattern in enumerate(patterns) if pattern.matches(name)]
         deciding.update(matches[:1])
         matching.update(matches)
     for n, pattern in enumerate(patterns):

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm import files
-from fastcomm.checks import check_keys, choice, refuse, regex
+from fastcomm import files, regexes
+from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
@@ -259,7 +259,7 @@ def _needed(value: str | None, key: str, where: str) -> str:
 def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
     """Return the regular expression under `key`, or None without the key."""
     value = _text(table, key, where)
-    regex(f"{where}: {key}", value or "")
+    regexes.check_of_file(f"{where}: {key}", value or "")
     return value
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastcomm import regexes
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
 from fastcomm.trace.events import Events
@@ -168,7 +169,7 @@ def _names(events: Events, rows: Ints) -> Sequence[str]:
 
 
 def _any(pattern: re.Pattern[str], names: Iterable[str]) -> bool:
-    return any(pattern.search(name) for name in names)
+    return any(regexes.search(pattern, name) for name in names)
 
 
 def _is_layered(collectives: Collectives, iterations: int, *, is_training: bool) -> bool:

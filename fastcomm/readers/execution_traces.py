@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from fastcomm import files
+from fastcomm import files, regexes
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import place
 from fastcomm.readers import rank_from_name
@@ -452,7 +452,7 @@ def _storages(values: Any) -> Iterator[Storage]:
 
 def _written(name: str, schema: str, inputs: list[Any]) -> frozenset[Storage]:
     """Return the storages that an operator writes: its schema marks the inputs with ``!``."""
-    is_written = [bool(re.search(r"\([^)]*!\)", text)) for text in _arguments(schema)]
+    is_written = [bool(regexes.search(r"\([^()]*!\)", text)) for text in _arguments(schema)]
     if not schema:
         is_written = [name.endswith("_")]
     return frozenset(

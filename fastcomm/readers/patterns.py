@@ -5,11 +5,11 @@ operation takes precedence where it is known, since an all-to-all runs as
 `ncclDevKernel_SendRecv`.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fastcomm import regexes
 from fastcomm.readers.kernel_names import Named, recognize
 from fastcomm.trace.host_names import HOST_LIBRARIES
 
@@ -26,7 +26,7 @@ class Pattern:
 
     def __call__(self, name: str) -> Named | None:
         """Return what the pattern tells of a name; None if it does not match."""
-        if re.search(self.regex, name):
+        if regexes.is_match(self.regex, name):
             return Named(library=self.library, op=self.op, tag=self.tag, fused=self.fused)
         return None
 

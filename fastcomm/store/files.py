@@ -20,7 +20,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from fastcomm.checks import check_search_time, regex
+from fastcomm import regexes
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import opened
 from fastcomm.options import StepBoundary
@@ -211,7 +211,12 @@ def _locked_error(lock: FileIO, path: Path) -> FastcommError:
 
 
 def as_json(options: TraceOptions) -> dict[str, Any]:
-    """Return the options as plain JSON objects; equal options give equal ones."""
+    """Return the options as plain JSON objects; equal options give equal ones.
+
+    Raises `ConfigError` for a regular expression that no file may have.
+    """
+    if options.iterations.regex is not None:
+        regexes.check_of_file("iterations", options.iterations.regex)
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
     # The origin of sizes and rules does not change the result of reading.
     del plain["tags"]["grid_words"], plain["tags"]["order_words"]
@@ -228,7 +233,7 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
     """
     tags, marks = plain["tags"], plain["iterations"]
     if marks["regex"] is not None:
-        regex("iterations", _text(marks["regex"]))
+        regexes.check_of_file("iterations", _text(marks["regex"]))
     return TraceOptions(
         allow_truncated=bool(plain["allow_truncated"]),
         iterations=IterationRule(
@@ -331,7 +336,6 @@ _UNKNOWN_NAME = Named(library="", op="OTHER")
 
 def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
     """Return a stored trace as if its source were read with `options` instead of `stored`."""
-    _check_search_time(trace, options.patterns, stored)
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
@@ -342,15 +346,6 @@ def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trac
     meta = replace(trace.meta, warnings=warnings)
     again = assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
     return replace(again, args=trace.args)  # with texts, which events do not have
-
-
-def _check_search_time(trace: Trace, patterns: Sequence[Pattern], stored: TraceOptions) -> None:
-    """Raise `TraceFileError` if searching with the expressions of a file takes too long."""
-    own = [] if stored.iterations.regex is None else [stored.iterations.regex]
-    expressions = [*own, *(pattern.regex for pattern in patterns)]
-    if expressions:
-        names = trace.events["name"].combine_chunks().dictionary.to_pylist()
-        check_search_time(expressions, names, trace.meta.path)
 
 
 def _events(trace: Trace) -> Events:

@@ -3,7 +3,6 @@
 Events are sorted by start. NULL is unknown; row NONE is no event.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import checks
+from fastcomm import regexes
 from fastcomm.errors import FastcommError
 from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.host_names import WORK_LAUNCH
@@ -187,7 +186,7 @@ class Events(EventColumns):
     def unanswered(self) -> Ints:
         """Return the starts (ns) of launches of kernels and graphs without recorded work."""
         calls = self.rows_named(
-            lambda name: re.search(WORK_LAUNCH, name) is not None, "runtime"
+            lambda name: regexes.search(WORK_LAUNCH, name) is not None, "runtime"
         )
         work = self.rows("kernel", "memcpy", "memset")
         correlation = self.correlation[calls]
@@ -289,7 +288,7 @@ class EventRows(EventColumns):
 
     def matching(self, regex: str) -> Flags:
         """Return whether each row's name matches a regular expression anywhere."""
-        return self.by_name(matches(self.names, regex))
+        return self.by_name(regexes.matches(self.names, regex))
 
     def by_name(self, flags: pa.Array) -> Flags:
         """Return a flag per row, from a flag for each of the distinct `names`."""
@@ -316,17 +315,3 @@ def lane_streams(trace: Trace) -> Ints:
     ]
     by_row: Ints = np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
     return by_row
-
-
-def matches(names: pa.Array | pa.ChunkedArray, regex: str) -> pa.Array:
-    """Return whether each name matches a regular expression anywhere.
-
-    Raises
-    ------
-    ConfigError
-        If the text is no regular expression of Python.
-
-    """
-    pattern = checks.regex("", regex)
-    flags = [pattern.search(name) is not None for name in names.to_pylist()]
-    return pa.array(flags, pa.bool_())

@@ -4,13 +4,13 @@ A thread has layers of disjoint intervals, each with a cause of idle time. Of se
 an instant, the first counts. `idle` has the causes.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, Self
 
 import numpy as np
 
+from fastcomm import regexes
 from fastcomm.trace import host_names
 from fastcomm.trace.columns import filled
 from fastcomm.trace.events import EventRows
@@ -78,7 +78,7 @@ class Pieces(NamedTuple):
 @lru_cache(1 << 13)
 def _has_match(pattern: str, text: str) -> bool:
     """Return whether a pattern is found in a text."""
-    return re.search(pattern, text) is not None
+    return regexes.search(pattern, text) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

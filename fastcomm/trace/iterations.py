@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fastcomm import checks
+from fastcomm import checks, regexes
 from fastcomm.errors import ConfigError
 from fastcomm.options import StepBoundary
 from fastcomm.trace.run import ranges as in_ranges
@@ -124,15 +124,15 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
     The first group is the number, without one the position among them; annotations of one
     number are one iteration. Raises `ConfigError` if `regex` is invalid.
     """
-    pattern = checks.regex("iterations", regex)
-    numbers = {name: _number(pattern, name) for name in set(marks.names)}
-    rows = [row for row, name in enumerate(marks.names) if numbers[name] is not None]
+    checks.regex("iterations", regex)
+    groups = regexes.first_groups(regex, sorted(set(marks.names)))
+    rows = [row for row, name in enumerate(marks.names) if name in groups]
     if not rows:
         return None
     by_number: dict[int, tuple[int, int]] = {}
     for order, row in enumerate(rows):
-        number = numbers[marks.names[row]]
-        number = order if number is None or number < 0 else number
+        number = _number(groups[marks.names[row]])
+        number = order if number is None else number
         first, last = int(marks.start[row]), int(marks.stop[row])
         span = by_number.get(number, (first, last))
         by_number[number] = min(span[0], first), max(span[1], last)
@@ -141,16 +141,9 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
     return Iterations(number=number_column, start=start, stop=stop, found_by=found_by)
 
 
-def _number(pattern: re.Pattern[str], name: str) -> int | None:
-    """Return the number in a name, from the first group of a pattern found anywhere in it.
-
-    -1 if the pattern has no group or the group is no number; None without a match.
-    """
-    match = pattern.search(name)
-    if match is None:
-        return None
-    group = match[1] if pattern.groups else None
-    return int(group) if group is not None and re.fullmatch(r"[0-9]{1,18}", group) else -1
+def _number(group: str | None) -> int | None:
+    """Return the number that the first group of a match has; None if it is no number."""
+    return int(group) if group is not None and re.fullmatch(r"[0-9]{1,18}", group) else None
 
 
 def _by_optimizer(marks: Marks) -> Iterations | None:

@@ -121,7 +121,7 @@ def tag_of_description(description: str, exchanges: bool = False) -> str | None:
     return None
 
 
-_MOST_WORDS = max(name.count("_") + 1 for name in MESH)
+_MOST_PARTS = max(name.count("_") + 1 for name in MESH)
 
 
 def _tag_of_mesh(dimensions: str) -> str | None:
@@ -135,24 +135,24 @@ def _tag_of_mesh(dimensions: str) -> str | None:
     return tags.pop() if len(tags) == 1 else "OTHER"
 
 
-def _mesh_names(words: Sequence[str]) -> set[str] | None:
-    """Return the names of dimensions that a text of words joins; None if others are in it.
+def _mesh_names(parts: Sequence[str]) -> set[str] | None:
+    """Return the names of dimensions that parts joined by "_" make; None if others are in it.
 
-    Names have "_" in them, too: at each word the longest one counts after which the rest can be
-    divided. What the rest allows is found once for each word, from the last to the first.
+    Names have "_" in them, too: at each part the longest one counts after which the rest can be
+    divided. What the rest allows is determined once for each part, from the last to the first.
     """
-    count = len(words)
-    first = [0] * count + [1]  # by word: number of words of the name there, 0 for none
+    count = len(parts)
+    first = [0] * count + [1]  # by part: number of parts of the name there, 0 for none
     for at in range(count - 1, -1, -1):
-        for size in range(min(_MOST_WORDS, count - at), 0, -1):
-            if first[at + size] and "_".join(words[at : at + size]) in MESH:
+        for size in range(min(_MOST_PARTS, count - at), 0, -1):
+            if first[at + size] and "_".join(parts[at : at + size]) in MESH:
                 first[at] = size
                 break
     if not first[0]:
         return None
     names, at = set(), 0
     while at < count:
-        names.add("_".join(words[at : at + first[at]]))
+        names.add("_".join(parts[at : at + first[at]]))
         at += first[at]
     return names
 
