@@ -16,7 +16,7 @@ def seconds(work, *arguments, times=3):
     return min(taken)
 
 
-def growth(work, make, size):
+def growth(work, make, size, times=3):
     """By which factor the time of `work(make(n))` grows from n = `size` to 4 * `size`."""
-    small, large = (seconds(work, make(n)) for n in (size, 4 * size))
+    small, large = (seconds(work, make(n), times=times) for n in (size, 4 * size))
     return max(large, _LEAST_S) / max(small, _LEAST_S)
