@@ -8,7 +8,15 @@ from rich.markup import escape
 from fastcomm import units
 from fastcomm.analyses.changes import CauseChange, KernelChange
 from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
-from fastcomm.report.console import TerminalTable, na, plain_console, say, shortened, table
+from fastcomm.report.console import (
+    TerminalTable,
+    marked,
+    na,
+    plain_console,
+    say,
+    shortened,
+    table,
+)
 from fastcomm.report.details import part_name
 from fastcomm.units import (
     format_bandwidth,
@@ -66,7 +74,8 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     for key, changes in (comparison.kernels or {}).items():
         _show_kernels(console, key, changes)
     for note in comparison.notes:
-        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
+        for line in marked("[yellow]note:[/]", note):
+            say(console, line, hanging=2)
     for text in conditions:
         mark = "[red]FAIL[/]" if text in comparison.conditions_that_hold else "[green]ok[/]  "
         say(console, f"{mark} {escape(text)}", hanging=5)

@@ -22,7 +22,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fastcomm import units
-from fastcomm.errors import inert
+from fastcomm.errors import inert, inert_parts
 
 if TYPE_CHECKING:
     from fastcomm.trace.run import RunTraces, Source
@@ -119,6 +119,12 @@ def say(
         part.rstrip()
         part.plain = part.plain.replace(_NO_BREAK, " ")
         console.print(Text(" " * (after if number else indent)).append_text(part))
+
+
+def marked(mark: str, text: str) -> list[str]:
+    """Return the markup of a text's lines, the first one after a mark; see `errors.Lines`."""
+    first, *others = inert_parts(text)
+    return [f"{mark} {escape(first)}", *map(escape, others)]
 
 
 _LOG = logging.getLogger("fastcomm")

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
 from fastcomm.errors import shell_joined, shell_quoted
-from fastcomm.report.console import TerminalTable, na, plain_console, say, table
+from fastcomm.report.console import TerminalTable, marked, na, plain_console, say, table
 from fastcomm.report.details import group_name, known_by
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
@@ -151,7 +151,11 @@ def _groups(info: Info) -> TerminalTable:
 def _lines(info: Info) -> list[str]:
     """Return the warnings and the missing data, a line each."""
     return [
-        *(f"[yellow]warning:[/] {escape(warning)}" for warning in info.all_warnings),
+        *(
+            line
+            for warning in info.all_warnings
+            for line in marked("[yellow]warning:[/]", warning)
+        ),
         *(f"[cyan]missing:[/] {escape(text)}" for text in info.missing_data),
     ]
 

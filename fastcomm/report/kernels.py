@@ -7,7 +7,16 @@ from rich.markup import escape
 
 from fastcomm.errors import inert
 from fastcomm.kernels.result import Kernels
-from fastcomm.report.console import NA, TerminalTable, na, percent, plain_console, say, table
+from fastcomm.report.console import (
+    NA,
+    TerminalTable,
+    marked,
+    na,
+    percent,
+    plain_console,
+    say,
+    table,
+)
 from fastcomm.units import counted, format_ns, signed_percent
 
 _HEADINGS = (
@@ -34,7 +43,8 @@ def show(kernels: Kernels, top: int) -> None:
     if more := _more(kernels, top):
         say(console, more)
     for note in kernels.notes:
-        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
+        for line in marked("[yellow]note:[/]", note):
+            say(console, line, hanging=2)
 
 
 def _more(kernels: Kernels, top: int) -> str:

@@ -18,6 +18,7 @@ from fastcomm.report.console import (
     COMMAND,
     NA,
     TerminalTable,
+    marked,
     na,
     percent,
     plain_console,
@@ -282,9 +283,7 @@ def _first(
     shown = texts if full else texts[:_MOST_WARNINGS]
     room = width * _MOST_LINES - len(Text.from_markup(mark)) - 1
     for text in shown:
-        first, *others = inert_parts(text if full else _brief(text, room))
-        yield f"{mark} {escape(first)}"
-        yield from map(escape, others)
+        yield from marked(mark, text if full else _brief(text, room))
     if more := len(texts) - len(shown):
         yield f"{mark} {counted(more, f'more {noun}')} with --full"
 

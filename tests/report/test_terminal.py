@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.cli.compare import Condition
+from fastcomm.errors import Lines
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
@@ -145,15 +146,17 @@ def test_a_long_warning_takes_a_few_lines_unless_it_has_a_command():
     brief = terminal._brief(text, 200)
     assert len(brief) <= 200
     assert brief.endswith("so. ... (--full)")
-    with_command = text + "\n    fastcomm doctor\n(or nothing)"
+    with_command = Lines(text + "\n    fastcomm doctor\n(or nothing)")
     assert terminal._brief(with_command, 200) == with_command
+    # In a name, a line that looks like a command is none.
+    assert len(terminal._brief(str.__str__(with_command), 200)) <= 200
     assert terminal._brief("short", 200) == "short"
 
 
 def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
     from fastcomm.analyses import info
 
-    monkeypatch.setattr(info, "warnings_of_ranks", lambda *_, **__: ["one\ntwo"])
+    monkeypatch.setattr(info, "warnings_of_ranks", lambda *_, **__: [Lines("one\ntwo")])
     write(Job.of(1, steps=1), tmp_path)
     text = invoke("info", tmp_path).stdout
     assert "warning: one\ntwo\n" in text
@@ -214,7 +217,8 @@ def test_sentences_break_at_words_and_commands_do_not():
     console.file = io.StringIO()
     console.width = 40
     command = "    fastcomm metrics " + "x" * 50
-    say(console, "word " * 20 + f"\n{command}", indent=2, hanging=4)
+    say(console, "word " * 20, indent=2, hanging=4)
+    say(console, command, indent=2, hanging=4)
     lines = console.file.getvalue().splitlines()
     assert lines[-1] == command
     assert lines[0].startswith("  word")
