@@ -70,6 +70,12 @@ FORMATS = {
             "allow_truncated": "a truncated table is not readable; write it again",
         },
     ),
+    "perfetto": FileFormat(
+        module="fastcomm.readers.perfetto",
+        description="Perfetto traces of the PyTorch profiler and rocprofv3: .pftrace, "
+        ".pftrace.gz, .perfetto-trace",
+        suffixes=(".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz"),
+    ),
     "kineto": FileFormat(
         module="fastcomm.readers.kineto",
         description="PyTorch profiler (Kineto) traces: .json, .json.gz, .json.zst",

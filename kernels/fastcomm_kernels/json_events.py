@@ -50,6 +50,9 @@ _PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, _HEAD = range(6, 11)
 # A thread or process that is text, not a number: this minus the code of the text.
 TEXT_LANE = -(1 << 62)
 
+# Cells behind a row's last column, since eight are cleared at a time.
+SPARE = 7
+
 # Times are less than this, so that a base time can be added.
 _FAR = 1 << 62
 INVALID = -1  # as the kind of a row: the event has invalid values
@@ -77,11 +80,12 @@ class ScanColumns(NamedTuple):
     numbers: list[bytes]  # args that are integers, a column each
     detail_numbers: list[bytes]  # args that are integers and that few events have
     detail_texts: list[bytes]  # args of few events, any value as text
+    aliases: tuple[tuple[bytes, bytes], ...] = ()  # other names of args, and the names above
 
     def width(self) -> int:
         """Return the columns of a row, with room to clear eight at a time."""
         args = len(self.numbers) + len(self.detail_numbers) + len(self.detail_texts)
-        return ARGS + args + 7
+        return ARGS + args + SPARE
 
     def plan(self) -> Ints:
         """Return the selection as one int64 array, the `plan` that `scan` takes."""
@@ -89,6 +93,7 @@ class ScanColumns(NamedTuple):
         args = {key: 2 * column for column, key in enumerate(numbers, ARGS)}
         first = ARGS + len(numbers)
         args |= {key: 2 * column + 1 for column, key in enumerate(self.detail_texts, first)}
+        args |= {alias: args[key] for alias, key in self.aliases if key in args}
         prefixes = [
             int.from_bytes(part.ljust(8, b"\0"), "little", signed=True)
             for word in self.prefixes
@@ -109,6 +114,12 @@ class ScanColumns(NamedTuple):
 
 
 @kernel
+def keep_of(plan: Address, kind: int) -> int:
+    """Return which events of a kind a selection keeps: a constant KEEP_*."""
+    return get(plan, get(plan, _KEEP) + kind)
+
+
+@kernel
 def keeps(plan: Address, kind: int, text: Address, name: int, size: int, length: int) -> bool:
     """Return whether events of a kind, name and length are kept, as far as these are known.
 
@@ -125,7 +136,7 @@ def keeps(plan: Address, kind: int, text: Address, name: int, size: int, length:
         Duration of the event in ns; NULL if unknown.
 
     """
-    keep = get(plan, get(plan, _KEEP) + kind)
+    keep = keep_of(plan, kind)
     if keep in (KEEP_NONE, KEEP_ALL) or size < 0:
         return keep != KEEP_NONE
     if keep == KEEP_LONG and (length == NULL or length >= LONG):
@@ -146,7 +157,7 @@ def is_selected(plan: Address, text: Address, name: int, size: int) -> bool:
 @kernel
 def is_only_long(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
     """Return whether only its length keeps an event, so that its args are not read."""
-    keep = get(plan, get(plan, _KEEP) + kind)
+    keep = keep_of(plan, kind)
     return keep == KEEP_LONG and not is_selected(plan, text, name, size)
 
 

@@ -157,6 +157,13 @@ def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> i
 
 
 @kernel
+def string_place(cells: Address, code: int) -> tuple[int, int]:
+    """Return where in the pool the string of a code begins, and its size in bytes."""
+    place = get(cells, _PLACES + code)
+    return place, get(cells, _PLACES + code + 1) - place
+
+
+@kernel
 def move_slots(slots: Ints, larger: Ints) -> None:
     """Copy the entries of a hash table into a larger empty one; `larger` is written.
 

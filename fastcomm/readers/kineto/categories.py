@@ -215,6 +215,20 @@ def scan(
 
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
+    is_strange = (scanned.columns["kind"] >= _BY_NAME).any()
+    scanned, unknown_work = settled(scanned, selection, marks)
+    if is_strange and not np.isin(scanned.columns["kind"], _WORK).any():
+        programs.refuse(path)
+    return scanned, unknown_work
+
+
+def settled(
+    scanned: Scanned, selection: Selection, marks: str | None
+) -> tuple[Scanned, UnknownWork]:
+    """Settle the kind of events that only their name tells, as `scan` does.
+
+    Kinds are written in place.
+    """
     kind = scanned.columns["kind"]
     kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
     _join_by_external_id(scanned.columns)
@@ -223,8 +237,6 @@ def scan(
         return scanned, UnknownWork()
     is_unknown = kind == _UNKNOWN
     kind[unsettled_rows] = _settled(scanned, unsettled_rows)
-    if not np.isin(kind, _WORK).any():
-        programs.refuse(path)
     unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
         columns = {name: column[~is_unknown] for name, column in scanned.columns.items()}
@@ -343,12 +355,13 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
     return tuple(sorted(name.decode(errors="replace") for name in unknown))
 
 
-def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...], str]:
+def explain_unknown_work(
+    work: UnknownWork, categories: Sequence[tuple[str, int]]
+) -> tuple[tuple[str, ...], str]:
     """Return keys of `MISSING_DATA` that apply to a trace with such work, and a warning.
 
-    The file is read again for the names of the categories.
+    `categories` are those of the work, with numbers of events.
     """
-    categories = _work_categories(path)
     named = _listed([f"{name!r} ({count})" for name, count in categories])
     of = f" of the categories {named}" if categories else " of a category without a name"
     text = (
@@ -372,8 +385,11 @@ def _not_available(key: str, cause: str) -> str:
     return f"{reason}, so that {unknown_times} are n/a: {cause}"
 
 
-def _work_categories(path: Path) -> list[tuple[str, int]]:
-    """Return unknown categories whose events look like device work, with numbers of events."""
+def work_categories(path: Path) -> list[tuple[str, int]]:
+    """Return unknown categories whose events look like device work, with numbers of events.
+
+    The file is read again.
+    """
     names = unknown_categories(path)[:_MOST_SCANNED]
     selection = Selection(
         kinds={name.encode(): number for number, name in enumerate(names)},
@@ -391,14 +407,14 @@ def _work_categories(path: Path) -> list[tuple[str, int]]:
 
 
 def explain_no_device_work(
-    path: Path, launches: int, *, is_truncated: bool = False
+    unknown: Sequence[str], launches: int, *, is_truncated: bool = False
 ) -> tuple[str, str]:
     """Return the key of `MISSING_DATA` for a trace without device work, and why, with a remedy.
 
     Parameters
     ----------
-    path
-        The trace.
+    unknown
+        Categories of the trace that are not understood.
     launches
         Number of calls of a device's runtime in the trace.
     is_truncated
@@ -406,7 +422,7 @@ def explain_no_device_work(
 
     """
     key = "device"
-    if unknown := unknown_categories(path):
+    if unknown:
         key = "device_kinds"
         cause = f"the categories {_listed([repr(name) for name in unknown])} are not understood"
     elif is_truncated:

@@ -1,6 +1,7 @@
 """Read one Kineto file as the trace of a rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from fastcomm.readers.kineto.categories import (
     explain_no_device_work,
     explain_unknown_work,
     scan,
+    unknown_categories,
+    work_categories,
 )
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
@@ -47,11 +50,34 @@ _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How a file has the events of the PyTorch profiler."""
+
+    format: str
+    # Reads the events that a selection keeps, and what looks like device work and is unknown.
+    scan: Callable[..., tuple[Scanned, UnknownWork]]
+    # Categories that are not understood; and those of them whose events look like device work.
+    unknown_categories: Callable[[Path], Sequence[str]]
+    work_categories: Callable[[Path], Sequence[tuple[str, int]]]
+    # Warnings about absolute times; None: those of `events_of`.
+    clock_notes: Callable[[str | None], list[str]] | None = None
+
+
+JSON = Encoding(
+    format="kineto",
+    scan=scan,
+    unknown_categories=unknown_categories,
+    work_categories=work_categories,
+)
+
+
 def read(
     path: Path,
     options: TraceOptions,
     rank: int | None = None,
     assigned: Assigned | None = None,
+    encoding: Encoding = JSON,
 ) -> Trace:
     """Read the trace of one rank.
 
@@ -65,6 +91,8 @@ def read(
         The rank that the run expects; None if unknown.
     assigned
         Groups of collectives on the host, if all ranks were compared.
+    encoding
+        How the file has its events.
 
     Raises
     ------
@@ -73,28 +101,32 @@ def read(
 
     """
     try:
-        scanned, unknown_work, is_host_run = _scan(path, options, assigned)
+        scanned, unknown_work, is_host_run = _scan(path, options, assigned, encoding)
     except ConfigError as error:
         raise TraceFileError(f"{path}: {error}") from error
     info = distributed_info(scanned)
     own, world = _stated(path, info, rank)
     events, lanes, origin, notes = events_of(scanned)
+    if encoding.clock_notes is not None:
+        notes = encoding.clock_notes(origin[1])
     missing: tuple[str, ...] = ()
     if is_host_run:
         notes = [*notes, HOST_RUN]
     elif not len(events.rows(*DEVICE_KINDS)):
         key, reason = explain_no_device_work(
-            path, len(events.rows("runtime")), is_truncated=scanned.is_truncated
+            encoding.unknown_categories(path),
+            len(events.rows("runtime")),
+            is_truncated=scanned.is_truncated,
         )
         missing, notes = (key,), [*notes, reason]
     elif unknown_work.events:
-        missing, reason = explain_unknown_work(path, unknown_work)
+        missing, reason = explain_unknown_work(unknown_work, encoding.work_categories(path))
         notes = [*notes, reason]
     collectives = find_collectives(events, groups_of_rank(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
         world_size=world,
-        format="kineto",
+        format=encoding.format,
         path=str(path),
         base=origin[0],
         clock=origin[1],
@@ -109,7 +141,7 @@ def read(
 
 
 def _scan(
-    path: Path, options: TraceOptions, assigned: Assigned | None
+    path: Path, options: TraceOptions, assigned: Assigned | None, encoding: Encoding
 ) -> tuple[Scanned, UnknownWork, bool]:
     """Read the columns of a rank's file that the options select.
 
@@ -121,7 +153,7 @@ def _scan(
     # Only ranks of such runs are compared before they are read.
     selection = _selection(options, on_host=assigned is not None)
     find = partial(
-        scan,
+        encoding.scan,
         path,
         allow_truncated=options.allow_truncated,
         marks=options.iterations.regex,

@@ -1,0 +1,333 @@
+"""Turn the packets of a Perfetto trace into the columns that the Kineto reader works on.
+
+A row of `Scanned` is a whole slice or stage. Kinds and names become those of PyTorch's JSON, so
+that the traces of both encodings of a run are equal.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.readers.kineto.chrome import Scanned, Selection
+from fastcomm.readers.perfetto.packets import (
+    AGENTS,
+    HOST_FUNCTION,
+    RANK_START,
+    RANK_STRIDE,
+    TIMES,
+    Packets,
+)
+from fastcomm_kernels import json_events, perfetto_tables, slices
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+from fastcomm_kernels.json_events import TEXT_LANE
+
+# Stages of device work, and their categories in PyTorch's JSON.
+STAGES = {
+    "Kernel": b"kernel",
+    "Memcpy": b"gpu_memcpy",
+    "Memset": b"gpu_memset",
+    "Annotation": b"gpu_user_annotation",
+    "EventRecord": b"graph_event_node",
+    "HostNode": b"graph_host_node",
+}
+_ANNOTATION = "Annotation"
+_NO_PROCESS = (1 << 31) - 1  # as PyTorch writes -1, the process of overhead
+_GPU = re.compile(r"GPU ([0-9]{1,6})")
+_LANE = re.compile(r"\[([0-9]{1,18})\]")
+# Tracks of rocprofv3.
+_THREAD = re.compile(r"THREAD [0-9]+ \(([0-9]{1,18})\)")
+_QUEUE = re.compile(r"COMPUTE AGENT \[([0-9]{1,6})\].*(?:QUEUE|STREAM) \[([0-9]{1,18})\]")
+_COPIES = re.compile(r"COPY to AGENT \[([0-9]{1,6})\] THREAD \[([0-9]{1,18})\]")
+_PEER_COPY = "Memcpy PtoP (rocprofv3: {})"
+# The args that stages leave out where they are 0; bytes only copies and memsets have.
+_ZERO = ("correlation", "stream", "device", "bytes")
+_FURTHER = (*TIMES, *AGENTS)
+
+
+class _Track(NamedTuple):
+    """Where the events of a track are: the process and thread of the JSON, and its category.
+
+    The category is that of slices without one.
+    """
+
+    process: int = NULL
+    thread: int = NULL
+    category: bytes = b""
+    device: int = NULL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The events of a trace, and what only reading them tells."""
+
+    scanned: Scanned
+    is_absolute: bool  # whether times are since 1970
+    is_from_torch: bool  # whether device work is in stages, which end early where they overlap
+    open_slices: int  # begins without an end
+
+
+def timeline(packets: Packets, selection: Selection) -> Timeline:
+    """Return the whole slices and stages that a selection keeps, in the order of the file."""
+    builder = _Builder(packets, selection)
+    return builder.build()
+
+
+class _Builder:
+    """Builds the rows of one file."""
+
+    def __init__(self, packets: Packets, selection: Selection) -> None:
+        """Prepare to build the rows of `packets` that `selection` keeps."""
+        self.packets = packets
+        self.selection = selection
+        self.texts = list(packets.texts)
+        self.unknown = len(selection.keep) - 1
+
+    def build(self) -> Timeline:
+        """Pair begins and ends, select, and translate."""
+        events = self.packets.events
+        stop, kind = self._stops(), self._kinds()
+        is_open = (events["type"] == perfetto_tables.BEGIN) & (stop == NULL)
+        is_kept = (stop != NULL) & self._keeps(kind, stop - events["time"])
+        rows = np.flatnonzero(is_kept)
+        columns = self._columns(rows, kind[rows], stop[rows])
+        details = {
+            name: column
+            for name, column in self.packets.details.items()
+            if name not in (RANK_START, RANK_STRIDE, HOST_FUNCTION)
+        }
+        scanned = Scanned(
+            columns=columns,
+            details=details,
+            texts=self.texts,
+            envelope={},
+            event_count=int((stop != NULL).sum()),
+            warnings=self.packets.warnings,
+            is_truncated=self.packets.is_truncated,
+        )
+        return Timeline(
+            scanned=scanned,
+            is_absolute=self.packets.is_absolute,
+            is_from_torch=len(self.packets.stages["length"]) > 0,
+            open_slices=int(is_open.sum()),
+        )
+
+    def _stops(self) -> Ints:
+        """Return when each slice and stage ends; NULL for ends, and for slices without one."""
+        events = self.packets.events
+        type_, time = events["type"], events["time"]
+        stop = np.full(len(type_), NULL, np.int64)
+        is_stage = type_ == perfetto_tables.DEVICE
+        stop[is_stage] = time[is_stage] + self.packets.stages["length"]
+        rows = np.flatnonzero(~is_stage)
+        stop[rows] = _paired(
+            type_[rows] == perfetto_tables.BEGIN, events["place"][rows], time[rows]
+        )
+        return stop
+
+    def _kinds(self) -> NDArray[np.int8]:
+        """Return the kind of each row by its category, or that of its track or stage."""
+        events, kinds = self.packets.events, self.selection.kinds
+        kind = events["kind"]
+        is_stage = events["type"] == perfetto_tables.DEVICE
+        by_stage = np.array(
+            [kinds.get(STAGES.get(text, b""), self.unknown) for text in self.texts]
+            + [self.unknown]
+        )
+        kind = np.where(is_stage, by_stage[np.where(is_stage, kind, -1)], kind)
+        rows = np.flatnonzero((kind < 0) & (events["type"] == perfetto_tables.BEGIN))
+        if len(rows):
+            tracks, place = self._tracks(rows)
+            by_track = [kinds.get(track.category, self.unknown) for track in tracks]
+            kind[rows] = np.array(by_track)[place]
+        return kind.astype(np.int8)
+
+    def _keeps(self, kind: NDArray[np.int8], length: Ints) -> Flags:
+        """Return which rows the selection keeps; `length` in ns. Rows of ends have any kind."""
+        keep = np.array(self.selection.keep)[kind]
+        is_selected = self.packets.events["is_selected"]
+        is_long = (keep == json_events.KEEP_LONG) & (length >= json_events.LONG)
+        by_name = np.isin(keep, (json_events.KEEP_NAMED, json_events.KEEP_LONG)) & is_selected
+        kept: Flags = (keep == json_events.KEEP_ALL) | by_name | is_long
+        return kept
+
+    def _columns(
+        self, rows: Ints, kind: NDArray[np.int8], stop: Ints
+    ) -> dict[str, NDArray[Any]]:
+        """Return the columns of `Scanned` for some rows, with their kinds and stops."""
+        events, packets = self.packets.events, self.packets
+        is_stage = events["type"][rows] == perfetto_tables.DEVICE
+        arg_row = events["arg_row"][rows]
+        args = {name: packets.args[name][arg_row] for name in self.selection.row_args}
+        tracks, place = self._tracks(rows)
+        columns: dict[str, NDArray[Any]] = {
+            "kind": kind,
+            "name": events["name"][rows].copy(),
+            "process": np.array([track.process for track in tracks], np.int64)[place],
+            "thread": np.array([track.thread for track in tracks], np.int64)[place],
+            "start": events["time"][rows].copy(),
+            "stop": stop,
+            "offset": events["offset"][rows],
+            "detail": packets.detail[arg_row],
+            **args,
+        }
+        if self.selection.positions:
+            columns["position"] = rows
+        self._fill_stages(columns, rows, np.flatnonzero(is_stage))
+        self._fill_tracks(columns, tracks, place)
+        self._use_given_times(columns, arg_row)
+        self._name_peer_copies(columns, arg_row)
+        columns["name"] = self._named(columns["name"])
+        return columns
+
+    def _fill_stages(self, columns: dict[str, NDArray[Any]], rows: Ints, own: Ints) -> None:
+        """Fill in what the JSON has of stages: lanes, names, and numbers left out as 0.
+
+        `own` are the places of stages among `rows`.
+        """
+        events, packets = self.packets.events, self.packets
+        stage_rows = np.flatnonzero(events["type"] == perfetto_tables.DEVICE)
+        at = np.searchsorted(stage_rows, rows[own])
+        lanes = [
+            int(match[1]) if (match := _LANE.match(text)) else TEXT_LANE - code
+            for code, text in enumerate(self.texts)
+        ]
+        queue = packets.stages["queue"][at]
+        lane = np.array([*lanes, NULL], np.int64)[np.where(queue == NULL, -1, queue)]
+        columns["process"][own], columns["thread"][own] = events["place"][rows[own]], lane
+        stage = events["kind"][rows[own]]
+        is_unnamed = columns["name"][own] < 0
+        columns["name"][own[is_unnamed]] = self._stage_names(
+            stage[is_unnamed], events["arg_row"][rows[own[is_unnamed]]]
+        )
+        is_work = ~self._has_text(stage, _ANNOTATION)
+        moves_bytes = self._has_text(stage, "Memcpy") | self._has_text(stage, "Memset")
+        for name in _ZERO:
+            zero = own[moves_bytes if name == "bytes" else is_work]
+            columns[name][zero[columns[name][zero] == NULL]] = 0
+        # The JSON has neither stream nor device of an annotation among its args.
+        for name in self.selection.row_args:
+            columns[name][own[~is_work]] = NULL
+        columns["detail"][own[~is_work]] = NONE
+
+    def _has_text(self, codes: NDArray[np.int32], text: str) -> Flags:
+        """Return which codes are those of a text."""
+        is_equal = np.array([other == text for other in self.packets.texts] + [False])
+        result: Flags = is_equal[codes]
+        return result
+
+    def _stage_names(
+        self, stage: NDArray[np.int32], arg_row: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Return the names of stages without one: that of the stage, and of a host function."""
+        packets = self.packets
+        names = stage.copy()
+        function = packets.details[HOST_FUNCTION][packets.detail[arg_row]]
+        for code in np.unique(function[function >= 0]).tolist():
+            names[(function == code) & (stage >= 0)] = len(self.texts)
+            self.texts.append(f"HostNode: {self.texts[code]}")
+        return names
+
+    def _fill_tracks(
+        self, columns: dict[str, NDArray[Any]], tracks: list[_Track], place: Ints
+    ) -> None:
+        """Fill in the device of events whose track states it."""
+        device = np.array([track.device for track in tracks], np.int64)[place]
+        is_unknown = (columns["device"] == NULL) & (device != NULL)
+        columns["device"] = np.where(is_unknown, device, columns["device"])
+
+    def _use_given_times(
+        self, columns: dict[str, NDArray[Any]], arg_row: NDArray[np.int32]
+    ) -> None:
+        """Use the times that rocprofv3 states: those of slices are moved where they overlap."""
+        begin, end = (self.packets.args[name][arg_row] for name in TIMES)
+        is_given = (begin != NULL) & (end >= begin)
+        columns["start"] = np.where(is_given, begin, columns["start"])
+        columns["stop"] = np.where(is_given, end, columns["stop"])
+
+    def _name_peer_copies(
+        self, columns: dict[str, NDArray[Any]], arg_row: NDArray[np.int32]
+    ) -> None:
+        """Name rocprofv3's copies between GPUs as such: they are communication."""
+        source, target = (self.packets.args[name][arg_row] for name in AGENTS)
+        gpus = [
+            int(match[1])
+            for label in self._labels()
+            if (match := _QUEUE.match(label) or _COPIES.match(label)) and "GPU" in label
+        ]
+        is_peer = np.isin(source, gpus) & np.isin(target, gpus) & (source != target)
+        columns["device"] = np.where(target != NULL, target, columns["device"])
+        from_gpu = np.isin(source, gpus) & ~np.isin(target, gpus)
+        columns["device"] = np.where(from_gpu, source, columns["device"])
+        columns["process"] = np.where(target != NULL, columns["device"], columns["process"])
+        for code in np.unique(columns["name"][is_peer]).tolist():
+            columns["name"][is_peer & (columns["name"] == code)] = len(self.texts)
+            self.texts.append(_PEER_COPY.format(self.texts[code]))
+
+    def _labels(self) -> list[str]:
+        """Return the names of all tracks."""
+        codes = self.packets.tracks[:, perfetto_tables.LABEL]
+        return [self.packets.texts[code] for code in codes[codes != NULL].tolist()]
+
+    def _named(self, name: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return names with that of events without one."""
+        if (name < 0).any():
+            self.texts.append("")
+            name = np.where(name < 0, len(self.texts) - 1, name).astype(np.int32)
+        return name
+
+    def _tracks(self, rows: Ints) -> tuple[list[_Track], NDArray[np.int64]]:
+        """Return the tracks of some rows, and for each row the place of its own."""
+        ids = self.packets.tracks[:, perfetto_tables.UUID]
+        known = np.unique(ids)
+        place = self.packets.events["place"][rows]
+        at = np.searchsorted(known, place)
+        others = np.setdiff1d(place[known[np.minimum(at, len(known) - 1)] != place], known) if (
+            len(known)
+        ) else np.unique(place)
+        described = {int(row[perfetto_tables.UUID]): row for row in self.packets.tracks}
+        every = np.union1d(known, others)
+        tracks = [self._track(number, described) for number in every.tolist()]
+        return tracks, np.searchsorted(every, place)
+
+    def _track(self, number: int, described: dict[int, Ints]) -> _Track:
+        """Return where the events of a track are; `described` has its row, if any."""
+        if number not in described:
+            return _Track(thread=number)
+        _, parent, pid, tid, label = described[number].tolist()
+        owner = described.get(parent)
+        if owner is not None and pid == NULL:
+            pid = int(owner[perfetto_tables.PID])
+        text = "" if label == NULL else self.packets.texts[label]
+        process = NULL if owner is None else int(owner[perfetto_tables.LABEL])
+        process_text = "" if process == NULL else self.packets.texts[process]
+        if pid == _NO_PROCESS:
+            return _Track(-1, tid, b"overhead")
+        if match := _GPU.fullmatch(process_text):
+            return _Track(int(match[1]), tid, b"cuda_sync")
+        if match := _QUEUE.match(text):
+            return _Track(int(match[1]), int(match[2]), device=int(match[1]))
+        if match := _COPIES.match(text):
+            return _Track(int(match[1]), TEXT_LANE - label, device=int(match[1]))
+        if match := _THREAD.match(text):
+            return _Track(pid, int(match[1]))
+        if tid != NULL or label == NULL:
+            return _Track(pid, tid)
+        return _Track(pid, TEXT_LANE - label)
+
+
+def _paired(begins: Flags, track: Ints, time: Ints) -> Ints:
+    """Return when each begin ends; NULL for ends, and for begins without one."""
+    stop = np.full(len(begins), NULL, np.int64)
+    done = np.zeros(len(begins), np.bool_)
+    if not slices.stops_by_number(begins, track, time, stop, done):
+        return stop
+    rows = np.flatnonzero(~done)
+    order = rows[np.argsort(track[rows], kind="stable")]
+    if not slices.is_in_order(track, time, order):
+        # Ends before begins at equal times.
+        order = rows[np.lexsort((begins[rows], time[rows], track[rows]))]
+    slices.stops_by_nesting(begins, track, time, order, stop)
+    return stop
