@@ -33,12 +33,14 @@ from fastcomm_kernels.perfetto_tables import (
     BASE,
     BEGIN,
     CATEGORIES,
+    CHUNK,
     DEVICE,
     END,
     INTERNED_KINDS,
     KIND,
     LABEL,
     LENGTH,
+    MARKS,
     NAME,
     NAMES,
     OFFSET,
@@ -48,8 +50,7 @@ from fastcomm_kernels.perfetto_tables import (
     PROBLEM,
     QUEUE,
     QUEUES,
-    ROW_COLUMNS,
-    ROWS,
+    STARTS,
     TID,
     TIME,
     TRACK_COLUMNS,
@@ -264,20 +265,30 @@ def read_args(
             if result < 0:
                 return result
         i = after
+    put(tables.state, ARG_ROWS, get(tables.state, ARG_ROWS) + 1)
     return end
 
 
 @kernel
-def add_row(tables: Tables, type_: int, time: int, place: int, offset: int) -> int:
-    """Fill the next row with what all events have, and return the index of its first cell."""
-    rows = tables.rows
-    row = get(tables.state, ROWS) * ROW_COLUMNS
-    put8(rows, row, NULL)
-    put(rows, row + TYPE, type_)
-    put(rows, row + TIME, time)
-    put(rows, row + PLACE, place)
-    put(rows, row + OFFSET, get(tables.state, BASE) + offset)
-    put(rows, row + ARG_ROW, NONE)
+def add_mark(tables: Tables, type_: int, time: int, place: int) -> None:
+    """Fill the next mark."""
+    row = get(tables.state, MARKS)
+    put(tables.marks, TYPE * CHUNK + row, type_)
+    put(tables.marks, TIME * CHUNK + row, time)
+    put(tables.marks, PLACE * CHUNK + row, place)
+    put(tables.state, MARKS, row + 1)
+
+
+@kernel
+def add_start(tables: Tables, kind: int, name: int, offset: int, arg_row: int) -> int:
+    """Fill the next start, and return its row; `offset` is that in the block."""
+    row = get(tables.state, STARTS)
+    starts = tables.starts
+    put(starts, KIND * CHUNK + row, kind)
+    put(starts, NAME * CHUNK + row, name)
+    put(starts, OFFSET * CHUNK + row, get(tables.state, BASE) + offset)
+    put(starts, ARG_ROW * CHUNK + row, arg_row)
+    put(tables.state, STARTS, row + 1)
     return row
 
 
@@ -292,7 +303,7 @@ def wants_args(plan: Address, kind: int, selected: int) -> bool:
 def read_slice(
     text: Address, i: int, end: int, tables: Tables, generation: int, time: int, track: int
 ) -> int:
-    """Read a slice's begin or end; instants and counters have no row.
+    """Read a slice's begin or end; instants and counters have no mark.
 
     Parameters
     ----------
@@ -326,20 +337,17 @@ def read_slice(
         elif tag == _CATEGORY and kind in (NULL, get(plan, OTHER)):
             kind = kind_of(plan, text, after - value, value)
         i = after
-    if type_ not in (BEGIN, END):
-        return end
-    row = add_row(tables, type_, time, track, start)
+    arg_row = NONE
     if type_ == BEGIN:
-        put(tables.rows, row + KIND, kind)
-        put(tables.rows, row + NAME, name)
-        kind = get(plan, OTHER) if kind == NULL else kind
-        if first >= 0 and wants_args(plan, kind, name & 1 if name >= 0 else 0):
-            put(tables.rows, row + ARG_ROW, get(tables.state, ARG_ROWS))
+        known = get(plan, OTHER) if kind == NULL else kind
+        if first >= 0 and wants_args(plan, known, name & 1 if name >= 0 else 0):
+            arg_row = get(tables.state, ARG_ROWS)
             result = read_args(text, first, end, _ANNOTATION, tables, generation)
             if result < 0:
                 return result
-            put(tables.state, ARG_ROWS, get(tables.state, ARG_ROWS) + 1)
-    put(tables.state, ROWS, get(tables.state, ROWS) + 1)
+        add_start(tables, kind, name, start, arg_row)
+    if type_ in (BEGIN, END):
+        add_mark(tables, type_, time, track)
     return end
 
 
@@ -371,18 +379,14 @@ def read_stage(
         elif tag == _STAGE_NAME_IID:
             name = interned_value(interned, key_of(generation, NAMES), value)
         i = after
-    row = add_row(tables, DEVICE, time, gpu, start)
-    rows = tables.rows
-    put(rows, row + KIND, stage)
-    put(rows, row + NAME, name)
-    put(rows, row + LENGTH, length)
-    put(rows, row + QUEUE, queue)
-    put(rows, row + ARG_ROW, get(tables.state, ARG_ROWS))
+    arg_row = get(tables.state, ARG_ROWS)
     result = read_args(text, first if first >= 0 else end, end, _EXTRA, tables, generation)
     if result < 0:
         return result
-    put(tables.state, ARG_ROWS, get(tables.state, ARG_ROWS) + 1)
-    put(tables.state, ROWS, get(tables.state, ROWS) + 1)
+    row = add_start(tables, stage, name, start, arg_row)
+    put(tables.starts, LENGTH * CHUNK + row, length)
+    put(tables.starts, QUEUE * CHUNK + row, queue)
+    add_mark(tables, DEVICE, time, gpu)
     return end
 
 

@@ -27,6 +27,7 @@ from fastcomm_kernels.perfetto_tables import (
     AT,
     BASE,
     CATEGORIES,
+    CHUNK,
     CLEARED,
     CLOCK,
     COMPRESSED,
@@ -41,6 +42,7 @@ from fastcomm_kernels.perfetto_tables import (
     INTERNED,
     LAST,
     LAST_TIME,
+    MARKS,
     MOVED,
     MOVED_TO,
     NAMES,
@@ -48,12 +50,12 @@ from fastcomm_kernels.perfetto_tables import (
     PROBLEM,
     PROBLEM_AT,
     QUEUES,
-    ROWS,
     SEQUENCE,
     SHIFT,
     SLICE,
     SNAPSHOT,
     STAGE,
+    STARTS,
     TIMESTAMP,
     TRACK,
     TRACKS,
@@ -355,7 +357,7 @@ def scan(
     selection: Ints,
     strings: Strings,
     sets: tuple[Ints, Ints, Ints],
-    output: tuple[Ints, Ints, Ints],
+    output: tuple[Ints, Ints, Ints, Ints],
 ) -> int:
     """Read packets from `state[AT]` on, and return why the scan ends.
 
@@ -374,7 +376,7 @@ def scan(
     sets
         Tables of interned values, sequences and clocks; written.
     output
-        Rows of events, of args, and of tracks; written.
+        Columns of marks and of starts, and rows of args and of tracks; written.
 
     Returns
     -------
@@ -383,8 +385,7 @@ def scan(
 
     """
     text, index, cells = address(block), address(strings.cells), address(state)
-    rows, args, tracks = output
-    room = min(len(rows), len(args)), len(tracks)
+    marks, starts, args, tracks = output
     tables = Tables(
         cells,
         address(selection),
@@ -393,7 +394,8 @@ def scan(
         address(sets[0]),
         address(sets[1]),
         address(sets[2]),
-        address(rows),
+        address(marks),
+        address(starts),
         address(args),
         address(tracks),
     )
@@ -401,19 +403,23 @@ def scan(
     while i < n:
         state[AT] = i
         # A packet has at most one slice, one stage and one track.
-        if state[ROWS] + 2 > room[0] or state[TRACKS] == room[1]:
+        if state[MARKS] + 2 > CHUNK or state[TRACKS] == len(tracks):
             return ROWS_FULL
         tag, value, end = field(text, i, n)
         if end < 0 and value == PAST_END and not state[LAST]:
             return MORE
         state[PROBLEM] = value
         if end >= 0 and tag == _PACKET:
-            before = state[ROWS], state[ARG_ROWS], state[TRACKS], state[COMPRESSED]
+            before = state[MARKS], state[STARTS], state[ARG_ROWS], state[TRACKS]
+            compressed = state[COMPRESSED]
             end = read_packet(text, end - value, end, tables)
             if end >= 0:
                 end = read_payloads(text, end, tables)
-            if get(index, REFUSED) > 0 or state[FULL]:
-                state[ROWS], state[ARG_ROWS], state[TRACKS], state[COMPRESSED] = before
+            is_full = get(index, REFUSED) > 0 or state[FULL] > 0
+            if is_full or end < 0:
+                state[MARKS], state[STARTS], state[ARG_ROWS], state[TRACKS] = before
+                state[COMPRESSED] = compressed
+            if is_full:
                 return STRINGS_FULL if get(index, REFUSED) > 0 else TABLES_FULL
         if end < 0:
             state[PROBLEM_AT] = state[BASE] + ~end

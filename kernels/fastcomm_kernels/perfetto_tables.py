@@ -13,23 +13,29 @@ from fastcomm_kernels._llvm import Address, get, mix, put
 from fastcomm_kernels.arrays import NULL, Ints
 
 # The state between two calls of a scan: index in the block to go on from, offset of the block
-# in the file, whether the block is the last; numbers of filled rows, args and tracks; of
-# complete packets and of compressed ones; what is wrong, and where in the file.
-AT, BASE, LAST, ROWS, ARG_ROWS, TRACKS, PACKETS, COMPRESSED, PROBLEM, PROBLEM_AT = range(10)
+# in the file, whether the block is the last; numbers of filled marks, starts, args and tracks;
+# of complete packets and of compressed ones; what is wrong, and where in the file.
+AT, BASE, LAST, MARKS, STARTS, ARG_ROWS, TRACKS, PACKETS, COMPRESSED = range(9)
+PROBLEM, PROBLEM_AT = 9, 10
 # Entries of the tables of sequences and clocks, and their limits; number of generations;
 # whether a table is full; row of an incremental clock that the packet moves, and its time.
-SEQUENCES, CLOCKS, ROOM, GENERATIONS, FULL, MOVED, MOVED_TO = range(10, 17)
+SEQUENCES, CLOCKS, ROOM, GENERATIONS, FULL, MOVED, MOVED_TO = range(11, 18)
 # The current packet: numbers, then begin and end of payloads (NULL: none).
-TIMESTAMP, CLOCK, SEQUENCE, FLAGS, CLEARED = range(17, 22)
-SNAPSHOT, SLICE, INTERNED, STAGE, TRACK, DEFAULTS = range(22, 34, 2)
+TIMESTAMP, CLOCK, SEQUENCE, FLAGS, CLEARED = range(18, 23)
+SNAPSHOT, SLICE, INTERNED, STAGE, TRACK, DEFAULTS = range(23, 35, 2)
 STATE_SIZE = 40
 
-# Columns of a row: a constant of TYPES; ns; id of the track, or number of the GPU; kind, or
-# code of the stage's name; code of the name; offset in the file; duration of a stage; code of
-# the queue's name; index of its args, or NONE.
-TYPE, TIME, PLACE, KIND, NAME, OFFSET, LENGTH, QUEUE, ARG_ROW, ROW_COLUMNS = range(10)
-# Of Perfetto's types of slices; the last is that of a stage of device work.
-BEGIN, END, INSTANT, COUNTER, DEVICE = range(1, 6)
+# Room for marks, starts and args. Columns of marks and starts lie behind one another.
+CHUNK = 1 << 11
+# Columns of a mark, the begin or end of a slice or a stage: its type; ns; id of the track, or
+# number of the GPU.
+TYPE, TIME, PLACE, MARK_COLUMNS = range(4)
+# Types of marks: those of Perfetto's slices, and a stage of device work.
+BEGIN, END, DEVICE = 1, 2, 5
+# Columns of a start, which all marks but ends have: kind, or code of the stage's name; name, as
+# twice its code, plus 1 if the selection has its prefix; offset in the file; index of its args,
+# or NONE; duration of a stage; code of its queue's name. Unknown ones are NULL.
+KIND, NAME, OFFSET, ARG_ROW, LENGTH, QUEUE, START_COLUMNS = range(7)
 
 # Columns of a track; codes of texts.
 UUID, PARENT, PID, TID, LABEL, TRACK_COLUMNS = range(6)
@@ -58,7 +64,8 @@ class Tables(NamedTuple):
     interned: Address
     sequences: Address
     clocks: Address
-    rows: Address
+    marks: Address
+    starts: Address
     args: Address
     tracks: Address
 

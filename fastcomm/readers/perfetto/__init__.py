@@ -178,9 +178,7 @@ def peek(path: Path, *, whole: bool = False) -> Peek:
 def _peek(path: Path, _size: int, _changed: tuple[int, int], *, whole: bool) -> Peek:
     """Read a file or its beginning; unused parameters are part of the cache key."""
     try:
-        packets = read_packets(
-            path, METRICS, allow_truncated=True, most=None if whole else 1
-        )
+        packets = read_packets(path, METRICS, allow_truncated=True, most=None if whole else 1)
     except TraceFileError as error:
         return Peek(error=str(error))
     return Peek(stated_rank(packets), distributed(packets)[0])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,17 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto.chrome import Selection
 from fastcomm.readers.stream import TextWindow, blocks
-from fastcomm_kernels import json_events, perfetto_scan, perfetto_tables, protobuf, string_tables
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels import (
+    json_events,
+    perfetto_scan,
+    perfetto_tables,
+    protobuf,
+    string_tables,
+)
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 from fastcomm_kernels.json_events import ScanColumns
 
 SIGN = 0x0A  # the first byte of a trace, and of each packet
-_CHUNK = 1 << 12
 _TRACKS = 1 << 8
 _ROOM = 1 << 6  # sequences and clocks
 _PACKET_LIMIT = 1 << 26
@@ -65,14 +70,14 @@ _ROCPROF = {
 class Packets:
     """The events of a file in the order of their packets, and the tracks that they are on.
 
-    `events` has a row per begin and end of a slice and per stage of device work, as
-    `perfetto_tables` defines its columns: `name` is a code of `texts`, or -1, and `is_selected`
-    whether the selection has its prefix. Stages have further columns in `stages`.
+    A *mark* is the begin or end of a slice, or a stage of device work; all but ends are
+    *starts*. `perfetto_tables` has their columns. Codes are those of `texts`, or NONE.
     """
 
-    events: dict[str, NDArray[Any]]
-    stages: dict[str, Ints]  # length and queue
-    args: dict[str, Ints]  # numbers; by `events["arg_row"]`; the last entry (NONE) is NULL
+    marks: dict[str, NDArray[Any]]  # type, time, place
+    starts: dict[str, NDArray[Any]]  # kind, name, is_selected, offset, arg_row
+    stages: dict[str, Ints]  # of the starts that are stages: length, queue
+    args: dict[str, Ints]  # numbers; by `starts["arg_row"]`; the last entry (NONE) is NULL
     detail: NDArray[np.int32]  # index into `details` by arg row; the last is NONE
     details: dict[str, Ints]  # the last entry (NONE) is NULL
     tracks: Ints  # a row each: columns of `perfetto_tables`
@@ -130,13 +135,46 @@ def _decoded(names: list[bytes]) -> list[str]:
 class _Chunks:
     """Filled rows, as columns."""
 
-    events: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    marks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    starts: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     stages: list[Ints] = field(default_factory=list)
     args: list[Ints] = field(default_factory=list)
     details: list[Ints] = field(default_factory=list)
     has_details: list[NDArray[np.bool_]] = field(default_factory=list)
     tracks: list[Ints] = field(default_factory=list)
     arg_count: int = 0
+
+
+class _Output(NamedTuple):
+    """The tables that a scan fills, and that are emptied when one is full."""
+
+    marks: Ints
+    starts: Ints
+    args: Ints
+    tracks: Ints
+
+    @classmethod
+    def of(cls, width: int) -> "_Output":
+        """Return empty tables; `width` is the number of columns of the args."""
+        chunk = perfetto_tables.CHUNK
+        return cls(
+            np.empty((perfetto_tables.MARK_COLUMNS, chunk), np.int64),
+            np.empty((perfetto_tables.START_COLUMNS, chunk), np.int64),
+            np.empty((chunk, width), np.int64),
+            np.empty((_TRACKS, perfetto_tables.TRACK_COLUMNS), np.int64),
+        )
+
+    def filled(self, state: Ints) -> "_Output":
+        """Return the filled parts, and set their numbers in the state to 0."""
+        counts = state[perfetto_tables.MARKS : perfetto_tables.PACKETS].tolist()
+        state[perfetto_tables.MARKS : perfetto_tables.PACKETS] = 0
+        marks, starts, args, tracks = counts
+        return _Output(
+            self.marks[:, :marks],
+            self.starts[:, :starts],
+            self.args[:args],
+            self.tracks[:tracks],
+        )
 
 
 class _Reader:
@@ -198,9 +236,7 @@ class _Reader:
     def _scan(self) -> str:
         """Scan all packets; return what is wrong with the file, or ""."""
         state, window = self.state, self.window
-        rows = np.empty((_CHUNK, perfetto_tables.ROW_COLUMNS), np.int64)
-        args = np.empty((_CHUNK, self.columns.width()), np.int64)
-        tracks = np.empty((_TRACKS, perfetto_tables.TRACK_COLUMNS), np.int64)
+        output = _Output.of(self.columns.width())
         while True:
             state[perfetto_tables.BASE] = window.base
             status = perfetto_scan.scan(
@@ -210,7 +246,7 @@ class _Reader:
                 self.plan,
                 self.strings,
                 (self.interned, self.sequences, self.clocks),
-                (rows, args, tracks),
+                output,
             )
             if status == perfetto_scan.STRINGS_FULL:
                 self.strings = string_tables.grown(self.strings)
@@ -219,7 +255,7 @@ class _Reader:
             elif status == perfetto_scan.MORE and not state[perfetto_tables.LAST]:
                 self._more()
             else:
-                self._keep(rows, args, tracks)
+                self._keep(output)
                 if status == perfetto_scan.DAMAGED:
                     return self._damage()
                 if status == perfetto_scan.MORE:
@@ -268,42 +304,39 @@ class _Reader:
             "the disk full?)"
         )
 
-    def _keep(self, rows: Ints, args: Ints, tracks: Ints) -> None:
-        """Move the filled rows to columns."""
+    def _keep(self, output: "_Output") -> None:
+        """Move what the scan has filled to columns."""
         state, chunks = self.state, self.chunks
-        counts = (perfetto_tables.ROWS, perfetto_tables.ARG_ROWS, perfetto_tables.TRACKS)
-        rows, args, tracks = (
-            table[: state[count]]
-            for table, count in zip((rows, args, tracks), counts, strict=True)
-        )
-        state[list(counts)] = 0
-        column = rows.T
-        name, arg_row = column[perfetto_tables.NAME], column[perfetto_tables.ARG_ROW]
-        is_stage = column[perfetto_tables.TYPE] == perfetto_tables.DEVICE
-        is_named = name != NULL
-        chunks.events.append(
+        marks, starts, args, tracks = output.filled(state)
+        type_ = marks[perfetto_tables.TYPE].astype(np.int8)
+        chunks.marks.append(
             {
-                "type": column[perfetto_tables.TYPE].astype(np.int8),
-                "time": column[perfetto_tables.TIME].copy(),
-                "place": column[perfetto_tables.PLACE].copy(),
-                "kind": _narrow(column[perfetto_tables.KIND]),
-                "name": np.where(is_named, name >> 1, -1).astype(np.int32),
-                "is_selected": is_named & (name & 1 > 0),
-                "offset": column[perfetto_tables.OFFSET].copy(),
-                "arg_row": np.where(arg_row < 0, -1, arg_row + chunks.arg_count).astype(
-                    np.int32
-                ),
+                "type": type_,
+                "time": marks[perfetto_tables.TIME].copy(),
+                "place": marks[perfetto_tables.PLACE].copy(),
             }
         )
+        name, arg_row = starts[perfetto_tables.NAME], starts[perfetto_tables.ARG_ROW]
+        is_stage = type_[type_ != perfetto_tables.END] == perfetto_tables.DEVICE
+        chunks.starts.append(
+            {
+                "kind": _narrow(starts[perfetto_tables.KIND]),
+                "name": _narrow(name >> 1),
+                "is_selected": (name > 0) & (name & 1 > 0),
+                "offset": starts[perfetto_tables.OFFSET].copy(),
+                "arg_row": _narrow(np.where(arg_row < 0, NONE, arg_row + chunks.arg_count)),
+            }
+        )
+        chunks.stages.append(
+            starts[[perfetto_tables.LENGTH, perfetto_tables.QUEUE]][:, is_stage]
+        )
         chunks.arg_count += len(args)
-        further = [perfetto_tables.LENGTH, perfetto_tables.QUEUE]
-        chunks.stages.append(rows[is_stage][:, further])
         first = json_events.ARGS + len(self.columns.numbers)
-        has_details = args[:, json_events.DETAIL] > 0
-        chunks.args.append(args[:, json_events.ARGS : first].copy())
-        chunks.has_details.append(has_details)
         last = first + len(self.columns.detail_numbers) + len(self.columns.detail_texts)
-        chunks.details.append(args[has_details, first:last])
+        has_details = args[:, json_events.DETAIL] > 0
+        chunks.args.append(np.ascontiguousarray(args[:, json_events.ARGS : first].T))
+        chunks.has_details.append(has_details)
+        chunks.details.append(np.ascontiguousarray(args[has_details, first:last].T))
         chunks.tracks.append(tracks.copy())
 
     def _packets(self) -> Packets:
@@ -312,19 +345,15 @@ class _Reader:
         detail_names = _decoded([*columns.detail_numbers, *columns.detail_texts])
         strings = string_tables.texts_of(self.strings)
         texts = [text.decode(errors="replace") for text in strings]
-        details = _matrix([*chunks.details, np.full((1, len(detail_names)), NULL)])
+        details = _joined(chunks.details)
         for place in range(len(columns.detail_numbers), len(detail_names)):
             _settle_texts(details[place], strings, texts, detail_names[place], self.path)
-        args = _matrix([*chunks.args, np.full((1, len(columns.numbers)), NULL)])
-        stages = _matrix(chunks.stages)
-        names = chunks.events[0] if chunks.events else {}
+        length, queue = (column[:-1] for column in _joined(chunks.stages))
         return Packets(
-            events={
-                name: np.concatenate([chunk.pop(name) for chunk in chunks.events])
-                for name in list(names)
-            },
-            stages={"length": stages[0], "queue": stages[1]},
-            args=dict(zip(_decoded(columns.numbers), args, strict=True)),
+            marks=_joined_columns(chunks.marks),
+            starts=_joined_columns(chunks.starts),
+            stages={"length": length, "queue": queue},
+            args=dict(zip(_decoded(columns.numbers), _joined(chunks.args), strict=True)),
             detail=_places(np.concatenate(chunks.has_details)),
             details=dict(zip(detail_names, details, strict=True)),
             tracks=np.concatenate(chunks.tracks),
@@ -347,13 +376,22 @@ def _some(source: Iterator[bytes], most: int | None) -> Iterator[bytes]:
 
 
 def _narrow(column: Ints) -> NDArray[np.int32]:
-    """Return a column of codes as int32; -1 for NULL."""
-    return np.where(column == NULL, -1, column).astype(np.int32)
+    """Return a column of codes as int32; NONE for NULL."""
+    return np.maximum(column, NONE).astype(np.int32)
 
 
-def _matrix(chunks: list[Ints]) -> Ints:
-    """Return chunks of rows as one array of columns."""
-    return np.ascontiguousarray(np.concatenate(chunks).T)
+def _joined(chunks: list[Ints]) -> list[Ints]:
+    """Return the columns of chunks, which have a row a column, each with NULL at the end."""
+    null = np.full(1, NULL)
+    columns = zip(*chunks, strict=True)
+    return [np.concatenate([*parts, null]) for parts in columns]
+
+
+def _joined_columns(chunks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return the columns of chunks; frees the chunks."""
+    return {
+        name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])
+    }
 
 
 def _places(has_details: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -369,20 +407,31 @@ def _settle_texts(
 
     The texts of the values, as JSON, are added to `texts`. The text null is no value.
     """
-    is_value = (codes < -1) & (codes != NULL)
-    for code in np.unique(codes[is_value]).tolist():
-        try:
-            value = annotation_value(strings[-2 - code])
-        except ValueError as error:
-            raise TraceFileError(f"{path}: the value of {name!r}: {error}") from error
-        if name == "Comms Id" and isinstance(value, int):
-            value %= 1 << 64
-        codes[codes == code] = len(texts)
-        # As PyTorch writes its JSON.
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        texts.append(value if isinstance(value, str) else text)
-    if "null" in texts:
-        codes[codes == texts.index("null")] = NULL
+    rows = np.flatnonzero((codes < NONE) & (codes != NULL))
+    if len(rows):
+        values = -2 - codes[rows]
+        is_used = np.zeros(len(strings), np.bool_)
+        is_used[values] = True
+        text = np.full(len(strings), NULL)
+        for code in np.flatnonzero(is_used).tolist():
+            text[code] = len(texts)
+            texts.append(_text_of(strings[code], name, path))
+        codes[rows] = text[values]
+    if b"null" in strings:
+        codes[codes == strings.index(b"null")] = NULL
+
+
+def _text_of(message: bytes, name: str, path: Path) -> str:
+    """Return the value of the annotation `name` as text, as PyTorch writes its JSON."""
+    try:
+        value = annotation_value(message)
+    except ValueError as error:
+        raise TraceFileError(f"{path}: the value of {name!r}: {error}") from error
+    if name == "Comms Id" and isinstance(value, int):
+        value %= 1 << 64
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def annotation_value(message: bytes, depth: int = 0) -> Any:
@@ -399,7 +448,7 @@ def annotation_value(message: bytes, depth: int = 0) -> Any:
         match number, content:
             case 2, int():
                 value = bool(content)
-            case (3 | 4), int():
+            case ((3 | 4), int()):
                 value = content if number == 3 else _signed(content)
             case 5, bytes() if len(content) == 8:
                 (value,) = struct.unpack("<d", content)

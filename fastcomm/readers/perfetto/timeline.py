@@ -84,98 +84,89 @@ class _Builder:
         self.selection = selection
         self.texts = list(packets.texts)
         self.unknown = len(selection.keep) - 1
+        type_, self.starts = packets.marks["type"], packets.starts
+        is_start = type_ != perfetto_tables.END
+        self.is_stage = type_[is_start] == perfetto_tables.DEVICE
+        self.start, self.place = (packets.marks[name][is_start] for name in ("time", "place"))
+        self.stop = self._stops(is_start)
 
     def build(self) -> Timeline:
-        """Pair begins and ends, select, and translate."""
-        events = self.packets.events
-        stop, kind = self._stops(), self._kinds()
-        is_open = (events["type"] == perfetto_tables.BEGIN) & (stop == NULL)
-        is_kept = (stop != NULL) & self._keeps(kind, stop - events["time"])
-        rows = np.flatnonzero(is_kept)
-        columns = self._columns(rows, kind[rows], stop[rows])
-        details = {
-            name: column
-            for name, column in self.packets.details.items()
-            if name not in (RANK_START, RANK_STRIDE, HOST_FUNCTION)
-        }
+        """Select and translate."""
+        kind, is_whole = self._kinds(), self.stop != NULL
+        rows = np.flatnonzero(is_whole & self._keeps(kind))
+        columns = self._columns(rows, kind[rows])
+        further = (RANK_START, RANK_STRIDE, HOST_FUNCTION)
         scanned = Scanned(
             columns=columns,
-            details=details,
+            details={k: v for k, v in self.packets.details.items() if k not in further},
             texts=self.texts,
             envelope={},
-            event_count=int((stop != NULL).sum()),
+            event_count=int(np.count_nonzero(is_whole)),
             warnings=self.packets.warnings,
             is_truncated=self.packets.is_truncated,
         )
         return Timeline(
             scanned=scanned,
             is_absolute=self.packets.is_absolute,
-            is_from_torch=len(self.packets.stages["length"]) > 0,
-            open_slices=int(is_open.sum()),
+            is_from_torch=bool(self.is_stage.any()),
+            open_slices=len(is_whole) - scanned.event_count,
         )
 
-    def _stops(self) -> Ints:
-        """Return when each slice and stage ends; NULL for ends, and for slices without one."""
-        events = self.packets.events
-        type_, time = events["type"], events["time"]
-        stop = np.full(len(type_), NULL, np.int64)
-        is_stage = type_ == perfetto_tables.DEVICE
-        stop[is_stage] = time[is_stage] + self.packets.stages["length"]
-        rows = np.flatnonzero(~is_stage)
-        stop[rows] = _paired(
-            type_[rows] == perfetto_tables.BEGIN, events["place"][rows], time[rows]
-        )
+    def _stops(self, is_start: Flags) -> Ints:
+        """Return when each start ends; NULL for slices without an end."""
+        marks = self.packets.marks
+        stop = np.full(len(self.start), NULL, np.int64)
+        stop[self.is_stage] = self.start[self.is_stage] + self.packets.stages["length"]
+        is_slice = marks["type"] != perfetto_tables.DEVICE
+        begins = is_start[is_slice]
+        ends = _paired(begins, marks["place"][is_slice], marks["time"][is_slice])
+        stop[~self.is_stage] = ends[begins]
         return stop
 
     def _kinds(self) -> NDArray[np.int8]:
-        """Return the kind of each row by its category, or that of its track or stage."""
-        events, kinds = self.packets.events, self.selection.kinds
-        kind = events["kind"]
-        is_stage = events["type"] == perfetto_tables.DEVICE
+        """Return the kind of each start by its category, or that of its track or stage."""
+        kinds, kind = self.selection.kinds, self.starts["kind"]
         by_stage = np.array(
             [kinds.get(STAGES.get(text, b""), self.unknown) for text in self.texts]
             + [self.unknown]
         )
-        kind = np.where(is_stage, by_stage[np.where(is_stage, kind, -1)], kind)
-        rows = np.flatnonzero((kind < 0) & (events["type"] == perfetto_tables.BEGIN))
+        kind = np.where(self.is_stage, by_stage[np.where(self.is_stage, kind, NONE)], kind)
+        rows = np.flatnonzero(kind < 0)
         if len(rows):
             tracks, place = self._tracks(rows)
             by_track = [kinds.get(track.category, self.unknown) for track in tracks]
             kind[rows] = np.array(by_track)[place]
         return kind.astype(np.int8)
 
-    def _keeps(self, kind: NDArray[np.int8], length: Ints) -> Flags:
-        """Return which rows the selection keeps; `length` in ns. Rows of ends have any kind."""
+    def _keeps(self, kind: NDArray[np.int8]) -> Flags:
+        """Return which starts the selection keeps."""
         keep = np.array(self.selection.keep)[kind]
-        is_selected = self.packets.events["is_selected"]
-        is_long = (keep == json_events.KEEP_LONG) & (length >= json_events.LONG)
-        by_name = np.isin(keep, (json_events.KEEP_NAMED, json_events.KEEP_LONG)) & is_selected
+        is_long = keep == json_events.KEEP_LONG
+        by_name = (keep == json_events.KEEP_NAMED) | is_long
+        is_long &= self.stop - self.start >= json_events.LONG
+        by_name &= self.starts["is_selected"]
         kept: Flags = (keep == json_events.KEEP_ALL) | by_name | is_long
         return kept
 
-    def _columns(
-        self, rows: Ints, kind: NDArray[np.int8], stop: Ints
-    ) -> dict[str, NDArray[Any]]:
-        """Return the columns of `Scanned` for some rows, with their kinds and stops."""
-        events, packets = self.packets.events, self.packets
-        is_stage = events["type"][rows] == perfetto_tables.DEVICE
-        arg_row = events["arg_row"][rows]
-        args = {name: packets.args[name][arg_row] for name in self.selection.row_args}
+    def _columns(self, rows: Ints, kind: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
+        """Return the columns of `Scanned` for some starts of these kinds."""
+        packets, starts = self.packets, self.starts
+        arg_row = starts["arg_row"][rows]
         tracks, place = self._tracks(rows)
         columns: dict[str, NDArray[Any]] = {
             "kind": kind,
-            "name": events["name"][rows].copy(),
+            "name": starts["name"][rows],
             "process": np.array([track.process for track in tracks], np.int64)[place],
             "thread": np.array([track.thread for track in tracks], np.int64)[place],
-            "start": events["time"][rows].copy(),
-            "stop": stop,
-            "offset": events["offset"][rows],
+            "start": self.start[rows],
+            "stop": self.stop[rows],
+            "offset": starts["offset"][rows],
             "detail": packets.detail[arg_row],
-            **args,
+            **{name: packets.args[name][arg_row] for name in self.selection.row_args},
         }
         if self.selection.positions:
             columns["position"] = rows
-        self._fill_stages(columns, rows, np.flatnonzero(is_stage))
+        self._fill_stages(columns, rows, np.flatnonzero(self.is_stage[rows]))
         self._fill_tracks(columns, tracks, place)
         self._use_given_times(columns, arg_row)
         self._name_peer_copies(columns, arg_row)
@@ -187,20 +178,19 @@ class _Builder:
 
         `own` are the places of stages among `rows`.
         """
-        events, packets = self.packets.events, self.packets
-        stage_rows = np.flatnonzero(events["type"] == perfetto_tables.DEVICE)
-        at = np.searchsorted(stage_rows, rows[own])
+        starts, packets = self.starts, self.packets
+        at = np.searchsorted(np.flatnonzero(self.is_stage), rows[own])
         lanes = [
             int(match[1]) if (match := _LANE.match(text)) else TEXT_LANE - code
             for code, text in enumerate(self.texts)
         ]
         queue = packets.stages["queue"][at]
         lane = np.array([*lanes, NULL], np.int64)[np.where(queue == NULL, -1, queue)]
-        columns["process"][own], columns["thread"][own] = events["place"][rows[own]], lane
-        stage = events["kind"][rows[own]]
+        columns["process"][own], columns["thread"][own] = self.place[rows[own]], lane
+        stage = starts["kind"][rows[own]]
         is_unnamed = columns["name"][own] < 0
         columns["name"][own[is_unnamed]] = self._stage_names(
-            stage[is_unnamed], events["arg_row"][rows[own[is_unnamed]]]
+            stage[is_unnamed], starts["arg_row"][rows[own[is_unnamed]]]
         )
         is_work = ~self._has_text(stage, _ANNOTATION)
         moves_bytes = self._has_text(stage, "Memcpy") | self._has_text(stage, "Memset")
@@ -282,11 +272,13 @@ class _Builder:
         """Return the tracks of some rows, and for each row the place of its own."""
         ids = self.packets.tracks[:, perfetto_tables.UUID]
         known = np.unique(ids)
-        place = self.packets.events["place"][rows]
+        place = self.place[rows]
         at = np.searchsorted(known, place)
-        others = np.setdiff1d(place[known[np.minimum(at, len(known) - 1)] != place], known) if (
-            len(known)
-        ) else np.unique(place)
+        others = (
+            np.setdiff1d(place[known[np.minimum(at, len(known) - 1)] != place], known)
+            if (len(known))
+            else np.unique(place)
+        )
         described = {int(row[perfetto_tables.UUID]): row for row in self.packets.tracks}
         every = np.union1d(known, others)
         tracks = [self._track(number, described) for number in every.tolist()]
