@@ -61,7 +61,7 @@ from fastcomm_kernels.perfetto_tables import (
     Tables,
     interned_value,
 )
-from fastcomm_kernels.protobuf import BYTES, FIXED64, VARINT, field
+from fastcomm_kernels.protobuf import BYTES, field
 from fastcomm_kernels.string_tables import find, intern, string_place
 
 # Tags, by the number of the field.
@@ -152,22 +152,22 @@ def put_arg(
 
     """
     kind, number, size = value
-    cell = into.at + (to >> 1)
-    if kind == _NUMBER and not to & 1:
-        put(into.rows, cell, number)
-    elif kind == _AS_TEXT and not to & 1:
-        put(into.rows, cell, whole_number(text, number, size))
-    elif kind == _AS_CODE and not to & 1:
-        at, length = string_place(into.strings, number)
-        put(into.rows, cell, whole_number(into.pool, at, length))
-    elif kind == _AS_TEXT:
-        put(into.rows, cell, intern(into.strings, into.pool, text, number, size))
-    elif kind == _AS_CODE:
-        put(into.rows, cell, number)
+    result = NULL
+    if to & 1 and kind == _AS_TEXT:
+        result = intern(into.strings, into.pool, text, number, size)
+    elif to & 1 and kind == _AS_CODE:
+        result = number
     elif to & 1:
         begin, end = raw
-        code = intern(into.strings, into.pool, text, begin, end - begin)
-        put(into.rows, cell, -2 - code)
+        result = -2 - intern(into.strings, into.pool, text, begin, end - begin)
+    elif kind == _NUMBER:
+        result = number
+    elif kind == _AS_TEXT:
+        result = whole_number(text, number, size)
+    elif kind == _AS_CODE and number >= 0:
+        at, length = string_place(into.strings, number)
+        result = whole_number(into.pool, at, length)
+    put(into.rows, into.at + (to >> 1), result)
 
 
 @kernel
@@ -205,7 +205,7 @@ def read_annotation(
             kind, number, size = _AS_TEXT, after - value, value
         elif tag == _TEXT_IID:
             number = interned_value(tables.interned, key_of(generation, VALUES), value)
-            kind = _AS_CODE if number >= 0 else _OTHER_VALUE
+            kind = _AS_CODE
         i = after
     if to >= 0:
         prepare_details(plan, to, into)

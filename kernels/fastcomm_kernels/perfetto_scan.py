@@ -10,7 +10,7 @@ does not fit, with cell PROBLEM of the state set.
 """
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels._llvm import Address, Text, address, get, put
+from fastcomm_kernels._llvm import Address, Text, address, get, put, put8
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_events import ARG_KEYS, LAST_ARG, kind_of
 from fastcomm_kernels.perfetto_events import (
@@ -93,10 +93,9 @@ _IS_CLEARED = 1  # of flags
 def read_packet(text: Address, i: int, end: int, tables: Tables) -> int:
     """Write the numbers of a packet, and the places of its payloads, to the state."""
     state = tables.state
-    for cell in range(TIMESTAMP, SNAPSHOT):
-        put(state, cell, 0)
-    for cell in range(SNAPSHOT, DEFAULTS + 2):
-        put(state, cell, NULL)
+    put8(state, TIMESTAMP, 0)
+    put8(state, SNAPSHOT, NULL)
+    put8(state, SNAPSHOT + 8, NULL)
     while i < end:
         tag, value, after = field(text, i, end)
         if after < 0:
@@ -406,8 +405,10 @@ def scan(
         if state[MARKS] + 2 > CHUNK or state[TRACKS] == len(tracks):
             return ROWS_FULL
         tag, value, end = field(text, i, n)
-        if end < 0 and value == PAST_END and not state[LAST]:
-            return MORE
+        if end < 0 and value == PAST_END:
+            if not state[LAST]:
+                return MORE
+            end = ~i
         state[PROBLEM] = value
         if end >= 0 and tag == _PACKET:
             before = state[MARKS], state[STARTS], state[ARG_ROWS], state[TRACKS]

@@ -24,12 +24,14 @@ from fastcomm.readers import (
 from fastcomm.readers.kineto.categories import METRICS
 from fastcomm.readers.perfetto.packets import SIGN, read_packets
 from fastcomm.readers.perfetto.reader import distributed, read, stated_rank
-from fastcomm.readers.stream import BLANKS, BOM, CutShortError, blocks
+from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.run import SkippedRank
 
 SUFFIXES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 _HEAD = 1 << 12
 _LENGTHS = 3  # of packets that are followed
+# No packet begins with the second of these bytes.
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*[{\[][ \t\r\n]*[\"{}\[\]]")
 _ROCPROF = re.compile(r"([0-9]{1,10})_results\.")
 
 
@@ -47,7 +49,7 @@ def begins_trace(head: bytes) -> bool:
 
     A chain of lengths leads from packet to packet; a blank of JSON may be the same byte.
     """
-    if not head or head[0] != SIGN:
+    if not head or head[0] != SIGN or _JSON.match(head):
         return False
     at = 0
     for _ in range(_LENGTHS):
@@ -76,7 +78,7 @@ def claims(path: Path) -> bool:
         head = b"".join(islice(blocks(path, _HEAD), 1))
     except (CutShortError, TraceFileError):
         return True
-    return begins_trace(head) or head.lstrip(BOM + BLANKS)[:1] not in (b"{", b"[")
+    return begins_trace(head) or _JSON.match(head) is None
 
 
 def is_damaged(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Turn the packets of a Perfetto trace into columns, block by block.
 
-Memory is the columns and a block or two, whatever the size of the file. Offsets are bytes of the
-decompressed file.
+Memory is the columns and a block or two, whatever the size of the file. Offsets are bytes of
+the decompressed file.
 """
 
 import json
@@ -82,7 +82,7 @@ class Packets:
     details: dict[str, Ints]  # the last entry (NONE) is NULL
     tracks: Ints  # a row each: columns of `perfetto_tables`
     texts: list[str]
-    is_absolute: bool  # whether times are since 1970
+    epoch: int | None  # ns to add to have times since 1970; None if no clock tells
     packet_count: int
     warnings: tuple[str, ...] = ()
     is_truncated: bool = False
@@ -358,17 +358,17 @@ class _Reader:
             details=dict(zip(detail_names, details, strict=True)),
             tracks=np.concatenate(chunks.tracks),
             texts=texts,
-            is_absolute=self._is_absolute(),
+            epoch=self._epoch(),
             packet_count=int(self.state[perfetto_tables.PACKETS]),
             warnings=tuple(self.warnings),
             is_truncated=self.is_truncated,
         )
 
-    def _is_absolute(self) -> bool:
-        """Return whether the boot clock is the time since 1970, as PyTorch writes it."""
+    def _epoch(self) -> int | None:
+        """Return when the boot clock was 0, in ns since 1970; of PyTorch they are equal."""
         clocks = self.clocks[: self.state[perfetto_tables.CLOCKS]]
         real = clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == perfetto_scan.REAL)]
-        return bool(len(real) and real[-1, perfetto_tables.SHIFT] == 0)
+        return -int(real[-1, perfetto_tables.SHIFT]) if len(real) else None
 
 
 def _some(source: Iterator[bytes], most: int | None) -> Iterator[bytes]:
@@ -434,6 +434,11 @@ def _text_of(message: bytes, name: str, path: Path) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+# Fields of a debug annotation.
+_BOOL, _UINT, _INT, _DOUBLE, _TEXT, _NAME, _ENTRY, _ITEM = 2, 3, 4, 5, 6, 10, 11, 12
+_WORD = 1 << 64
+
+
 def annotation_value(message: bytes, depth: int = 0) -> Any:
     """Return the value of a debug annotation as JSON has it; an empty list without a value.
 
@@ -445,30 +450,30 @@ def annotation_value(message: bytes, depth: int = 0) -> Any:
     entries: dict[str, Any] = {}
     items: list[Any] = []
     for number, content in _fields(message):
-        match number, content:
-            case 2, int():
+        if isinstance(content, int):
+            if number == _BOOL:
                 value = bool(content)
-            case ((3 | 4), int()):
-                value = content if number == 3 else _signed(content)
-            case 5, bytes() if len(content) == 8:
-                (value,) = struct.unpack("<d", content)
-            case 6, bytes():
-                value = content.decode(errors="replace")
-            case 11, bytes():
-                entries[_name_of(content)] = annotation_value(content, depth + 1)
-            case 12, bytes():
-                items.append(annotation_value(content, depth + 1))
+            elif number in (_UINT, _INT):
+                is_negative = number == _INT and content >= _WORD // 2
+                value = content - _WORD * is_negative
+        elif number == _TEXT:
+            value = content.decode(errors="replace")
+        elif number == _DOUBLE and len(content) == struct.calcsize("<d"):
+            (value,) = struct.unpack("<d", content)
+        elif number == _ENTRY:
+            entries[_name_of(content)] = annotation_value(content, depth + 1)
+        elif number == _ITEM:
+            items.append(annotation_value(content, depth + 1))
     return entries or items or value
 
 
 def _name_of(message: bytes) -> str:
     """Return the name of an annotation, or ""."""
-    names = [value for number, value in _fields(message) if number == 10]
+    names = [content for number, content in _fields(message) if number == _NAME]
     return names[-1].decode(errors="replace") if names and isinstance(names[-1], bytes) else ""
 
 
-def _signed(value: int) -> int:
-    return value - (value >> 63 << 64)
+_SIZES = {protobuf.FIXED64: 8, protobuf.FIXED32: 4}
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -483,20 +488,26 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             continue
         if wire == protobuf.BYTES:
             size, at = _varint(message, at)
+        elif wire in _SIZES:
+            size = _SIZES[wire]
         else:
-            size = {protobuf.FIXED64: 8, protobuf.FIXED32: 4}.get(wire, -1)
-        if size < 0 or tag < 8 or at + size > len(message):
-            raise ValueError(_PROBLEMS[protobuf.PAST_END if size >= 0 else protobuf.BAD_TAG])
+            raise ValueError(_PROBLEMS[protobuf.BAD_TAG])
+        if at + size > len(message):
+            raise ValueError(_PROBLEMS[protobuf.PAST_END])
         yield tag >> 3, message[at : at + size]
         at += size
+
+
+_LONGEST = 10  # bytes of a varint
+_MORE = 0x80  # the bit of a byte of a varint that others follow
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """Return the number at an index, and the index behind it."""
     value = 0
-    for k, part in enumerate(message[at : at + 10]):
-        value |= (part & 127) << 7 * k
-        if part < 128:
-            return value & (1 << 64) - 1, at + k + 1
-    is_long = len(message) - at >= 10
+    for k, part in enumerate(message[at : at + _LONGEST]):
+        value |= (part & (_MORE - 1)) << 7 * k
+        if part < _MORE:
+            return value % _WORD, at + k + 1
+    is_long = len(message) - at >= _LONGEST
     raise ValueError(_PROBLEMS[protobuf.LONG_VARINT if is_long else protobuf.PAST_END])

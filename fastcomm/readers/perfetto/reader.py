@@ -84,8 +84,8 @@ def scan(
     if not scanned.event_count:
         raise TraceFileError(
             f"{path}: a Perfetto trace without events of a training job: no slice and no stage "
-            f"of device work in {packets.packet_count} packets. Expected a trace of the PyTorch "
-            "profiler or of rocprofv3"
+            f"of device work in {packets.packet_count} packets. Expected a trace of the "
+            "PyTorch profiler or of rocprofv3"
         )
     world, groups = distributed(packets)
     info: dict[str, Any] = {"pg_config": groups}
@@ -93,7 +93,7 @@ def scan(
         info["world_size"] = world
     scanned = replace(
         scanned,
-        envelope={"distributedInfo": info},
+        envelope={**scanned.envelope, "distributedInfo": info},
         warnings=(*scanned.warnings, *_warnings(path, events)),
     )
     return settled(_with_rccl(scanned), selection, marks)
@@ -103,7 +103,10 @@ def _warnings(path: Path, events: Timeline) -> list[str]:
     """Return what the file does not tell."""
     notes = [_NOTE] if events.is_from_torch else []
     if events.open_slices:
-        notes.append(f"{path}: {events.open_slices} slices have no end and were left out")
+        notes.append(
+            f"{path}: {events.open_slices} slices have no end, or no possible time, and were "
+            "left out"
+        )
     return notes
 
 
@@ -174,7 +177,7 @@ def _ranks(text: str | None) -> list[int] | None:
     except (ValueError, RecursionError):
         return None
     is_list = isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
-    return ranks if is_list and 0 <= min(ranks) and max(ranks) < MOST_RANKS else None
+    return ranks if is_list and min(ranks) >= 0 and max(ranks) < MOST_RANKS else None
 
 
 def _with_rccl(scanned: Scanned) -> Scanned:
@@ -220,9 +223,10 @@ def _calls_of(scanned: Scanned, calls: Ints, kernels: Ints) -> Ints:
 
     own = with_correlation(calls)
     launch = with_correlation(np.flatnonzero(columns["kind"] == KIND["runtime"]))
-    spans = columns["thread"], columns["start"], columns["stop"]
+    lane = np.unique(columns["thread"], return_inverse=True)[1].astype(np.int32)
+    start, stop = columns["start"], columns["stop"]
     around = enclosing(
-        tuple(column[calls] for column in spans), tuple(column[launch] for column in spans)
+        (lane[calls], start[calls], stop[calls]), (lane[launch], start[launch], stop[launch])
     )
     outer = np.where((launch >= 0) & (around >= 0), calls[around], NONE)
     return np.where(own >= 0, own, outer)

@@ -44,7 +44,7 @@ _COPIES = re.compile(r"COPY to AGENT \[([0-9]{1,6})\] THREAD \[([0-9]{1,18})\]")
 _PEER_COPY = "Memcpy PtoP (rocprofv3: {})"
 # The args that stages leave out where they are 0; bytes only copies and memsets have.
 _ZERO = ("correlation", "stream", "device", "bytes")
-_FURTHER = (*TIMES, *AGENTS)
+_FAR = 1 << 62  # ns: times are less
 
 
 class _Track(NamedTuple):
@@ -64,9 +64,8 @@ class Timeline:
     """The events of a trace, and what only reading them tells."""
 
     scanned: Scanned
-    is_absolute: bool  # whether times are since 1970
     is_from_torch: bool  # whether device work is in stages, which end early where they overlap
-    open_slices: int  # begins without an end
+    open_slices: int  # without an end, or with an impossible time
 
 
 def timeline(packets: Packets, selection: Selection) -> Timeline:
@@ -89,25 +88,26 @@ class _Builder:
         self.is_stage = type_[is_start] == perfetto_tables.DEVICE
         self.start, self.place = (packets.marks[name][is_start] for name in ("time", "place"))
         self.stop = self._stops(is_start)
+        self._use_given_times()
 
     def build(self) -> Timeline:
         """Select and translate."""
-        kind, is_whole = self._kinds(), self.stop != NULL
+        start, stop = self.start, self.stop
+        kind, is_whole = self._kinds(), (start > -_FAR) & (stop >= start) & (stop < _FAR)
         rows = np.flatnonzero(is_whole & self._keeps(kind))
-        columns = self._columns(rows, kind[rows])
+        columns, packets = self._columns(rows, kind[rows]), self.packets
         further = (RANK_START, RANK_STRIDE, HOST_FUNCTION)
         scanned = Scanned(
             columns=columns,
-            details={k: v for k, v in self.packets.details.items() if k not in further},
+            details={k: v for k, v in packets.details.items() if k not in further},
             texts=self.texts,
-            envelope={},
+            envelope={} if packets.epoch is None else {"baseTimeNanoseconds": packets.epoch},
             event_count=int(np.count_nonzero(is_whole)),
-            warnings=self.packets.warnings,
-            is_truncated=self.packets.is_truncated,
+            warnings=packets.warnings,
+            is_truncated=packets.is_truncated,
         )
         return Timeline(
             scanned=scanned,
-            is_absolute=self.packets.is_absolute,
             is_from_torch=bool(self.is_stage.any()),
             open_slices=len(is_whole) - scanned.event_count,
         )
@@ -168,7 +168,6 @@ class _Builder:
             columns["position"] = rows
         self._fill_stages(columns, rows, np.flatnonzero(self.is_stage[rows]))
         self._fill_tracks(columns, tracks, place)
-        self._use_given_times(columns, arg_row)
         self._name_peer_copies(columns, arg_row)
         columns["name"] = self._named(columns["name"])
         return columns
@@ -186,7 +185,9 @@ class _Builder:
         ]
         queue = packets.stages["queue"][at]
         lane = np.array([*lanes, NULL], np.int64)[np.where(queue == NULL, -1, queue)]
-        columns["process"][own], columns["thread"][own] = self.place[rows[own]], lane
+        gpu = self.place[rows[own]]
+        columns["process"][own] = np.where(gpu > -_FAR, gpu, NULL)
+        columns["thread"][own] = lane
         stage = starts["kind"][rows[own]]
         is_unnamed = columns["name"][own] < 0
         columns["name"][own[is_unnamed]] = self._stage_names(
@@ -228,14 +229,14 @@ class _Builder:
         is_unknown = (columns["device"] == NULL) & (device != NULL)
         columns["device"] = np.where(is_unknown, device, columns["device"])
 
-    def _use_given_times(
-        self, columns: dict[str, NDArray[Any]], arg_row: NDArray[np.int32]
-    ) -> None:
+    def _use_given_times(self) -> None:
         """Use the times that rocprofv3 states: those of slices are moved where they overlap."""
-        begin, end = (self.packets.args[name][arg_row] for name in TIMES)
-        is_given = (begin != NULL) & (end >= begin)
-        columns["start"] = np.where(is_given, begin, columns["start"])
-        columns["stop"] = np.where(is_given, end, columns["stop"])
+        begin, end = (self.packets.args[name][self.starts["arg_row"]] for name in TIMES)
+        is_given = (begin != NULL) & (end >= begin) & (self.stop != NULL)
+        self.start, self.stop = (
+            np.where(is_given, begin, self.start),
+            np.where(is_given, end, self.stop),
+        )
 
     def _name_peer_copies(
         self, columns: dict[str, NDArray[Any]], arg_row: NDArray[np.int32]
@@ -273,41 +274,46 @@ class _Builder:
         ids = self.packets.tracks[:, perfetto_tables.UUID]
         known = np.unique(ids)
         place = self.place[rows]
-        at = np.searchsorted(known, place)
-        others = (
-            np.setdiff1d(place[known[np.minimum(at, len(known) - 1)] != place], known)
-            if (len(known))
-            else np.unique(place)
-        )
+        # Most events are on few tracks; those without a description are added.
+        at = np.minimum(np.searchsorted(known, place), max(len(known) - 1, 0))
+        is_known = known[at] == place if len(known) else np.zeros(len(place), np.bool_)
+        every = np.union1d(known, place[~is_known])
         described = {int(row[perfetto_tables.UUID]): row for row in self.packets.tracks}
-        every = np.union1d(known, others)
         tracks = [self._track(number, described) for number in every.tolist()]
         return tracks, np.searchsorted(every, place)
 
     def _track(self, number: int, described: dict[int, Ints]) -> _Track:
         """Return where the events of a track are; `described` has its row, if any."""
         if number not in described:
-            return _Track(thread=number)
+            return _Track(thread=number % _FAR)
         _, parent, pid, tid, label = described[number].tolist()
-        owner = described.get(parent)
-        if owner is not None and pid == NULL:
-            pid = int(owner[perfetto_tables.PID])
-        text = "" if label == NULL else self.packets.texts[label]
-        process = NULL if owner is None else int(owner[perfetto_tables.LABEL])
-        process_text = "" if process == NULL else self.packets.texts[process]
+        tid = tid if tid > -_FAR else NULL
+        process = ""
+        if (owner := described.get(parent)) is not None:
+            pid = int(owner[perfetto_tables.PID]) if pid == NULL else pid
+            process = self._label(int(owner[perfetto_tables.LABEL]))
+        pid = pid if pid > -_FAR else NULL
         if pid == _NO_PROCESS:
             return _Track(-1, tid, b"overhead")
-        if match := _GPU.fullmatch(process_text):
+        if match := _GPU.fullmatch(process):
             return _Track(int(match[1]), tid, b"cuda_sync")
+        if tid == NULL and label != NULL:
+            return self._named_track(pid, label)
+        return _Track(pid, tid)
+
+    def _named_track(self, pid: int, label: int) -> _Track:
+        """Return where the events of a track with a name, and without a thread, are."""
+        text = self._label(label)
         if match := _QUEUE.match(text):
             return _Track(int(match[1]), int(match[2]), device=int(match[1]))
         if match := _COPIES.match(text):
             return _Track(int(match[1]), TEXT_LANE - label, device=int(match[1]))
-        if match := _THREAD.match(text):
-            return _Track(pid, int(match[1]))
-        if tid != NULL or label == NULL:
-            return _Track(pid, tid)
-        return _Track(pid, TEXT_LANE - label)
+        match = _THREAD.match(text)
+        return _Track(pid, int(match[1]) if match else TEXT_LANE - label)
+
+    def _label(self, code: int) -> str:
+        """Return the name of a track; "" without one."""
+        return "" if code == NULL else self.packets.texts[code]
 
 
 def _paired(begins: Flags, track: Ints, time: Ints) -> Ints:
