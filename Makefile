@@ -10,7 +10,7 @@ TESTS = $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile --duratio
 KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
 	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
 	trace/test_numbering.py readers/kineto/test_chrome.py readers/kineto/test_chrome_cut.py \
-	readers/kineto/test_chrome_faults.py metrics/test_across.py kernels/test_statistics.py \
+	readers/kineto/test_chrome_faults.py readers/perfetto/test_packets.py metrics/test_across.py kernels/test_statistics.py \
 	$(addprefix critical_path/test_,corrected.py hta.py joined.py overlay.py windows.py) \
 	$(addprefix replay/test_,network.py references.py replay.py) readers/dpro/test_statistics.py \
 	stragglers/test_stragglers.py)

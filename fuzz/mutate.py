@@ -127,6 +127,16 @@ def documents(path: Path, rng: Random) -> None:
         mutated(path, rng)
 
 
+def unpacked(path: Path, rng: Random) -> None:
+    """Damage the bytes in a gzip file, and sometimes the file."""
+    text = gzip.decompress(path.read_bytes())
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        text = _bytes(text, rng)
+    path.write_bytes(gzip.compress(text, 1))
+    if rng.random() < 0.1:
+        mutated(path, rng)
+
+
 def _strange(text: bytes, rng: Random) -> bytes:
     """Another document behind, a value spelled with escapes, a key twice, a huge size."""
     match rng.randrange(4):

@@ -1,5 +1,6 @@
 """What is changed: a small file or folder of every format, and what reads it."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -39,7 +40,8 @@ from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 from fuzz import options as options_
 from fuzz import own
-from fuzz.mutate import documents, mutated
+from fuzz.mutate import documents, mutated, unpacked
+from tests.builders.perfetto_trace import a_rank
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
@@ -120,6 +122,11 @@ def _workload(path: Path) -> None:
 def _trace(path: Path) -> None:
     made = write(_JOB, path.parent / "made", ranks=[0], compress=path.suffix == ".gz")[0]
     shutil.move(made, path)
+
+
+def _perfetto(path: Path) -> None:
+    text = a_rank(0, 2)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def _nsys(kind: str) -> Callable[[Path], None]:
@@ -378,6 +385,8 @@ _SEEDS = (
     Seed(name="rank0.json.gz", make=_trace, read=metrics),
     Seed(name="documents.json", make=_trace, read=whole, change=documents),
     Seed(name="documents.json.gz", make=_trace, read=metrics, change=documents),
+    Seed(name="rank0.pftrace", make=_perfetto, read=whole),
+    Seed(name="rank0.pftrace.gz", make=_perfetto, read=metrics, change=unpacked),
     Seed(name="nsys_0.sqlite", make=_nsys("sqlite"), read=whole),
     Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
     Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),

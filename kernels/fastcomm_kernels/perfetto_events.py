@@ -253,10 +253,8 @@ def read_args(
     """
     into = into_args(tables)
     while i < end:
+        # Whoever found the first arg has walked these fields before.
         tag, size, after = field(text, i, end)
-        if after < 0:
-            put(tables.state, PROBLEM, size)
-            return after
         if tag == tag_of_arg:
             if tag == _EXTRA:
                 result = read_extra(text, after - size, after, tables, into)
