@@ -70,6 +70,7 @@ _TYPE, _NAME_IID, _NAME, _TRACK = 9 << 3, 10 << 3, 23 << 3 | BYTES, 11 << 3
 _CATEGORY_IID, _CATEGORY, _ANNOTATION = 3 << 3, 22 << 3 | BYTES, 4 << 3 | BYTES
 _ARG_NAME, _ARG_IID = 10 << 3 | BYTES, 1 << 3
 _UINT, _INT, _TEXT, _TEXT_IID = 3 << 3, 4 << 3, 6 << 3 | BYTES, 17 << 3
+_ENTRY, _ITEM = 11 << 3 | BYTES, 12 << 3 | BYTES
 _KEY, _VALUE = 1 << 3 | BYTES, 2 << 3 | BYTES
 _DURATION, _EXTRA, _GPU = 2 << 3, 6 << 3 | BYTES, 11 << 3
 _QUEUE_IID, _STAGE_IID, _STAGE_NAME_IID = 13 << 3, 14 << 3, 20 << 3
@@ -206,6 +207,9 @@ def read_annotation(
         elif tag == _TEXT_IID:
             number = interned_value(tables.interned, key_of(generation, VALUES), value)
             kind = _AS_CODE
+        elif tag in (_ENTRY, _ITEM) and to >= 0:
+            kind = _OTHER_VALUE  # of many items, which are read once per value
+            break
         i = after
     if to >= 0:
         prepare_details(plan, to, into)

@@ -16,7 +16,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 PAST_END, LONG_VARINT, BAD_TAG = 1, 2, 3
 _LONGEST = 10 * 7  # bits
 _SIGN_BIT = 63
-_TOPS, _TWO_TOPS = int.from_bytes(b"\x80" * 8, "little") - (1 << 64), 0x8080
+_TOPS = int.from_bytes(b"\x80" * 8, "little") - (1 << 64)
+_FIRST_TOP, _SECOND_TOP = 0x80, 0x8000
 _SEVENS = int.from_bytes(b"\x7f" * 8, "little")
 _ODD_1, _EVEN_1 = 0x007F007F007F007F, 0x7F007F007F007F00
 _ODD_2, _EVEN_2 = 0x00003FFF00003FFF, 0x3FFF00003FFF0000
@@ -84,7 +85,7 @@ def any_field(text: Address, i: int, end: int) -> tuple[int, int, int]:
 def field(text: Address, i: int, end: int) -> tuple[int, int, int]:
     """Return the tag and the value of the field at `i`, and the index behind it.
 
-    Most have a tag of one byte, and a number or size of one byte, which are read here.
+    Most have a tag of one byte, and a number or size of one or two, which are read here.
 
     Parameters
     ----------
@@ -101,9 +102,13 @@ def field(text: Address, i: int, end: int) -> tuple[int, int, int]:
 
     """
     word = load64(text, i)
-    if word & _TWO_TOPS == 0:
-        tag, value = word & 0x7F, word >> 8 & 0x7F
-        after = i + 2 + value if tag & 7 == BYTES else i + 2
-        if tag >= 8 and after <= end and tag & 5 == 0:
-            return tag, value, after
+    tag, value, after = word & 0xFF, word >> 8 & 0x7F, i + 2
+    if word & _SECOND_TOP:
+        value |= word >> 9 & 0x3F80
+        after = i + 3
+        word |= word >> 16
+    is_short = word & _FIRST_TOP == 0 and tag & 5 == 0 and tag >= 8
+    after += value if tag & 7 == BYTES else 0
+    if is_short and after <= end:
+        return tag, value, after
     return any_field(text, i, end)

@@ -336,7 +336,7 @@ class _Reader:
         has_details = args[:, json_events.DETAIL] > 0
         chunks.args.append(np.ascontiguousarray(args[:, json_events.ARGS : first].T))
         chunks.has_details.append(has_details)
-        chunks.details.append(np.ascontiguousarray(args[has_details, first:last].T))
+        chunks.details.append(args[has_details, first:last])
         chunks.tracks.append(tracks.copy())
 
     def _packets(self) -> Packets:
@@ -345,7 +345,9 @@ class _Reader:
         detail_names = _decoded([*columns.detail_numbers, *columns.detail_texts])
         strings = string_tables.texts_of(self.strings)
         texts = [text.decode(errors="replace") for text in strings]
-        details = _joined(chunks.details)
+        # Columns of one array: few events have most of them.
+        no_details = np.full((1, len(detail_names)), NULL)
+        details = list(np.concatenate([*chunks.details, no_details]).T)
         for place in range(len(columns.detail_numbers), len(detail_names)):
             _settle_texts(details[place], strings, texts, detail_names[place], self.path)
         length, queue = (column[:-1] for column in _joined(chunks.stages))
