@@ -341,8 +341,8 @@ def read_slice(
         i = after
     arg_row = NONE
     if type_ == BEGIN:
-        known = get(plan, OTHER) if kind == NULL else kind
-        if first >= 0 and wants_args(plan, known, name & 1 if name >= 0 else 0):
+        selection_kind = get(plan, OTHER) if kind == NULL else kind
+        if first >= 0 and wants_args(plan, selection_kind, name & 1 if name >= 0 else 0):
             arg_row = get(tables.state, ARG_ROWS)
             result = read_args(text, first, end, _ANNOTATION, tables, generation)
             if result < 0:

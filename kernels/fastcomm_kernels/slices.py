@@ -53,7 +53,7 @@ def stops_by_number(begins: Flags, track: Ints, time: Ints, stop: Ints, done: Fl
         Stops of the begins, and whether a row is paired; written.
 
     """
-    rows, left, i = len(begins), 0, 0
+    rows, unpaired, i = len(begins), 0, 0
     while i < rows:
         begin = i
         while i < rows and begins[i]:
@@ -66,8 +66,8 @@ def stops_by_number(begins: Flags, track: Ints, time: Ints, stop: Ints, done: Fl
                 stop[begin + k] = time[end + k]
                 done[begin + k] = done[end + k] = True
         else:
-            left += i - begin
-    return left
+            unpaired += i - begin
+    return unpaired
 
 
 @kernel

@@ -36,7 +36,7 @@ _ROCPROF = re.compile(r"([0-9]{1,10})_results\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Peek:
+class PerfettoPeek:
     """What the beginning of a file tells, or all of it."""
 
     rank: int | None = None
@@ -163,7 +163,7 @@ def _no_rank(path: Path) -> str:
     )
 
 
-def peek(path: Path, *, whole: bool = False) -> Peek:
+def peek(path: Path, *, whole: bool = False) -> PerfettoPeek:
     """Return the rank and the number of ranks that a file states, from its beginning.
 
     An unreadable file raises nothing: the result has the error.
@@ -171,16 +171,16 @@ def peek(path: Path, *, whole: bool = False) -> Peek:
     try:
         status = path.stat()
     except OSError:
-        return Peek()
+        return PerfettoPeek()
     changed = status.st_mtime_ns, getattr(status, "st_mode", 0)
     return _peek(path, status.st_size, changed, whole=whole)
 
 
 @lru_cache(maxsize=1 << 14)
-def _peek(path: Path, _size: int, _changed: tuple[int, int], *, whole: bool) -> Peek:
+def _peek(path: Path, _size: int, _changed: tuple[int, int], *, whole: bool) -> PerfettoPeek:
     """Read a file or its beginning; unused parameters are part of the cache key."""
     try:
         packets = read_packets(path, METRICS, allow_truncated=True, most=None if whole else 1)
     except TraceFileError as error:
-        return Peek(error=str(error))
-    return Peek(stated_rank(packets), distributed(packets)[0])
+        return PerfettoPeek(error=str(error))
+    return PerfettoPeek(stated_rank(packets), distributed(packets)[0])

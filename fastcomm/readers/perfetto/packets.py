@@ -111,7 +111,7 @@ def read_packets(
         the decompressed file.
 
     """
-    return _Reader(path, selection, most).read(allow_truncated or most is not None)
+    return _PacketReader(path, selection, most).read(allow_truncated or most is not None)
 
 
 def _columns(selection: Selection) -> ScanColumns:
@@ -177,7 +177,7 @@ class _Output(NamedTuple):
         )
 
 
-class _Reader:
+class _PacketReader:
     """The scan of one file."""
 
     def __init__(self, path: Path, selection: Selection, most: int | None) -> None:
@@ -429,7 +429,7 @@ def _text_of(message: bytes, name: str, path: Path) -> str:
         value = annotation_value(message)
     except ValueError as error:
         raise TraceFileError(f"{path}: the value of {name!r}: {error}") from error
-    if name == "Comms Id" and isinstance(value, int):
+    if name == "Comms Id" and type(value) is int:
         value %= 1 << 64
     if isinstance(value, str):
         return value

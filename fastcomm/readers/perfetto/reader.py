@@ -25,7 +25,7 @@ from fastcomm.readers.perfetto.packets import (
     Packets,
     read_packets,
 )
-from fastcomm.readers.perfetto.timeline import Timeline, timeline
+from fastcomm.readers.perfetto.timeline import SliceTimeline, timeline
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import enclosing
 from fastcomm.trace.run import MOST_RANKS
@@ -99,7 +99,7 @@ def scan(
     return settled(_with_rccl(scanned), selection, marks)
 
 
-def _warnings(path: Path, events: Timeline) -> list[str]:
+def _warnings(path: Path, events: SliceTimeline) -> list[str]:
     """Return what the file does not tell."""
     notes = [_NOTE] if events.is_from_torch else []
     if events.open_slices:

@@ -60,7 +60,7 @@ class _Track(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class SliceTimeline:
     """The events of a trace, and what only reading them tells."""
 
     scanned: Scanned
@@ -68,13 +68,13 @@ class Timeline:
     open_slices: int  # without an end, or with an impossible time
 
 
-def timeline(packets: Packets, selection: Selection) -> Timeline:
+def timeline(packets: Packets, selection: Selection) -> SliceTimeline:
     """Return the whole slices and stages that a selection keeps, in the order of the file."""
-    builder = _Builder(packets, selection)
+    builder = _TimelineBuilder(packets, selection)
     return builder.build()
 
 
-class _Builder:
+class _TimelineBuilder:
     """Builds the rows of one file."""
 
     def __init__(self, packets: Packets, selection: Selection) -> None:
@@ -90,7 +90,7 @@ class _Builder:
         self.stop = self._stops(is_start)
         self._use_given_times()
 
-    def build(self) -> Timeline:
+    def build(self) -> SliceTimeline:
         """Select and translate."""
         start, stop = self.start, self.stop
         kind, is_whole = self._kinds(), (start > -_FAR) & (stop >= start) & (stop < _FAR)
@@ -106,7 +106,7 @@ class _Builder:
             warnings=packets.warnings,
             is_truncated=packets.is_truncated,
         )
-        return Timeline(
+        return SliceTimeline(
             scanned=scanned,
             is_from_torch=bool(self.is_stage.any()),
             open_slices=len(is_whole) - scanned.event_count,
@@ -145,8 +145,8 @@ class _Builder:
         by_name = (keep == json_events.KEEP_NAMED) | is_long
         is_long &= self.stop - self.start >= json_events.LONG
         by_name &= self.starts["is_selected"]
-        kept: Flags = (keep == json_events.KEEP_ALL) | by_name | is_long
-        return kept
+        is_kept: Flags = (keep == json_events.KEEP_ALL) | by_name | is_long
+        return is_kept
 
     def _columns(self, rows: Ints, kind: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
         """Return the columns of `Scanned` for some starts of these kinds."""
@@ -272,12 +272,14 @@ class _Builder:
     def _tracks(self, rows: Ints) -> tuple[list[_Track], NDArray[np.int64]]:
         """Return the tracks of some rows, and for each row the place of its own."""
         ids = self.packets.tracks[:, perfetto_tables.UUID]
-        known = np.unique(ids)
+        described_ids = np.unique(ids)
         place = self.place[rows]
         # Most events are on few tracks; those without a description are added.
-        at = np.minimum(np.searchsorted(known, place), max(len(known) - 1, 0))
-        is_known = known[at] == place if len(known) else np.zeros(len(place), np.bool_)
-        every = np.union1d(known, place[~is_known])
+        at = np.minimum(np.searchsorted(described_ids, place), max(len(described_ids) - 1, 0))
+        is_known = (
+            described_ids[at] == place if len(described_ids) else np.zeros(len(place), np.bool_)
+        )
+        every = np.union1d(described_ids, place[~is_known])
         described = {int(row[perfetto_tables.UUID]): row for row in self.packets.tracks}
         tracks = [self._track(number, described) for number in every.tolist()]
         return tracks, np.searchsorted(every, place)
