@@ -274,7 +274,7 @@ def unused_patterns(events: Events, patterns: Sequence[Pattern]) -> Iterator[str
     names = [events.texts[code] for code in codes.tolist() if code != NULL]
     deciding, matching = set(), set()
     for name in names:
-        matches = [n for n, pattern in enumerate(patterns) if pattern.matches(name)]
+        matches = [n for n, pattern in enumerate(patterns) if pattern(name)]
         deciding.update(matches[:1])
         matching.update(matches)
     for n, pattern in enumerate(patterns):
