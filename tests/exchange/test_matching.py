@@ -213,7 +213,7 @@ def test_a_root_may_finish_long_before_the_others(events, seed):
 
 
 def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
-    numbers = np.random.default_rng(0)
+    numbers = np.random.default_rng(2)
     ends = np.cumsum(numbers.integers(10_000_000, 20_000_000, (3, 50)), axis=1)
     rows = [
         (rank, 7, place % 2, 100, NULL, end)
@@ -221,7 +221,7 @@ def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
         for place, end in enumerate(ends[rank].tolist())
     ]
     unknown = match(calls(rows))
-    assert (unknown.count, unknown.dropped) in ((0, 150), (50, 50), (0, 100))
+    assert (unknown.count, unknown.dropped) == (0, 100)
     numbered = replace(calls(rows), step=np.tile(np.arange(50) // 10, 3))
     assert match(numbered).instance.tolist() == list(range(50)) * 3
 
