@@ -1,5 +1,6 @@
 """Test where temporary files and compiled code lie: never in a directory of other people."""
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -108,6 +109,34 @@ def test_libraries_use_the_same_directory(choose, tmp_path, monkeypatch):
     with temporary.used_by_libraries():
         assert tempfile.gettempdir() == str(system)
     assert tempfile.tempdir is None
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_not_used(choose, tmp_path):
+    choose(tmp_path, folder_of(tmp_path / "longer"))
+    length = len(os.fsencode(tmp_path))
+    assert temporary.root(length) == tmp_path
+    with pytest.raises(OSError, match="no directory"):
+        temporary.root(length - 1)
+
+
+def test_a_working_directory_that_was_removed_contains_nothing(choose, tmp_path, monkeypatch):
+    gone = folder_of(tmp_path / "gone")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    choose(tmp_path)
+    assert temporary.root() == tmp_path
+
+
+def test_workers_use_the_directory_of_their_parent_and_warn_of_no_other(
+    choose, tmp_path, monkeypatch, caplog
+):
+    choose("relative", tmp_path)
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert temporary.root() == tmp_path
+    assert not caplog.records
+    mine = folder_of(tmp_path / "mine")
+    temporary.use(mine)
+    assert temporary.root() == mine
 
 
 def test_the_name_of_the_directory_for_code_differs_between_machines(choose, tmp_path):

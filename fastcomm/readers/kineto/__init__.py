@@ -29,8 +29,9 @@ from fastcomm.readers import (
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import envelope, programs
 from fastcomm.readers.kineto.categories import CATEGORIES, has_device_work
+from fastcomm.readers.kineto.devices import Device, ranks_of
 from fastcomm.readers.kineto.host_groups import Assigned, assign
-from fastcomm.readers.kineto.reader import RANK_KEYS, is_count, read
+from fastcomm.readers.kineto.reader import RANK_KEYS, find_devices, is_count, read
 from fastcomm.readers.stream import BLOCK, CutShortError, blocks, tail
 from fastcomm.trace.host_names import HOST_LIBRARIES
 from fastcomm.trace.run import SkippedRank, Source
@@ -336,7 +337,23 @@ def _alone(path: Path, options: OpenOptions) -> RankSources:
     rank = start.rank if start.rank is not None else rank_from_name(path.name)
     world = agreed_world({path: start.world_size}, {rank or 0: path})
     reading = options.reading(world, (rank or 0,))
+    if len(devices := find_devices(path, reading)) > 1:
+        return _of_devices(path, devices, options)
     return RankSources(sources=(_source(path, rank or 0, reading, rank),), world_size=world)
+
+
+def _of_devices(path: Path, devices: Sequence[Device], options: OpenOptions) -> RankSources:
+    """Return a rank for each device of a file."""
+    ranks, warning = ranks_of(devices)
+    world = max(len(devices), max(ranks) + 1)
+    reading = options.reading(world, ranks)
+    sources = [
+        RankReader(read, path, reading, (rank, None, device), may_have_shapes=True).source(rank)
+        for rank, device in sorted(zip(ranks, devices, strict=True), key=lambda pair: pair[0])
+    ]
+    return RankSources(
+        sources=tuple(sources), world_size=world, warnings=(f"{path}: {warning}",)
+    )
 
 
 def _source(

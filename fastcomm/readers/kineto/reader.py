@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,20 @@ from fastcomm.readers.kineto.categories import (
 )
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
+from fastcomm.readers.kineto.devices import (
+    Device,
+    devices_of,
+    is_on_device,
+    part_of,
+    peek,
+    scan_again,
+)
 from fastcomm.readers.kineto.host import is_host_run, with_host_collectives
 from fastcomm.readers.kineto.host_groups import Assigned, distributed_info
 from fastcomm.readers.kineto.host_work import as_device
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
-from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
@@ -77,6 +84,7 @@ def read(
     options: TraceOptions,
     rank: int | None = None,
     assigned: Assigned | None = None,
+    device: Device | None = None,
     encoding: Encoding = JSON,
 ) -> Trace:
     """Read the trace of one rank.
@@ -91,6 +99,8 @@ def read(
         The rank that the run expects; None if unknown.
     assigned
         Groups of collectives on the host, if all ranks were compared.
+    device
+        The device that is the rank, if the file has several.
     encoding
         How the file has its events.
 
@@ -101,9 +111,10 @@ def read(
 
     """
     try:
-        scanned, unknown_work, is_host_run = _scan(path, options, assigned, encoding)
+        scanned, unknown_work, is_host_run = _scan(path, options, assigned, device, encoding)
     except ConfigError as error:
         raise TraceFileError(f"{path}: {error}") from error
+    devices = () if is_host_run or device is not None else devices_of(scanned)
     info = distributed_info(scanned)
     own, world = _stated(path, info, rank)
     events, lanes, origin, notes = events_of(scanned)
@@ -119,6 +130,8 @@ def read(
             is_truncated=scanned.is_truncated,
         )
         missing, notes = (key,), [*notes, reason]
+    elif devices:
+        missing, notes = ("devices",), [*notes, _several(devices)]
     elif unknown_work.events:
         missing, reason = explain_unknown_work(unknown_work, encoding.work_categories(path))
         notes = [*notes, reason]
@@ -141,7 +154,11 @@ def read(
 
 
 def _scan(
-    path: Path, options: TraceOptions, assigned: Assigned | None, encoding: Encoding
+    path: Path,
+    options: TraceOptions,
+    assigned: Assigned | None,
+    device: Device | None,
+    encoding: Encoding,
 ) -> tuple[Scanned, UnknownWork, bool]:
     """Read the columns of a rank's file that the options select.
 
@@ -152,16 +169,16 @@ def _scan(
     """
     # Only ranks of such runs are compared before they are read.
     selection = _selection(options, on_host=assigned is not None)
-    find = partial(
-        encoding.scan,
-        path,
-        allow_truncated=options.allow_truncated,
-        marks=options.iterations.regex,
-    )
+
+    def find(selection: Selection) -> tuple[Scanned, UnknownWork]:
+        return scan_again(path, selection, scan=encoding.scan, **_scan_options(options))
+
     scanned, unknown_work = find(selection)
     on_host = is_host_run(scanned)
     if (needed := _selection(options, on_host=on_host)) is not selection:
         scanned, unknown_work = find(needed)
+    if device is not None:
+        scanned = part_of(scanned, device)
     if on_host:
         scanned = as_device(scanned, assigned, with_waits=options.whole)
     else:
@@ -169,11 +186,30 @@ def _scan(
     return scanned, unknown_work, on_host
 
 
+def find_devices(path: Path, options: TraceOptions) -> tuple[Device, ...]:
+    """Return the devices of a file that are ranks of their own; empty if there are no two."""
+    return peek(path, METRICS, scan=scan, **_scan_options(options))
+
+
+def _scan_options(options: TraceOptions) -> dict[str, Any]:
+    """Return the options of scanning a file."""
+    return {"allow_truncated": options.allow_truncated, "marks": options.iterations.regex}
+
+
 def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
     """Return what to read of a run with or without an accelerator."""
     if options.whole:
         return EVERYTHING
     return ON_HOST if on_host else METRICS
+
+
+def _several(devices: Sequence[Device]) -> str:
+    """Return the warning about a file among others that has the work of several devices."""
+    names = ", ".join(str(device) for device in devices)
+    return (
+        f"the file has the work of {len(devices)} devices ({names}), so that times of its "
+        "device are n/a. Each is a rank of its own if you give fastcomm this file alone"
+    )
 
 
 def _gpu(devices: object) -> str | None:
@@ -260,18 +296,13 @@ def _base(
     return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]
 
 
-_ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation", "host_work"))  # by kind
-
-
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
     """Return the index of the thread or stream of each event, and the table of all of them.
 
     The table has process, thread and device, in the order of their first events. `texts` are
     the names to which codes of processes and threads refer.
     """
-    # A wait is on a stream if it has a device.
-    is_device = _ON_DEVICE[columns["kind"]]
-    is_device |= (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)
+    is_device = is_on_device(columns)
     process, thread = columns.pop("process"), columns.pop("thread")
     first, lane = first_seen(process, thread, is_device)
 

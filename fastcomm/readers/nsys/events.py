@@ -4,6 +4,7 @@ Times are ns of the file; NULL stands for an unknown number.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,7 +131,14 @@ class ProcessEvents:
     node: Ints  # CUDA graph node that launched a kernel, else NULL
 
 
-def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) -> ProcessEvents:
+def read_events(
+    export: Export,
+    process: int,
+    ranges: Ranges,
+    *,
+    device: int | None = None,
+    whole: bool,
+) -> ProcessEvents:
     """Read the events of a process.
 
     Parameters
@@ -139,6 +147,8 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
         The export, and the process (`g >> 24`).
     ranges
         NVTX ranges of the process, which become annotations and operators.
+    device
+        The device whose work is read, and no launches of others; None reads all.
     whole
         Whether to read waits as well, which no metric needs.
 
@@ -160,6 +170,8 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
         kind = _labels(waits.kind, schema.SYNCS, "Sync")
         parts.add("sync", kind, **_device(waits.rows), **waits.columns)
     columns: dict[str, Any] = parts.sorted_columns()
+    if device is not None:
+        columns = _of_device(columns, device)
     lane, lanes = _lanes(columns)
     count = len(lane)
     thread, node = columns.pop("thread"), columns.pop("node")
@@ -174,6 +186,16 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
         more=columns,
     )
     return ProcessEvents(events=events, lanes=lanes, thread=thread, node=node)
+
+
+def _of_device(columns: Mapping[str, Ints], device: int) -> dict[str, Ints]:
+    """Return the events of a device and the host, but not the calls for other devices."""
+    number, call = columns["device"], columns["correlation"]
+    is_own = number == device
+    others = np.setdiff1d(call[~is_own & (number != NULL)], call[is_own])
+    is_for_others = (columns["kind"] == KIND["runtime"]) & np.isin(call, others)
+    selected = is_own | ((number == NULL) & ~is_for_others)
+    return {name: column[selected] for name, column in columns.items()}
 
 
 _EVENT = ("start", "stop", "kind", "name", "correlation")

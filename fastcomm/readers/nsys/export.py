@@ -15,6 +15,7 @@ from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import schema, sqlite
 from fastcomm.readers.nsys.schema import BLOB, INTEGER, SUFFIXES, TEXT
+from fastcomm.trace.trace import SMALL
 from fastcomm_kernels.arrays import NULL, Ints
 
 
@@ -336,6 +337,32 @@ class Export:
         owner = self._read(table, {column: schema.INTEGER}, distinct=True)[column]
         values = pa.array(owner).unique().to_pylist()
         return {None if value == NULL else value >> schema.THREAD_BITS for value in values}
+
+    def kernel_devices(self) -> dict[int, tuple[int, ...]]:
+        """Return the devices that are ranks of their own, by process (`g >> 24`) with several.
+
+        A device with less than `SMALL` of the time of a process's kernels is none: a process
+        may touch a device that it does not use.
+        """
+        names = (schema.PROCESS_COLUMN[schema.KERNEL], "deviceId")
+        if not all(self.has_column(schema.KERNEL, name) for name in names):
+            return {}
+        types = dict.fromkeys(names, schema.INTEGER)
+        rows = self._read(schema.KERNEL, types, distinct=True)
+        places = {
+            (int(owner) >> schema.THREAD_BITS, int(device))
+            for owner, device in zip(*(rows[name].tolist() for name in names), strict=True)
+            if NULL not in (owner, device)
+        }
+        several = {process for process, _ in places if sum(p == process for p, _ in places) > 1}
+        return {process: self._busy_devices(process) for process in sorted(several)}
+
+    def _busy_devices(self, process: int) -> tuple[int, ...]:
+        """Return the devices with kernels of a process, but those with `SMALL` time."""
+        rows = self.rows(schema.KERNEL, ("deviceId", "start", "end"), process=process)
+        devices, index = np.unique(rows["deviceId"], return_inverse=True)
+        times = np.bincount(index, rows["end"] - rows["start"], len(devices))
+        return tuple(devices[(devices != NULL) & (times >= SMALL * times.sum())].tolist())
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Return texts of the table of strings by id.

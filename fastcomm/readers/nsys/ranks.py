@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ class Member:
     """What the whole run states about one process, beyond its own rows."""
 
     process: int  # g >> 24
+    device: int | None  # the one that is the rank, of a process with several
     rank: int
     world_size: int | None
     communicators: Mapping[int, Communicator] = field(default_factory=dict)
@@ -62,7 +64,9 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
     report = read_report(export)
     nccl = read_nccl(export, member.process, report.ends)
     ranges = read_ranges(export, member.process, report.ends, operators=options.whole)
-    process_events = read_events(export, member.process, ranges, whole=options.whole)
+    process_events = read_events(
+        export, member.process, ranges, device=member.device, whole=options.whole
+    )
     events = process_events.events
     unnamed, share = set_aside_unnamed(events)
     unknown = max(share, report.unowned) > SMALL
@@ -111,6 +115,7 @@ class _Peek:
     report: Report
     records: dict[int, CommunicatorRecords]  # by process
     mpi: dict[int, int]  # MPI rank by process
+    devices: dict[int, tuple[int, ...]]  # by process that drives several
     operations: int  # number of NCCL ranges that move data
     sizes: int  # number of NCCL ranges with a size
 
@@ -122,10 +127,16 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     """
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
         peeks = list(pool.map(_peek, paths))
-    members = [(peek, process) for peek in peeks for process in peek.report.processes]
-    records = {number: peek.records[process] for number, (peek, process) in enumerate(members)}
+    members = [member for peek in peeks for member in _members(peek)]
+    # Which device of a process a communicator is on, is not recorded.
+    records = {
+        number: CommunicatorRecords() if member.device is not None else member.records
+        for number, member in enumerate(members)
+    }
     rank_of, notes = _ranks(members, records, options.config.ranks)
     world = communicators.world_size(records.values())
+    if any(member.device is not None for member in members):
+        world = len(members)
     if world is None:
         world = options.world
     elif max(rank_of.values()) >= world:
@@ -134,16 +145,17 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     reading = options.reading(world, rank_of.values())
     sources = [
         _source(
-            peek.report.path,
+            member.path,
             reading,
             Member(
-                process=process,
+                process=member.process,
+                device=member.device,
                 rank=rank_of[number],
                 world_size=world,
                 communicators=joined[number],
             ),
         )
-        for number, (peek, process) in enumerate(members)
+        for number, member in enumerate(members)
     ]
     return RankSources(
         sources=tuple(sorted(sources, key=lambda source: source.rank)),
@@ -183,6 +195,7 @@ def _peek(path: Path) -> _Peek:
         report=report,
         records=records,
         mpi=nsys_report.mpi_ranks(export),
+        devices=export.kernel_devices(),
         operations=int(nccl.is_operation.sum()),
         sizes=int((nccl.size != NULL).sum()),
     )
@@ -195,7 +208,44 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-_Members = Sequence[tuple[_Peek, int]]
+class _Place(NamedTuple):
+    """What is a rank: a process of a report, or a device of one that drives several."""
+
+    peek: _Peek
+    process: int  # g >> 24
+    device: int | None
+
+    @property
+    def path(self) -> Path:
+        """The report."""
+        return self.peek.report.path
+
+    @property
+    def records(self) -> CommunicatorRecords:
+        """The communicators of the process."""
+        return self.peek.records[self.process]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """How a user names it in a configuration, the most precise first."""
+        name, process = self.path.name, schema.process_of(self.process)
+        of_device = () if self.device is None else (f"{name}:{process}:{self.device}",)
+        return (*of_device, f"{name}:{process}", name)
+
+    def __str__(self) -> str:
+        """Return "process 71", or "GPU 2 of process 71"."""
+        device = "" if self.device is None else f"GPU {self.device} of "
+        return f"{device}process {schema.process_of(self.process)}"
+
+
+def _members(peek: _Peek) -> Iterator[_Place]:
+    """Yield the ranks in a report."""
+    for process in peek.report.processes:
+        for device in peek.devices.get(process, (None,)):
+            yield _Place(peek, process, device)
+
+
+_Members = Sequence[_Place]
 
 
 def _ranks(
@@ -225,9 +275,9 @@ def _evidence(
     )
     yield (
         {
-            number: peek.mpi[process]
-            for number, (peek, process) in enumerate(members)
-            if process in peek.mpi
+            number: member.peek.mpi[member.process]
+            for number, member in enumerate(members)
+            if member.process in member.peek.mpi and member.device is None
         },
         "",
     )
@@ -236,6 +286,12 @@ def _evidence(
         "the ranks are a guess, by the order of files and processes: neither NCCL nor MPI nor "
         "file names state them. State them in a table [ranks] in --config"
     )
+    if any(member.device is not None for member in members):
+        names = ", ".join(map(str, members))
+        guess = (
+            f"the ranks are a guess: each device of a process is one, in this order: {names}. "
+            "State them in a table [ranks] in --config"
+        )
     yield (
         {number: number for number in range(len(members))},
         guess if len(members) > 1 else "",
@@ -250,7 +306,7 @@ def _contradiction(
     `by_world` has the rank in that communicator by position in `members`; `conflicts` are the
     positions whose file names say another rank, at least one.
     """
-    path = members[conflicts[0]][0].report.path
+    path = members[conflicts[0]].path
     return (
         f"{path.name} is rank {by_world[conflicts[0]]} of the largest communicator, unlike its "
         f"name; {len(conflicts)} such reports. The communicator is used; a table [ranks] in "
@@ -264,19 +320,20 @@ def _named(members: _Members) -> dict[int, int]:
     Reports without a rank in their name are left out. Empty if any report has several
     processes.
     """
-    if any(len(peek.report.processes) > 1 for peek, _ in members):
+    if any(
+        len(member.peek.report.processes) > 1 or member.device is not None for member in members
+    ):
         return {}
-    ranks = ((number, rank_from_name(peek.report.path.name)) for number, (peek, _) in
+    ranks = ((number, rank_from_name(member.path.name)) for number, member in
              enumerate(members))  # fmt: skip
     return {number: rank for number, rank in ranks if rank is not None}
 
 
 def _explicit(members: _Members, explicit: Mapping[str, int]) -> dict[int, int]:
-    """Return ranks that the user states, keyed by "file" or "file:process number"."""
+    """Return ranks that the user states, keyed as in `_Place.keys`."""
     ranks = {}
-    for number, (peek, process) in enumerate(members):
-        name = peek.report.path.name
-        for key in (f"{name}:{schema.process_of(process)}", name):
+    for number, member in enumerate(members):
+        for key in member.keys:
             if key in explicit:
                 ranks[number] = explicit[key]
                 break
@@ -289,8 +346,7 @@ def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
     for number, rank in ranks.items():
         if rank in first:
             places = " and ".join(
-                f"{members[n][0].report.path} (process {schema.process_of(members[n][1])})"
-                for n in (first[rank], number)
+                f"{members[n].path} ({members[n]})" for n in (first[rank], number)
             )
             raise TraceFileError(
                 f"two processes of rank {rank}: {places}. State the ranks in a table [ranks] "

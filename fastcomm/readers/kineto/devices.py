@@ -1,0 +1,233 @@
+"""Find the ranks of a file whose process drives several devices, or that merges ranks' traces.
+
+A rank is a device of a process that has kernels. The host's work is shared by the devices that
+its process drives. Tools that merge traces put a label before the numbers of processes, such as
+"[TP01] 0", or change the numbers; devices may have equal numbers then.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.kineto.chrome import Scanned, Selection
+from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.trace.trace import SMALL
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.json_events import TEXT_LANE
+
+# Kinds of events on a device; waits are if they have one.
+DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work")
+_ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
+_LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
+_DIGITS = re.compile(r"[0-9]{1,7}")
+# A process launched a device's work if it began the calls of so many kernels before these.
+_LAUNCHED = 0.9
+_LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device with kernels, and the process that launched them."""
+
+    process: str  # of its events; a number, or a label and a number
+    number: int
+    hosts: tuple[str, ...]  # processes of the host that launched its work; empty if unknown
+
+    @property
+    def label(self) -> str:
+        """What a tool that merges traces put before its process; else empty."""
+        return _label(self.process)
+
+    def __str__(self) -> str:
+        """Return "GPU 2 of process 71"."""
+        name = f"GPU {self.number}"
+        if self.label:
+            return f"{name} of {self.label}"
+        return f"{name} of process {', '.join(self.hosts)}" if self.hosts else name
+
+
+def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
+    """Return which events are on a device: its work, and waits that name it."""
+    is_wait = (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)
+    flags: Flags = _ON_DEVICE[columns["kind"]] | is_wait
+    return flags
+
+
+def devices_of(scanned: Scanned) -> tuple[Device, ...]:
+    """Return the devices of a file that are ranks of their own; empty if there are no two.
+
+    Devices with less than `SMALL` of the time of kernels are no ranks: a process may touch a
+    device that it does not use.
+    """
+    columns = scanned.columns
+    rows = np.flatnonzero(columns["kind"] == KIND["kernel"])
+    process, number = columns["process"][rows], _numbers(columns)[rows]
+    if not len(rows) or ((process == process[0]) & (number == number[0])).all():
+        return ()
+    pairs, index = np.unique(np.stack([process, number]), axis=1, return_inverse=True)
+    index = index.reshape(-1)
+    duration = (columns["stop"] - columns["start"])[rows]
+    times = np.bincount(index, duration.clip(0), pairs.shape[1])
+    chosen = np.flatnonzero(times >= SMALL * times.sum())
+    if len(chosen) < 2 or (np.abs(pairs[1]) >= _LARGEST).any():  # noqa: PLR2004
+        return ()
+    hosts = _Hosts(scanned)
+    devices = [
+        Device(
+            process=_text(int(pairs[0, n]), scanned.texts),
+            number=int(pairs[1, n]),
+            hosts=hosts.of(_text(int(pairs[0, n]), scanned.texts), rows[index == n]),
+        )
+        for n in chosen.tolist()
+    ]
+    return tuple(
+        sorted(devices, key=lambda device: (device.label, device.hosts, device.number))
+    )
+
+
+def ranks_of(devices: Sequence[Device]) -> tuple[tuple[int, ...], str]:
+    """Return the rank of each device, and a warning.
+
+    Labels with one number each, such as "[TP01]", state ranks; others are numbered in order.
+    """
+    stated = [_DIGITS.findall(device.label) for device in devices]
+    ranks = tuple(int(digits[0]) for digits in stated if len(digits) == 1)
+    names = ", ".join(str(device) for device in devices)
+    if len(set(ranks)) == len(devices):
+        return ranks, f"the file has the ranks {', '.join(map(str, ranks))} of a job: {names}"
+    ranks = tuple(range(len(devices)))
+    return ranks, (
+        f"the ranks are a guess: the file has the work of {len(devices)} devices, and each is "
+        f"a rank, numbered in this order: {names}"
+    )
+
+
+def part_of(scanned: Scanned, device: Device) -> Scanned:
+    """Return the events of a device, and those of its process but the launches for others."""
+    columns = scanned.columns
+    on_device = is_on_device(columns)
+    processes = np.unique(columns["process"])
+    names = {code: _text(code, scanned.texts) for code in processes.tolist()}
+    hosts = [code for code, name in names.items() if name in device.hosts]
+    own = [code for code, name in names.items() if name == device.process]
+    is_own = on_device & np.isin(columns["process"], own)
+    is_own &= _numbers(columns) == device.number
+    is_shared = ~on_device & np.isin(columns["process"], hosts)
+    same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
+    others = columns["correlation"][on_device & ~is_own & same_host]
+    others = np.setdiff1d(others, columns["correlation"][is_own])
+    is_call = columns["kind"] == KIND["runtime"]
+    is_shared &= ~(is_call & np.isin(columns["correlation"], others))
+    selected = is_own | is_shared
+    return replace(
+        scanned,
+        columns={name: column[selected] for name, column in columns.items()},
+        envelope={
+            key: value for key, value in scanned.envelope.items() if key != "distributedInfo"
+        },
+    )
+
+
+def _siblings(names: Mapping[int, str], device: Device) -> list[int]:
+    """Return the processes of events that have the label of a device, or none either."""
+    return [code for code, name in names.items() if _label(name) == device.label]
+
+
+def _label(process: str) -> str:
+    match = _LABEL.match(process)
+    return match[0] if match else ""
+
+
+def _numbers(columns: Mapping[str, NDArray[Any]]) -> Ints:
+    """Return the device of each event; the number of its process if it names none."""
+    device = columns["device"]
+    return np.where(device == NULL, columns["process"], device)
+
+
+def _text(code: int, texts: Sequence[str]) -> str:
+    """Return a process as text."""
+    return "" if code == NULL else texts[TEXT_LANE - code] if code <= TEXT_LANE else str(code)
+
+
+class _Hosts:
+    """The processes of the host, and their calls of a device's runtime."""
+
+    def __init__(self, scanned: Scanned) -> None:
+        """Collect the calls of each process."""
+        self.columns = columns = scanned.columns
+        rows = np.flatnonzero(~is_on_device(columns))
+        is_call = columns["kind"][rows] == KIND["runtime"]
+        is_call &= columns["correlation"][rows] != NULL
+        process = columns["process"][rows]
+        self.calls = {
+            _text(code, scanned.texts): rows[is_call & (process == code)]
+            for code in np.unique(process).tolist()
+        }
+
+    def of(self, process: str, kernels: Ints) -> tuple[str, ...]:
+        """Return the processes that launched the kernels of a device; empty if unknown."""
+        if label := _label(process):
+            return tuple(name for name in self.calls if _label(name) == label)
+        if len(self.calls) < 2:  # noqa: PLR2004
+            return tuple(self.calls)
+        likely = [name for name in self.calls if self._launched(name, kernels) >= _LAUNCHED]
+        return tuple(likely) if len(likely) == 1 else ()
+
+    def _launched(self, name: str, kernels: Ints) -> float:
+        """Return the share of kernels whose calls a process began before them."""
+        calls, start = self.calls[name], self.columns["start"]
+        correlation = self.columns["correlation"]
+        if not len(calls):
+            return 0.0
+        order = calls[np.argsort(correlation[calls], kind="stable")]
+        place = np.searchsorted(correlation[order], correlation[kernels])
+        call = order[np.minimum(place, len(order) - 1)]
+        is_same = correlation[call] == correlation[kernels]
+        return float((is_same & (start[call] <= start[kernels])).mean())
+
+
+Scan = Callable[..., tuple[Scanned, Any]]
+_last: dict[tuple[Any, ...], tuple[tuple[Scanned, Any], int]] = {}
+
+
+def peek(path: Path, selection: Selection, *, scan: Scan, **options: Any) -> tuple[Device, ...]:
+    """Return the devices of a file that are ranks of their own; empty if there are no two.
+
+    The file is scanned, and `scan_again` returns the result for each of its ranks. Empty if the
+    file cannot be read: reading a rank of it reports the error.
+    """
+    _last.clear()
+    try:
+        result = scan(path, selection, **options)
+    except TraceFileError:
+        return ()
+    devices = devices_of(result[0])
+    _last[_key(path, selection, options)] = result, max(1, len(devices))
+    return devices
+
+
+def scan_again(
+    path: Path, selection: Selection, *, scan: Scan, **options: Any
+) -> tuple[Scanned, Any]:
+    """Return what `peek` scanned, once per rank; else scan. Columns must not be written."""
+    key = _key(path, selection, options)
+    result, uses = _last.pop(key, (None, 0))
+    if result is None:
+        _last.clear()
+        return scan(path, selection, **options)
+    if uses > 1:
+        _last[key] = result, uses - 1
+    return result
+
+
+def _key(path: Path, selection: Selection, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    status = path.stat()
+    state = status.st_size, status.st_mtime_ns, getattr(status, "st_ino", 0), os.getpid()
+    return path, state, id(selection), tuple(sorted(options.items()))
