@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,15 @@ def default_width() -> None:
 def default_interrupt() -> None:
     """Undo what a shell does to background jobs: they ignore SIGINT, and so do commands."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user can enter; pytest closes its own when another run begins."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name).resolve()
+        path.chmod(0o755)
+        yield path
 
 
 @pytest.fixture(scope="session")

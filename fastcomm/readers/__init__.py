@@ -52,6 +52,8 @@ def rank_from_name(name: str) -> int | None:
     return None
 
 
+# The end of the error about a file that differs from what was read before.
+CHANGED = "changed while it was read; wait until it is written, and read it again"
 _UNPACK = "unpack it ({} {{}}) and give fastcomm the directory"
 # Offset of a mark, the mark, kind of the file, and remedy ({} is the file).
 _KINDS = (

@@ -81,7 +81,7 @@ class Config:
     kernels: tuple[Pattern, ...] = ()
     iterations: str | None = None  # regular expression for iteration marks
     bandwidth: float | None = None  # of the link that reports compare with
-    ranks: Mapping[str, int] = field(default_factory=dict)  # by "file" or "file:process"
+    ranks: Mapping[str, int] = field(default_factory=dict)  # see `[ranks]`
     table: "TableMapping | None" = None  # columns of a table of operations
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node

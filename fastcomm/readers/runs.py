@@ -17,7 +17,7 @@ from fastcomm import files
 from fastcomm.checks import option_name, refuse
 from fastcomm.errors import ConfigError, SchemaError, TraceFileError
 from fastcomm.files import is_local, note_inputs, place
-from fastcomm.readers import OpenOptions, RankSources, rank_from_name
+from fastcomm.readers import CHANGED, OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, Detected, detect, module
 from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, absent
@@ -64,9 +64,7 @@ def _read(path: Path, read: Callable[[Content], Trace], content: Content) -> Tra
 def _check(path: Path, before: _State, error: Exception | None) -> None:
     """Raise TraceFileError if the file changed since `before`."""
     if before and _state(path) != before:
-        raise TraceFileError(
-            f"{path}: changed while it was read; wait until it is written, and read it again"
-        ) from error
+        raise TraceFileError(f"{path}: {CHANGED}") from error
 
 
 def _state(path: Path) -> _State:

@@ -106,7 +106,7 @@ def code_folder() -> Path | None:
     the running system: who packs a directory of that name into an archive has to guess it.
     """
     try:
-        number = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        number = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return root() / f"fastcomm-{os.geteuid()}-{number}"
     except (OSError, ValueError):
         return None

@@ -110,11 +110,11 @@ def test_a_tensorboard_file_that_cannot_be_read_is_an_error_or_skipped(folder, h
     assert second.startswith("skipped: rank 3:")
 
 
-def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
+def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(public):
+    folder = write_ranks(public / "traces")
+    invoke("metrics", folder)  # imports modules, which others may be unable to read
     bad = folder / NAMES[0]
     bad.chmod(0)
-    for above in (folder, *folder.parents[:4]):
-        above.chmod(above.stat().st_mode | 0o055)
     with nobody():
         assert (
             f"{bad}: cannot be read: Permission denied"
@@ -125,11 +125,11 @@ def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
     assert [each.path for each in run.skipped] == [str(bad)]
 
 
-def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(folder):
+def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(public):
+    folder = write_ranks(public / "traces")
+    invoke("metrics", folder)  # imports modules, which others may be unable to read
     locked = folder / "node7"
     locked.mkdir(mode=0)
-    for above in (folder, *folder.parents[:4]):
-        above.chmod(above.stat().st_mode | 0o055)
     with nobody():
         assert f"{locked}: Permission denied" in invoke("metrics", folder, code=1).stderr
         run = open_run(folder, options=OpenOptions(keep_going=True))
@@ -236,11 +236,11 @@ def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     assert f"fastcomm metrics {path}" in error
 
 
-def test_a_file_that_becomes_readable_is_read(folder):
+def test_a_file_that_becomes_readable_is_read(public):
+    folder = write_ranks(public / "traces")
+    open_run(folder)  # imports modules, which others may be unable to read
     bad = folder / NAMES[0]
     bad.chmod(0)
-    for above in (folder, *folder.parents[:4]):
-        above.chmod(above.stat().st_mode | 0o055)
     with nobody(), pytest.raises(TraceFileError, match="Permission denied"):
         open_run(folder)
     bad.chmod(0o644)

@@ -29,7 +29,7 @@ from fastcomm.readers import (
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import envelope, programs
 from fastcomm.readers.kineto.categories import CATEGORIES, has_device_work
-from fastcomm.readers.kineto.devices import Device, ranks_of
+from fastcomm.readers.kineto.devices import ProcessDevice, ranks_of
 from fastcomm.readers.kineto.host_groups import Assigned, assign
 from fastcomm.readers.kineto.reader import RANK_KEYS, find_devices, is_count, read
 from fastcomm.readers.stream import BLOCK, CutShortError, blocks, tail
@@ -342,18 +342,31 @@ def _alone(path: Path, options: OpenOptions) -> RankSources:
     return RankSources(sources=(_source(path, rank or 0, reading, rank),), world_size=world)
 
 
-def _of_devices(path: Path, devices: Sequence[Device], options: OpenOptions) -> RankSources:
+def _of_devices(
+    path: Path, devices: Sequence[ProcessDevice], options: OpenOptions
+) -> RankSources:
     """Return a rank for each device of a file."""
-    ranks, warning = ranks_of(devices)
-    world = max(len(devices), max(ranks) + 1)
+    ranks, warnings = ranks_of(devices)
+    world = max(len(devices), max(ranks) + 1, _stated_world(path, devices))
     reading = options.reading(world, ranks)
     sources = [
         RankReader(read, path, reading, (rank, None, device), may_have_shapes=True).source(rank)
         for rank, device in sorted(zip(ranks, devices, strict=True), key=lambda pair: pair[0])
     ]
     return RankSources(
-        sources=tuple(sources), world_size=world, warnings=(f"{path}: {warning}",)
+        sources=tuple(sources),
+        world_size=world,
+        warnings=tuple(f"{path}: {text}" for text in warnings),
     )
+
+
+def _stated_world(path: Path, devices: Sequence[ProcessDevice]) -> int:
+    """Return the number of ranks that a file of merged traces states, 0 if it states none.
+
+    Of one process with several devices, it is the number of processes.
+    """
+    is_merged = len({device.hosts for device in devices}) == len(devices)
+    return (_stated(path).world_size or 0) if is_merged else 0
 
 
 def _source(

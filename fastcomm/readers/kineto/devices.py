@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import CHANGED
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import SMALL
@@ -33,12 +34,17 @@ _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class ProcessDevice:
     """A device with kernels, and the process that launched them."""
 
     process: str  # of its events; a number, or a label and a number
     number: int
     hosts: tuple[str, ...]  # processes of the host that launched its work; empty if unknown
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether a tool changed the process of its events: it is not the device's number."""
+        return self.process != str(self.number)
 
     @property
     def label(self) -> str:
@@ -50,7 +56,9 @@ class Device:
         name = f"GPU {self.number}"
         if self.label:
             return f"{name} of {self.label}"
-        return f"{name} of process {', '.join(self.hosts)}" if self.hosts else name
+        if self.hosts:
+            return f"{name} of process {', '.join(self.hosts)}"
+        return f"{name} in lane {self.process}" if self.is_merged else name
 
 
 def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
@@ -60,7 +68,7 @@ def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
     return flags
 
 
-def devices_of(scanned: Scanned) -> tuple[Device, ...]:
+def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     """Return the devices of a file that are ranks of their own; empty if there are no two.
 
     Devices with less than `SMALL` of the time of kernels are no ranks: a process may touch a
@@ -71,45 +79,65 @@ def devices_of(scanned: Scanned) -> tuple[Device, ...]:
     process, number = columns["process"][rows], _numbers(columns)[rows]
     if not len(rows) or ((process == process[0]) & (number == number[0])).all():
         return ()
-    pairs, index = np.unique(np.stack([process, number]), axis=1, return_inverse=True)
+    pairs, first_row, index = np.unique(
+        np.stack([process, number]), axis=1, return_index=True, return_inverse=True
+    )
     index = index.reshape(-1)
     duration = (columns["stop"] - columns["start"])[rows]
     times = np.bincount(index, duration.clip(0), pairs.shape[1])
     chosen = np.flatnonzero(times >= SMALL * times.sum())
+    chosen = chosen[np.argsort(first_row[chosen])]
     if len(chosen) < 2 or (np.abs(pairs[1]) >= _LARGEST).any():  # noqa: PLR2004
         return ()
     hosts = _Hosts(scanned)
     devices = [
-        Device(
+        ProcessDevice(
             process=_text(int(pairs[0, n]), scanned.texts),
             number=int(pairs[1, n]),
             hosts=hosts.of(_text(int(pairs[0, n]), scanned.texts), rows[index == n]),
         )
         for n in chosen.tolist()
     ]
+    first = {device.hosts: n for n, device in reversed([*enumerate(devices)])}
     return tuple(
-        sorted(devices, key=lambda device: (device.label, device.hosts, device.number))
+        sorted(devices, key=lambda device: (device.label, first[device.hosts], device.number))
     )
 
 
-def ranks_of(devices: Sequence[Device]) -> tuple[tuple[int, ...], str]:
-    """Return the rank of each device, and a warning.
+def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the rank of each device, and warnings.
 
-    Labels with one number each, such as "[TP01]", state ranks; others are numbered in order.
+    Labels in which one number differs, such as "[TP01-PP00]", state ranks; others are numbered
+    in order.
     """
-    stated = [_DIGITS.findall(device.label) for device in devices]
-    ranks = tuple(int(digits[0]) for digits in stated if len(digits) == 1)
-    names = ", ".join(str(device) for device in devices)
-    if len(set(ranks)) == len(devices):
-        return ranks, f"the file has the ranks {', '.join(map(str, ranks))} of a job: {names}"
-    ranks = tuple(range(len(devices)))
-    return ranks, (
-        f"the ranks are a guess: the file has the work of {len(devices)} devices, and each is "
-        f"a rank, numbered in this order: {names}"
+    names = ", ".join(map(str, devices))
+    ranks = _stated_ranks([device.label for device in devices])
+    if ranks:
+        text = f"ranks {', '.join(map(str, ranks))} of a job are in one file: {names}"
+    else:
+        ranks = tuple(range(len(devices)))
+        text = (
+            f"the ranks are a guess: the file has the work of {len(devices)} devices, and each "
+            f"is a rank, numbered in this order: {names}"
+        )
+    unknown = [str(device) for device in devices if not device.hosts]
+    lacking = (
+        f"which process launched the work of {', '.join(unknown)} is not recorded, so that "
+        "nothing of the host is known: neither marks of steps nor causes of idle time"
     )
+    return ranks, (text, lacking) if unknown else (text,)
 
 
-def part_of(scanned: Scanned, device: Device) -> Scanned:
+def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers that differ between labels; empty if there are none, or several."""
+    digits = [tuple(map(int, _DIGITS.findall(label))) for label in labels]
+    columns = {column for column in zip(*digits, strict=False) if len(set(column)) > 1}
+    is_one = len({*map(len, digits)}) == 1 and len(columns) == 1
+    ranks = columns.pop() if is_one else ()
+    return ranks if len(set(ranks)) == len(labels) else ()
+
+
+def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     """Return the events of a device, and those of its process but the launches for others."""
     columns = scanned.columns
     on_device = is_on_device(columns)
@@ -135,7 +163,7 @@ def part_of(scanned: Scanned, device: Device) -> Scanned:
     )
 
 
-def _siblings(names: Mapping[int, str], device: Device) -> list[int]:
+def _siblings(names: Mapping[int, str], device: ProcessDevice) -> list[int]:
     """Return the processes of events that have the label of a device, or none either."""
     return [code for code, name in names.items() if _label(name) == device.label]
 
@@ -178,7 +206,14 @@ class _Hosts:
         if len(self.calls) < 2:  # noqa: PLR2004
             return tuple(self.calls)
         likely = [name for name in self.calls if self._launched(name, kernels) >= _LAUNCHED]
+        if len(likely) > 1:  # ranks with equal numbers of calls, one behind the other
+            likely = [name for name in likely if self._is_beside(name, kernels)]
         return tuple(likely) if len(likely) == 1 else ()
+
+    def _is_beside(self, name: str, kernels: Ints) -> bool:
+        """Whether the calls of a process and kernels are in one part of the file."""
+        calls, own = (self.columns["offset"][rows] for rows in (self.calls[name], kernels))
+        return bool(calls.min() <= own.max() and own.min() <= calls.max())
 
     def _launched(self, name: str, kernels: Ints) -> float:
         """Return the share of kernels whose calls a process began before them."""
@@ -197,19 +232,25 @@ Scan = Callable[..., tuple[Scanned, Any]]
 _last: dict[tuple[Any, ...], tuple[tuple[Scanned, Any], int]] = {}
 
 
-def peek(path: Path, selection: Selection, *, scan: Scan, **options: Any) -> tuple[Device, ...]:
+def peek(
+    path: Path, selection: Selection, *, scan: Scan, **options: Any
+) -> tuple[ProcessDevice, ...]:
     """Return the devices of a file that are ranks of their own; empty if there are no two.
 
     The file is scanned, and `scan_again` returns the result for each of its ranks. Empty if the
-    file cannot be read: reading a rank of it reports the error.
+    file cannot be read: reading a rank of it reports the error. Raises `TraceFileError` if the
+    file changes meanwhile.
     """
     _last.clear()
+    key = _key(path, selection, options)
     try:
         result = scan(path, selection, **options)
     except TraceFileError:
         return ()
+    if key != _key(path, selection, options):
+        raise TraceFileError(f"{path}: {CHANGED}")
     devices = devices_of(result[0])
-    _last[_key(path, selection, options)] = result, max(1, len(devices))
+    _last[key] = result, max(1, len(devices))
     return devices
 
 
@@ -228,6 +269,9 @@ def scan_again(
 
 
 def _key(path: Path, selection: Selection, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:  # reading the file reports the error
+        return path, object()
     state = status.st_size, status.st_mtime_ns, getattr(status, "st_ino", 0), os.getpid()
     return path, state, id(selection), tuple(sorted(options.items()))

@@ -28,7 +28,7 @@ from fastcomm.readers.kineto.categories import (
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
 from fastcomm.readers.kineto.devices import (
-    Device,
+    ProcessDevice,
     devices_of,
     is_on_device,
     part_of,
@@ -84,7 +84,7 @@ def read(
     options: TraceOptions,
     rank: int | None = None,
     assigned: Assigned | None = None,
-    device: Device | None = None,
+    device: ProcessDevice | None = None,
     encoding: Encoding = JSON,
 ) -> Trace:
     """Read the trace of one rank.
@@ -157,7 +157,7 @@ def _scan(
     path: Path,
     options: TraceOptions,
     assigned: Assigned | None,
-    device: Device | None,
+    device: ProcessDevice | None,
     encoding: Encoding,
 ) -> tuple[Scanned, UnknownWork, bool]:
     """Read the columns of a rank's file that the options select.
@@ -186,7 +186,7 @@ def _scan(
     return scanned, unknown_work, on_host
 
 
-def find_devices(path: Path, options: TraceOptions) -> tuple[Device, ...]:
+def find_devices(path: Path, options: TraceOptions) -> tuple[ProcessDevice, ...]:
     """Return the devices of a file that are ranks of their own; empty if there are no two."""
     return peek(path, METRICS, scan=scan, **_scan_options(options))
 
@@ -203,7 +203,7 @@ def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
     return ON_HOST if on_host else METRICS
 
 
-def _several(devices: Sequence[Device]) -> str:
+def _several(devices: Sequence[ProcessDevice]) -> str:
     """Return the warning about a file among others that has the work of several devices."""
     names = ", ".join(str(device) for device in devices)
     return (
