@@ -55,8 +55,10 @@ _STEMS = {
 # Suffixes that do not change the operation.
 _VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out"
 _NAME = re.compile(rf"({'|'.join(_STEMS)})({_VARIANTS})*")
-# Names of waits for the end of a collective: no communication.
-_WAITS = frozenset({"wait", "waittensor"})
+# Names of waits for the end of a collective, and of the ends of groups of collectives.
+_NO_OPERATION = frozenset(
+    {"wait", "waittensor", "coalesced", "startcoalescing", "endcoalescing"}
+)
 _LIBRARIES = "|".join((*HOST_LIBRARIES, *DEVICE_LIBRARIES))
 _ANNOTATION = re.compile(rf"(?:{_LIBRARIES}|c10d|_?c10d_functional)::?(\w+)")
 
@@ -68,9 +70,12 @@ def element_size(name: str) -> int | None:
 
 
 def op_of_collective(name: str) -> int | None:
-    """Return the index into OPS of a `Collective name`; None for a wait, OTHER if unknown."""
+    """Return the index into OPS of a `Collective name`; OTHER if unknown.
+
+    None for a wait, and for the beginning or end of a group of collectives.
+    """
     plain = name.replace("_", "").lower()
-    if plain in _WAITS:
+    if plain in _NO_OPERATION:
         return None
     match = _NAME.fullmatch(plain)
     return OP[_STEMS[match[1]] if match else "OTHER"]
@@ -79,8 +84,8 @@ def op_of_collective(name: str) -> int | None:
 def op_of_annotation(name: str) -> int | None:
     """Return the index into OPS of a range such as "nccl:all_reduce" or "c10d::allgather_".
 
-    None for a wait, and for other ranges. Text after the name (" 0->1", ", seq = 3") is
-    ignored.
+    None where `op_of_collective` is, and for other ranges. Text after the name (" 0->1",
+    ", seq = 3") is ignored.
     """
     match = _ANNOTATION.match(name)
     return op_of_collective(match[1]) if match else None

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, find_communication, find_partners
 from fastcomm.readers.kernel_names import Named
+from fastcomm.readers.kineto.coalesced import Batch, batches, described
 from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
-    NO_OPERATION,
     OPERATORS,
     Metadata,
+    is_no_operation,
     only_size,
     reasons,
 )
@@ -34,7 +35,7 @@ from fastcomm.trace.host_names import COLLECTIVE_CALL, DEVICE_ANNOTATION
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
-from fastcomm_kernels.arrays import NONE, NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _MARK = re.compile(DEVICE_ANNOTATION)
 
@@ -57,7 +58,7 @@ def find_collectives(
 
     """
     rows, name, names = find_communication(events, patterns)
-    host = _Host.of(events, rows)
+    host = _Host.of(events, rows, np.array([OP[kernel.op] for kernel in names])[name])
     metadata = _metadata(host, name)
     first, kind = alike(*metadata.columns.values())
     metadata = metadata.take(first)
@@ -93,18 +94,20 @@ class _Host:
     call: Ints  # record_param_comms
     mark: Ints  # the innermost range nccl:...
     operator: Ints  # the innermost c10d::... or other of OPERATORS
-    # Rows of details of `rows`, and of `call` if any exists.
+    batches: tuple[Batch, ...]
+    # Rows of details of `rows`, of `call` if any exists, and of the first calls of batches.
     places: tuple[NDArray[np.int32], ...]
 
     @classmethod
-    def of(cls, events: Events, rows: Ints) -> "_Host":
-        """Follow the launches of the events whose own metadata names no operation."""
+    def of(cls, events: Events, rows: Ints, ops: Ints) -> "_Host":
+        """Follow the launches of the events whose own metadata names no operation.
+
+        `ops` are the operations that the names of the events tell.
+        """
+        found: list[Batch] = []
         call, mark, operator = (np.full(len(rows), NONE, np.int64) for _ in range(3))
         own = events.places(rows)
-        names_operation = events.by_text(
-            events.details["Collective name"][own], lambda text: int(text not in NO_OPERATION)
-        )
-        unnamed = np.flatnonzero(names_operation != 1)
+        unnamed = np.flatnonzero(~_names_operation(events, rows))
         if len(unnamed):
             launches = events.launch_of(rows[unnamed])
             calls, marks, operators = (
@@ -114,13 +117,19 @@ class _Host:
             call[unnamed] = _by_external_id(events, calls, rows[unnamed], launches, enclosing)
             mark[unnamed] = events.enclosing(marks, launches)
             operator[unnamed] = events.enclosing(operators, launches)
+            found = _batches(events, rows, calls, call, ops)
+        first = np.full(len(rows), NONE, np.int64)
+        for batch in found:
+            first[batch.place] = batch.calls[0]
+        hosts = [events.places(each) for each in (call, first) if (each >= 0).any()]
         return cls(
             events=events,
             rows=rows,
             call=call,
             mark=mark,
             operator=operator,
-            places=(own, events.places(call)) if (call >= 0).any() else (own,),
+            batches=tuple(found),
+            places=(own, *hosts),
         )
 
     def metadata(self, *names: str) -> Ints:
@@ -131,6 +140,20 @@ class _Host:
         details = self.events.details
         columns = (details[name][places] for name in names for places in self.places)
         return reduce(lambda first, other: np.where(first == NULL, other, first), columns)
+
+
+def _names_operation(events: Events, rows: Ints) -> Flags:
+    """Return whether the metadata of each of `rows` names an operation; a row may be NONE."""
+    names = events.detail("Collective name", rows)
+    flags: Flags = (names != NULL) & (events.by_text(names, is_no_operation) != 1)
+    return flags
+
+
+def _batches(events: Events, rows: Ints, calls: Ints, call: Ints, ops: Ints) -> list[Batch]:
+    """Return the calls of the communication that neither metadata nor a call describes."""
+    is_call = _names_operation(events, calls)
+    lacking = ~_names_operation(events, rows) & ~_names_operation(events, call)
+    return batches(events, calls[is_call], events.launch_of(rows), ops, lacking)
 
 
 # Tests of names for calls, marks and operators.
@@ -160,6 +183,9 @@ def _metadata(host: _Host, name: Ints) -> Metadata:
     """Return the metadata of each event, its host's call and ranges, and its name."""
     events = host.events
     columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
+    for batch in host.batches:
+        for key, value in described(events, batch.calls).items():
+            columns[key][batch.place] = value
     columns["named"] = name
     columns["bytes"] = events.more["bytes"][host.rows]
     columns["kind"] = events.kind[host.rows].astype(np.int64)
@@ -196,7 +222,7 @@ def _operations(metadata: Metadata, names: Sequence[Named]) -> NDArray[np.int8]:
         return NULL if op is None else op
 
     def from_metadata(text: str) -> int:
-        return NULL if text in NO_OPERATION else number(byte_rules.op_of_collective(text))
+        return number(byte_rules.op_of_collective(text) if text else None)
 
     def from_mark(text: str) -> int:
         return number(byte_rules.op_of_annotation(text))

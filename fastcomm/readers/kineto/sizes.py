@@ -84,8 +84,6 @@ PREFIXES = tuple(
 
 _COUNTS = ("In msg nelems", "Out msg nelems")
 _RANGES = ("call", "mark", "operator")  # of the host around the launch of an event
-# Values of `Collective name` that name no operation; other metadata tells the kernel's.
-NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
 
 def is_no_operation(text: str) -> int:
     """Return 1 for a `Collective name` that only begins or ends a group, or waits; else 0."""
-    return int(text in NO_OPERATION)
+    return int(not text or byte_rules.op_of_collective(text) is None)
 
 
 def only_size(groups: Sequence[ProcessGroup]) -> int:
@@ -283,7 +281,7 @@ _ABSOLUTE = 1_600_000_000 * 10**9
 _REASONS = {
     "graph": "a CUDA graph replays them, and its kernels are recorded without sizes: profile "
     "without graphs to have them",
-    "coalesced": "they end a group of coalesced operations, whose sizes no setting records",
+    "coalesced": "they end a group of coalesced operations, whose calls are not recorded",
     "overflowed": "their counts overflowed 32 bits: record with a newer PyTorch",
     "device": "their operator takes the sizes from the device, and no setting records them",
     "group": "how many ranks took part is unknown",

@@ -226,7 +226,7 @@ COALESCED = k.event(
         ([GATHER], IN_2022, "is unknown: record with PyTorch 2.4 or newer", "shapes"),
         ([STRANGE], SINCE_2024, "is not understood", "record with"),
         ([ON_DEVICE], SINCE_2024, "takes the sizes from the device", "record with"),
-        ([COALESCED], SINCE_2024, "whose sizes no setting records", "record with"),
+        ([COALESCED], SINCE_2024, "whose calls are not recorded", "record with"),
         ([], SINCE_2024, "no setting records them", "record with"),
         ([], IN_2022, "record with PyTorch 2.4 or newer, with", "setting"),
     ],
